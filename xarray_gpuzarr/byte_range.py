@@ -1,0 +1,79 @@
+"""Byte ranges of stored objects and the one rule by which neighbours become a single request.
+
+Pure integer arithmetic over NumPy columns; no I/O. `plan` calls it to cut the chunks of a shard into parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.int64]
+
+WHOLE_OBJECT = -1
+"""`nbytes` of a range that means "from `offset` to the end of the object"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteRange:
+    """A half-open range of bytes inside one stored object."""
+
+    offset: int
+    """First byte, counted from the start of the object."""
+    nbytes: int
+    """Length in bytes, or `WHOLE_OBJECT`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoalesceRule:
+    """When neighbouring chunks are fetched by one request.
+
+    Chunks of one object are joined while the unwanted bytes between two of them are at most `max_gap_nbytes`
+    and the joined range is at most `max_nbytes` long. A single chunk larger than that is never cut.
+    """
+
+    max_gap_nbytes: int
+    """Unwanted bytes between two chunks that are cheaper to read than to skip."""
+    max_nbytes: int
+    """Largest joined range in bytes."""
+
+
+def coalesce(group: Column, offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:
+    """Cut rows that are sorted by (group, offset) into runs that one request each can fetch.
+
+    Parameters
+    ----------
+    group : int64, shape (n,)
+        Object that each row belongs to; rows of different objects are never joined.
+    offset, nbytes : int64, shape (n,)
+        Byte range of each row; ranges of one group are equal or disjoint.
+    rule : CoalesceRule
+
+    Returns
+    -------
+    int64, shape (n_runs + 1,)
+        Run `i` covers rows ``[bounds[i], bounds[i + 1])``; empty input gives ``[0]``.
+    """
+    n_rows = len(offset)
+    if n_rows == 0:
+        return np.zeros(1, np.int64)
+    end = offset + nbytes
+    forced = (group[1:] != group[:-1]) | (offset[1:] - end[:-1] > rule.max_gap_nbytes)
+    segments = np.concatenate(([0], np.flatnonzero(forced) + 1, [n_rows]))
+    bounds = [0]
+    for lo, hi in zip(segments[:-1].tolist(), segments[1:].tolist(), strict=True):
+        bounds.extend(_cut_by_length(offset, end, lo, hi, rule.max_nbytes))
+    return np.asarray(bounds, np.int64)
+
+
+def _cut_by_length(offset: Column, end: Column, lo: int, hi: int, max_nbytes: int) -> list[int]:
+    """Return the ends of the runs that cut rows ``[lo, hi)`` into ranges of at most `max_nbytes`."""
+    cuts = []
+    while lo < hi:
+        limit = int(offset[lo]) + max_nbytes
+        nxt = lo + max(1, int(np.searchsorted(end[lo:hi], limit, side="right")))
+        cuts.append(nxt)
+        lo = nxt
+    return cuts

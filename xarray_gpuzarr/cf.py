@@ -1,0 +1,106 @@
+"""CF attributes -> `Cast`: how stored numbers become physical ones, as data.
+
+A cast is computed once at open and carried out by the decoder in the pass that writes the result. The decoded dtype is
+xarray's own answer, handed in by the caller, so that it cannot drift from xarray's rules; this module only reads the
+numbers. What is not arithmetic (times, strings, enumerations) never comes here.
+
+References
+----------
+CF conventions 1.12, sections 2.5.1 "Missing data" and 8.1 "Packed data"; NetCDF Users Guide, attribute ``_Unsigned``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Number = int | float | complex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """Turn stored elements into the elements of the result.
+
+    In this order: reinterpret as `view`, convert to `dtype`, replace masked values by NaN, multiply, add.
+    """
+
+    dtype: str
+    """Dtype of the result as NumPy writes it."""
+    view: str | None = None
+    """Integer dtype of the same width to reinterpret stored elements as (``_Unsigned``)."""
+    mask: tuple[Number, ...] = ()
+    """Values, compared after conversion to `dtype`, that mean "missing"."""
+    scale: Number | None = None
+    offset: Number | None = None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether values pass unchanged but for their dtype."""
+        return self.view is None and not self.mask and self.scale is None and self.offset is None
+
+    def __str__(self) -> str:
+        steps = [f"as {np.dtype(self.view).name}"] if self.view else []
+        steps += ["mask " + ", ".join(f"{m:g}" for m in self.mask)] if self.mask else []
+        steps += [f"* {self.scale:g}"] if self.scale is not None else []
+        steps += [f"+ {self.offset:g}"] if self.offset is not None else []
+        return ", ".join(steps) or "none"
+
+
+def parse_cast(
+    attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]
+) -> Cast | None:
+    """Read the CF attributes of a numeric variable.
+
+    Parameters
+    ----------
+    attrs : mapping
+        Attributes as stored, before xarray decoded anything.
+    stored : numpy.dtype
+        Dtype of the stored elements.
+    decoded : numpy.dtype
+        Dtype that xarray gives the variable when it decodes it.
+
+    Returns
+    -------
+    Cast or None
+        None if the attributes ask for something that a cast cannot express; xarray decodes such a variable itself.
+    """
+    view = _unsigned_view(attrs.get("_Unsigned"), stored)
+    mask = _mask_values(attrs, stored, view)
+    scale, offset = _scalar(attrs.get("scale_factor")), _scalar(attrs.get("add_offset"))
+    boolean = attrs.get("dtype") == "bool"
+    if mask and decoded.kind not in "fc":
+        return None
+    if boolean and (mask or view or scale is not None or offset is not None):
+        return None
+    if not all(isinstance(n, int | float | complex) for n in (*mask, scale or 0, offset or 0)):
+        return None
+    return Cast(dtype=decoded.str, view=view, mask=mask, scale=scale, offset=offset)
+
+
+def _unsigned_view(unsigned: object, stored: np.dtype[Any]) -> str | None:
+    if stored.kind == "i" and unsigned == "true":
+        return stored.str.replace("i", "u")
+    if stored.kind == "u" and unsigned == "false":
+        return stored.str.replace("u", "i")
+    return None
+
+
+def _mask_values(
+    attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None
+) -> tuple[Number, ...]:
+    """Collect the values that mean "missing", as xarray compares them."""
+    values = {v for v in np.ravel(attrs.get("missing_value", ())).tolist() if v == v}
+    fill = [v for v in np.ravel(attrs.get("_FillValue", ())).tolist() if v == v]
+    if view is not None and len(fill) == 1:
+        # xarray reinterprets _FillValue, and only that, together with the data.
+        values.discard(fill[0])
+        fill = np.asarray(fill).astype(stored.newbyteorder("=")).view(view[1:]).tolist()
+    return tuple(sorted(values.union(fill), key=repr))
+
+
+def _scalar(value: Any) -> Any:
+    return value if value is None else np.asarray(value).item()

@@ -1,0 +1,90 @@
+"""Decoders: two siblings behind one protocol. `decoder_for` is the one place that chooses."""
+
+from __future__ import annotations
+
+import importlib.util
+from ctypes.util import find_library
+from functools import lru_cache
+from typing import get_args
+
+from xarray_gpuzarr.decoders.base import Decoder, Device, Route
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
+
+__all__ = ["Decoder", "Device", "Route", "decoder_for", "missing_for_cuda", "resolve_device"]
+
+_CUDA_NEEDS = {
+    "cupy": "CuPy",
+    "rmm": "RMM",
+    "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)",
+    "xarray_gpuzarr.decoders.cuda": "the CUDA engine (not part of this version of xarray_gpuzarr)",
+}
+
+
+def missing_for_cuda() -> list[str]:
+    """Return what ``device="cuda"`` needs and this machine lacks; empty if nothing.
+
+    Imports no GPU package: looks for the driver library and for installed modules.
+    """
+    missing = [] if find_library("cuda") else ["the NVIDIA driver (libcuda)"]
+    return missing + [label for module, label in _CUDA_NEEDS.items() if not _installed(module)]
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package of a dotted name is absent
+        return False
+
+
+def resolve_device(device: str) -> Device:
+    """Turn ``"auto"`` into the device that reads will use here.
+
+    Raises
+    ------
+    OptionError
+        `device` is none of ``"auto"``, ``"cuda"``, ``"host"``.
+    DeviceUnavailableError
+        ``"cuda"`` was asked for and something that it needs is missing.
+    """
+    if device not in ("auto", *get_args(Device)):
+        raise OptionError(
+            "unknown device",
+            tried=f"device={device!r}",
+            found="the known ones are 'auto', 'cuda', 'host'",
+            do="leave device out, or give one of them",
+        )
+    if device == "host":
+        return "host"
+    missing = missing_for_cuda()
+    if not missing:
+        return "cuda"
+    if device == "cuda":
+        raise DeviceUnavailableError(
+            "device='cuda' cannot be used here",
+            tried="the NVIDIA driver, CuPy, RMM, nvCOMP and the CUDA engine",
+            found="missing: " + ", ".join(missing),
+            do="install what is missing (pip install cupy-cuda13x rmm-cu13 nvidia-libnvcomp-cu13, or the cuda12 "
+            "ones), or read on the host with device='auto' or device='host'",
+        )
+    return "host"
+
+
+@lru_cache(maxsize=None)
+def decoder_for(device: str) -> Decoder:
+    """Return the decoder of a device, one per process.
+
+    Parameters
+    ----------
+    device : "auto", "cuda" or "host"
+
+    Raises
+    ------
+    OptionError, DeviceUnavailableError
+        See `resolve_device`.
+    """
+    if resolve_device(device) == "cuda":
+        module = importlib.import_module("xarray_gpuzarr.decoders.cuda")
+        decoder: Decoder = module.CudaDecoder()
+        return decoder
+    return HostDecoder()

@@ -1,0 +1,89 @@
+"""What every decoder offers to the floors above it.
+
+`read` hands a decoder a stream of plans and gets one array back. Nothing above this folder knows which device it is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import ReadPlan, Target
+
+Device = Literal["host", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where an array is decoded, decided from its metadata alone."""
+
+    where: str
+    """Such as ``"host"``, ``"cuda"`` or ``"host, by zarr-python"``."""
+    why: str
+    """The reason, for `explain`; empty for the ordinary way."""
+
+
+class Decoder(Protocol):
+    """Decodes planned chunks into one array on its device."""
+
+    @property
+    def device(self) -> Device:
+        """Where results live."""
+
+    def route(self, spec: ArraySpec) -> Route:
+        """Say where the chunks of an array are decoded and why. No I/O."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return an array of this decoder's library; its elements are undefined.
+
+        A zero-length one is the dask meta of everything that this decoder reads.
+        """
+
+    def decode(
+        self,
+        plans: Iterator[ReadPlan],
+        source: ByteSource,
+        *,
+        spec: ArraySpec,
+        target: Target,
+        cast: Cast,
+    ) -> Any:
+        """Carry out plans that together cover `target`.
+
+        Parameters
+        ----------
+        plans : iterator of ReadPlan
+            Drawn lazily and from one thread at a time; drawing one may read a shard index.
+        source : ByteSource
+        spec : ArraySpec
+        target : BoxTarget or PointTarget
+        cast : Cast
+
+        Returns
+        -------
+        array of shape `target.shape` and dtype `cast.dtype`, C order, on `device`
+
+        Raises
+        ------
+        CorruptChunkError, ShardIndexError, StoreReadError, UnsupportedCodecError
+            Each names array, shard key and, where there is one, chunk and codec.
+        """
+
+    def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
+        """Bring a block that zarr-python decoded to `device` and cast it.
+
+        Parameters
+        ----------
+        block : ndarray, any shape, stored dtype, host memory
+        cast : Cast
+
+        Returns
+        -------
+        array of the same shape and dtype `cast.dtype`, on `device`
+        """

@@ -1,0 +1,210 @@
+"""Host codecs: a table from codec spec to a function that decodes one chunk into given memory.
+
+Each entry calls the library that decodes that format fastest into a caller's buffer without the GIL. A chunk that the
+fast call refuses is tried once more by numcodecs, which zarr-python uses: it accepts rarities such as gzip files of
+several members, and its word on corrupt input is final.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import google_crc32c
+import imagecodecs
+import numcodecs
+import numpy as np
+import zstandard
+
+from xarray_gpuzarr.codecs import (
+    BloscSpec,
+    BytesBytesSpec,
+    CodecPipeline,
+    Crc32cSpec,
+    GzipSpec,
+    Lz4Spec,
+    ZlibSpec,
+    ZstdSpec,
+)
+from xarray_gpuzarr.frames import FrameError, declared_nbytes, parse_blosc_header
+
+DecodeInto = Callable[[memoryview, memoryview], None]
+"""Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
+
+_CRC_NBYTES = 4
+
+_thread = threading.local()
+
+
+def _zstd(src: memoryview, dst: memoryview) -> None:
+    context = getattr(_thread, "zstd", None)
+    if context is None:
+        context = _thread.zstd = zstandard.ZstdDecompressor()
+    reader = context.stream_reader(src, closefd=False)
+    # The read past the end makes zstd verify a stored checksum and shows a frame that is too long.
+    if reader.readinto(dst) != len(dst) or reader.read(1):
+        raise FrameError("another length")
+
+
+def _blosc(src: memoryview, dst: memoryview) -> None:
+    # The C decoder trusts the header's lengths, so they are compared with the real ones first.
+    header = parse_blosc_header(src)
+    if header.nbytes != len(dst):
+        raise FrameError(f"a frame of {header.nbytes} bytes")
+    if header.nbytes:
+        imagecodecs.blosc_decode(src, numthreads=1, out=dst)
+
+
+def _lz4(src: memoryview, dst: memoryview) -> None:
+    if declared_nbytes(Lz4Spec(), src) != len(dst):
+        raise FrameError("another length")
+    _same(imagecodecs.lz4_decode(src, header=True, out=dst), dst)
+
+
+def _gzip(src: memoryview, dst: memoryview) -> None:
+    _same(imagecodecs.gzip_decode(src, out=dst), dst)
+
+
+def _zlib(src: memoryview, dst: memoryview) -> None:
+    _same(imagecodecs.deflate_decode(src, out=dst), dst)
+
+
+def _same(result: Any, dst: memoryview) -> None:
+    if len(result) != len(dst):
+        raise FrameError(f"{len(result)} bytes")
+
+
+_FAST: dict[type, DecodeInto] = {
+    ZstdSpec: _zstd,
+    GzipSpec: _gzip,
+    ZlibSpec: _zlib,
+    Lz4Spec: _lz4,
+    BloscSpec: _blosc,
+}
+_NUMCODECS_ID = {
+    ZstdSpec: "zstd",
+    GzipSpec: "gzip",
+    ZlibSpec: "zlib",
+    Lz4Spec: "lz4",
+    BloscSpec: "blosc",
+}
+_LIBRARY_ERRORS = (
+    FrameError,
+    zstandard.ZstdError,
+    RuntimeError,  # imagecodecs' errors, numcodecs.blosc
+    ValueError,
+    TypeError,
+    OSError,  # gzip.BadGzipFile
+    EOFError,
+    MemoryError,  # a frame that declares an absurd length
+    imagecodecs.DelayedImportError,
+)
+
+
+def strip_crc32c(src: memoryview) -> memoryview:
+    """Check the CRC-32C that ends `src` and return what stands before it.
+
+    Raises
+    ------
+    FrameError
+        Too short, or another checksum.
+    """
+    if len(src) < _CRC_NBYTES:
+        raise FrameError(f"{len(src)} bytes, too short for a checksum")
+    payload = src[:-_CRC_NBYTES]
+    stored = int.from_bytes(src[-_CRC_NBYTES:], "little")
+    actual = google_crc32c.value(np.frombuffer(payload, np.uint8))  # it refuses memoryviews
+    if stored != actual:
+        raise FrameError(f"CRC-32C {actual:#010x}, stored {stored:#010x}")
+    return payload
+
+
+def _decode_all(spec: BytesBytesSpec, src: memoryview) -> memoryview:
+    """Decode a stage whose result has no known length."""
+    if isinstance(spec, Crc32cSpec):
+        return strip_crc32c(src)
+    declared_nbytes(spec, src)
+    codec = numcodecs.get_codec({"id": _NUMCODECS_ID[type(spec)]})
+    return memoryview(codec.decode(src)).cast("B")
+
+
+def _decode_last(spec: BytesBytesSpec, src: memoryview, dst: memoryview) -> None:
+    """Decode the stage that gives the chunk itself."""
+    try:
+        _FAST[type(spec)](src, dst)
+        return
+    except _LIBRARY_ERRORS as err:
+        first = err
+    decoded = _decode_all(spec, src)
+    if len(decoded) != len(dst):
+        raise FrameError(f"{len(decoded)} bytes") from first
+    dst[:] = decoded
+
+
+class ChunkCodec:
+    """The bytes-to-bytes part of a pipeline, ready to decode chunks. Safe to share between threads.
+
+    Parameters
+    ----------
+    pipeline : CodecPipeline
+        Without codecs that only zarr-python knows.
+    chunk_nbytes : int
+        Bytes of one decoded chunk.
+    """
+
+    def __init__(self, pipeline: CodecPipeline, chunk_nbytes: int) -> None:
+        self._stages: Sequence[BytesBytesSpec] = tuple(reversed(pipeline.bytes_to_bytes))
+        self._chunk_nbytes = chunk_nbytes
+        self.in_place = all(isinstance(s, Crc32cSpec) for s in self._stages)
+        """Whether the decoded chunk is a part of the encoded bytes."""
+        self.raw = not self._stages
+        """Whether the decoded chunk is the encoded bytes."""
+
+    def view(self, src: memoryview) -> memoryview:
+        """Return the decoded chunk as a part of `src`; only if `in_place`."""
+        try:
+            for _ in self._stages:
+                src = strip_crc32c(src)
+        except FrameError as err:
+            raise self._explained("crc32c", err) from err
+        if len(src) != self._chunk_nbytes:
+            raise FrameError(f"{len(src)} bytes, expected {self._chunk_nbytes}")
+        return src
+
+    def into(self, src: memoryview, dst: memoryview) -> None:
+        """Decode a chunk into the whole of `dst`.
+
+        Parameters
+        ----------
+        src : memoryview of uint8, host memory
+            Encoded chunk, not modified.
+        dst : memoryview of uint8, shape (chunk_nbytes,), host memory
+
+        Raises
+        ------
+        FrameError
+            The bytes do not decode to exactly that many; names the codec.
+        """
+        if self.in_place:
+            dst[:] = self.view(src)
+            return
+        stage: BytesBytesSpec = self._stages[-1]
+        try:
+            for stage in self._stages[:-1]:
+                src = _decode_all(stage, src)
+            stage = self._stages[-1]
+            if isinstance(stage, Crc32cSpec):
+                dst[:] = self._sized(strip_crc32c(src))
+            else:
+                _decode_last(stage, src, dst)
+        except _LIBRARY_ERRORS as err:
+            raise self._explained(str(stage), err) from err
+
+    def _sized(self, src: memoryview) -> memoryview:
+        if len(src) != self._chunk_nbytes:
+            raise FrameError(f"{len(src)} bytes")
+        return src
+
+    def _explained(self, codec: str, err: BaseException) -> FrameError:
+        return FrameError(f"{codec}: {err} (expected {self._chunk_nbytes} decoded bytes)")

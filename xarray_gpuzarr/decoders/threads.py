@@ -1,0 +1,127 @@
+"""Threads that lend a hand: a read runs on its caller's thread and on cores that would otherwise idle.
+
+One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
+however many dask threads call: a helper leaves as soon as callers alone fill the budget.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from xarray_gpuzarr.errors import OptionError
+
+_ENV = "XARRAY_GPUZARR_NUM_THREADS"
+
+
+def thread_budget() -> int:
+    """Return how many threads of this process may decode at once.
+
+    ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the threads of the dask worker that this process is, else the cores
+    that this process may use.
+    """
+    setting = os.environ.get(_ENV)
+    if setting is not None:
+        if not setting.isdecimal() or int(setting) < 1:
+            raise OptionError(
+                "unusable number of threads",
+                tried=f"{_ENV}={setting!r}",
+                found="not a whole number of at least 1",
+                do=f"unset {_ENV}, or give it a number such as 4",
+            )
+        return int(setting)
+    return _dask_worker_threads() or _cores()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _dask_worker_threads() -> int:
+    """Return the threads of the distributed workers of this process, 0 if it hosts none."""
+    worker_module = sys.modules.get("distributed.worker")
+    if worker_module is None:
+        return 0
+    workers = list(worker_module.Worker._instances)
+    return sum(w.state.nthreads for w in workers if w.status.name == "running")
+
+
+class Crew:
+    """The decoding threads of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._active = 0
+
+    def run(self, work: Callable[[Callable[[], bool]], None], most: int) -> None:
+        """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
+
+        Parameters
+        ----------
+        work : callable
+            Takes tasks from a queue of its own until the queue is empty. Its argument says, between two tasks,
+            whether this thread should go on.
+        most : int
+            Threads that could be busy at once.
+
+        Raises
+        ------
+        Exception
+            The first one that `work` raised on any thread; all threads have stopped by then.
+        """
+        budget = thread_budget()
+        with self._lock:
+            self._active += 1
+            n_helpers = max(0, min(most - 1, budget - self._active))
+            self._active += n_helpers
+            pool = self._pool_of(budget) if n_helpers else None
+        helpers = [pool.submit(self._help, work, budget) for _ in range(n_helpers)] if pool else []
+        try:
+            work(lambda: True)
+        finally:
+            self._leave(1)
+            # A helper that never started has nothing to finish.
+            self._leave(sum(h.cancel() for h in helpers))
+            _wait(helpers)
+        for helper in helpers:
+            if not helper.cancelled():
+                helper.result()
+
+    def _help(self, work: Callable[[Callable[[], bool]], None], budget: int) -> None:
+        try:
+            work(lambda: self._active <= budget)
+        finally:
+            self._leave(1)
+
+    def _leave(self, n: int) -> None:
+        with self._lock:
+            self._active -= n
+
+    def _pool_of(self, budget: int) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max(budget, _cores()), thread_name_prefix="gpuzarr")
+        return self._pool
+
+
+def _wait(helpers: list[Future[None]]) -> None:
+    for helper in helpers:
+        if not helper.cancelled():
+            helper.exception()
+
+
+crew = Crew()
+
+
+def _after_fork() -> None:
+    global crew  # threads and held locks do not survive a fork
+    crew = Crew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

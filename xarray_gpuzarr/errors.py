@@ -1,0 +1,77 @@
+"""Every exception of the package, in one layout: what was tried, what was found, what to do.
+
+Nothing is decided here and nothing is caught here. All other modules raise these classes; callers can
+catch `GpuZarrError` for all of them or the builtin that each class also inherits from.
+"""
+
+from __future__ import annotations
+
+
+class GpuZarrError(Exception):
+    """Base of every error raised by this package.
+
+    Parameters
+    ----------
+    headline : str
+        One sentence that says what failed, with the array or option it is about.
+    tried : str
+        What was attempted: array path, shard key, chunk, codec.
+    found : str
+        What was met instead: numbers, versions, the underlying message.
+    do : str
+        What the reader of the message can do about it.
+    """
+
+    def __init__(self, headline: str, *, tried: str, found: str, do: str) -> None:
+        super().__init__(headline)
+        self.headline = headline
+        self.tried = tried
+        self.found = found
+        self.do = do
+
+    def __str__(self) -> str:
+        return (
+            f"{self.headline}\n  tried: {self.tried}\n  found: {self.found}\n  do:    {self.do}"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # BaseException would pickle `args` only and lose the keyword-only fields on a dask worker.
+        return (_rebuild, (type(self), self.headline, self.tried, self.found, self.do))
+
+
+def _rebuild(
+    cls: type[GpuZarrError], headline: str, tried: str, found: str, do: str
+) -> GpuZarrError:
+    return cls(headline, tried=tried, found=found, do=do)
+
+
+class OptionError(GpuZarrError, ValueError):
+    """A keyword or an environment variable has a value outside its closed set."""
+
+
+class SelectionError(GpuZarrError, IndexError):
+    """A selection does not fit the array it is applied to."""
+
+
+class MetadataError(GpuZarrError, ValueError):
+    """Stored metadata is inconsistent or names something that does not exist."""
+
+
+class UnsupportedCodecError(GpuZarrError, NotImplementedError):
+    """Neither this package nor the installed zarr-python can decode a codec chain."""
+
+
+class DeviceUnavailableError(GpuZarrError, RuntimeError):
+    """``device="cuda"`` was asked for and something that it needs is missing."""
+
+
+class StoreReadError(GpuZarrError, OSError):
+    """A store failed, refused, or returned fewer bytes than it was asked for."""
+
+
+class ShardIndexError(GpuZarrError, ValueError):
+    """A shard index is truncated, fails its checksum, or points outside its shard."""
+
+
+class CorruptChunkError(GpuZarrError, ValueError):
+    """The encoded bytes of a chunk do not decode to a chunk of the declared size."""

@@ -1,0 +1,140 @@
+"""What the first bytes of a compressed chunk say about it, every offset checked.
+
+Parses the headers of zstd, gzip, zlib, lz4 and blosc frames; decodes nothing. Decoders use it to refuse a frame before a
+decoder that trusts its header sees it, and to say what was found when a frame does not decode.
+
+References
+----------
+RFC 8878 section 3.1.1 (zstd), RFC 1952 section 2.3 (gzip), RFC 1950 section 2.2 (zlib), numcodecs LZ4, c-blosc 1.x
+README_CHUNK_FORMAT.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xarray_gpuzarr.codecs import (
+    BloscSpec,
+    BytesBytesSpec,
+    GzipSpec,
+    Lz4Spec,
+    ZlibSpec,
+    ZstdSpec,
+)
+
+
+class FrameError(Exception):
+    """A frame is not what its codec says; the text completes "found: ..."."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BloscHeader:
+    """The 16 bytes that begin a Blosc 1.x frame."""
+
+    version: int
+    flags: int
+    typesize: int
+    """Bytes of one element, as the shuffle filters see it."""
+    nbytes: int
+    """Decoded bytes."""
+    blocksize: int
+    """Decoded bytes of one block."""
+    cbytes: int
+    """Bytes of the frame, header included."""
+
+
+_BLOSC_HEADER = struct.Struct("<BBBBIII")
+_BLOSC_VERSION = 2
+
+
+def parse_blosc_header(frame: memoryview | bytes) -> BloscHeader:
+    """Read and check a Blosc header.
+
+    Raises
+    ------
+    FrameError
+        Too short, another format version, or a length that differs from the frame's own.
+    """
+    if len(frame) < _BLOSC_HEADER.size:
+        raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
+    version, _, flags, typesize, nbytes, blocksize, cbytes = _BLOSC_HEADER.unpack_from(frame)
+    if version != _BLOSC_VERSION:
+        raise FrameError(f"blosc format version {version}, expected {_BLOSC_VERSION}")
+    if cbytes != len(frame):
+        raise FrameError(f"{len(frame)} bytes where the blosc header says {cbytes}")
+    return BloscHeader(
+        version=version,
+        flags=flags,
+        typesize=typesize,
+        nbytes=nbytes,
+        blocksize=blocksize,
+        cbytes=cbytes,
+    )
+
+
+def _blosc_nbytes(frame: memoryview | bytes) -> int:
+    return parse_blosc_header(frame).nbytes
+
+
+def _lz4_nbytes(frame: memoryview | bytes) -> int:
+    if len(frame) < 4:
+        raise FrameError(f"{len(frame)} bytes, too short for an lz4 size prefix")
+    return int.from_bytes(frame[:4], "little")
+
+
+def _gzip_nbytes(frame: memoryview | bytes) -> None:
+    if len(frame) < 18 or bytes(frame[:3]) != b"\x1f\x8b\x08":
+        raise FrameError(f"no gzip header in {len(frame)} bytes")
+
+
+def _zlib_nbytes(frame: memoryview | bytes) -> None:
+    if len(frame) < 6 or frame[0] & 15 != 8 or (frame[0] << 8 | frame[1]) % 31:
+        raise FrameError(f"no zlib header in {len(frame)} bytes")
+
+
+def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
+    """Read Frame_Content_Size, whose width and place depend on the descriptor byte."""
+    if len(frame) < 6 or bytes(frame[:4]) != b"\x28\xb5\x2f\xfd":
+        raise FrameError(f"no zstd frame header in {len(frame)} bytes")
+    descriptor = frame[4]
+    single_segment = bool(descriptor & 0x20)
+    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if len(frame) < at + width:
+        raise FrameError(f"{len(frame)} bytes, too short for a zstd frame header")
+    if width == 0:
+        return None
+    return int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
+
+
+_NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = {
+    ZstdSpec: _zstd_nbytes,
+    GzipSpec: _gzip_nbytes,
+    ZlibSpec: _zlib_nbytes,
+    Lz4Spec: _lz4_nbytes,
+    BloscSpec: _blosc_nbytes,
+}
+
+
+def declared_nbytes(spec: BytesBytesSpec, frame: memoryview | bytes) -> int | None:
+    """Return the decoded length that a frame's header declares.
+
+    Parameters
+    ----------
+    spec : codec spec
+    frame : bytes-like, host memory
+
+    Returns
+    -------
+    int or None
+        Bytes; None if the format, or this frame, does not say before it is decoded.
+
+    Raises
+    ------
+    FrameError
+        The bytes do not begin a frame of this codec.
+    """
+    parse = _NBYTES.get(type(spec))
+    return None if parse is None else parse(frame)

@@ -1,0 +1,281 @@
+"""Zarr metadata -> `ArraySpec`: all that planning and decoding need to know about one stored array.
+
+The only room that touches zarr-python's metadata classes. An unsharded array becomes an array whose shards hold one
+chunk, here and nowhere else. What cannot be planned (irregular grids, unknown key encodings, variable-length shard
+indexes, storage transformers) becomes a reason, and `read` then asks zarr-python for the whole selection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.buffer import cpu
+from zarr.core.array import create_codec_pipeline
+from zarr.core.array_spec import ArrayConfig
+from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
+from zarr.core.chunk_key_encodings import DefaultChunkKeyEncoding, V2ChunkKeyEncoding
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+from zarr.core.sync import sync
+from zarr.registry import get_pipeline_class
+
+from xarray_gpuzarr.codecs import (
+    BytesSpec,
+    CodecPipeline,
+    Crc32cSpec,
+    Endian,
+    ShardingSpec,
+    parse_codecs,
+    parse_v2_codecs,
+)
+from xarray_gpuzarr.grid import ChunkGrid
+from xarray_gpuzarr.shard_index import ShardIndexSpec
+
+NUMERIC_KINDS = frozenset("biufc")
+"""`numpy.dtype.kind` of the dtypes that this package decodes itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEncoding:
+    """How the coordinate of a shard becomes the name of its object."""
+
+    prefix: str
+    """Path of the array inside the store, with a trailing slash unless it is the root."""
+    style: Literal["default", "v2"]
+    separator: str
+
+    def key(self, coord: tuple[int, ...]) -> str:
+        """Return the store key of the shard at `coord`."""
+        names = [str(i) for i in coord]
+        if self.style == "default":
+            return self.prefix + self.separator.join(["c", *names])
+        return self.prefix + (self.separator.join(names) or "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """One stored array, ready to be planned."""
+
+    path: str
+    """Path of the array inside the store, with a leading slash."""
+    dtype: str
+    """Stored dtype as NumPy writes it, byte order included, such as ``">f4"``."""
+    grid: ChunkGrid
+    codecs: CodecPipeline
+    """How one inner chunk is encoded."""
+    index: ShardIndexSpec | None
+    """How shards are indexed; None if every chunk is an object of its own."""
+    fill: bytes
+    """One element of `dtype` that stands for chunks that were never written."""
+    keys: KeyEncoding
+    metadata: str
+    """The array's metadata as JSON text, for zarr-python's own codecs."""
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Stored dtype, byte order included."""
+        return np.dtype(self.dtype)
+
+    @property
+    def fill_value(self) -> np.generic:
+        """Value of chunks that were never written, in the stored dtype."""
+        value: np.generic = np.frombuffer(self.fill, self.dtype)[0]
+        return value
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one decoded inner chunk."""
+        return int(np.prod(self.grid.chunk_shape, dtype=np.int64)) * self.numpy_dtype.itemsize
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Axis of the array that each axis of a decoded chunk holds (all transposes together)."""
+        order = tuple(range(self.grid.ndim))
+        for transpose in self.codecs.array_to_array:
+            order = tuple(order[axis] for axis in getattr(transpose, "order", order))
+        return order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplanned:
+    """Why an array is read by zarr-python as a whole."""
+
+    reason: str
+
+
+def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
+    """Describe a stored array, or say why it cannot be planned.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        Format 2 or 3.
+
+    Raises
+    ------
+    MetadataError
+        A codec entry is malformed.
+    """
+    metadata = array.metadata
+    if array.dtype.kind not in NUMERIC_KINDS:
+        return Unplanned(reason=f"dtype {array.dtype} is not numeric")
+    if isinstance(metadata, ArrayV2Metadata):
+        return _parse_v2(array, metadata)
+    return _parse_v3(array, metadata)
+
+
+def _parse_v2(array: zarr.Array[Any], metadata: ArrayV2Metadata) -> ArraySpec:
+    document = metadata.to_dict()
+    dtype = np.dtype(metadata.dtype.to_native_dtype())
+    codecs = parse_v2_codecs(
+        compressor=document["compressor"],
+        filters=document["filters"],  # type: ignore[arg-type]
+        order=metadata.order,
+        endian=_endian(dtype),
+        ndim=len(metadata.shape),
+    )
+    ones = (1,) * len(metadata.shape)
+    return ArraySpec(
+        path="/" + array.path,
+        dtype=dtype.str,
+        grid=ChunkGrid(shape=metadata.shape, chunk_shape=metadata.chunks, chunks_per_shard=ones),
+        codecs=codecs,
+        index=None,
+        fill=_fill_bytes(metadata.fill_value, dtype),
+        keys=KeyEncoding(
+            prefix=_prefix(array.path), style="v2", separator=metadata.dimension_separator
+        ),
+        metadata=_to_json(document),
+    )
+
+
+def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | Unplanned:
+    document: dict[str, Any] = metadata.to_dict()  # type: ignore[assignment]
+    if document["chunk_grid"]["name"] != "regular":
+        return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
+    if document.get("storage_transformers"):
+        return Unplanned(reason="storage transformers")
+    encoding = metadata.chunk_key_encoding
+    if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
+        return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
+    shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+    codecs, chunk_shape, index = parse_codecs(document["codecs"]), shard_shape, None
+    if isinstance(codecs.array_to_bytes, ShardingSpec):
+        sharding = codecs.array_to_bytes
+        if codecs.array_to_array or codecs.bytes_to_bytes:
+            return Unplanned(reason="codecs around the sharding codec")
+        per_shard = tuple(a // b for a, b in zip(shard_shape, sharding.chunk_shape, strict=True))
+        index = _index_spec(sharding, int(np.prod(per_shard, dtype=np.int64)))
+        if index is None:
+            return Unplanned(reason=f"shard index codecs {sharding.index_codecs}")
+        codecs, chunk_shape = sharding.codecs, sharding.chunk_shape
+    dtype = np.dtype(metadata.data_type.to_native_dtype())
+    stored = codecs.array_to_bytes
+    if isinstance(stored, BytesSpec):
+        dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
+    return ArraySpec(
+        path="/" + array.path,
+        dtype=dtype.str,
+        grid=ChunkGrid(
+            shape=tuple(metadata.shape),
+            chunk_shape=chunk_shape,
+            chunks_per_shard=tuple(a // b for a, b in zip(shard_shape, chunk_shape, strict=True)),
+        ),
+        codecs=codecs,
+        index=index,
+        fill=_fill_bytes(metadata.fill_value, dtype),
+        keys=KeyEncoding(
+            prefix=_prefix(array.path),
+            style="default" if encoding.name == "default" else "v2",
+            separator=encoding.separator,
+        ),
+        metadata=_to_json(document),
+    )
+
+
+def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
+    """Describe the index if its encoded length is known beforehand, as planning needs."""
+    codecs = sharding.index_codecs
+    after = codecs.bytes_to_bytes
+    plain = isinstance(codecs.array_to_bytes, BytesSpec) and not codecs.array_to_array
+    if not plain or len(after) > 1 or not all(isinstance(c, Crc32cSpec) for c in after):
+        return None
+    endian: Endian | None = codecs.array_to_bytes.endian  # type: ignore[union-attr]
+    return ShardIndexSpec(
+        n_chunks=n_chunks,
+        location=sharding.index_location,
+        endian=endian or "little",
+        checksum=bool(after),
+    )
+
+
+def _endian(dtype: np.dtype[Any]) -> Endian | None:
+    if dtype.itemsize == 1:
+        return None
+    return "big" if dtype.newbyteorder("=") != dtype else "little"
+
+
+def _prefix(path: str) -> str:
+    return f"{path}/" if path else ""
+
+
+def _fill_bytes(fill_value: object, dtype: np.dtype[Any]) -> bytes:
+    return np.asarray(0 if fill_value is None else fill_value).astype(dtype).tobytes()
+
+
+def _to_json(document: object) -> str:
+    def plain(value: Any) -> Any:
+        return value.to_dict() if hasattr(value, "to_dict") else value.get_config()
+
+    return json.dumps(document, default=plain)
+
+
+def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
+    """Return a function that decodes one inner chunk with zarr-python's own codecs.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+
+    Returns
+    -------
+    callable
+        Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape`, host memory. Safe to call from
+        several threads. Raises whatever the codec raises.
+    """
+    pipeline, chunk_spec = _zarr_pipeline(spec.metadata)
+
+    def decode(encoded: bytes) -> npt.NDArray[Any]:
+        buffer = cpu.Buffer.from_bytes(encoded)
+        (decoded,) = sync(pipeline.decode([(buffer, chunk_spec)]))
+        if decoded is None:
+            raise ValueError("the codec pipeline returned nothing")
+        return np.asarray(decoded.as_numpy_array())
+
+    return decode
+
+
+@lru_cache(maxsize=64)
+def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
+    """Build zarr-python's pipeline for the inner chunks that `document` describes."""
+    data = json.loads(document)
+    config = ArrayConfig.from_dict({"order": data.get("order", "C")})
+    if data["zarr_format"] == 2:
+        v2 = ArrayV2Metadata.from_dict(data)
+        spec = v2.get_chunk_spec((), config, cpu.buffer_prototype)
+        return create_codec_pipeline(v2), spec
+    v3 = ArrayV3Metadata.from_dict(data)
+    spec = ZarrChunkSpec(
+        shape=v3.chunks,
+        dtype=v3.data_type,
+        fill_value=v3.fill_value,
+        config=config,
+        prototype=cpu.buffer_prototype,
+    )
+    return get_pipeline_class().from_codecs(v3.inner_codecs).evolve_from_array_spec(spec), spec

@@ -1,0 +1,277 @@
+"""Which bytes to fetch and where every chunk goes, before any chunk is read.
+
+Pure: integers in, NumPy columns out. A plan covers one *block*: all touched chunks of one shard, or a run of chunks that
+are objects of their own. A decoder carries out plans one after another, or several at a time.
+
+Rows of the chunk table stand in the order in which the bytes lie in their object, so a part (one request) is a range of
+rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce
+from xarray_gpuzarr.grid import (
+    AxisPieces,
+    ChunkGrid,
+    OuterSelection,
+    PointGroups,
+    blocks,
+    intersect_axis,
+)
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.shard_index import MISSING, ShardIndex
+
+Column = npt.NDArray[np.int64]
+
+CHUNKS_PER_BLOCK = 1024
+"""Unsharded chunks planned at once: 100 us of planning against milliseconds of decoding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxTarget:
+    """An output that is filled box by box."""
+
+    pieces: tuple[AxisPieces, ...]
+    """Per axis, what each chunk along it gives."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
+        return tuple(p.length for p in self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointTarget:
+    """A flat output that is filled point by point."""
+
+    groups: PointGroups
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
+        return (len(self.groups.position),)
+
+
+Target = BoxTarget | PointTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Chunks that one plan covers, before their byte ranges are known."""
+
+    key: str | None
+    """Store key of the shard; None for chunks that are objects of their own."""
+    chunk: Column
+    """shape (n, ndim): coordinates in the grid of inner chunks."""
+    row: Column
+    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """Everything a decoder needs to know about one block. Columns have one row per stored chunk."""
+
+    spec: ArraySpec
+    target: Target
+    keys: tuple[str, ...]
+    """Store keys of the objects of this block."""
+    chunk: Column
+    """shape (n, ndim): coordinates in the grid of inner chunks."""
+    row: Column
+    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
+    object: Column
+    """shape (n,): index into `keys`."""
+    offset: Column
+    """shape (n,): first byte inside the object."""
+    nbytes: Column
+    """shape (n,): encoded bytes, or `WHOLE_OBJECT`."""
+    parts: Column
+    """shape (n_parts + 1,): part `i` is one request for rows ``[parts[i], parts[i + 1])``."""
+    missing_chunk: Column
+    """shape (n_missing, ndim): coordinates of the chunks that take the fill value."""
+    missing_row: Column
+    """shape (n_missing, ...): as `row`, for those chunks."""
+
+    @property
+    def n_parts(self) -> int:
+        """Number of requests."""
+        return len(self.parts) - 1
+
+    @property
+    def decoded_nbytes(self) -> int:
+        """Bytes of all stored chunks of the block once decoded."""
+        return len(self.offset) * self.spec.chunk_nbytes
+
+    def part_range(self, part: int) -> tuple[str, ByteRange]:
+        """Return the key and the byte range that one part asks for."""
+        lo, hi = int(self.parts[part]), int(self.parts[part + 1])
+        key, first = self.keys[int(self.object[lo])], int(self.offset[lo])
+        if self.nbytes[lo] == WHOLE_OBJECT:
+            return key, ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+        last = int(self.offset[hi - 1] + self.nbytes[hi - 1])
+        return key, ByteRange(offset=first, nbytes=last - first)
+
+
+def box_target(selection: OuterSelection, grid: ChunkGrid) -> BoxTarget:
+    """Cut a normalised outer selection at the borders of the inner chunks."""
+    axes = zip(selection.wanted, grid.shape, grid.chunk_shape, strict=True)
+    return BoxTarget(pieces=tuple(intersect_axis(*axis) for axis in axes))
+
+
+def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
+    """Cut the touched chunks into blocks: one per shard, or runs of `CHUNKS_PER_BLOCK` single chunks."""
+    per_shard = np.asarray(spec.grid.chunks_per_shard, np.int64)
+    if isinstance(target, PointTarget):
+        yield from _point_blocks(spec, target.groups, per_shard)
+        return
+    for ranges in blocks(target.pieces, spec.grid.chunks_per_shard, CHUNKS_PER_BLOCK):
+        row = _product(ranges)
+        chunk = np.empty_like(row)
+        for axis, pieces in enumerate(target.pieces):
+            chunk[:, axis] = pieces.chunk[row[:, axis]]
+        yield Block(key=_shard_key(spec, chunk, per_shard), chunk=chunk, row=row)
+
+
+def _point_blocks(spec: ArraySpec, groups: PointGroups, per_shard: Column) -> Iterator[Block]:
+    row = np.arange(len(groups.chunk), dtype=np.int64)[:, None]
+    if spec.index is None:
+        for lo in range(0, len(row), CHUNKS_PER_BLOCK):
+            hi = lo + CHUNKS_PER_BLOCK
+            yield Block(key=None, chunk=groups.chunk[lo:hi], row=row[lo:hi])
+        return
+    shards, which = np.unique(groups.chunk // per_shard, axis=0, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    counts = np.bincount(which.reshape(-1), minlength=len(shards))
+    for members in np.split(order, np.cumsum(counts)[:-1]) if len(shards) else []:
+        chunk = groups.chunk[members]
+        yield Block(key=_shard_key(spec, chunk, per_shard), chunk=chunk, row=row[members])
+
+
+def _shard_key(spec: ArraySpec, chunk: Column, per_shard: Column) -> str | None:
+    if spec.index is None:
+        return None
+    return spec.keys.key(tuple((chunk[0] // per_shard).tolist()))
+
+
+def _product(ranges: Sequence[range]) -> Column:
+    """Return the Cartesian product of `ranges` in C order, one combination per row."""
+    lengths = [len(r) for r in ranges]
+    n_rows = math.prod(lengths)
+    rows = np.empty((n_rows, len(ranges)), np.int64)
+    repeat = n_rows
+    for axis, r in enumerate(ranges):
+        repeat //= max(1, lengths[axis])
+        column = np.repeat(np.arange(r.start, r.stop), repeat)
+        rows[:, axis] = np.tile(column, n_rows // max(1, len(column)))
+    return rows
+
+
+def plan_read(
+    spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None, rule: CoalesceRule
+) -> ReadPlan:
+    """Plan one block.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    target : BoxTarget or PointTarget
+    block : Block
+        From `plan_blocks` with the same target.
+    index : ShardIndex or None
+        Index of the block's shard; None if the shard does not exist, or if chunks are objects of their own.
+    rule : CoalesceRule
+        Which neighbours one request fetches.
+    """
+    n_rows = len(block.row)
+    if spec.index is None:
+        keys = tuple(spec.keys.key(tuple(c)) for c in block.chunk.tolist())
+        order = np.arange(n_rows, dtype=np.int64)
+        obj, offset = order, np.zeros(n_rows, np.int64)
+        nbytes, missing = np.full(n_rows, WHOLE_OBJECT, np.int64), order[:0]
+        parts = np.arange(n_rows + 1, dtype=np.int64)
+    else:
+        keys = (str(block.key),)
+        order, missing, offset, nbytes = _look_up(spec, block, index)
+        obj = np.zeros(len(order), np.int64)
+        parts = coalesce(obj, offset, nbytes, rule)
+    return ReadPlan(
+        spec=spec,
+        target=target,
+        keys=keys,
+        chunk=block.chunk[order],
+        row=block.row[order],
+        object=obj,
+        offset=offset,
+        nbytes=nbytes,
+        parts=parts,
+        missing_chunk=block.chunk[missing],
+        missing_row=block.row[missing],
+    )
+
+
+def _look_up(
+    spec: ArraySpec, block: Block, index: ShardIndex | None
+) -> tuple[Column, Column, Column, Column]:
+    """Return (stored rows in byte order, missing rows, offset, nbytes) of a block's chunks."""
+    if index is None:
+        none = np.zeros(0, np.int64)
+        return none, np.arange(len(block.row), dtype=np.int64), none, none
+    entry = np.zeros(len(block.row), np.int64)
+    for axis, n in enumerate(spec.grid.chunks_per_shard):
+        entry = entry * n + block.chunk[:, axis] % n
+    offset, nbytes = index.offset[entry], index.nbytes[entry]
+    stored = np.flatnonzero(nbytes != MISSING)
+    stored = stored[np.lexsort((nbytes[stored], offset[stored]))]
+    return stored, np.flatnonzero(nbytes == MISSING), offset[stored], nbytes[stored]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the chunks of a plan go in a box target; one row per stored chunk."""
+
+    out_start: Column
+    """shape (n, ndim): first element of the box in the output."""
+    count: Column
+    """shape (n, ndim): elements of the box along each axis."""
+    whole: npt.NDArray[np.bool_]
+    """shape (n,): every element of the stored chunk is wanted, in order."""
+    contiguous: npt.NDArray[np.bool_]
+    """shape (n,): the box is one run of memory in a C-ordered output."""
+    out_index: Column
+    """shape (n,): flat position of the first element of the box in a C-ordered output."""
+
+
+def place_boxes(target: BoxTarget, row: Column, chunk_shape: Sequence[int]) -> Placement:
+    """Work out where chunks go.
+
+    Parameters
+    ----------
+    target : BoxTarget
+    row : int64, shape (n, ndim)
+        Piece numbers of the chunks.
+    chunk_shape : sequence of int
+        Shape of a stored chunk.
+    """
+    n_rows, ndim = row.shape
+    start, count = np.empty_like(row), np.empty_like(row)
+    whole, contiguous = np.ones(n_rows, bool), np.ones(n_rows, bool)
+    out_index, stride = np.zeros(n_rows, np.int64), 1
+    partial = np.zeros(n_rows, bool)
+    for axis in range(ndim - 1, -1, -1):
+        pieces, rows = target.pieces[axis], row[:, axis]
+        start[:, axis], count[:, axis] = pieces.out_start[rows], pieces.count[rows]
+        whole &= (count[:, axis] == chunk_shape[axis]) & (pieces.step == 1)
+        contiguous &= ~partial | (count[:, axis] == 1)
+        partial |= count[:, axis] != pieces.length
+        out_index += start[:, axis] * stride
+        stride *= pieces.length
+    return Placement(
+        out_start=start, count=count, whole=whole, contiguous=contiguous, out_index=out_index
+    )

@@ -1,0 +1,137 @@
+"""The index of a shard: where each inner chunk lies.
+
+Turns index bytes into two columns and refuses everything that cannot be true of a shard. Reads nothing itself;
+`read` fetches the bytes.
+
+References
+----------
+Zarr v3 sharding-indexed codec 1.0, "Binary shard format"; RFC 3720 appendix B.4 for CRC-32C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.errors import ShardIndexError
+
+Column = npt.NDArray[np.int64]
+
+MISSING = -1
+"""`nbytes` of a chunk that a shard does not hold."""
+
+_MISSING_ON_DISK = np.uint64(2**64 - 1)
+_ENTRY_NBYTES = 16
+_CRC_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardIndexSpec:
+    """How the index of every shard of an array is stored."""
+
+    n_chunks: int
+    """Inner chunks of one shard."""
+    location: Literal["start", "end"]
+    endian: Literal["little", "big"]
+    checksum: bool
+    """Whether a CRC-32C follows the entries."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the encoded index in bytes."""
+        return self.n_chunks * _ENTRY_NBYTES + _CRC_NBYTES * self.checksum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardIndex:
+    """Byte ranges of the inner chunks of one shard, in C order of their coordinates."""
+
+    offset: Column
+    """shape (n_chunks,): first byte, counted from the start of the shard; 0 where missing."""
+    nbytes: Column
+    """shape (n_chunks,): encoded length in bytes; `MISSING` where missing."""
+
+
+def decode_shard_index(
+    encoded: memoryview | bytes, spec: ShardIndexSpec, *, shard_nbytes: int | None, where: str
+) -> ShardIndex:
+    """Decode and check a shard index.
+
+    Parameters
+    ----------
+    encoded : bytes-like, host memory
+        The index as stored.
+    spec : ShardIndexSpec
+    shard_nbytes : int or None
+        Length of the whole shard in bytes, where the store tells it.
+    where : str
+        Array path and shard key, for error messages.
+
+    Raises
+    ------
+    ShardIndexError
+        Wrong length, wrong checksum, ranges outside the shard, inside the index or overlapping.
+    """
+    if len(encoded) != spec.nbytes:
+        found = f"{len(encoded)} bytes where {spec.nbytes} are needed for {spec.n_chunks} chunks"
+        raise _error(where, spec, found)
+    if spec.checksum:
+        _check_crc(encoded, spec, where)
+    dtype = np.dtype("<u8" if spec.endian == "little" else ">u8")
+    entries = np.frombuffer(encoded, dtype, 2 * spec.n_chunks).reshape(-1, 2)
+    missing = (entries == _MISSING_ON_DISK).all(axis=1)
+    _check_ranges(entries[~missing], spec, shard_nbytes, where)
+    columns = entries.astype(np.int64)
+    return ShardIndex(
+        offset=np.where(missing, 0, columns[:, 0]),
+        nbytes=np.where(missing, MISSING, columns[:, 1]),
+    )
+
+
+def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) -> None:
+    stored = int.from_bytes(encoded[-_CRC_NBYTES:], "little")
+    actual = google_crc32c.value(bytes(encoded[:-_CRC_NBYTES]))
+    if stored != actual:
+        raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
+
+
+def _check_ranges(
+    entries: npt.NDArray[np.uint64], spec: ShardIndexSpec, shard_nbytes: int | None, where: str
+) -> None:
+    """Refuse ranges that leave the shard, touch the index, or overlap without being equal."""
+    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes
+    floor = 0
+    if spec.location == "start":
+        floor = spec.nbytes
+    elif shard_nbytes is not None:
+        limit = shard_nbytes - spec.nbytes
+    offset, nbytes = entries[:, 0], entries[:, 1]
+    # nbytes is compared first so that the subtraction cannot wrap around.
+    inside = (nbytes <= limit) & (offset >= floor)
+    inside[inside] &= offset[inside] <= np.uint64(limit) - nbytes[inside]
+    if not inside.all():
+        at = int(np.flatnonzero(~inside)[0])
+        found = f"a chunk of {nbytes[at]} bytes at {offset[at]}, outside [{floor}, {limit})"
+        raise _error(where, spec, found)
+    order = np.lexsort((nbytes, offset))
+    start, end = offset[order], (offset + nbytes)[order]
+    equal = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
+    overlap = (start[1:] < end[:-1]) & ~equal
+    if overlap.any():
+        at = int(np.flatnonzero(overlap)[0])
+        found = f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap"
+        raise _error(where, spec, found)
+
+
+def _error(where: str, spec: ShardIndexSpec, found: str) -> ShardIndexError:
+    return ShardIndexError(
+        f"the index of shard {where} is not usable",
+        tried=f"{spec.nbytes} bytes at the {spec.location}, {spec.endian} endian, "
+        f"{'with' if spec.checksum else 'without'} CRC-32C",
+        found=found,
+        do="the shard is damaged or half-written: restore or rewrite it",
+    )
