@@ -69,7 +69,10 @@ def parse_cast(
         None if the attributes ask for something that a cast cannot express; xarray decodes such a variable itself.
     """
     view = _unsigned_view(attrs.get("_Unsigned"), stored)
-    mask = _mask_values(attrs, stored, view)
+    try:
+        mask = _mask_values(attrs, stored, view, decoded)
+    except (TypeError, ValueError, OverflowError):  # text, or a number that no element can have
+        return None
     scale, offset = _scalar(attrs.get("scale_factor")), _scalar(attrs.get("add_offset"))
     boolean = attrs.get("dtype") == "bool"
     if mask and decoded.kind not in "fc":
@@ -90,16 +93,23 @@ def _unsigned_view(unsigned: object, stored: np.dtype[Any]) -> str | None:
 
 
 def _mask_values(
-    attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None
+    attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None, decoded: np.dtype[Any]
 ) -> tuple[Number, ...]:
-    """Collect the values that mean "missing", as xarray compares them."""
-    values = {v for v in np.ravel(attrs.get("missing_value", ())).tolist() if v == v}
-    fill = [v for v in np.ravel(attrs.get("_FillValue", ())).tolist() if v == v]
+    """Collect the values that mean "missing" and that an element of the result can have."""
+    values = [v for v in np.ravel(attrs.get("missing_value", ())) if v == v]
+    fill = [v for v in np.ravel(attrs.get("_FillValue", ())) if v == v]
     if view is not None and len(fill) == 1:
         # xarray reinterprets _FillValue, and only that, together with the data.
-        values.discard(fill[0])
-        fill = np.asarray(fill).astype(stored.newbyteorder("=")).view(view[1:]).tolist()
-    return tuple(sorted(values.union(fill), key=repr))
+        values = [v for v in values if v != fill[0]]
+        fill = list(np.asarray(fill).astype(stored.newbyteorder("=")).view(view[1:]))
+    wanted = {v.item() for v in (*values, *fill) if _is_exact(v, decoded)}
+    return tuple(sorted(wanted, key=repr))
+
+
+def _is_exact(value: np.generic, decoded: np.dtype[Any]) -> bool:
+    """Whether `value`, which xarray compares in the wider of the two dtypes, can equal an element at all."""
+    wider = np.result_type(decoded, value.dtype)
+    return bool(decoded.type(value).astype(wider) == value.astype(wider))
 
 
 def _scalar(value: Any) -> Any:

@@ -8,7 +8,7 @@ indexes, storage transformers) becomes a reason, and `read` then asks zarr-pytho
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -229,11 +229,13 @@ def _fill_bytes(fill_value: object, dtype: np.dtype[Any]) -> bytes:
     return np.asarray(0 if fill_value is None else fill_value).astype(dtype).tobytes()
 
 
-def _to_json(document: object) -> str:
+def _to_json(document: Mapping[str, Any]) -> str:
+    """Write metadata as text, without the user's attributes, which may be large."""
+
     def plain(value: Any) -> Any:
         return value.to_dict() if hasattr(value, "to_dict") else value.get_config()
 
-    return json.dumps(document, default=plain)
+    return json.dumps({**document, "attributes": {}}, default=plain)
 
 
 def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:

@@ -1,0 +1,289 @@
+"""``engine="gpuzarr"``: xarray's zarr backend with this package's arrays in it.
+
+Metadata, groups, attributes and encodings are read by xarray's own `ZarrStore`. Every numeric variable whose CF decoding
+is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass; index coordinates, times, strings
+and everything else stay with xarray on the host.
+
+References
+----------
+xarray, "How to add a new backend".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from xarray import Coordinates, Dataset, DataTree, Variable, conventions
+from xarray.backends import BackendEntrypoint, ZarrStore
+from xarray.backends.common import _normalize_path, datatree_from_dict_with_io_cleanup
+from xarray.core import indexing
+from xarray.core.treenode import NodePath
+from xarray.core.utils import close_on_error
+
+from xarray_gpuzarr.cf import parse_cast
+from xarray_gpuzarr.chunkmanager import ShardVariable
+from xarray_gpuzarr.decoders import Device, resolve_device
+from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.metadata import NUMERIC_KINDS
+from xarray_gpuzarr.read import stored_array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions:
+    """xarray's decoding keywords; each is one value or a mapping from variable name to value."""
+
+    mask_and_scale: Any = True
+    decode_times: Any = True
+    concat_characters: Any = True
+    decode_coords: Any = True
+    use_cftime: Any = None
+    decode_timedelta: Any = None
+
+    def of_variable(self, name: Hashable) -> dict[str, Any]:
+        """Return the keywords of `xarray.conventions.decode_cf_variable` for one variable."""
+        return {
+            "mask_and_scale": _item(self.mask_and_scale, name, default=True),
+            "decode_times": _item(self.decode_times, name, default=True),
+            "concat_characters": _item(self.concat_characters, name, default=True),
+            "use_cftime": _item(self.use_cftime, name, default=None),
+            "decode_timedelta": _item(self.decode_timedelta, name, default=None),
+        }
+
+
+def _item(option: Any, name: Hashable, *, default: Any) -> Any:
+    return option.get(name, default) if isinstance(option, Mapping) else option
+
+
+class GpuZarrBackendEntrypoint(BackendEntrypoint):
+    """Open Zarr stores with one dask task per shard, decoded where the result lives."""
+
+    description = "Open Zarr stores with one task per shard, decoded on the GPU or the host"
+    url = "https://github.com/xarray-gpuzarr/xarray-gpuzarr"
+    supports_groups = True
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:  # noqa: ARG002
+        """Return False: ``.zarr`` stays with xarray's own engine unless this one is named."""
+        return False
+
+    def open_dataset(  # noqa: PLR0913
+        self,
+        filename_or_obj: Any,
+        *,
+        mask_and_scale: Any = True,
+        decode_times: Any = True,
+        concat_characters: Any = True,
+        decode_coords: Any = True,
+        drop_variables: str | Iterable[str] | None = None,
+        use_cftime: Any = None,
+        decode_timedelta: Any = None,
+        group: str | None = None,
+        consolidated: bool | None = None,
+        storage_options: dict[str, Any] | None = None,
+        zarr_format: int | None = None,
+        use_zarr_fill_value_as_mask: bool | None = None,
+        cache_members: bool = True,
+        device: str = "auto",
+    ) -> Dataset:
+        """Open one group.
+
+        Parameters
+        ----------
+        filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
+        device : "auto", "cuda" or "host"
+            Where chunks are decoded and where arrays live. "auto" is CUDA if this machine can use it, else host.
+        mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
+            As for `xarray.open_dataset`.
+        group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
+            As for `xarray.open_zarr`.
+
+        Raises
+        ------
+        OptionError, DeviceUnavailableError
+            `device` is unknown, or cannot be used here.
+        MetadataError
+            The stored metadata of an array is malformed.
+        """
+        resolved = resolve_device(device)
+        store = ZarrStore.open_group(
+            _normalize_path(filename_or_obj),
+            group=group,
+            mode="r",
+            consolidated=consolidated,
+            consolidate_on_close=False,
+            storage_options=storage_options,
+            zarr_format=zarr_format,
+            use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
+            cache_members=cache_members,
+        )
+        options = DecodeOptions(
+            mask_and_scale=mask_and_scale,
+            decode_times=decode_times,
+            concat_characters=concat_characters,
+            decode_coords=decode_coords,
+            use_cftime=use_cftime,
+            decode_timedelta=decode_timedelta,
+        )
+        with close_on_error(store):
+            return build_dataset(store, options, drop_variables, resolved)
+
+    def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
+        """Open all groups below a group as a tree; keywords as for `open_groups_as_dict`."""
+        return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
+
+    def open_groups_as_dict(  # noqa: PLR0913
+        self,
+        filename_or_obj: Any,
+        *,
+        mask_and_scale: Any = True,
+        decode_times: Any = True,
+        concat_characters: Any = True,
+        decode_coords: Any = True,
+        drop_variables: str | Iterable[str] | None = None,
+        use_cftime: Any = None,
+        decode_timedelta: Any = None,
+        group: str | None = None,
+        consolidated: bool | None = None,
+        storage_options: dict[str, Any] | None = None,
+        zarr_format: int | None = None,
+        use_zarr_fill_value_as_mask: bool | None = None,
+        device: str = "auto",
+    ) -> dict[str, Dataset]:
+        """Open all groups below a group, by path; keywords as for `open_dataset`."""
+        resolved = resolve_device(device)
+        parent = str(NodePath("/") / NodePath(group)) if group else "/"
+        stores = ZarrStore.open_store(
+            _normalize_path(filename_or_obj),
+            group=parent,
+            mode="r",
+            consolidated=consolidated,
+            consolidate_on_close=False,
+            storage_options=storage_options,
+            zarr_format=zarr_format,
+            use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
+        )
+        options = DecodeOptions(
+            mask_and_scale=mask_and_scale,
+            decode_times=decode_times,
+            concat_characters=concat_characters,
+            decode_coords=decode_coords,
+            use_cftime=use_cftime,
+            decode_timedelta=decode_timedelta,
+        )
+        datasets = {}
+        for path, store in stores.items():
+            name = str(NodePath(path).relative_to(parent)) if group else str(NodePath(path))
+            with close_on_error(store):
+                datasets[name] = build_dataset(store, options, drop_variables, resolved)
+        return datasets
+
+
+def build_dataset(
+    store: ZarrStore,
+    options: DecodeOptions,
+    drop_variables: str | Iterable[str] | None,
+    device: Device,
+) -> Dataset:
+    """Turn an open group into a Dataset of lazy variables.
+
+    Parameters
+    ----------
+    store : xarray.backends.ZarrStore
+    options : DecodeOptions
+    drop_variables : str or iterable of str or None
+    device : "cuda" or "host"
+    """
+    stored, attrs = store.load()
+    dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())
+    time_bounds = _time_bounds(stored)
+    prepared = {name: variable for name, variable in stored.items() if name not in dropped}
+    for name in prepared.keys() - time_bounds:
+        ours = engine_variable(name, prepared[name], options, device)
+        if ours is not None:
+            prepared[name] = ours
+    # Variables of this engine are decoded already and pass through unchanged.
+    variables, attrs, coord_names = conventions.decode_cf_variables(
+        prepared,
+        attrs,
+        mask_and_scale=options.mask_and_scale,
+        decode_times=options.decode_times,
+        concat_characters=options.concat_characters,
+        decode_coords=options.decode_coords,
+        use_cftime=options.use_cftime,
+        decode_timedelta=options.decode_timedelta,
+    )
+    data_vars, coords = {}, {}
+    for name, variable in variables.items():
+        is_coord = name in coord_names or variable.dims == (name,)
+        (coords if is_coord else data_vars)[name] = _self_chunking(variable)
+    dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
+    dataset.set_close(store.close)
+    dataset.encoding = store.get_encoding()
+    return dataset
+
+
+def engine_variable(
+    name: Hashable, variable: Variable, options: DecodeOptions, device: Device
+) -> Variable | None:
+    """Return the decoded, lazy form of a stored variable, or None if xarray should decode it.
+
+    Parameters
+    ----------
+    name : hashable
+    variable : xarray.Variable
+        As `ZarrStore` opened it, not decoded.
+    options : DecodeOptions
+    device : "cuda" or "host"
+    """
+    array = variable._data.array.get_array()  # noqa: SLF001  # ZarrStore wraps it twice
+    if array.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
+        return None
+    keywords = options.of_variable(name)
+    decoded = _decoded_stand_in(name, variable, array.dtype, keywords)
+    if decoded is None or decoded.dtype.kind not in NUMERIC_KINDS:
+        return None
+    attrs = variable.attrs if keywords["mask_and_scale"] else {"dtype": variable.attrs.get("dtype")}
+    cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
+    if cast is None:
+        return None
+    shard = array.shards if variable.encoding.get("shards") else None
+    encoding = dict(decoded.encoding)
+    if shard is not None:
+        encoding["preferred_chunks"] = dict(zip(variable.dims, shard, strict=True))
+    lazy = indexing.LazilyIndexedArray(LazyArray(stored_array(array, cast), device))
+    return Variable(decoded.dims, lazy, decoded.attrs, encoding, fastpath=True)
+
+
+def _decoded_stand_in(
+    name: Hashable, variable: Variable, dtype: np.dtype[Any], keywords: dict[str, Any]
+) -> Variable | None:
+    """Let xarray decode a variable of at most one element, to learn its dtype, attributes and encoding."""
+    one = np.zeros(tuple(min(n, 1) for n in variable.shape), dtype)
+    stand_in = Variable(variable.dims, one, dict(variable.attrs), dict(variable.encoding))
+    try:
+        return conventions.decode_cf_variable(name, stand_in, **keywords)
+    except Exception:  # noqa: BLE001  # the same error comes again, with its context, when xarray decodes the variable
+        return None
+
+
+def _time_bounds(variables: Mapping[Any, Variable]) -> set[Hashable]:
+    """Name the bounds of time coordinates: they take the coordinate's units, which only the whole group shows."""
+    return {
+        v.attrs["bounds"]
+        for v in variables.values()
+        if "since" in str(v.attrs.get("units", "")) and "bounds" in v.attrs
+    }
+
+
+def _self_chunking(variable: Variable) -> Variable:
+    if find_lazy_array(variable._data) is None:  # noqa: SLF001
+        return variable
+    return ShardVariable(
+        variable.dims,
+        variable._data,  # noqa: SLF001
+        variable.attrs,
+        variable.encoding,
+        fastpath=True,
+    )

@@ -1,0 +1,71 @@
+"""`LazyArray`: a stored array that xarray can index before it is read.
+
+Pickles to little more than its metadata and holds no file, stream or pool, so it may stand in a dask graph.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from xarray_gpuzarr.decoders import Device, Route, decoder_for
+from xarray_gpuzarr.read import StoredArray, read, read_points
+
+
+class LazyArray(BackendArray):
+    """A stored array and the device on which selections of it are decoded.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    device : "cuda" or "host"
+    """
+
+    __slots__ = ("device", "dtype", "shape", "stored")
+
+    def __init__(self, stored: StoredArray, device: Device) -> None:
+        self.stored = stored
+        self.device = device
+        self.shape = stored.shape
+        self.dtype = np.dtype(stored.cast.dtype)
+
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        return (type(self).__qualname__, self.stored, self.device)
+
+    def __repr__(self) -> str:
+        return f"LazyArray(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"
+
+    @property
+    def route(self) -> Route:
+        """Where this array is decoded and why."""
+        return self.stored.route(decoder_for(self.device))
+
+    def meta(self) -> Any:
+        """Return a zero-length array of the kind that reads give. No I/O."""
+        return decoder_for(self.device).empty((0,) * self.ndim, self.dtype)
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        method = self._points if isinstance(key, indexing.VectorizedIndexer) else self._outer
+        support = indexing.IndexingSupport.VECTORIZED
+        return indexing.explicit_indexing_adapter(key, self.shape, support, method)
+
+    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
+        """Read on another thread, so that the event loop stays free."""
+        return await asyncio.to_thread(self.__getitem__, key)
+
+    def _outer(self, key: tuple[Any, ...]) -> Any:
+        return read(self.stored, key, decoder_for(self.device))
+
+    def _points(self, key: tuple[Any, ...]) -> Any:
+        return read_points(self.stored, key, decoder_for(self.device))
+
+
+def find_lazy_array(data: object) -> LazyArray | None:
+    """Return the `LazyArray` below xarray's indexing wrappers, or None."""
+    while data is not None and not isinstance(data, LazyArray):
+        data = getattr(data, "array", None) if isinstance(data, indexing.ExplicitlyIndexed) else None
+    return data
