@@ -12,3 +12,16 @@ from xarray_gpuzarr.errors import (
     UnsupportedCodecError,
 )
 from xarray_gpuzarr.read import read_array
+
+__all__ = [
+    "CorruptChunkError",
+    "DeviceUnavailableError",
+    "GpuZarrError",
+    "MetadataError",
+    "OptionError",
+    "SelectionError",
+    "ShardIndexError",
+    "StoreReadError",
+    "UnsupportedCodecError",
+    "read_array",
+]

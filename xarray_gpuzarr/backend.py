@@ -1,8 +1,8 @@
 """``engine="gpuzarr"``: xarray's zarr backend with this package's arrays in it.
 
-Metadata, groups, attributes and encodings are read by xarray's own `ZarrStore`. Every numeric variable whose CF decoding
-is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass; index coordinates, times, strings
-and everything else stay with xarray on the host.
+Metadata, groups, attributes and encodings are read by xarray's own `ZarrStore`. Every numeric variable whose CF
+decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass; index coordinates,
+times, strings and everything else stay with xarray on the host.
 
 References
 ----------
@@ -214,7 +214,8 @@ def build_dataset(
         use_cftime=options.use_cftime,
         decode_timedelta=options.decode_timedelta,
     )
-    data_vars, coords = {}, {}
+    data_vars: dict[Hashable, Variable] = {}
+    coords: dict[Hashable, Variable] = {}
     for name, variable in variables.items():
         is_coord = name in coord_names or variable.dims == (name,)
         (coords if is_coord else data_vars)[name] = _self_chunking(variable)
@@ -224,9 +225,7 @@ def build_dataset(
     return dataset
 
 
-def engine_variable(
-    name: Hashable, variable: Variable, options: DecodeOptions, device: Device
-) -> Variable | None:
+def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, device: Device) -> Variable | None:
     """Return the decoded, lazy form of a stored variable, or None if xarray should decode it.
 
     Parameters
@@ -237,7 +236,8 @@ def engine_variable(
     options : DecodeOptions
     device : "cuda" or "host"
     """
-    array = variable._data.array.get_array()  # noqa: SLF001  # ZarrStore wraps it twice
+    wrapped: Any = variable._data  # noqa: SLF001  # ZarrStore wraps the zarr array twice
+    array = wrapped.array.get_array()
     if array.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
         return None
     keywords = options.of_variable(name)

@@ -6,6 +6,7 @@ Pure integer arithmetic over NumPy columns; no I/O. `plan` calls it to cut the c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ def coalesce(group: Column, offset: Column, nbytes: Column, rule: CoalesceRule) 
     forced = (group[1:] != group[:-1]) | (offset[1:] - end[:-1] > rule.max_gap_nbytes)
     segments = np.concatenate(([0], np.flatnonzero(forced) + 1, [n_rows]))
     bounds = [0]
-    for lo, hi in zip(segments[:-1].tolist(), segments[1:].tolist(), strict=True):
+    for lo, hi in pairwise(segments.tolist()):
         bounds.extend(_cut_by_length(offset, end, lo, hi, rule.max_nbytes))
     return np.asarray(bounds, np.int64)
 

@@ -49,9 +49,7 @@ class Cast:
         return ", ".join(steps) or "none"
 
 
-def parse_cast(
-    attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]
-) -> Cast | None:
+def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]) -> Cast | None:
     """Read the CF attributes of a numeric variable.
 
     Parameters
@@ -96,14 +94,18 @@ def _mask_values(
     attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None, decoded: np.dtype[Any]
 ) -> tuple[Number, ...]:
     """Collect the values that mean "missing" and that an element of the result can have."""
-    values = [v for v in np.ravel(attrs.get("missing_value", ())) if v == v]
-    fill = [v for v in np.ravel(attrs.get("_FillValue", ())) if v == v]
+    values, fill = _not_nan(attrs.get("missing_value", ())), _not_nan(attrs.get("_FillValue", ()))
     if view is not None and len(fill) == 1:
         # xarray reinterprets _FillValue, and only that, together with the data.
         values = [v for v in values if v != fill[0]]
         fill = list(np.asarray(fill).astype(stored.newbyteorder("=")).view(view[1:]))
     wanted = {v.item() for v in (*values, *fill) if _is_exact(v, decoded)}
     return tuple(sorted(wanted, key=repr))
+
+
+def _not_nan(value: Any) -> list[Any]:
+    array = np.ravel(value)
+    return list(array[~np.isnan(array)])
 
 
 def _is_exact(value: np.generic, decoded: np.dtype[Any]) -> bool:

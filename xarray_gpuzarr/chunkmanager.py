@@ -1,8 +1,8 @@
 """One dask task per shard, with blocks of the decoder's own array library.
 
 xarray's own dask manager declares every lazily opened array to be NumPy, which turns device arrays into host arrays
-without a word. `ShardVariable` is a `Variable` that chunks itself through `ShardManager` instead, which asks the decoder
-what its blocks are. It works with plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named.
+without a word. `ShardVariable` is a `Variable` that chunks itself through `ShardManager` instead, which asks the
+decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BlockReader:
     @property
     def lazy(self) -> LazyArray:
         """The stored array below the selection."""
-        return cast(LazyArray, self.array.array)
+        return cast("LazyArray", self.array.array)
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
         return (type(self).__qualname__, self.lazy.__dask_tokenize__(), self.array.key.tuple)
@@ -74,18 +74,25 @@ class ShardVariable(Variable):
 
     __slots__ = ()
 
-    def chunk(self, chunks: Any = {}, **kwargs: Any) -> Self:  # noqa: B006  # xarray's signature
+    def chunk(  # type: ignore[override]  # as xarray itself has it
+        self,
+        chunks: Any = {},  # noqa: B006
+        name: str | None = None,
+        lock: bool | None = None,  # noqa: FBT001
+        inline_array: bool | None = None,  # noqa: FBT001
+        chunked_array_type: str | ChunkManagerEntrypoint[Any] | None = None,
+        from_array_kwargs: Any = None,
+        **chunks_kwargs: Any,
+    ) -> Self:
         """Chunk as `xarray.Variable.chunk` does, with blocks of the decoder's array library."""
+        variable = self
         reader = _block_reader(self._data)
-        manager = kwargs.get("chunked_array_type")
-        if reader is None or not _is_dask(manager):
-            return super().chunk(chunks, **kwargs)
-        kwargs["chunked_array_type"] = ShardManager()
-        return self._replace(data=reader).as_chunked(chunks, **kwargs)
-
-    def as_chunked(self, chunks: Any, **kwargs: Any) -> Self:
-        """Chunk whatever the data is, with the chunk manager that `kwargs` names."""
-        return super().chunk(chunks, **kwargs)
+        if reader is not None and _is_dask(chunked_array_type):
+            variable, chunked_array_type = self._replace(data=reader), ShardManager()
+        chunked: Self = super(ShardVariable, variable).chunk(
+            chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
+        )
+        return chunked
 
 
 def _is_dask(manager: object) -> bool:
@@ -122,6 +129,3 @@ def _literals(layer: Any) -> list[Any]:
 def _reader_in(value: Any) -> BlockReader | None:
     inner = getattr(value, "value", value)
     return inner if isinstance(inner, BlockReader) else None
-
-
-__all__ = ["BlockReader", "ChunkManagerEntrypoint", "ShardManager", "ShardVariable", "find_block_reader"]

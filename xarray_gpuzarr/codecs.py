@@ -186,9 +186,7 @@ def parse_codecs(codecs: Sequence[Json]) -> CodecPipeline:
         spec = _parse_codec(entry)
         if isinstance(spec, BytesSpec | ShardingSpec):
             serializer = spec
-        elif isinstance(spec, TransposeSpec):
-            before.append(spec)
-        elif isinstance(spec, OtherSpec) and serializer is None:
+        elif isinstance(spec, TransposeSpec) or (isinstance(spec, OtherSpec) and serializer is None):
             before.append(spec)
         else:
             after.append(spec)
@@ -198,9 +196,7 @@ def parse_codecs(codecs: Sequence[Json]) -> CodecPipeline:
             raise _bad_codec(codecs, "no codec turns the array into bytes")
         serializer = OtherSpec(name=before[-1].name, configuration=before[-1].configuration)
         before.pop()
-    return CodecPipeline(
-        array_to_array=tuple(before), array_to_bytes=serializer, bytes_to_bytes=tuple(after)
-    )
+    return CodecPipeline(array_to_array=tuple(before), array_to_bytes=serializer, bytes_to_bytes=tuple(after))
 
 
 def _parse_codec(entry: Json) -> CodecSpec:
@@ -215,7 +211,7 @@ def _parse_codec(entry: Json) -> CodecSpec:
         raise _bad_codec(entry, f"{type(err).__name__}: {err}") from err
 
 
-def _known_codec(name: str, conf: Mapping[str, Json]) -> CodecSpec:
+def _known_codec(name: str, conf: Mapping[str, Json]) -> CodecSpec:  # noqa: PLR0911  # one per kind of codec
     if name == "bytes":
         return BytesSpec(endian=conf.get("endian"))
     if name == "transpose" and not isinstance(conf["order"], str):
@@ -224,9 +220,7 @@ def _known_codec(name: str, conf: Mapping[str, Json]) -> CodecSpec:
         spec: CodecSpec = _BYTES_TO_BYTES_NAMES[name]()
         return spec
     if name == "blosc":
-        return BloscSpec(
-            cname=str(conf["cname"]), shuffle=str(conf["shuffle"]), typesize=conf.get("typesize")
-        )
+        return BloscSpec(cname=str(conf["cname"]), shuffle=str(conf["shuffle"]), typesize=conf.get("typesize"))
     if name == "numcodecs.blosc":
         return _v2_blosc(conf)
     if name == "sharding_indexed":
@@ -267,9 +261,7 @@ def parse_v2_codecs(
     after: list[BytesBytesSpec] = [_v2_other(f) for f in filters or ()]
     if compressor is not None:
         after.append(_v2_compressor(compressor))
-    return CodecPipeline(
-        array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(after)
-    )
+    return CodecPipeline(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(after))
 
 
 def _v2_compressor(conf: Json) -> BytesBytesSpec:

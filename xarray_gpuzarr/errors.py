@@ -30,18 +30,14 @@ class GpuZarrError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        return (
-            f"{self.headline}\n  tried: {self.tried}\n  found: {self.found}\n  do:    {self.do}"
-        )
+        return f"{self.headline}\n  tried: {self.tried}\n  found: {self.found}\n  do:    {self.do}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # BaseException would pickle `args` only and lose the keyword-only fields on a dask worker.
         return (_rebuild, (type(self), self.headline, self.tried, self.found, self.do))
 
 
-def _rebuild(
-    cls: type[GpuZarrError], headline: str, tried: str, found: str, do: str
-) -> GpuZarrError:
+def _rebuild(cls: type[GpuZarrError], headline: str, tried: str, found: str, do: str) -> GpuZarrError:
     return cls(headline, tried=tried, found=found, do=do)
 
 

@@ -1,7 +1,7 @@
 """What the first bytes of a compressed chunk say about it, every offset checked.
 
-Parses the headers of zstd, gzip, zlib, lz4 and blosc frames; decodes nothing. Decoders use it to refuse a frame before a
-decoder that trusts its header sees it, and to say what was found when a frame does not decode.
+Parses the headers of zstd, gzip, zlib, lz4 and blosc frames; decodes nothing. Decoders use it to refuse a frame before
+a library that trusts its header sees it.
 
 References
 ----------
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from xarray_gpuzarr.codecs import (
     BloscSpec,
@@ -29,53 +28,19 @@ class FrameError(Exception):
     """A frame is not what its codec says; the text completes "found: ..."."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BloscHeader:
-    """The 16 bytes that begin a Blosc 1.x frame."""
-
-    version: int
-    flags: int
-    typesize: int
-    """Bytes of one element, as the shuffle filters see it."""
-    nbytes: int
-    """Decoded bytes."""
-    blocksize: int
-    """Decoded bytes of one block."""
-    cbytes: int
-    """Bytes of the frame, header included."""
-
-
-_BLOSC_HEADER = struct.Struct("<BBBBIII")
+_BLOSC_LENGTHS = struct.Struct("<BxxxIII")
 _BLOSC_VERSION = 2
 
 
-def parse_blosc_header(frame: memoryview | bytes) -> BloscHeader:
-    """Read and check a Blosc header.
-
-    Raises
-    ------
-    FrameError
-        Too short, another format version, or a length that differs from the frame's own.
-    """
-    if len(frame) < _BLOSC_HEADER.size:
+def _blosc_nbytes(frame: memoryview | bytes) -> int:
+    if len(frame) < 16:
         raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
-    version, _, flags, typesize, nbytes, blocksize, cbytes = _BLOSC_HEADER.unpack_from(frame)
+    version, nbytes, _blocksize, cbytes = _BLOSC_LENGTHS.unpack_from(frame)
     if version != _BLOSC_VERSION:
         raise FrameError(f"blosc format version {version}, expected {_BLOSC_VERSION}")
     if cbytes != len(frame):
         raise FrameError(f"{len(frame)} bytes where the blosc header says {cbytes}")
-    return BloscHeader(
-        version=version,
-        flags=flags,
-        typesize=typesize,
-        nbytes=nbytes,
-        blocksize=blocksize,
-        cbytes=cbytes,
-    )
-
-
-def _blosc_nbytes(frame: memoryview | bytes) -> int:
-    return parse_blosc_header(frame).nbytes
+    return int(nbytes)
 
 
 def _lz4_nbytes(frame: memoryview | bytes) -> int:
@@ -107,6 +72,11 @@ def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
     if width == 0:
         return None
     return int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
+
+
+def has_zstd_checksum(frame: memoryview | bytes) -> bool:
+    """Whether the header of a zstd frame says that a checksum of the content follows."""
+    return bool(frame[4] & 4)
 
 
 _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = {

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -182,6 +182,8 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
     wanted: list[slice | Column] = []
     undo: list[tuple[int, slice | Column | int]] = []
     for axis, (key, length) in enumerate(zip(_expand(selection, len(shape)), shape, strict=True)):
+        ordered: slice | Column
+        back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
         elif np.ndim(key) == 0:
@@ -291,10 +293,7 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
         A coordinate lies outside the array.
     """
     at = np.stack(
-        [
-            _checked_index(np.asarray(p), n, axis)
-            for axis, (p, n) in enumerate(zip(points, grid.shape, strict=True))
-        ],
+        [_checked_index(np.asarray(p), n, axis) for axis, (p, n) in enumerate(zip(points, grid.shape, strict=True))],
         axis=1,
     )
     chunk_shape = np.asarray(grid.chunk_shape, np.int64)
@@ -330,5 +329,5 @@ def blocks(
             length = max(1, min(n, room))
             room = max(1, room // length)
             cuts = [*range(0, n, length), n] if n else [0]
-        per_axis.append([range(lo, hi) for lo, hi in zip(cuts[:-1], cuts[1:], strict=True)])
+        per_axis.append([range(lo, hi) for lo, hi in pairwise(cuts)])
     yield from product(*reversed(per_axis))

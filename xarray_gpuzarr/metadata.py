@@ -148,15 +148,13 @@ def _parse_v2(array: zarr.Array[Any], metadata: ArrayV2Metadata) -> ArraySpec:
         codecs=codecs,
         index=None,
         fill=_fill_bytes(metadata.fill_value, dtype),
-        keys=KeyEncoding(
-            prefix=_prefix(array.path), style="v2", separator=metadata.dimension_separator
-        ),
+        keys=KeyEncoding(prefix=_prefix(array.path), style="v2", separator=metadata.dimension_separator),
         metadata=_to_json(document),
     )
 
 
 def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | Unplanned:
-    document: dict[str, Any] = metadata.to_dict()  # type: ignore[assignment]
+    document: dict[str, Any] = metadata.to_dict()
     if document["chunk_grid"]["name"] != "regular":
         return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
     if document.get("storage_transformers"):

@@ -1,7 +1,7 @@
 """Which bytes to fetch and where every chunk goes, before any chunk is read.
 
-Pure: integers in, NumPy columns out. A plan covers one *block*: all touched chunks of one shard, or a run of chunks that
-are objects of their own. A decoder carries out plans one after another, or several at a time.
+Pure: integers in, NumPy columns out. A plan covers one *block*: all touched chunks of one shard, or a run of chunks
+that are objects of their own. A decoder carries out plans one after another, or several at a time.
 
 Rows of the chunk table stand in the order in which the bytes lie in their object, so a part (one request) is a range of
 rows.
@@ -93,30 +93,24 @@ class ReadPlan:
     nbytes: Column
     """shape (n,): encoded bytes, or `WHOLE_OBJECT`."""
     parts: Column
-    """shape (n_parts + 1,): part `i` is one request for rows ``[parts[i], parts[i + 1])``."""
+    """shape (n_parts + 1,): rows ``[parts[i], parts[i + 1])`` are fetched and decoded together."""
     missing_chunk: Column
     """shape (n_missing, ndim): coordinates of the chunks that take the fill value."""
     missing_row: Column
     """shape (n_missing, ...): as `row`, for those chunks."""
 
     @property
-    def n_parts(self) -> int:
-        """Number of requests."""
-        return len(self.parts) - 1
-
-    @property
     def decoded_nbytes(self) -> int:
         """Bytes of all stored chunks of the block once decoded."""
         return len(self.offset) * self.spec.chunk_nbytes
 
-    def part_range(self, part: int) -> tuple[str, ByteRange]:
-        """Return the key and the byte range that one part asks for."""
-        lo, hi = int(self.parts[part]), int(self.parts[part + 1])
-        key, first = self.keys[int(self.object[lo])], int(self.offset[lo])
-        if self.nbytes[lo] == WHOLE_OBJECT:
-            return key, ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-        last = int(self.offset[hi - 1] + self.nbytes[hi - 1])
-        return key, ByteRange(offset=first, nbytes=last - first)
+    def requests(self, lo: int, hi: int) -> list[tuple[str, ByteRange]]:
+        """Return what the part of rows ``[lo, hi)`` asks for: one range, or one whole object per row."""
+        if self.spec.index is None:
+            whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+            return [(key, whole) for key in self.keys[lo:hi]]
+        first, last = int(self.offset[lo]), int(self.offset[hi - 1] + self.nbytes[hi - 1])
+        return [(self.keys[0], ByteRange(offset=first, nbytes=last - first))]
 
 
 def box_target(selection: OuterSelection, grid: ChunkGrid) -> BoxTarget:
@@ -173,9 +167,7 @@ def _product(ranges: Sequence[range]) -> Column:
     return rows
 
 
-def plan_read(
-    spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None, rule: CoalesceRule
-) -> ReadPlan:
+def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None, rule: CoalesceRule) -> ReadPlan:
     """Plan one block.
 
     Parameters
@@ -195,7 +187,8 @@ def plan_read(
         order = np.arange(n_rows, dtype=np.int64)
         obj, offset = order, np.zeros(n_rows, np.int64)
         nbytes, missing = np.full(n_rows, WHOLE_OBJECT, np.int64), order[:0]
-        parts = np.arange(n_rows + 1, dtype=np.int64)
+        together = max(1, rule.max_nbytes // max(1, spec.chunk_nbytes))
+        parts = np.r_[np.arange(0, n_rows, together), n_rows]
     else:
         keys = (str(block.key),)
         order, missing, offset, nbytes = _look_up(spec, block, index)
@@ -216,9 +209,7 @@ def plan_read(
     )
 
 
-def _look_up(
-    spec: ArraySpec, block: Block, index: ShardIndex | None
-) -> tuple[Column, Column, Column, Column]:
+def _look_up(spec: ArraySpec, block: Block, index: ShardIndex | None) -> tuple[Column, Column, Column, Column]:
     """Return (stored rows in byte order, missing rows, offset, nbytes) of a block's chunks."""
     if index is None:
         none = np.zeros(0, np.int64)
@@ -272,6 +263,4 @@ def place_boxes(target: BoxTarget, row: Column, chunk_shape: Sequence[int]) -> P
         partial |= count[:, axis] != pieces.length
         out_index += start[:, axis] * stride
         stride *= pieces.length
-    return Placement(
-        out_start=start, count=count, whole=whole, contiguous=contiguous, out_index=out_index
-    )
+    return Placement(out_start=start, count=count, whole=whole, contiguous=contiguous, out_index=out_index)

@@ -140,9 +140,7 @@ def _start_index(spec: ArraySpec, block: Block, source: ByteSource) -> PendingEd
     return source.start_edge(block.key, spec.index.location, spec.index.nbytes)
 
 
-def _plan(
-    spec: ArraySpec, target: Target, source: ByteSource, block: Block, edge: PendingEdge | None
-) -> ReadPlan:
+def _plan(spec: ArraySpec, target: Target, source: ByteSource, block: Block, edge: PendingEdge | None) -> ReadPlan:
     return plan_read(spec, target, block, _index(spec, block, edge), source.rule)
 
 
@@ -151,9 +149,7 @@ def _index(spec: ArraySpec, block: Block, pending: PendingEdge | None) -> ShardI
     if edge is None or spec.index is None:
         return None
     where = f"'{block.key}' of array '{spec.path}'"
-    return decode_shard_index(
-        edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where
-    )
+    return decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where)
 
 
 def _read_by_zarr(stored: StoredArray, outer: OuterSelection) -> np.ndarray[Any, Any]:

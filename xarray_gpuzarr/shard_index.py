@@ -99,9 +99,7 @@ def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) ->
         raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
 
 
-def _check_ranges(
-    entries: npt.NDArray[np.uint64], spec: ShardIndexSpec, shard_nbytes: int | None, where: str
-) -> None:
+def _check_ranges(entries: npt.NDArray[np.uint64], spec: ShardIndexSpec, shard_nbytes: int | None, where: str) -> None:
     """Refuse ranges that leave the shard, touch the index, or overlap without being equal."""
     limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes
     floor = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from ctypes.util import find_library
-from functools import lru_cache
+from functools import cache
 from typing import get_args
 
 from xarray_gpuzarr.decoders.base import Decoder, Device, Route
@@ -70,7 +70,7 @@ def resolve_device(device: str) -> Device:
     return "host"
 
 
-@lru_cache(maxsize=None)
+@cache
 def decoder_for(device: str) -> Decoder:
     """Return the decoder of a device, one per process.
 

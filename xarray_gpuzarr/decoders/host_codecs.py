@@ -27,12 +27,14 @@ from xarray_gpuzarr.codecs import (
     ZlibSpec,
     ZstdSpec,
 )
-from xarray_gpuzarr.frames import FrameError, declared_nbytes, parse_blosc_header
+from xarray_gpuzarr.frames import FrameError, declared_nbytes, has_zstd_checksum
 
 DecodeInto = Callable[[memoryview, memoryview], None]
 """Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
 
 _CRC_NBYTES = 4
+_ZSTD, _LZ4 = ZstdSpec(), Lz4Spec()
+_BLOSC = BloscSpec(cname="any", shuffle="any", typesize=None)
 
 _thread = threading.local()
 
@@ -42,22 +44,23 @@ def _zstd(src: memoryview, dst: memoryview) -> None:
     if context is None:
         context = _thread.zstd = zstandard.ZstdDecompressor()
     reader = context.stream_reader(src, closefd=False)
-    # The read past the end makes zstd verify a stored checksum and shows a frame that is too long.
-    if reader.readinto(dst) != len(dst) or reader.read(1):
-        raise FrameError("another length")
+    if reader.readinto(dst) != len(dst):
+        raise FrameError("fewer bytes")
+    # Without a declared length a frame may go on; with a checksum zstd verifies it only when asked for more.
+    if (declared_nbytes(_ZSTD, src) != len(dst) or has_zstd_checksum(src)) and reader.read(1):
+        raise FrameError("more bytes")
 
 
 def _blosc(src: memoryview, dst: memoryview) -> None:
     # The C decoder trusts the header's lengths, so they are compared with the real ones first.
-    header = parse_blosc_header(src)
-    if header.nbytes != len(dst):
-        raise FrameError(f"a frame of {header.nbytes} bytes")
-    if header.nbytes:
+    if declared_nbytes(_BLOSC, src) != len(dst):
+        raise FrameError("a frame of another length")
+    if dst:
         imagecodecs.blosc_decode(src, numthreads=1, out=dst)
 
 
 def _lz4(src: memoryview, dst: memoryview) -> None:
-    if declared_nbytes(Lz4Spec(), src) != len(dst):
+    if declared_nbytes(_LZ4, src) != len(dst):
         raise FrameError("another length")
     _same(imagecodecs.lz4_decode(src, header=True, out=dst), dst)
 
@@ -133,13 +136,11 @@ def _decode_last(spec: BytesBytesSpec, src: memoryview, dst: memoryview) -> None
     """Decode the stage that gives the chunk itself."""
     try:
         _FAST[type(spec)](src, dst)
-        return
-    except _LIBRARY_ERRORS as err:
-        first = err
-    decoded = _decode_all(spec, src)
-    if len(decoded) != len(dst):
-        raise FrameError(f"{len(decoded)} bytes") from first
-    dst[:] = decoded
+    except _LIBRARY_ERRORS as refusal:
+        decoded = _decode_all(spec, src)
+        if len(decoded) != len(dst):
+            raise FrameError(f"{len(decoded)} bytes") from refusal
+        dst[:] = decoded
 
 
 class ChunkCodec:

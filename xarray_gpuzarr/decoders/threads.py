@@ -47,7 +47,7 @@ def _dask_worker_threads() -> int:
     worker_module = sys.modules.get("distributed.worker")
     if worker_module is None:
         return 0
-    workers = list(worker_module.Worker._instances)
+    workers = list(worker_module.Worker._instances)  # noqa: SLF001  # distributed has no public list
     return sum(w.state.nthreads for w in workers if w.status.name == "running")
 
 
@@ -119,7 +119,7 @@ crew = Crew()
 
 
 def _after_fork() -> None:
-    global crew  # threads and held locks do not survive a fork
+    global crew  # noqa: PLW0603  # threads and held locks do not survive a fork
     crew = Crew()
 
 

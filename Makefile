@@ -1,0 +1,58 @@
+# Every target sets itself up: a bare clone, Python 3.12 or newer and its pip are enough.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: demo test lint types layers check bench bench-smoke docs clean help
+
+help: ## Say what the targets do
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
+
+demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and with ours, compare
+	$(BIN)/gpuzarr demo
+
+test: $(VENV)/.installed ## Run the whole test suite
+	$(BIN)/python -m pytest -n auto -q
+
+lint: $(VENV)/.installed ## Check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.installed ## Check types
+	$(BIN)/mypy
+
+layers: $(VENV)/.installed ## Check that no floor imports from one above it
+	$(BIN)/lint-imports
+
+check: lint types layers test docs ## Everything that CI runs
+
+bench: $(VENV)/.bench ## Compare with zarr-python, zarrs and TensorStore (minutes)
+	$(BIN)/python -m benchmarks
+
+bench-smoke: $(VENV)/.bench ## The same on tiny data, to see that it runs
+	$(BIN)/python -m benchmarks --smoke
+
+docs: $(VENV)/.docs ## Build the documentation; warnings are errors
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) docs/_build demo build dist
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "xarray_gpuzarr needs Python 3.12 or newer, and this machine's python3 is" \
+		"$$(python3 --version 2>&1 || echo absent): install one, or run make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@

@@ -1,0 +1,175 @@
+"""The limit: how fast these chunks can be decoded here by a plain loop on as many threads as there are cores.
+
+The chunk table is made before the clock starts, and nothing is planned, selected or checked. Chunks are decoded one
+after another into one fresh array in chunk order, so each is contiguous there; readers that must put 3-D chunks into
+place do more than this loop does. Shares no code with xarray_gpuzarr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import zstandard
+
+from benchmarks.chunk_table import Part, Piece, chunk_counts, chunk_nbytes, in_array_order, read_parts
+from benchmarks.session import Array, Session
+from benchmarks.workloads import PACKING, CodecName, Operation, Workload
+
+DecodeInto = Callable[[memoryview, memoryview], object]
+
+
+class Scratch(threading.local):
+    """Memory of one thread, reused."""
+
+    def __init__(self) -> None:
+        self.encoded = np.empty(0, np.uint8)
+        self.decoded = np.empty(0, np.uint8)
+        self.zstd = zstandard.ZstdDecompressor()
+
+
+_scratch = Scratch()
+
+
+def open_limit(workload: Workload, path: Path, operation: Operation) -> Session:
+    """Open a workload for the plain loop; see `Session`."""
+    loop = PlainLoop(workload, path / workload.variable)
+    if operation == "mean":
+        return Session(run=loop.mean)
+    run = loop.load if operation == "load" and workload.packed else loop.read
+    return Session(run=run, restore=lambda chunks: in_array_order(chunks, workload))
+
+
+class PlainLoop:
+    """Chunks of one array, decoded in file order by threads that take the next part that is left."""
+
+    def __init__(self, workload: Workload, path: Path) -> None:
+        self.workload = workload
+        self.parts = read_parts(workload, path)
+        self.n_elements = prod(chunk_counts(workload)) * prod(workload.chunks)
+        self.n_threads = len(os.sched_getaffinity(0))
+        self.pool = ThreadPoolExecutor(self.n_threads)
+        if workload.packed:
+            metadata = json.loads((path / "zarr.json").read_text())
+            self.scale, self.offset = (metadata["attributes"][name] for name in ("scale_factor", "add_offset"))
+            self.padding: int = metadata["fill_value"]
+
+    def read(self) -> Array:
+        """Return stored values in chunk order."""
+        out = np.empty(self.n_elements, self.workload.dtype)
+        view = memoryview(out.view(np.uint8))
+        raw = self.workload.codec == "none"
+        self._share((lambda part: _read_raw(part, view)) if raw else (lambda part: self._decode(part, view)))
+        return out
+
+    def load(self) -> Array:
+        """Return decoded values in chunk order."""
+        out = np.empty(self.n_elements, np.float64)
+        self._share(lambda part: self._decode_scaled(part, out))
+        return out
+
+    def mean(self) -> Array:
+        """Return the mean of decoded values, from integer sums."""
+        total, count = np.array(self._share(self._partial_sum)).sum(axis=0)
+        if self.padding != PACKING.missing:  # chunks at the edge are stored whole
+            n_padding = self.n_elements - prod(self.workload.shape)
+            total, count = total - n_padding * self.padding, count - n_padding
+        return np.asarray(total / count * self.scale + self.offset)
+
+    def _share(self, work: Callable[[Part], object]) -> list[object]:
+        left, lock = iter(self.parts), threading.Lock()
+        futures = [self.pool.submit(_drain, left, lock, work) for _ in range(self.n_threads)]
+        return [result for future in futures for result in future.result()]
+
+    def _decode(self, part: Part, out: memoryview) -> None:
+        encoded, decode = _read_encoded(part), _DECODERS[self.workload.codec]
+        for piece in part.pieces:
+            first = piece.offset - part.offset
+            decode(encoded[first : first + piece.nbytes], out[piece.out_start : piece.out_start + piece.out_nbytes])
+
+    def _decoded_chunks(self, part: Part) -> Iterator[tuple[Piece, Array]]:
+        encoded, decode = _read_encoded(part), _DECODERS[self.workload.codec]
+        if len(_scratch.decoded) != chunk_nbytes(self.workload):
+            _scratch.decoded = np.empty(chunk_nbytes(self.workload), np.uint8)
+        for piece in part.pieces:
+            first = piece.offset - part.offset
+            decode(encoded[first : first + piece.nbytes], memoryview(_scratch.decoded))
+            yield piece, _scratch.decoded.view(self.workload.dtype)
+
+    def _decode_scaled(self, part: Part, out: Array) -> None:
+        for piece, chunk in self._decoded_chunks(part):
+            start = piece.out_start // chunk.itemsize
+            values = out[start : start + len(chunk)]
+            np.multiply(chunk, self.scale, out=values)
+            values += self.offset
+            np.copyto(values, np.nan, where=chunk == PACKING.missing)
+
+    def _partial_sum(self, part: Part) -> tuple[int, int]:
+        """Return sum and count of the stored integers that are not missing."""
+        total = count = 0
+        for _, chunk in self._decoded_chunks(part):
+            n = int(np.count_nonzero(chunk != PACKING.missing))
+            total += int(chunk.sum(dtype=np.int64)) - (len(chunk) - n) * PACKING.missing
+            count += n
+        return total, count
+
+
+def _drain(left: Iterator[Part], lock: threading.Lock, work: Callable[[Part], object]) -> list[object]:
+    results: list[object] = []
+    while True:
+        with lock:
+            part = next(left, None)
+        if part is None:
+            return results
+        results.append(work(part))
+
+
+def _read_raw(part: Part, out: memoryview) -> None:
+    _preadv(part, [out[p.out_start : p.out_start + p.nbytes] for p in part.pieces])
+
+
+def _read_encoded(part: Part) -> memoryview:
+    if len(_scratch.encoded) < part.nbytes:
+        _scratch.encoded = np.empty(part.nbytes, np.uint8)
+    buffer = memoryview(_scratch.encoded)[: part.nbytes]
+    _preadv(part, [buffer])
+    return buffer
+
+
+def _preadv(part: Part, buffers: list[memoryview]) -> None:
+    fd = os.open(part.path, os.O_RDONLY)
+    try:
+        done = os.preadv(fd, buffers, part.offset)
+    finally:
+        os.close(fd)
+    if done != part.nbytes:
+        raise OSError(f"{part.path}: {done} bytes at {part.offset}, expected {part.nbytes}")
+
+
+def _zstd(src: memoryview, dst: memoryview) -> None:
+    if _scratch.zstd.stream_reader(src, closefd=False).readinto(dst) != len(dst):
+        raise ValueError("a zstd frame is too short")
+
+
+def _gzip(src: memoryview, dst: memoryview) -> None:
+    imagecodecs.gzip_decode(src, out=dst)
+
+
+def _blosc(src: memoryview, dst: memoryview) -> None:
+    imagecodecs.blosc_decode(src, numthreads=1, out=dst)
+
+
+_DECODERS: dict[CodecName, DecodeInto] = {
+    "zstd": _zstd,
+    "gzip": _gzip,
+    "blosc-zstd": _blosc,
+    "blosc-lz4": _blosc,
+    "blosclz-bitshuffle": _blosc,
+}

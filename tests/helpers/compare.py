@@ -1,0 +1,51 @@
+"""Exact comparisons; each fails with what differs."""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+_OURS_TO_CHOOSE = "preferred_chunks"
+"""The one encoding entry that differs from engine="zarr": the shard instead of the chunk."""
+
+
+def assert_same_bits(actual: Any, expected: np.ndarray) -> None:
+    """Same kind of array, dtype (byte order included), shape and bits: NaN payloads and signs of zero count."""
+    assert type(actual) is np.ndarray
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.flags.c_contiguous
+    assert actual.tobytes() == expected.tobytes()
+
+
+def assert_same_values(actual: Any, expected: Any) -> None:
+    """Same dtype, shape and values; NaN equals NaN."""
+    np.testing.assert_array_equal(actual, expected, strict=True)
+
+
+def assert_same_variable(actual: xr.Variable, expected: xr.Variable) -> None:
+    assert actual.dims == expected.dims
+    assert actual.dtype == expected.dtype
+    assert describe(actual.attrs) == describe(expected.attrs)
+    assert encoding_of(actual) == encoding_of(expected)
+    assert_same_values(actual.values, expected.values)
+
+
+def assert_same_dataset(actual: xr.Dataset, expected: xr.Dataset) -> None:
+    """Same variables in the same order, dtypes, values, attributes, coordinates, indexes and encodings."""
+    assert list(actual.variables) == list(expected.variables)
+    assert list(actual.coords) == list(expected.coords)
+    assert list(actual.xindexes) == list(expected.xindexes)
+    assert describe(actual.attrs) == describe(expected.attrs)
+    assert describe(actual.encoding) == describe(expected.encoding)
+    for name in expected.variables:
+        assert_same_variable(actual[name].variable, expected[name].variable)
+
+
+def encoding_of(variable: xr.Variable) -> dict[str, str]:
+    return {k: v for k, v in describe(variable.encoding).items() if k != _OURS_TO_CHOOSE}
+
+
+def describe(mapping: Any) -> dict[Any, str]:
+    """Write values as text, so that NaN equals NaN and 1 differs from 1.0."""
+    return {key: repr(value) for key, value in mapping.items()}

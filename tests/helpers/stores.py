@@ -1,0 +1,99 @@
+"""Fakes of the outside world: zarr stores that record, fail, or lie; and raw access to what a store holds."""
+
+from collections.abc import Callable
+from typing import Any
+
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.buffer import cpu
+from zarr.core.sync import sync
+from zarr.storage import WrapperStore
+
+METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
+Request = tuple[str, ByteRequest | None]
+
+
+def take(store: Store, key: str) -> bytes:
+    """Return the bytes of one object."""
+    return sync(store.get(key, cpu.buffer_prototype)).to_bytes()
+
+
+def put(store: Store, key: str, data: bytes) -> None:
+    """Replace the bytes of one object."""
+    sync(store.set(key, cpu.Buffer.from_bytes(data)))
+
+
+def drop(store: Store, key: str) -> None:
+    """Delete one object."""
+    sync(store.delete(key))
+
+
+def is_data(key: str) -> bool:
+    return not key.endswith(METADATA_NAMES)
+
+
+class RecordingStore(WrapperStore):
+    """Remembers every request for chunk bytes."""
+
+    def __init__(self, store: Store, requests: list[Request] | None = None) -> None:
+        super().__init__(store)
+        self.requests: list[Request] = [] if requests is None else requests
+
+    def _with_store(self, store: Store) -> "RecordingStore":
+        return type(self)(store, self.requests)
+
+    async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
+        if is_data(key):
+            self.requests.append((key, byte_range))
+        return await super().get(key, prototype, byte_range)
+
+    @property
+    def ranges(self) -> list[tuple[str, int, int]]:
+        """(key, first byte, end) of every bounded request, sorted."""
+        bounded = [(key, r) for key, r in self.requests if isinstance(r, RangeByteRequest)]
+        return sorted((key, r.start, r.end) for key, r in bounded)
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys of every object that was asked for."""
+        return {key for key, _ in self.requests}
+
+
+class ScriptedStore(WrapperStore):
+    """Answers requests for chunk bytes as a script says; the script may raise."""
+
+    def __init__(self, store: Store, script: Callable[[str, ByteRequest | None, Any], Any]) -> None:
+        super().__init__(store)
+        self.script = script
+
+    def _with_store(self, store: Store) -> "ScriptedStore":
+        return type(self)(store, self.script)
+
+    async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
+        answer = await super().get(key, prototype, byte_range)
+        return self.script(key, byte_range, answer) if is_data(key) else answer
+
+
+class FailAfter:
+    """A script: the first `n_good` requests are answered, the others raise `error` until it is healed."""
+
+    def __init__(self, error: Exception, n_good: int = 0) -> None:
+        self.error = error
+        self.n_good = n_good
+        self.healed = False
+
+    def __call__(self, key: str, byte_range: ByteRequest | None, answer: Any) -> Any:
+        self.n_good -= 1
+        if self.n_good < 0 and not self.healed:
+            raise self.error
+        return answer
+
+
+def vanish_after_index(key: str, byte_range: ByteRequest | None, answer: Any) -> Any:
+    """A script: shards are there when their index is read and gone when their chunks are."""
+    return answer if isinstance(byte_range, SuffixByteRequest) else None
+
+
+def cut_chunks_short(key: str, byte_range: ByteRequest | None, answer: Any) -> Any:
+    """A script: one byte fewer than was asked for."""
+    return answer if isinstance(byte_range, SuffixByteRequest) else answer[: len(answer) - 1]
