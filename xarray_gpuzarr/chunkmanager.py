@@ -17,6 +17,7 @@ from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.metadata import Unplanned
 
 
 class BlockReader:
@@ -45,6 +46,13 @@ class BlockReader:
         """The stored array below the selection."""
         return cast("LazyArray", self.array.array)
 
+    @property
+    def shard_shape(self) -> tuple[int, ...] | None:
+        """Shape of a shard; None if a selection was made before, or if shards are irregular."""
+        spec = self.lazy.stored.spec
+        unselected = all(isinstance(k, slice) and k == slice(None) for k in self.array.key.tuple)
+        return spec.grid.shard_shape if unselected and not isinstance(spec, Unplanned) else None
+
     def __dask_tokenize__(self) -> tuple[object, ...]:
         return (type(self).__qualname__, self.lazy.__dask_tokenize__(), self.array.key.tuple)
 
@@ -66,7 +74,22 @@ class ShardManager(DaskManager):
         chunks : as for `dask.array.from_array`
         """
         kwargs |= {"meta": data.lazy.meta(), "asarray": False}
-        return da.from_array(data, chunks, **kwargs)
+        return da.from_array(data, _whole_shards(chunks, data), **kwargs)
+
+
+def _whole_shards(chunks: Any, reader: BlockReader) -> Any:
+    """Give shards back whole where they were cut by ``"auto"``, which limits chunks to dask's ``array.chunk-size``."""
+    shard = reader.shard_shape
+    if shard is None or not reader.shape or 0 in reader.shape:
+        return chunks
+    auto = da.core.normalize_chunks("auto", reader.shape, dtype=reader.dtype, previous_chunks=shard)
+    if da.core.normalize_chunks(chunks, reader.shape, dtype=reader.dtype) not in (auto, _plain_auto(reader)):
+        return chunks
+    return tuple(max(1, axis[0] // n) * n for axis, n in zip(auto, shard, strict=True))
+
+
+def _plain_auto(reader: BlockReader) -> Any:
+    return da.core.normalize_chunks("auto", reader.shape, dtype=reader.dtype)
 
 
 class ShardVariable(Variable):

@@ -206,11 +206,11 @@ class Explanation:
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = _WIDE_COLUMNS if options.max_width >= WIDE else _NARROW_COLUMNS
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-        table.leading = columns is _NARROW_COLUMNS
+        wide = options.max_width >= WIDE
+        columns, gap = (_WIDE_COLUMNS, 2) if wide else (_NARROW_COLUMNS, 1)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), leading=1)
         for title in columns:
-            table.add_column(title, overflow="fold")
+            table.add_column(title, overflow="fold", no_wrap=title in _UNBROKEN)
         for row in self.rows:
             table.add_row(*(_cell(of_row(row)) for of_row in columns.values()))
         yield table
@@ -255,51 +255,63 @@ def _dtype(row: Row) -> str:
     return row.dtype if unchanged else f"{row.stored_dtype} → {row.dtype}"
 
 
-def _layout(row: Row) -> Cell:
-    """Put all that is known about storage into one cell, for narrow terminals."""
-    shards = f"{row.n_shards} shards of {row.shard_shape}" if row.shard_shape else ""
-    chunks = f"{row.n_chunks} chunks of {row.chunk_shape}" if row.chunk_shape else ""
-    cast = f"cast {row.cast}" if row.cast not in ("", "none") else ""
-    return [line for line in (shards, chunks, row.codecs, cast) if line]
+def _cast(row: Row) -> str:
+    return "" if row.cast == "none" else row.cast
+
+
+def _grid(n: int | None, noun: str, shape: tuple[int, ...] | None) -> str:
+    """Write number, noun and shape of the cells of a grid; nothing if there is no grid."""
+    if shape is None:
+        return ""
+    return f"{n} {noun.removesuffix('s') if n == 1 else noun} of {format_shape(shape)}".replace("  ", " ")
 
 
 def _shards(row: Row) -> str:
-    if row.shard_shape is None:
-        return "not sharded" if row.chunk_shape else ""
-    return f"{row.n_shards} of {row.shard_shape}"
+    unsharded = row.shard_shape is None and row.chunk_shape is not None
+    return "not sharded" if unsharded else _grid(row.n_shards, "", row.shard_shape)
+
+
+def _layout(row: Row) -> Cell:
+    """Put all that is known about storage into one cell, for narrow terminals."""
+    shards = _grid(row.n_shards, "shards", row.shard_shape)
+    return [shards, _grid(row.n_chunks, "chunks", row.chunk_shape), row.codecs, _cast(row)]
 
 
 Columns = dict[str, Callable[[Row], Cell]]
 
 _NARROW_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
-    "values": lambda row: [_dtype(row), str(row.shape), format_nbytes(row.decoded_nbytes)],
+    "values": lambda row: [_dtype(row), f"{format_shape(row.shape)}, {format_nbytes(row.decoded_nbytes)}"],
     "stored as": _layout,
     "decoded": lambda row: [row.where, row.why],
 }
 _WIDE_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
-    "dtype": lambda row: [_dtype(row)],
-    "shape": lambda row: [str(row.shape), format_nbytes(row.decoded_nbytes)],
+    "values": lambda row: [_dtype(row), _cast(row)],
+    "shape": lambda row: [format_shape(row.shape), format_nbytes(row.decoded_nbytes)],
     "shards": lambda row: [_shards(row)],
-    "inner chunks": lambda row: [f"{row.n_chunks} of {row.chunk_shape}" if row.chunk_shape else ""],
+    "inner chunks": lambda row: [_grid(row.n_chunks, "", row.chunk_shape)],
     "codecs": lambda row: [row.codecs],
-    "cast": lambda row: [row.cast],
     "decoded": lambda row: [row.where, row.why],
 }
+_UNBROKEN = {"values", "shape", "shards", "inner chunks"}
+"""Columns that are never wrapped."""
 
 
 def _cell(lines: Cell) -> Text:
-    text = Text(lines[0] if lines else "")
-    for line in filter(None, lines[1:]):
-        text.append(f"\n{line}", style="dim")
-    return text
+    first, *rest = [line for line in lines if line] or [""]
+    return Text.assemble(first, *((f"\n{line}", "dim") for line in rest))
 
 
 def _html_cell(lines: Cell) -> str:
-    first, *rest = map(html.escape, lines or [""])
-    more = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in rest if line)
+    first, *rest = [html.escape(line) for line in lines if line] or [""]
+    more = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in rest)
     return f'<td style="text-align:left;vertical-align:top">{first}{more}</td>'
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """Write a shape without spaces, so that it is never wrapped."""
+    return "\N{MULTIPLICATION SIGN}".join(map(str, shape)) or "scalar"
 
 
 def format_nbytes(nbytes: int) -> str:

@@ -32,6 +32,8 @@ Column = npt.NDArray[np.int64]
 
 CHUNKS_PER_BLOCK = 1024
 """Unsharded chunks planned at once: 100 us of planning against milliseconds of decoding."""
+OBJECTS_PER_PART = 16
+"""Small unsharded chunks that one thread takes at a time, and that a store is asked for at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +189,7 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
         order = np.arange(n_rows, dtype=np.int64)
         obj, offset = order, np.zeros(n_rows, np.int64)
         nbytes, missing = np.full(n_rows, WHOLE_OBJECT, np.int64), order[:0]
-        together = max(1, rule.max_nbytes // max(1, spec.chunk_nbytes))
+        together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, spec.chunk_nbytes)))
         parts = np.r_[np.arange(0, n_rows, together), n_rows]
     else:
         keys = (str(block.key),)

@@ -1,0 +1,239 @@
+"""Sample data for ``gpuzarr demo``: four days of invented weather, or any dataset, as sharded Zarr.
+
+The weather is built from spherical harmonics that travel around a planet with the outlines of Earth's continents; seeds
+are fixed. It is packed as reanalyses are: int16 with scale, offset and fill value, zstd, one shard per day. Values are
+plausible, not physical.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+from zarr.codecs import ZstdCodec
+
+Field = npt.NDArray[np.float32]
+
+SHARD_STEPS = 24
+"""Time steps of one shard of the sample: a day, as the step is one hour."""
+_FILL = -32767
+_EARTH_RADIUS = 6.371e6
+"""Metres."""
+_CHUNK_ELEMENTS = 256 * 1024
+_SHARD_CHUNKS = 24
+
+# Longitude and latitude of corners, in degrees, from memory and coarse on purpose.
+_CONTINENTS = {
+    "North America": """-168 66 -156 71 -125 70 -95 72 -82 68 -94 60 -82 55 -78 62 -70 61 -64 59 -56 52 -66 50 -66 45 -70 42
+        -76 35 -81 31 -80 25 -83 30 -90 30 -97 27 -97 20 -91 19 -87 21 -88 16 -83 15 -83 10 -78 9 -81 7 -86 12 -95 16
+        -105 20 -109 25 -113 31 -110 23 -115 30 -121 35 -124 41 -124 48 -135 58 -150 60 -162 55 -158 58 -165 61""",
+    "Greenland": "-73 78 -60 82 -30 83 -18 80 -22 70 -40 65 -44 60 -52 64 -54 70 -68 76",
+    "South America": """-78 9 -72 12 -62 10 -51 4 -50 0 -35 -6 -39 -13 -40 -20 -48 -26 -54 -34 -58 -38 -65 -42 -68 -50
+        -66 -55 -73 -53 -75 -45 -72 -30 -70 -18 -76 -14 -81 -5 -79 2""",
+    "Africa": """-6 35 10 37 11 33 20 31 33 31 35 27 39 18 43 12 51 12 48 5 41 -2 40 -10 35 -20 35 -24 32 -29 26 -34 18 -34
+        15 -27 12 -17 13 -9 9 -1 9 4 4 6 -8 4 -15 10 -17 15 -16 22 -10 30""",
+    "Eurasia": """-9 37 -9 43 -1 44 -4 48 3 51 8 54 8 57 10 57 11 54 20 55 24 59 30 60 23 60 25 65 21 64 17 60 16 56 12 56
+        10 59 5 59 5 62 14 68 25 71 40 67 45 68 68 69 72 73 105 77 113 74 140 73 160 70 180 69 180 65 172 61 163 60
+        162 56 157 51 155 57 160 61 143 59 135 55 141 52 135 44 128 40 129 35 126 35 125 39 121 40 118 38 122 37 119 35
+        122 30 117 23 109 21 108 16 109 12 105 9 101 13 103 2 101 3 98 9 98 16 94 16 91 22 87 21 80 15 80 10 77 8 73 17
+        72 21 67 25 57 26 51 28 48 30 51 25 56 25 59 22 52 16 45 13 43 15 35 28 35 33 36 36 27 37 27 40 41 41 38 45
+        31 46 28 43 26 40 23 40 23 37 19 41 13 45 18 40 16 38 12 42 8 44 3 43 0 39 -2 37""",
+    "Australia": """114 -22 122 -18 130 -12 136 -12 139 -17 142 -11 146 -19 153 -26 151 -34 147 -38 140 -38 135 -34 130 -32
+        122 -34 115 -34""",
+    "Antarctica": """-180 -78 -150 -77 -100 -73 -65 -66 -60 -74 -35 -78 -15 -72 30 -69 90 -66 140 -66 170 -72 180 -78
+        180 -91 -180 -91""",
+    "Baffin": "-80 73 -62 66 -72 63 -85 70",
+    "Iceland": "-24 65 -14 65 -18 63",
+    "Great Britain": "-5 50 1 51 0 53 -2 57 -5 59 -5 54",
+    "Madagascar": "44 -25 44 -16 49 -12 50 -16 47 -25",
+    "Sumatra": "95 5 104 -2 106 -6 102 -4",
+    "Borneo": "109 2 113 3 117 7 119 5 117 0 116 -4 110 -3",
+    "New Guinea": "131 -1 141 -3 147 -6 150 -10 143 -9 138 -7",
+    "Japan": "130 32 136 34 140 36 142 40 145 44 141 45 140 39 133 35",
+    "New Zealand": "173 -35 178 -38 174 -41 170 -46 167 -46 172 -41",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleGrid:
+    """Points and hours of a sample."""
+
+    n_lat: int
+    n_lon: int
+    n_hours: int
+
+    @property
+    def lat(self) -> npt.NDArray[np.float64]:
+        """Latitudes in degrees, from north to south, poles included."""
+        return np.linspace(90, -90, self.n_lat)
+
+    @property
+    def lon(self) -> npt.NDArray[np.float64]:
+        """Longitudes in degrees east, from 0."""
+        return np.arange(self.n_lon) * (360 / self.n_lon)
+
+
+SAMPLES = {
+    "normal": SampleGrid(n_lat=121, n_lon=240, n_hours=96),
+    "small": SampleGrid(n_lat=19, n_lon=36, n_hours=48),
+}
+"""Grids by name: 1.5 degrees for the demo (89 MB decoded), 10 degrees for tests."""
+
+
+class Weather:
+    """Random fields on one grid, each made of travelling spherical harmonics.
+
+    Parameters
+    ----------
+    grid : SampleGrid
+    seed : int
+    """
+
+    def __init__(self, grid: SampleGrid, seed: int) -> None:
+        self.grid = grid
+        self.rng = np.random.default_rng(seed)
+        self.phi = np.deg2rad(grid.lat)[:, None]
+        self.lam = np.deg2rad(grid.lon)[None, :]
+        self.hours = np.arange(grid.n_hours, dtype=np.float64)
+
+    def waves(self, degrees: range, *, slope: float) -> Field:
+        """Return waves of unit standard deviation.
+
+        Parameters
+        ----------
+        degrees : range
+            Degrees of the harmonics; each appears with four orders.
+        slope : float
+            Amplitude falls with this power of the degree.
+
+        Returns
+        -------
+        float32, shape (n_hours, n_lat, n_lon)
+        """
+        in_time, in_space = [], []
+        for degree in degrees:
+            for order in self.rng.integers(1, degree + 1, 4):
+                profile = legendre(degree, int(order), np.sin(self.phi)) * degree**-slope
+                in_space += [profile * np.cos(order * self.lam), profile * np.sin(order * self.lam)]
+                drift = np.deg2rad(self.rng.uniform(4, 14)) / 24  # radians per hour, eastward
+                angle = order * drift * self.hours + self.rng.uniform(0, 2 * np.pi)
+                in_time += [np.cos(angle), np.sin(angle)]
+        basis = np.reshape(in_space, (len(in_space), -1)).astype(np.float32)
+        field = np.asarray(in_time, np.float32).T @ basis
+        field *= 1 / field.std()
+        return field.reshape(-1, *np.broadcast_shapes(self.phi.shape, self.lam.shape))
+
+    def noise(self, deviation: float) -> Field:
+        """Return independent normal noise, float32, shape (n_hours, n_lat, n_lon)."""
+        shape = (self.grid.n_hours, self.grid.n_lat, self.grid.n_lon)
+        return self.rng.standard_normal(shape, np.float32) * np.float32(deviation)
+
+
+def legendre(degree: int, order: int, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the associated Legendre function, normalised to unit variance over the sphere.
+
+    Parameters
+    ----------
+    degree, order : int
+        ``0 <= order <= degree``.
+    x : float64, any shape
+        Sines of latitudes.
+
+    References
+    ----------
+    Abramowitz and Stegun, 8.5.3, with normalised coefficients.
+    """
+    factor = math.prod((2 * k + 1) / (2 * k) for k in range(1, order + 1))
+    below, current = np.zeros_like(x), math.sqrt(factor) * np.maximum(1 - x * x, 0) ** (order / 2)
+    for n in range(order + 1, degree + 1):
+        a = math.sqrt((4 * n * n - 1) / (n * n - order * order))
+        b = math.sqrt(((n - 1) ** 2 - order * order) / (4 * (n - 1) ** 2 - 1))
+        below, current = current, a * (x * current - b * below)
+    return current
+
+
+def land_mask(grid: SampleGrid) -> npt.NDArray[np.bool_]:
+    """Return which points lie inside a continent, shape (n_lat, n_lon)."""
+    lat = grid.lat[:, None]
+    lon = (grid.lon[None, :] + 180) % 360 - 180
+    land = np.zeros((grid.n_lat, grid.n_lon), bool)
+    for corners in _CONTINENTS.values():
+        x, y = np.array(corners.split(), float).reshape(-1, 2).T
+        inside = np.zeros_like(land)
+        for x0, y0, x1, y1 in zip(x, y, np.roll(x, -1), np.roll(y, -1), strict=True):
+            if y0 != y1:
+                inside ^= ((y0 > lat) != (y1 > lat)) & (lon < (x1 - x0) * (lat - y0) / (y1 - y0) + x0)
+        land |= inside
+    return land
+
+
+def weather_dataset(grid: SampleGrid) -> xr.Dataset:
+    """Return the sample in memory: temperatures, winds and a land mask on the first days of January.
+
+    Parameters
+    ----------
+    grid : SampleGrid
+    """
+    weather, land = Weather(grid, seed=20240101), land_mask(grid)
+    u10, v10 = _winds(weather)
+    dims = ("time", "latitude", "longitude")
+    dataset = xr.Dataset(
+        {
+            "t2m": (dims, _air_temperature(weather, land), _attrs("2 metre temperature", "K", "air_temperature")),
+            "sst": (
+                dims,
+                _sea_temperature(weather, land),
+                _attrs("Sea surface temperature", "K", "sea_surface_temperature"),
+            ),
+            "u10": (dims, u10, _attrs("10 metre U wind component", "m s-1", "eastward_wind")),
+            "v10": (dims, v10, _attrs("10 metre V wind component", "m s-1", "northward_wind")),
+            "lsm": (dims[1:], land.astype(np.uint8), _attrs("Land-sea mask", "1", "land_binary_mask")),
+        },
+        coords={
+            "time": np.datetime64("2024-01-01", "ns") + np.arange(grid.n_hours) * np.timedelta64(1, "h"),
+            "latitude": ("latitude", grid.lat, _attrs("latitude", "degrees_north", "latitude")),
+            "longitude": ("longitude", grid.lon, _attrs("longitude", "degrees_east", "longitude")),
+        },
+        attrs={"Conventions": "CF-1.12", "title": "Invented weather", "source": "gpuzarr demo; not a forecast"},
+    )
+    return dataset
+
+
+def _attrs(long_name: str, units: str, standard_name: str) -> dict[str, str]:
+    return {"long_name": long_name, "units": units, "standard_name": standard_name}
+
+
+def _air_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
+    """Kelvin: cold poles, northern winter, colder land in winter and a daily cycle over it, passing waves."""
+    zonal = 301 - 46 * np.sin(weather.phi + np.deg2rad(9)) ** 2 - 14 * np.sin(weather.phi) * np.abs(np.sin(weather.phi))
+    season = zonal - 9 * land * np.sin(weather.phi)
+    local_hour = weather.hours[:, None] + np.rad2deg(weather.lam) / 15
+    daily = np.cos((local_hour[:, None, :] - 14) * (np.pi / 12)) * (land * np.cos(weather.phi) * 5)
+    fronts = weather.waves(range(5, 24), slope=0.8) * (1 + 5 * np.sin(weather.phi) ** 2)
+    return (season + daily + fronts + weather.noise(0.2)).astype(np.float32)
+
+
+def _sea_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
+    """Kelvin: warm tropics, eddies, never below the freezing point of sea water; NaN on land."""
+    zonal = 271.5 + 30 * np.cos(weather.phi + np.deg2rad(4)) ** 2.5
+    eddies = weather.waves(range(6, 30), slope=0.7) * 1.6
+    field = np.maximum(zonal + eddies + weather.noise(0.02), 271.35)
+    return np.where(land, np.nan, field).astype(np.float32)
+
+
+def _winds(weather: Weather) -> tuple[Field, Field]:
+    """Metres per second: trade winds and westerlies, and the rotation of a travelling stream function."""
+    stream = weather.waves(range(4, 22), slope=1.6)
+    cos_phi = np.maximum(np.cos(weather.phi), 0.05)
+    north = np.gradient(stream, -np.pi / (weather.grid.n_lat - 1), axis=1)
+    east = (np.roll(stream, -1, axis=2) - np.roll(stream, 1, axis=2)) * (weather.grid.n_lon / (4 * np.pi)) / cos_phi
+    speed = 6 / north.std()
+    jets = 7 * np.sin(3 * np.abs(weather.phi)) * -np.cos(weather.phi)
+    u10 = jets - speed * north + weather.noise(0.3)
+    return u10.astype(np.float32), (speed * east + weather.noise(0.3)).astype(np.float32)
