@@ -67,6 +67,8 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
         None if the attributes ask for something that a cast cannot express; xarray decodes such a variable itself.
     """
     view = _unsigned_view(attrs.get("_Unsigned"), stored)
+    if view is not None and not stored.isnative:
+        return None  # xarray compares such data with a byte-swapped _FillValue; only xarray can match that
     try:
         mask = _mask_values(attrs, stored, view, decoded)
     except (TypeError, ValueError, OverflowError):  # text, or a number that no element can have
@@ -98,7 +100,7 @@ def _mask_values(
     if view is not None and len(fill) == 1:
         # xarray reinterprets _FillValue, and only that, together with the data.
         values = [v for v in values if v != fill[0]]
-        fill = list(np.asarray(fill).astype(stored.newbyteorder("=")).view(view[1:]))
+        fill = list(np.asarray(fill).astype(stored).view(view))
     wanted = {v.item() for v in (*values, *fill) if _is_exact(v, decoded)}
     return tuple(sorted(wanted, key=repr))
 

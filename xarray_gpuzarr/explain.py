@@ -210,7 +210,8 @@ class Explanation:
         columns, gap = (_WIDE_COLUMNS, 2) if wide else (_NARROW_COLUMNS, 1)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), leading=1)
         for title in columns:
-            table.add_column(title, overflow="fold", no_wrap=title in _UNBROKEN)
+            most = _NAME_WIDTH if title == "variable" and not wide else None
+            table.add_column(title, overflow="fold", no_wrap=title in _UNBROKEN, max_width=most)
         for row in self.rows:
             table.add_row(*(_cell(of_row(row)) for of_row in columns.values()))
         yield table
@@ -296,6 +297,8 @@ _WIDE_COLUMNS: Columns = {
 }
 _UNBROKEN = {"values", "shape", "shards", "inner chunks"}
 """Columns that are never wrapped."""
+_NAME_WIDTH = 16
+"""Longer names and dimensions are wrapped in a narrow terminal, to leave room for shapes."""
 
 
 def _cell(lines: Cell) -> Text:

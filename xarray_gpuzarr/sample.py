@@ -8,6 +8,7 @@ plausible, not physical.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,34 +21,51 @@ from zarr.codecs import ZstdCodec
 
 Field = npt.NDArray[np.float32]
 
-SHARD_STEPS = 24
-"""Time steps of one shard of the sample: a day, as the step is one hour."""
+_SHARD_CHUNKS = 24
+"""Most inner chunks of a shard: in the sample one per hour of a day."""
 _FILL = -32767
 _EARTH_RADIUS = 6.371e6
 """Metres."""
-_CHUNK_ELEMENTS = 256 * 1024
-_SHARD_CHUNKS = 24
+_CHUNK_ELEMENTS = 1024 * 1024
+"""Most elements of an inner chunk: a 0.25 degree field of the globe, as reanalyses are often stored."""
+_KEPT_ENCODING = {
+    "dtype",
+    "scale_factor",
+    "add_offset",
+    "_FillValue",
+    "missing_value",
+    "_Unsigned",
+    "units",
+    "calendar",
+}
 
 # Longitude and latitude of corners, in degrees, from memory and coarse on purpose.
 _CONTINENTS = {
-    "North America": """-168 66 -156 71 -125 70 -95 72 -82 68 -94 60 -82 55 -78 62 -70 61 -64 59 -56 52 -66 50 -66 45 -70 42
-        -76 35 -81 31 -80 25 -83 30 -90 30 -97 27 -97 20 -91 19 -87 21 -88 16 -83 15 -83 10 -78 9 -81 7 -86 12 -95 16
-        -105 20 -109 25 -113 31 -110 23 -115 30 -121 35 -124 41 -124 48 -135 58 -150 60 -162 55 -158 58 -165 61""",
+    "North America": """
+        -168 66 -156 71 -125 70 -95 72 -82 68 -94 60 -82 55 -78 62 -70 61 -64 59 -56 52 -66 50 -66 45 -70 42 -76
+        35 -81 31 -80 25 -83 30 -90 30 -97 27 -97 20 -91 19 -87 21 -88 16 -83 15 -83 10 -78 9 -81 7 -86 12 -95
+        16 -105 20 -109 25 -113 31 -110 23 -115 30 -121 35 -124 41 -124 48 -135 58 -150 60 -162 55 -158 58 -165
+        61""",
     "Greenland": "-73 78 -60 82 -30 83 -18 80 -22 70 -40 65 -44 60 -52 64 -54 70 -68 76",
-    "South America": """-78 9 -72 12 -62 10 -51 4 -50 0 -35 -6 -39 -13 -40 -20 -48 -26 -54 -34 -58 -38 -65 -42 -68 -50
-        -66 -55 -73 -53 -75 -45 -72 -30 -70 -18 -76 -14 -81 -5 -79 2""",
-    "Africa": """-6 35 10 37 11 33 20 31 33 31 35 27 39 18 43 12 51 12 48 5 41 -2 40 -10 35 -20 35 -24 32 -29 26 -34 18 -34
-        15 -27 12 -17 13 -9 9 -1 9 4 4 6 -8 4 -15 10 -17 15 -16 22 -10 30""",
-    "Eurasia": """-9 37 -9 43 -1 44 -4 48 3 51 8 54 8 57 10 57 11 54 20 55 24 59 30 60 23 60 25 65 21 64 17 60 16 56 12 56
-        10 59 5 59 5 62 14 68 25 71 40 67 45 68 68 69 72 73 105 77 113 74 140 73 160 70 180 69 180 65 172 61 163 60
-        162 56 157 51 155 57 160 61 143 59 135 55 141 52 135 44 128 40 129 35 126 35 125 39 121 40 118 38 122 37 119 35
-        122 30 117 23 109 21 108 16 109 12 105 9 101 13 103 2 101 3 98 9 98 16 94 16 91 22 87 21 80 15 80 10 77 8 73 17
-        72 21 67 25 57 26 51 28 48 30 51 25 56 25 59 22 52 16 45 13 43 15 35 28 35 33 36 36 27 37 27 40 41 41 38 45
-        31 46 28 43 26 40 23 40 23 37 19 41 13 45 18 40 16 38 12 42 8 44 3 43 0 39 -2 37""",
-    "Australia": """114 -22 122 -18 130 -12 136 -12 139 -17 142 -11 146 -19 153 -26 151 -34 147 -38 140 -38 135 -34 130 -32
+    "South America": """
+        -78 9 -72 12 -62 10 -51 4 -50 0 -35 -6 -39 -13 -40 -20 -48 -26 -54 -34 -58 -38 -65 -42 -68 -50 -66 -55
+        -73 -53 -75 -45 -72 -30 -70 -18 -76 -14 -81 -5 -79 2""",
+    "Africa": """
+        -6 35 10 37 11 33 20 31 33 31 35 27 39 18 43 12 51 12 48 5 41 -2 40 -10 35 -20 35 -24 32 -29 26 -34 18
+        -34 15 -27 12 -17 13 -9 9 -1 9 4 4 6 -8 4 -15 10 -17 15 -16 22 -10 30""",
+    "Eurasia": """
+        -9 37 -9 43 -1 44 -4 48 3 51 8 54 8 57 10 57 11 54 20 55 24 59 30 60 23 60 25 65 21 64 17 60 16 56 12 56
+        10 59 5 59 5 62 14 68 25 71 40 67 45 68 68 69 72 73 105 77 113 74 140 73 160 70 180 69 180 65 172 61 163
+        60 162 56 157 51 155 57 160 61 143 59 135 55 141 52 135 44 128 40 129 35 126 35 125 39 121 40 118 38 122
+        37 119 35 122 30 117 23 109 21 108 16 109 12 105 9 101 13 103 2 101 3 98 9 98 16 94 16 91 22 87 21 80 15
+        80 10 77 8 73 17 72 21 67 25 57 26 51 28 48 30 51 25 56 25 59 22 52 16 45 13 43 15 35 28 35 33 36 36 27
+        37 27 40 41 41 38 45 31 46 28 43 26 40 23 40 23 37 19 41 13 45 18 40 16 38 12 42 8 44 3 43 0 39 -2 37""",
+    "Australia": """
+        114 -22 122 -18 130 -12 136 -12 139 -17 142 -11 146 -19 153 -26 151 -34 147 -38 140 -38 135 -34 130 -32
         122 -34 115 -34""",
-    "Antarctica": """-180 -78 -150 -77 -100 -73 -65 -66 -60 -74 -35 -78 -15 -72 30 -69 90 -66 140 -66 170 -72 180 -78
-        180 -91 -180 -91""",
+    "Antarctica": """
+        -180 -78 -150 -77 -100 -73 -65 -66 -60 -74 -35 -78 -15 -72 30 -69 90 -66 140 -66 170 -72 180 -78 180 -91
+        -180 -91""",
     "Baffin": "-80 73 -62 66 -72 63 -85 70",
     "Iceland": "-24 65 -14 65 -18 63",
     "Great Britain": "-5 50 1 51 0 53 -2 57 -5 59 -5 54",
@@ -71,12 +89,12 @@ class SampleGrid:
     @property
     def lat(self) -> npt.NDArray[np.float64]:
         """Latitudes in degrees, from north to south, poles included."""
-        return np.linspace(90, -90, self.n_lat)
+        return np.linspace(90.0, -90.0, self.n_lat, dtype=np.float64)
 
     @property
     def lon(self) -> npt.NDArray[np.float64]:
         """Longitudes in degrees east, from 0."""
-        return np.arange(self.n_lon) * (360 / self.n_lon)
+        return np.linspace(0.0, 360.0, self.n_lon, endpoint=False, dtype=np.float64)
 
 
 SAMPLES = {
@@ -174,7 +192,7 @@ def land_mask(grid: SampleGrid) -> npt.NDArray[np.bool_]:
 
 
 def weather_dataset(grid: SampleGrid) -> xr.Dataset:
-    """Return the sample in memory: temperatures, winds and a land mask on the first days of January.
+    """Return the sample in memory: temperatures, winds and a land mask, with encodings that pack them into int16.
 
     Parameters
     ----------
@@ -182,19 +200,15 @@ def weather_dataset(grid: SampleGrid) -> xr.Dataset:
     """
     weather, land = Weather(grid, seed=20240101), land_mask(grid)
     u10, v10 = _winds(weather)
+    fields = {
+        "t2m": (_air_temperature(weather, land), "2 metre temperature", "K", "air_temperature"),
+        "sst": (_sea_temperature(weather, land), "Sea surface temperature", "K", "sea_surface_temperature"),
+        "u10": (u10, "10 metre U wind component", "m s-1", "eastward_wind"),
+        "v10": (v10, "10 metre V wind component", "m s-1", "northward_wind"),
+    }
     dims = ("time", "latitude", "longitude")
     dataset = xr.Dataset(
-        {
-            "t2m": (dims, _air_temperature(weather, land), _attrs("2 metre temperature", "K", "air_temperature")),
-            "sst": (
-                dims,
-                _sea_temperature(weather, land),
-                _attrs("Sea surface temperature", "K", "sea_surface_temperature"),
-            ),
-            "u10": (dims, u10, _attrs("10 metre U wind component", "m s-1", "eastward_wind")),
-            "v10": (dims, v10, _attrs("10 metre V wind component", "m s-1", "northward_wind")),
-            "lsm": (dims[1:], land.astype(np.uint8), _attrs("Land-sea mask", "1", "land_binary_mask")),
-        },
+        {name: (dims, field, _attrs(*words)) for name, (field, *words) in fields.items()},
         coords={
             "time": np.datetime64("2024-01-01", "ns") + np.arange(grid.n_hours) * np.timedelta64(1, "h"),
             "latitude": ("latitude", grid.lat, _attrs("latitude", "degrees_north", "latitude")),
@@ -202,7 +216,9 @@ def weather_dataset(grid: SampleGrid) -> xr.Dataset:
         },
         attrs={"Conventions": "CF-1.12", "title": "Invented weather", "source": "gpuzarr demo; not a forecast"},
     )
-    return dataset
+    for variable in dataset.data_vars.values():
+        _pack(variable)
+    return dataset.assign(lsm=(dims[1:], land.astype(np.uint8), _attrs("Land-sea mask", "1", "land_binary_mask")))
 
 
 def _attrs(long_name: str, units: str, standard_name: str) -> dict[str, str]:
@@ -211,19 +227,21 @@ def _attrs(long_name: str, units: str, standard_name: str) -> dict[str, str]:
 
 def _air_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
     """Kelvin: cold poles, northern winter, colder land in winter and a daily cycle over it, passing waves."""
-    zonal = 301 - 46 * np.sin(weather.phi + np.deg2rad(9)) ** 2 - 14 * np.sin(weather.phi) * np.abs(np.sin(weather.phi))
-    season = zonal - 9 * land * np.sin(weather.phi)
+    sin_phi = np.sin(weather.phi)
+    zonal = 301 - 46 * np.sin(weather.phi + np.deg2rad(9)) ** 2 - 9 * sin_phi * np.abs(sin_phi)
+    ice_sheet = land & (np.abs(weather.phi - np.deg2rad(-75)) < np.deg2rad(15))
+    season = zonal - 9 * land * sin_phi - 26 * ice_sheet
     local_hour = weather.hours[:, None] + np.rad2deg(weather.lam) / 15
     daily = np.cos((local_hour[:, None, :] - 14) * (np.pi / 12)) * (land * np.cos(weather.phi) * 5)
-    fronts = weather.waves(range(5, 24), slope=0.8) * (1 + 5 * np.sin(weather.phi) ** 2)
-    return (season + daily + fronts + weather.noise(0.2)).astype(np.float32)
+    fronts = weather.waves(range(5, 24), slope=0.8) * (1 + 4 * sin_phi**2)
+    return np.asarray(season + daily + fronts + weather.noise(0.05), np.float32)
 
 
 def _sea_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
     """Kelvin: warm tropics, eddies, never below the freezing point of sea water; NaN on land."""
-    zonal = 271.5 + 30 * np.cos(weather.phi + np.deg2rad(4)) ** 2.5
+    zonal = 271.5 + 30 * np.maximum(np.cos(weather.phi + np.deg2rad(4)), 0) ** 2.5
     eddies = weather.waves(range(6, 30), slope=0.7) * 1.6
-    field = np.maximum(zonal + eddies + weather.noise(0.02), 271.35)
+    field = np.maximum(zonal + eddies + weather.noise(0.005), 271.35)
     return np.where(land, np.nan, field).astype(np.float32)
 
 
@@ -234,6 +252,62 @@ def _winds(weather: Weather) -> tuple[Field, Field]:
     north = np.gradient(stream, -np.pi / (weather.grid.n_lat - 1), axis=1)
     east = (np.roll(stream, -1, axis=2) - np.roll(stream, 1, axis=2)) * (weather.grid.n_lon / (4 * np.pi)) / cos_phi
     speed = 6 / north.std()
-    jets = 7 * np.sin(3 * np.abs(weather.phi)) * -np.cos(weather.phi)
-    u10 = jets - speed * north + weather.noise(0.3)
-    return u10.astype(np.float32), (speed * east + weather.noise(0.3)).astype(np.float32)
+    jets = -6 * np.cos(4 * weather.phi) * cos_phi
+    u10 = jets - speed * north + weather.noise(0.05)
+    return u10.astype(np.float32), (speed * east + weather.noise(0.05)).astype(np.float32)
+
+
+def _pack(variable: xr.DataArray) -> None:
+    """Ask for int16 in steps of 0.01, which is more than these quantities are measured to."""
+    offset = 273.15 if variable.attrs["units"] == "K" else 0.0
+    variable.encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": offset, "_FillValue": _FILL}
+
+
+def write_sharded(dataset: xr.Dataset, path: Path) -> None:
+    """Write a dataset as sharded Zarr v3 with zstd, in place of what lies at `path`.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        Packed as its encodings say.
+    path : pathlib.Path
+    """
+    encoding = {name: _encoding(variable.variable) for name, variable in dataset.data_vars.items()}
+    coords = {name: {"chunks": variable.shape} for name, variable in dataset.coords.items() if variable.ndim}
+    with warnings.catch_warnings():
+        # zarr-python warns that consolidated metadata is not in the v3 specification; xarray warns where it is absent.
+        warnings.filterwarnings("ignore", message="Consolidated metadata")
+        dataset.drop_encoding().to_zarr(path, mode="w", zarr_format=3, consolidated=True, encoding=coords | encoding)
+
+
+def _encoding(variable: xr.Variable) -> dict[Hashable, Any]:
+    kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
+    if variable.dtype.kind not in "biufcmM":
+        return {}
+    if variable.ndim:
+        kept["chunks"], kept["shards"] = shard_layout(variable.shape)
+    return kept | {"compressors": ZstdCodec(level=3)}
+
+
+def shard_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Choose inner chunks, each a field over the last two axes, and shards of up to 24 of them.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        At least one axis.
+
+    Returns
+    -------
+    chunk_shape, shard_shape : tuple of int
+    """
+    chunk, room = [1] * len(shape), _CHUNK_ELEMENTS
+    for axis in range(len(shape) - 1, max(len(shape) - 3, -1), -1):
+        chunk[axis] = max(1, min(shape[axis], room))
+        room = max(1, room // chunk[axis])
+    shard, room = list(chunk), _SHARD_CHUNKS
+    for axis in range(len(shape) - 1, -1, -1):
+        n = max(1, min(-(-shape[axis] // chunk[axis]), room))
+        shard[axis] *= n
+        room //= n
+    return tuple(chunk), tuple(shard)

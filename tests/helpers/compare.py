@@ -19,8 +19,12 @@ def assert_same_bits(actual: Any, expected: np.ndarray) -> None:
 
 
 def assert_same_values(actual: Any, expected: Any) -> None:
-    """Same dtype, shape and values; NaN equals NaN."""
-    np.testing.assert_array_equal(actual, expected, strict=True)
+    """Same dtype, shape and values; NaN equals NaN, in objects too."""
+    np.testing.assert_array_equal(comparable(actual), comparable(expected), strict=True)
+
+
+def comparable(array: Any) -> Any:
+    return np.vectorize(repr, otypes="U")(array) if array.dtype == object and array.size else array
 
 
 def assert_same_variable(actual: xr.Variable, expected: xr.Variable) -> None:

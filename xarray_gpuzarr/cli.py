@@ -1,0 +1,151 @@
+"""The command ``gpuzarr``: `demo` measures on this machine, `info` says how a store would be read.
+
+Every failure that a user can mend is printed as tried / found / do, without a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from xarray_gpuzarr.decoders import resolve_device
+from xarray_gpuzarr.errors import GpuZarrError, OptionError, StoreReadError
+from xarray_gpuzarr.explain import Row, format_nbytes, lazy_array_of
+from xarray_gpuzarr.fetch import LocalSource
+from xarray_gpuzarr.lazy_array import LazyArray
+from xarray_gpuzarr.sample import SAMPLES, draw_field, weather_dataset, write_sharded
+
+ROUNDS = 5
+_MOST_FILES = 20_000
+"""More files than this are not counted: `info` should answer at once."""
+_EXAMPLES = """\
+examples:
+  gpuzarr demo                               invented weather: write, read, compare, measure, draw
+  gpuzarr demo --source era5.nc              the same with a file of yours, rewritten as sharded Zarr
+  gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
+  gpuzarr info s3://bucket/era5.zarr --group 2024
+
+in Python:
+  xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={})
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments after the program's name; those of this process if left out.
+
+    Returns
+    -------
+    int
+        Exit status: 0, 1 if the demo's values differ, 2 if something has to be mended first.
+    """
+    options = _parser().parse_args(argv)
+    try:
+        status: int = options.run(options)
+    except GpuZarrError as err:
+        _say(f"{type(err).__name__}: {err}", Console(stderr=True))
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuzarr",
+        description="Read sharded Zarr through xarray with one task per shard, decoded where the result lives.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"gpuzarr {version('xarray-gpuzarr')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="write a sample, read it with both engines, compare, measure and draw")
+    demo.add_argument("--source", metavar="FILE", help="any file that xarray can open, instead of the sample")
+    demo.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("demo"),
+        help="where the store and the picture go, in place of older ones (demo)",
+    )
+    demo.add_argument("--size", choices=SAMPLES, default="normal", help=argparse.SUPPRESS)
+    demo.set_defaults(run=run_demo)
+
+    info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
+    info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
+    info.add_argument("--group", help="path of a group inside the store")
+    info.set_defaults(run=run_info)
+
+    for command in (demo, info):
+        command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
+    return parser
+
+
+def run_info(options: argparse.Namespace) -> int:
+    """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
+    dataset = open_with("gpuzarr", options.store, group=options.group, device=options.device)
+    group = zarr.open_group(options.store, path=options.group, mode="r")
+    _say(f"{options.store}, group /{group.path}, Zarr format {group.metadata.zarr_format}")
+    children = sorted(group.group_keys())
+    if children:
+        _say(f"groups below it: {', '.join(children)} (gpuzarr info STORE --group NAME)")
+    explained = dataset.gpuzarr.explain()
+    console = Console()
+    if explained.rows:
+        console.print("", explained, "", sep="\n")
+    ours = [(row, lazy) for row in explained.rows if (lazy := lazy_array_of(dataset.variables[row.variable]))]
+    if ours:
+        columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
+        console.print(_table(columns, [_byte_cells(row, lazy) for row, lazy in ours]))
+    return 0
+
+
+def _byte_cells(row: Row, lazy: LazyArray) -> tuple[str, ...]:
+    on_disk = disk_nbytes(lazy)
+    task = math.prod(map(min, row.shape, row.shard_shape or row.chunk_shape or row.shape))
+    per_element = np.dtype(row.dtype).itemsize
+    return (
+        row.variable,
+        "not counted" if on_disk is None else format_nbytes(on_disk),
+        format_nbytes(row.stored_nbytes or 0),
+        format_nbytes(row.decoded_nbytes),
+        format_nbytes(task * per_element),
+    )
+
+
+def disk_nbytes(lazy: LazyArray) -> int | None:
+    """Return the bytes of an array's objects in a local store, or None if that is not cheap to know."""
+    source, spec = lazy.stored.source, lazy.stored.spec
+    if not isinstance(source, LocalSource):
+        return None
+    folders, n_files, total = [Path(source.root) / getattr(spec, "path", "/").lstrip("/")], 0, 0
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir():
+                folders.append(Path(entry.path))
+                continue
+            total += entry.stat().st_size
+            n_files += 1
+        if n_files > _MOST_FILES:
+            return None
+    return total

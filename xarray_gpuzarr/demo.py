@@ -1,0 +1,271 @@
+"""``gpuzarr demo``: write sharded Zarr, read it with xarray's own engine and with this one, compare, measure, draw.
+
+What is measured is what a user waits for: opening a store and reading all of it. Rounds are interleaved, so that a busy
+machine is busy for all readers, and medians are taken.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from xarray_gpuzarr.decoders import resolve_device
+from xarray_gpuzarr.errors import GpuZarrError, OptionError, StoreReadError
+from xarray_gpuzarr.explain import format_nbytes
+from xarray_gpuzarr.sample import SAMPLES, weather_dataset, write_sharded
+
+ROUNDS = 5
+
+
+def say(text: str, console: Console | None = None) -> None:
+    (console or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Lay out rows below a headline; the first column is text, the others are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, title in enumerate(columns):
+        table.add_column(title, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def open_with(engine: str | None, store: str, **options: Any) -> xr.Dataset:
+    """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
+    try:
+        return xr.open_dataset(store, engine=engine, **options)
+    except GpuZarrError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as err:
+        raise StoreReadError(
+            f"cannot open '{store}'",
+            tried=f"xarray.open_dataset({store!r}, engine={engine!r})",
+            found=f"{type(err).__name__}: {err}",
+            do="check the path, and that the packages which this kind of store or file needs are installed",
+        ) from err
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """One way to open the demo's store."""
+
+    label: str
+    open: Callable[[], xr.Dataset]
+
+    def seconds(self) -> float:
+        """Open, read everything and close; return wall seconds."""
+        start = time.perf_counter()
+        with self.open() as dataset:
+            dataset.load()
+        return time.perf_counter() - start
+
+    def n_tasks(self) -> int:
+        """Return the number of dask tasks that read, one per block."""
+        with self.open() as dataset:
+            arrays = [v.data for v in dataset.variables.values() if v.chunks is not None]
+        return sum(math.prod(array.numblocks) for array in arrays)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Write a store, read it with both engines, compare, measure, explain and draw."""
+    resolve_device(options.device)
+    # Never the name of the source itself, which may lie in the same folder.
+    name = f"{Path(options.source).stem}-sharded" if options.source else "weather"
+    store = _demo_folder(options.dir) / f"{name}.zarr"
+    console, shown = Console(), Console(stderr=True)
+    # Refreshed by hand between measurements, never by a thread beside them.
+    with Progress(console=shown, transient=True, auto_refresh=False, disable=not shown.is_terminal) as progress:
+        bar = progress.add_task("writing", total=2 + ROUNDS * 3)
+
+        def step(what: str) -> None:
+            progress.update(bar, advance=1, description=what, refresh=True)
+
+        _write(options, store)
+        step("comparing")
+        readers = _readers(str(store), options.device)
+        difference = _difference(readers)
+        step("measuring")
+        seconds = _measure(readers, step)
+    _say_outcome(readers[-1], store, difference)
+    _print_times(console, readers, seconds)
+    with readers[-1].open() as dataset:
+        console.print("", dataset.gpuzarr.explain(), "", sep="\n")
+        _say(_draw(dataset, options.dir / f"{name}.png"))
+    _say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
+    return 1 if difference else 0
+
+
+def _demo_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise OptionError(
+            "the demo has nowhere to write",
+            tried=f"--dir {folder}",
+            found=f"{type(err).__name__}: {err}",
+            do="name a folder that can be written to, with --dir",
+        ) from err
+    return folder
+
+
+def _write(options: argparse.Namespace, store: Path) -> None:
+    if options.source is None:
+        write_sharded(weather_dataset(SAMPLES[options.size]), store)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", xr.SerializationWarning)  # about the file, not about this program
+        with open_with(None, options.source) as dataset:
+            write_sharded(dataset, store)
+
+
+def _readers(store: str, device: str) -> list[Reader]:
+    """List the ways to read that are compared; this engine comes last."""
+
+    def ours() -> xr.Dataset:
+        return open_with("gpuzarr", store, chunks={}, device=device)
+
+    with ours() as dataset:
+        shards: dict[Any, int] = {}
+        for variable in dataset.data_vars.values():
+            for dim, n in variable.encoding.get("preferred_chunks", {}).items():
+                shards[dim] = max(n, shards.get(dim, 0))
+    return [
+        Reader(label='engine="zarr", chunks={}', open=lambda: open_with("zarr", store, chunks={})),
+        Reader(label='engine="zarr", chunks=shards', open=lambda: open_with("zarr", store, chunks=shards)),
+        Reader(label='engine="gpuzarr", chunks={}', open=ours),
+    ]
+
+
+def _difference(readers: list[Reader]) -> str:
+    """Compare what the first and the last reader give; empty if values, dtypes and attributes are the same."""
+    with readers[0].open() as stock, readers[-1].open() as ours:
+        expected, actual = stock.load(), ours.gpuzarr.to_host().load()
+    dtypes = [
+        f"{k}: {actual[k].dtype}, not {v.dtype}" for k, v in expected.variables.items() if actual[k].dtype != v.dtype
+    ]
+    try:
+        xr.testing.assert_identical(actual, expected)
+    except AssertionError as err:
+        return str(err)
+    return "; ".join(dtypes)
+
+
+def _measure(readers: list[Reader], step: Callable[[str], None]) -> list[float]:
+    """Return median seconds per reader over interleaved rounds."""
+    rounds = []
+    for i in range(ROUNDS):
+        seconds = []
+        for reader in readers:
+            seconds.append(reader.seconds())
+            step(f"measuring, round {i + 1} of {ROUNDS}")
+        rounds.append(seconds)
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def _say_outcome(ours: Reader, store: Path, difference: str) -> None:
+    with ours.open() as dataset:
+        decoded = dataset.nbytes
+    stored = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+    _say(f"wrote   {store}: {format_nbytes(stored)} on disk, {format_nbytes(decoded)} decoded")
+    if difference:
+        _say(f'DIFFERS from what engine="zarr" reads:\n{difference}\n')
+    else:
+        _say('equal   values, dtypes and attributes are those of engine="zarr"\n')
+
+
+def _print_times(console: Console, readers: list[Reader], seconds: list[float]) -> None:
+    _say(
+        f"Seconds to open the store and read all of it: median of {ROUNDS} rounds, readers interleaved, files in the "
+        f"page cache, {os.cpu_count()} cores."
+    )
+    rows = [
+        (reader.label, f"{reader.n_tasks()}", f"{taken:.3f}", f"{seconds[0] / taken:.1f}x")
+        for reader, taken in zip(readers, seconds, strict=True)
+    ]
+    console.print("", _table(("reader", "reading tasks", "seconds", "speed"), rows), sep="\n")
+
+
+def _draw(dataset: xr.Dataset, path: Path) -> str:
+    """Draw the dataset's first large field; return a sentence that says where, or why not."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "picture none: matplotlib is not installed (pip install 'xarray-gpuzarr[demo]')"
+    fields = [v for v in dataset.data_vars.values() if v.ndim > 1 and v.dtype.kind in "iuf" and min(v.shape) > 1]
+    if not fields:
+        return "picture none: no variable has two axes of numbers"
+    draw_field(max(fields, key=lambda v: v.nbytes), path)
+    return f"picture {path}"
+
+
+def draw_field(array: xr.DataArray, path: Path) -> None:
+    """Draw a field over its last two axes, at the first place along all others, as a PNG file. Needs matplotlib.
+
+    Parameters
+    ----------
+    array : xarray.DataArray
+        At least two axes; real numbers, read here.
+    path : pathlib.Path
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    field = array.isel(dict.fromkeys(array.dims[:-2], 0)).gpuzarr.to_host().load()
+    values = np.ma.masked_invalid(field.values)
+    y, x = (field[dim] for dim in field.dims)
+    figure = Figure(figsize=(9, 4.9), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.set_facecolor("0.8")
+    mesh = axes.pcolormesh(_ticks(x), _ticks(y), values, shading="nearest", **_colours(values))
+    figure.colorbar(mesh, ax=axes, label=_label(field), extend="both")
+    axes.set(xlabel=_label(x), ylabel=_label(y), title=_title(field))
+    for axis, coord in ((axes.xaxis, x), (axes.yaxis, y)):
+        if str(coord.attrs.get("units")).startswith("degrees"):
+            axis.set_major_locator(MaxNLocator(nbins=12, steps=[1, 1.5, 3, 6]))
+    figure.savefig(path)
+
+
+def _colours(values: np.ma.MaskedArray[Any, Any]) -> dict[str, Any]:
+    """Choose limits that a few extremes cannot spoil, and colours that show the sign where there are two."""
+    low, high = np.percentile(values.compressed(), (0.5, 99.5)) if values.count() else (0.0, 1.0)
+    if low < 0 < high:
+        return {"cmap": "RdBu_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
+    return {"cmap": "viridis", "vmin": low, "vmax": high}
+
+
+def _ticks(coord: xr.DataArray) -> Any:
+    """Return coordinates that a picture can use, else positions."""
+    return coord.values if coord.dtype.kind in "iufM" else np.arange(coord.size)
+
+
+def _label(array: xr.DataArray) -> str:
+    units = str(array.attrs.get("units", "")).replace("degrees_north", "°N").replace("degrees_east", "°E")
+    name = str(array.attrs.get("long_name", array.name))
+    return f"{name} ({units})" if units else name
+
+
+def _title(field: xr.DataArray) -> str:
+    """Name the field, where the other axes were cut, and what grey means."""
+    cuts = [f"{name} {_text(cut.values)}" for name, cut in field.coords.items() if cut.ndim == 0]
+    missing = ["grey: no data"] if field.isnull().any() else []
+    return ", ".join([str(field.name), *cuts, *missing])
+
+
+def _text(value: npt.NDArray[Any]) -> str:
+    if value.dtype.kind == "M":
+        return str(np.datetime_as_string(value, "m")).replace("T", " ")
+    return str(value)
