@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -114,6 +115,7 @@ def write_json(results: Sequence[CaseResult], path: Path, settings: dict[str, fl
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "settings": settings,
         "machine": _machine(),
+        "revision": _revision(),
         "versions": {"python": platform.python_version(), **_versions()},
         "cases": [_case_json(result) for result in results],
         "best_peer_over_ours": {
@@ -161,6 +163,15 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def _revision() -> str:
+    """Return the commit at the end of the run; "-modified" if tracked files differ from it."""
+    described = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=-modified"]
+    try:
+        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _versions() -> dict[str, str]:

@@ -60,7 +60,8 @@ def write_workload(workload: Workload, directory: Path) -> Path:
         The store: a group that holds `workload.variable`.
     """
     described = replace(workload, summary="", operations=("read",))
-    digest = hashlib.sha256(f"{_WRITER_VERSION} {described}".encode()).hexdigest()[:10]
+    packing = PACKING if workload.packed else ""
+    digest = hashlib.sha256(f"{_WRITER_VERSION} {described}{packing}".encode()).hexdigest()[:10]
     path = directory / f"{workload.name}-{digest}.zarr"
     if path.exists():
         return path

@@ -288,16 +288,17 @@ def test_codecs_around_the_sharding_codec(store):
 @pytest.mark.parametrize(
     "grid",
     [
-        pytest.param({"chunks": [[2, 4, 5], [6, 7]]}, id="chunks"),
+        pytest.param({"chunks": [[2, 4, 6], [6, 9]]}, id="chunks"),
         pytest.param({"chunks": (2, 3), "shards": [[4, 2, 6], [6, 9]]}, id="shards"),
     ],
 )
 def test_rectilinear_grid(store, grid):
+    data = counting((12, 15))
     with zarr.config.set({"array.rectilinear_chunks": True}):
-        array = write(store, DATA, **grid)
+        array = write(store, data, **grid)
 
-        assert_same_bits(read(array), DATA)
-        assert_same_bits(read(array, selection=(slice(3, 9, 2), [12, 0])), DATA[3:9:2][:, [12, 0]])
+        assert_same_bits(read(array), data)
+        assert_same_bits(read(array, selection=(slice(3, 9, 2), [12, 0])), data[3:9:2][:, [12, 0]])
 
 
 def test_fused_pipeline_of_zarr_changes_nothing(store):
@@ -322,6 +323,15 @@ def test_bulk_route_and_slow_route_are_told_apart(memory):
 
     assert [r.where for r in routes] == ["host", "host, by zarr-python"]
     assert "numcodecs.delta" in routes[1].why
+
+
+@pytest.mark.parametrize(
+    "selection", [..., slice(None, None, -1), (slice(None), [12, 0, 3]), ([3, 0], slice(None, None, -2)), (3, slice(9))]
+)
+def test_result_is_in_c_order(memory, selection):
+    array = write(memory, DATA, **SHARDED)
+
+    assert read(array, selection=selection).flags.c_contiguous
 
 
 def test_result_is_writable_and_not_shared(memory):

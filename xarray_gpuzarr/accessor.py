@@ -6,7 +6,7 @@ Importing this module registers the accessors with xarray; `xarray_gpuzarr` does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Any
 
@@ -21,8 +21,8 @@ from xarray import (
     register_datatree_accessor,
 )
 
-from xarray_gpuzarr.decoders import Device, Route
-from xarray_gpuzarr.explain import Explanation, Row, array_in_memory, explain_variables, explanation, lazy_array_of
+from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
+from xarray_gpuzarr.explain import Explanation, Row, array_in_memory, explain_variables, lazy_array_of
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 
 
@@ -136,6 +136,23 @@ class DataTreeAccessor:
         return [("/" if path == "." else f"/{path}", node.to_dataset(inherit=False)) for path, node in keys]
 
 
+def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
+    """Put rows together with what a reader should know about the device.
+
+    Parameters
+    ----------
+    rows : iterable of Row
+    device : "cuda", "host" or None
+        Where this engine's variables are read to; None if there are none.
+    """
+    if device is None:
+        return Explanation(rows=tuple(rows), note='Nothing here is read by engine="gpuzarr".')
+    missing = missing_for_cuda()
+    if device == "host" and missing:
+        return Explanation(rows=tuple(rows), note=f"CUDA cannot be used here; missing: {', '.join(missing)}.")
+    return Explanation(rows=tuple(rows))
+
+
 def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
     """Describe the variables of a dataset, data variables first."""
     order = [*dataset.data_vars, *dataset.coords]
@@ -165,8 +182,9 @@ def is_on_device(array: object) -> bool:
 def host_variable(variable: Variable) -> Variable:
     """Return a variable whose values are NumPy arrays, itself if they are already."""
     data: Any = variable._data  # noqa: SLF001  # `.data` would read it
-    if find_lazy_array(data) is not None:
-        return _replaced(variable, _host_copies(data)) if _device(variable) == "cuda" else variable
+    lazy = find_lazy_array(data)
+    if lazy is not None:
+        return _replaced(variable, _host_copies(data)) if hasattr(lazy.meta(), "get") else variable
     meta = getattr(data, "_meta", None)
     if meta is not None and hasattr(meta, "get"):
         host_meta = np.empty((0,) * data.ndim, data.dtype)

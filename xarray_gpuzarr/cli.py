@@ -1,4 +1,4 @@
-"""The command ``gpuzarr``: `demo` measures on this machine, `info` says how a store would be read.
+"""The command ``gpuzarr``: `demo` shows what this engine does here, `info` says how a store would be read.
 
 Every failure that a user can mend is printed as tried / found / do, without a traceback.
 """
@@ -6,34 +6,24 @@ Every failure that a user can mend is printed as tried / found / do, without a t
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
-import statistics
-import time
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import xarray as xr
 import zarr
-from rich import box
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from xarray_gpuzarr.decoders import resolve_device
-from xarray_gpuzarr.errors import GpuZarrError, OptionError, StoreReadError
+from xarray_gpuzarr.accessor import DatasetAccessor
+from xarray_gpuzarr.demo import open_store, run_demo, say, table_of
+from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.explain import Row, format_nbytes, lazy_array_of
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.lazy_array import LazyArray
-from xarray_gpuzarr.sample import SAMPLES, draw_field, weather_dataset, write_sharded
+from xarray_gpuzarr.sample import SAMPLES
 
-ROUNDS = 5
 _MOST_FILES = 20_000
 """More files than this are not counted: `info` should answer at once."""
 _EXAMPLES = """\
@@ -65,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except GpuZarrError as err:
-        _say(f"{type(err).__name__}: {err}", Console(stderr=True))
+        say(f"{type(err).__name__}: {err}", Console(stderr=True))
         return 2
     return status
 
@@ -89,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         help="where the store and the picture go, in place of older ones (demo)",
     )
     demo.add_argument("--size", choices=SAMPLES, default="normal", help=argparse.SUPPRESS)
-    demo.set_defaults(run=run_demo)
+    demo.set_defaults(
+        run=lambda options: run_demo(options.dir, source=options.source, size=options.size, device=options.device)
+    )
 
     info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
     info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
@@ -103,20 +95,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def run_info(options: argparse.Namespace) -> int:
     """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
-    dataset = open_with("gpuzarr", options.store, group=options.group, device=options.device)
+    dataset = open_store("gpuzarr", options.store, group=options.group, device=options.device)
     group = zarr.open_group(options.store, path=options.group, mode="r")
-    _say(f"{options.store}, group /{group.path}, Zarr format {group.metadata.zarr_format}")
+    say(f"{options.store}, group /{group.path}, Zarr format {group.metadata.zarr_format}")
     children = sorted(group.group_keys())
     if children:
-        _say(f"groups below it: {', '.join(children)} (gpuzarr info STORE --group NAME)")
-    explained = dataset.gpuzarr.explain()
+        say(f"groups below it: {', '.join(children)} (gpuzarr info STORE --group NAME)")
+    explained = DatasetAccessor(dataset).explain()
     console = Console()
     if explained.rows:
         console.print("", explained, "", sep="\n")
     ours = [(row, lazy) for row in explained.rows if (lazy := lazy_array_of(dataset.variables[row.variable]))]
     if ours:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
-        console.print(_table(columns, [_byte_cells(row, lazy) for row, lazy in ours]))
+        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]))
     return 0
 
 

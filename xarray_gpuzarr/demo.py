@@ -24,15 +24,21 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from xarray_gpuzarr.accessor import DataArrayAccessor, DatasetAccessor
 from xarray_gpuzarr.decoders import resolve_device
 from xarray_gpuzarr.errors import GpuZarrError, OptionError, StoreReadError
 from xarray_gpuzarr.explain import format_nbytes
 from xarray_gpuzarr.sample import SAMPLES, weather_dataset, write_sharded
 
 ROUNDS = 5
+_EQUAL = 'equal   values, dtypes and attributes are those of engine="zarr"'
+_MEASURED = f"""
+Opening the store and reading all of it: median of {ROUNDS} interleaved rounds,
+files in the page cache, {os.cpu_count()} cores."""
 
 
 def say(text: str, console: Console | None = None) -> None:
+    """Print text as it is, unwrapped."""
     (console or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -46,13 +52,13 @@ def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def open_with(engine: str | None, store: str, **options: Any) -> xr.Dataset:
+def open_store(engine: str | None, store: str, **options: Any) -> xr.Dataset:
     """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
     try:
         return xr.open_dataset(store, engine=engine, **options)
     except GpuZarrError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, TypeError) as err:
+    except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
         raise StoreReadError(
             f"cannot open '{store}'",
             tried=f"xarray.open_dataset({store!r}, engine={engine!r})",
@@ -82,36 +88,62 @@ class Reader:
         return sum(math.prod(array.numblocks) for array in arrays)
 
 
-def run_demo(options: argparse.Namespace) -> int:
-    """Write a store, read it with both engines, compare, measure, explain and draw."""
-    resolve_device(options.device)
+def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", device: str = "auto") -> int:
+    """Write a store, read it with both engines, compare, measure, explain and draw.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Where the store and the picture go, in place of older ones.
+    source : str, optional
+        A file that xarray can open, to be rewritten as sharded Zarr. Invented weather if left out.
+    size : str
+        Name of one of `SAMPLES`.
+    device : "auto", "cuda" or "host"
+
+    Returns
+    -------
+    int
+        0, or 1 if the engines disagree.
+
+    Raises
+    ------
+    OptionError, DeviceUnavailableError, StoreReadError
+        Something has to be mended first.
+    """
+    resolve_device(device)
     # Never the name of the source itself, which may lie in the same folder.
-    name = f"{Path(options.source).stem}-sharded" if options.source else "weather"
-    store = _demo_folder(options.dir) / f"{name}.zarr"
-    console, shown = Console(), Console(stderr=True)
-    # Refreshed by hand between measurements, never by a thread beside them.
-    with Progress(console=shown, transient=True, auto_refresh=False, disable=not shown.is_terminal) as progress:
+    name = f"{Path(source).stem}-sharded" if source else "weather"
+    store = _writable(folder) / f"{name}.zarr"
+    with _progress() as progress:
         bar = progress.add_task("writing", total=2 + ROUNDS * 3)
 
         def step(what: str) -> None:
             progress.update(bar, advance=1, description=what, refresh=True)
 
-        _write(options, store)
+        _write(store, source, size)
         step("comparing")
-        readers = _readers(str(store), options.device)
+        readers = _readers(str(store), device)
         difference = _difference(readers)
         step("measuring")
         seconds = _measure(readers, step)
-    _say_outcome(readers[-1], store, difference)
-    _print_times(console, readers, seconds)
     with readers[-1].open() as dataset:
-        console.print("", dataset.gpuzarr.explain(), "", sep="\n")
-        _say(_draw(dataset, options.dir / f"{name}.png"))
-    _say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
+        say(f"wrote   {store}: {format_nbytes(_nbytes(store))} on disk, {format_nbytes(dataset.nbytes)} decoded")
+        say(f'DIFFERS from engine="zarr":\n{difference}' if difference else _EQUAL)
+        say(_MEASURED)
+        Console().print("", _times(readers, seconds), "", DatasetAccessor(dataset).explain(), "", sep="\n")
+        say(_picture(dataset, folder / f"{name}.png"))
+    say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
     return 1 if difference else 0
 
 
-def _demo_folder(folder: Path) -> Path:
+def _progress() -> Progress:
+    """Return a bar on standard error, silent unless that is a terminal, that no thread redraws between steps."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+
+
+def _writable(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as err:
@@ -124,21 +156,26 @@ def _demo_folder(folder: Path) -> Path:
     return folder
 
 
-def _write(options: argparse.Namespace, store: Path) -> None:
-    if options.source is None:
-        write_sharded(weather_dataset(SAMPLES[options.size]), store)
-        return
+def _write(store: Path, source: str | None, size: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", xr.SerializationWarning)  # about the file, not about this program
-        with open_with(None, options.source) as dataset:
-            write_sharded(dataset, store)
+        with weather_dataset(SAMPLES[size]) if source is None else open_store(None, source) as dataset:
+            try:
+                write_sharded(dataset, store)
+            except Exception as err:  # whatever the file, xarray or the disk raises is named
+                raise GpuZarrError(
+                    "the demo cannot write its store",
+                    tried=f"writing {source or 'the sample'} to '{store}'",
+                    found=f"{type(err).__name__}: {err}",
+                    do="choose another --dir or --source, or drop the variable that is named",
+                ) from err
 
 
 def _readers(store: str, device: str) -> list[Reader]:
     """List the ways to read that are compared; this engine comes last."""
 
     def ours() -> xr.Dataset:
-        return open_with("gpuzarr", store, chunks={}, device=device)
+        return open_store("gpuzarr", store, chunks={}, device=device)
 
     with ours() as dataset:
         shards: dict[Any, int] = {}
@@ -146,8 +183,8 @@ def _readers(store: str, device: str) -> list[Reader]:
             for dim, n in variable.encoding.get("preferred_chunks", {}).items():
                 shards[dim] = max(n, shards.get(dim, 0))
     return [
-        Reader(label='engine="zarr", chunks={}', open=lambda: open_with("zarr", store, chunks={})),
-        Reader(label='engine="zarr", chunks=shards', open=lambda: open_with("zarr", store, chunks=shards)),
+        Reader(label='engine="zarr", chunks={}', open=lambda: open_store("zarr", store, chunks={})),
+        Reader(label='engine="zarr", chunks=shards', open=lambda: open_store("zarr", store, chunks=shards)),
         Reader(label='engine="gpuzarr", chunks={}', open=ours),
     ]
 
@@ -155,7 +192,7 @@ def _readers(store: str, device: str) -> list[Reader]:
 def _difference(readers: list[Reader]) -> str:
     """Compare what the first and the last reader give; empty if values, dtypes and attributes are the same."""
     with readers[0].open() as stock, readers[-1].open() as ours:
-        expected, actual = stock.load(), ours.gpuzarr.to_host().load()
+        expected, actual = stock.load(), DatasetAccessor(ours).to_host().load()
     dtypes = [
         f"{k}: {actual[k].dtype}, not {v.dtype}" for k, v in expected.variables.items() if actual[k].dtype != v.dtype
     ]
@@ -178,37 +215,27 @@ def _measure(readers: list[Reader], step: Callable[[str], None]) -> list[float]:
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
-def _say_outcome(ours: Reader, store: Path, difference: str) -> None:
-    with ours.open() as dataset:
-        decoded = dataset.nbytes
-    stored = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
-    _say(f"wrote   {store}: {format_nbytes(stored)} on disk, {format_nbytes(decoded)} decoded")
-    if difference:
-        _say(f'DIFFERS from what engine="zarr" reads:\n{difference}\n')
-    else:
-        _say('equal   values, dtypes and attributes are those of engine="zarr"\n')
+def _nbytes(store: Path) -> int:
+    return sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
 
 
-def _print_times(console: Console, readers: list[Reader], seconds: list[float]) -> None:
-    _say(
-        f"Seconds to open the store and read all of it: median of {ROUNDS} rounds, readers interleaved, files in the "
-        f"page cache, {os.cpu_count()} cores."
-    )
+def _times(readers: list[Reader], seconds: list[float]) -> Table:
     rows = [
         (reader.label, f"{reader.n_tasks()}", f"{taken:.3f}", f"{seconds[0] / taken:.1f}x")
         for reader, taken in zip(readers, seconds, strict=True)
     ]
-    console.print("", _table(("reader", "reading tasks", "seconds", "speed"), rows), sep="\n")
+    return table_of(("reader", "reading tasks", "seconds", "speed"), rows)
 
 
-def _draw(dataset: xr.Dataset, path: Path) -> str:
-    """Draw the dataset's first large field; return a sentence that says where, or why not."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "picture none: matplotlib is not installed (pip install 'xarray-gpuzarr[demo]')"
+def _picture(dataset: xr.Dataset, path: Path) -> str:
+    """Draw the dataset's largest field; return a sentence that says where, or why not."""
     fields = [v for v in dataset.data_vars.values() if v.ndim > 1 and v.dtype.kind in "iuf" and min(v.shape) > 1]
     if not fields:
         return "picture none: no variable has two axes of numbers"
-    draw_field(max(fields, key=lambda v: v.nbytes), path)
+    try:
+        draw_field(max(fields, key=lambda v: v.nbytes), path)
+    except ModuleNotFoundError as err:
+        return f"picture none: {str(err.name).partition('.')[0]} is not installed (pip install 'xarray-gpuzarr[demo]')"
     return f"picture {path}"
 
 
@@ -224,7 +251,7 @@ def draw_field(array: xr.DataArray, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
-    field = array.isel(dict.fromkeys(array.dims[:-2], 0)).gpuzarr.to_host().load()
+    field = DataArrayAccessor(array.isel(dict.fromkeys(array.dims[:-2], 0))).to_host().load()
     values = np.ma.masked_invalid(field.values)
     y, x = (field[dim] for dim in field.dims)
     figure = Figure(figsize=(9, 4.9), dpi=150, layout="constrained")
@@ -261,8 +288,8 @@ def _label(array: xr.DataArray) -> str:
 def _title(field: xr.DataArray) -> str:
     """Name the field, where the other axes were cut, and what grey means."""
     cuts = [f"{name} {_text(cut.values)}" for name, cut in field.coords.items() if cut.ndim == 0]
-    missing = ["grey: no data"] if field.isnull().any() else []
-    return ", ".join([str(field.name), *cuts, *missing])
+    missing = ["(grey: no data)"] if field.isnull().any() else []
+    return "  ".join([str(field.name), *cuts, *missing])
 
 
 def _text(value: npt.NDArray[Any]) -> str:

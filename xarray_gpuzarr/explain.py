@@ -10,7 +10,7 @@ import html
 import io
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from xarray.core import indexing
 
 from xarray_gpuzarr.chunkmanager import find_block_reader
 from xarray_gpuzarr.codecs import parse_codecs
-from xarray_gpuzarr.decoders import missing_for_cuda
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
 
@@ -95,13 +94,8 @@ def array_in_memory(variable: Variable) -> Any:
     return None if isinstance(data, indexing.ExplicitlyIndexed) or hasattr(data, "dask") else data
 
 
-_WRAPPERS = (
-    indexing.MemoryCachedArray,
-    indexing.CopyOnWriteArray,
-    indexing.NumpyIndexingAdapter,
-    indexing.NdArrayLikeIndexingAdapter,
-    indexing.ArrayApiIndexingAdapter,
-)
+_ADAPTERS = (indexing.NumpyIndexingAdapter, indexing.NdArrayLikeIndexingAdapter, indexing.ArrayApiIndexingAdapter)
+_WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
 
 
 def _row(name: str, variable: Variable) -> Row:
@@ -194,20 +188,14 @@ class Explanation:
         return str(self)
 
     def to_text(self, width: int) -> str:
-        """Render as plain text.
-
-        Parameters
-        ----------
-        width : int
-            Columns of the terminal.
-        """
+        """Render as plain text for a terminal of `width` columns."""
         out = io.StringIO()
         Console(file=out, width=width, color_system=None, force_jupyter=False).print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= WIDE
-        columns, gap = (_WIDE_COLUMNS, 2) if wide else (_NARROW_COLUMNS, 1)
+        columns, gap = (_WIDE_COLUMNS, 1) if wide else (_NARROW_COLUMNS, 0)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), leading=1)
         for title in columns:
             most = _NAME_WIDTH if title == "variable" and not wide else None
@@ -228,23 +216,6 @@ class Explanation:
         note = f'<p style="opacity:.7">{html.escape(self.note)}</p>' if self.note else ""
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f'<div style="overflow-x:auto">{table}{note}</div>'
-
-
-def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
-    """Put rows together with what a reader should know about the device.
-
-    Parameters
-    ----------
-    rows : iterable of Row
-    device : "cuda", "host" or None
-        Where this engine's variables are read to; None if there are none.
-    """
-    if device is None:
-        return Explanation(rows=tuple(rows), note='Nothing here is read by engine="gpuzarr".')
-    missing = missing_for_cuda()
-    if device == "host" and missing:
-        return Explanation(rows=tuple(rows), note=f"CUDA cannot be used here; missing: {', '.join(missing)}.")
-    return Explanation(rows=tuple(rows))
 
 
 Cell = list[str]

@@ -24,20 +24,11 @@ Field = npt.NDArray[np.float32]
 _SHARD_CHUNKS = 24
 """Most inner chunks of a shard: in the sample one per hour of a day."""
 _FILL = -32767
-_EARTH_RADIUS = 6.371e6
-"""Metres."""
 _CHUNK_ELEMENTS = 1024 * 1024
 """Most elements of an inner chunk: a 0.25 degree field of the globe, as reanalyses are often stored."""
-_KEPT_ENCODING = {
-    "dtype",
-    "scale_factor",
-    "add_offset",
-    "_FillValue",
-    "missing_value",
-    "_Unsigned",
-    "units",
-    "calendar",
-}
+_KEPT_ENCODING = frozenset(
+    ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "units", "calendar")
+)
 
 # Longitude and latitude of corners, in degrees, from memory and coarse on purpose.
 _CONTINENTS = {
@@ -132,7 +123,7 @@ class Weather:
 
         Returns
         -------
-        float32, shape (n_hours, n_lat, n_lon)
+        shape (n_hours, n_lat, n_lon)
         """
         in_time, in_space = [], []
         for degree in degrees:
@@ -148,7 +139,7 @@ class Weather:
         return field.reshape(-1, *np.broadcast_shapes(self.phi.shape, self.lam.shape))
 
     def noise(self, deviation: float) -> Field:
-        """Return independent normal noise, float32, shape (n_hours, n_lat, n_lon)."""
+        """Return independent normal noise, shape (n_hours, n_lat, n_lon)."""
         shape = (self.grid.n_hours, self.grid.n_lat, self.grid.n_lon)
         return self.rng.standard_normal(shape, np.float32) * np.float32(deviation)
 
@@ -252,8 +243,7 @@ def _winds(weather: Weather) -> tuple[Field, Field]:
     north = np.gradient(stream, -np.pi / (weather.grid.n_lat - 1), axis=1)
     east = (np.roll(stream, -1, axis=2) - np.roll(stream, 1, axis=2)) * (weather.grid.n_lon / (4 * np.pi)) / cos_phi
     speed = 6 / north.std()
-    jets = -6 * np.cos(4 * weather.phi) * cos_phi
-    u10 = jets - speed * north + weather.noise(0.05)
+    u10 = -6 * np.cos(4 * weather.phi) * cos_phi - speed * north + weather.noise(0.05)
     return u10.astype(np.float32), (speed * east + weather.noise(0.05)).astype(np.float32)
 
 
@@ -272,20 +262,20 @@ def write_sharded(dataset: xr.Dataset, path: Path) -> None:
         Packed as its encodings say.
     path : pathlib.Path
     """
-    encoding = {name: _encoding(variable.variable) for name, variable in dataset.data_vars.items()}
-    coords = {name: {"chunks": variable.shape} for name, variable in dataset.coords.items() if variable.ndim}
+    encoding = {name: _encoding(v, sharded=name in dataset.data_vars) for name, v in dataset.variables.items()}
     with warnings.catch_warnings():
         # zarr-python warns that consolidated metadata is not in the v3 specification; xarray warns where it is absent.
         warnings.filterwarnings("ignore", message="Consolidated metadata")
-        dataset.drop_encoding().to_zarr(path, mode="w", zarr_format=3, consolidated=True, encoding=coords | encoding)
+        dataset.drop_encoding().to_zarr(path, mode="w", zarr_format=3, consolidated=True, encoding=encoding)
 
 
-def _encoding(variable: xr.Variable) -> dict[Hashable, Any]:
-    kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
+def _encoding(variable: xr.Variable, *, sharded: bool) -> dict[Hashable, Any]:
     if variable.dtype.kind not in "biufcmM":
         return {}
+    kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
     if variable.ndim:
-        kept["chunks"], kept["shards"] = shard_layout(variable.shape)
+        chunk, shard = shard_layout(variable.shape)
+        kept |= {"chunks": chunk, "shards": shard} if sharded else {"chunks": shard}
     return kept | {"compressors": ZstdCodec(level=3)}
 
 

@@ -14,7 +14,6 @@ def assert_same_bits(actual: Any, expected: np.ndarray) -> None:
     assert type(actual) is np.ndarray
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    assert actual.flags.c_contiguous
     assert actual.tobytes() == expected.tobytes()
 
 

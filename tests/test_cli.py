@@ -1,0 +1,271 @@
+"""The command ``gpuzarr``: what it prints, where, and the status it exits with."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import xarray_gpuzarr.accessor
+from xarray_gpuzarr import cli, demo
+from xarray_gpuzarr.cli import main
+from xarray_gpuzarr.sample import SAMPLES, SampleGrid, land_mask, legendre, shard_layout, weather_dataset, write_sharded
+
+PACKED = {
+    "dtype": "i2",
+    "scale_factor": 0.5,
+    "add_offset": 3.0,
+    "_FillValue": -1,
+    "chunks": (1, 6, 8),
+    "shards": (24, 6, 8),
+    "compressors": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def _narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A local store with one packed, sharded, uncompressed variable and a group below."""
+    path = tmp_path / "s.zarr"
+    field = (("time", "y", "x"), np.arange(48 * 6 * 8.0).reshape(48, 6, 8))
+    xr.Dataset({"t": field}).to_zarr(path, consolidated=False, encoding={"t": PACKED})
+    xr.Dataset({"below": ("x", np.arange(8.0))}).to_zarr(path, group="sub", mode="a", consolidated=False)
+    zarr.consolidate_metadata(path)
+    return str(path)
+
+
+def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
+    assert main(["info", path, "--device", "host"]) == 0
+
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    index_nbytes = 24 * 16 + 4
+    on_disk = 2 * (24 * 6 * 8 * 2 + index_nbytes) + os.path.getsize(f"{path}/t/zarr.json")
+    assert lines[0] == f"{path}, group /, Zarr format 3"
+    assert lines[1] == "groups below it: sub (gpuzarr info STORE --group NAME)"
+    assert [*lines[5].split()] == "t int16 → float64 2 shards of 24\u00d76\u00d78 host".split()
+    assert "48 chunks of 1\u00d76\u00d78" in lines[6]
+    assert "bytes(little)" in lines[7]
+    assert "mask -1, * 0.5, + 3" in lines[8]
+    assert lines[-1].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
+
+
+def test_info_of_a_group(path, capsys):
+    assert main(["info", path, "--group", "sub"]) == 0
+
+    out = capsys.readouterr().out
+    assert "group /sub," in out
+    assert "below" in out
+    assert "groups below" not in out
+
+
+def test_info_does_not_count_very_many_files(path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_MOST_FILES", 1)
+
+    assert main(["info", path]) == 0
+
+    assert "not counted" in capsys.readouterr().out
+
+
+def test_info_of_a_store_that_is_not_local_counts_nothing(path, capsys):
+    assert main(["info", f"file://{path}"]) == 0
+
+    assert "not counted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "found"),
+    [
+        (["info", "{tmp}/none.zarr"], "StoreReadError", "FileNotFoundError"),
+        (["info", "{tmp}"], "StoreReadError", "GroupNotFoundError"),
+        (["info", "{tmp}/s.zarr", "--group", "none"], "StoreReadError", "none"),
+        (["info", "{tmp}/s.zarr/t"], "StoreReadError", "ContainsArrayError"),
+        (["info", "{tmp}/s.zarr", "--device", "tpu"], "OptionError", "the known ones are"),
+        (["demo", "--dir", "{tmp}/s.zarr/zarr.json"], "OptionError", "FileExistsError"),
+        (["demo", "--dir", "{tmp}", "--source", "{tmp}/none.nc"], "StoreReadError", "FileNotFoundError"),
+        (["demo", "--dir", "{tmp}", "--device", "tpu"], "OptionError", "the known ones are"),
+    ],
+)
+def test_failure_is_three_lines_on_stderr_and_status_2(path, tmp_path, capsys, arguments, name, found):
+    assert path.startswith(str(tmp_path))
+
+    assert main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"{name}: ")
+    assert "Traceback" not in err
+    assert [line.split(":")[0].strip() for line in err.splitlines()[1:]] == ["tried", "found", "do"]
+    assert found in err.splitlines()[2]
+
+
+def test_demo_writes_compares_measures_explains_and_draws(tmp_path, capsys):
+    assert main(["demo", "--size", "small", "--dir", str(tmp_path), "--device", "host"]) == 0
+
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert 'equal   values, dtypes and attributes are those of engine="zarr"' in out
+    tasks = {line[:28].strip(): int(line[28:].split()[0]) for line in out.splitlines() if line.startswith("engine=")}
+    assert tasks == {
+        'engine="zarr", chunks={}': 4 * 48 + 1,
+        'engine="zarr", chunks=shards': 4 * 2 + 1,
+        'engine="gpuzarr", chunks={}': 4 * 2 + 1,
+    }
+    assert "mask -32767, * 0.01, + 273.15" in out
+    assert f"picture {tmp_path}/weather.png" in out
+    assert (tmp_path / "weather.png").read_bytes().startswith(b"\x89PNG")
+    assert xr.open_dataset(tmp_path / "weather.zarr", engine="gpuzarr").sizes["time"] == 48
+
+
+def test_demo_rewrites_a_file(tmp_path, capsys):
+    source = tmp_path / "any.nc"
+    field = xr.Variable(("level", "y"), np.arange(12.0).reshape(3, 4), {"units": "m s-1"})
+    field.encoding = {"dtype": "int16", "scale_factor": 0.5, "_FillValue": np.int16(-1), "zlib": True}
+    times = xr.Variable("level", np.arange("2024-01-01", "2024-01-04", dtype="datetime64[D]").astype("M8[ns]"))
+    text = xr.Variable("y", ["a", "bc", "", "d"])
+    xr.Dataset({"w": field, "when": times, "text": text}, coords={"level": [1, 2, 3]}).to_netcdf(source)
+
+    assert main(["demo", "--dir", str(tmp_path), "--source", str(source)]) == 0
+
+    assert "equal   values" in capsys.readouterr().out
+    copy = xr.open_dataset(tmp_path / "any-sharded.zarr", engine="gpuzarr")
+    xr.testing.assert_identical(copy.load(), xr.open_dataset(source).load())
+    assert copy.w.encoding["shards"] == (3, 4)
+    assert copy.w.encoding["dtype"] == np.int16
+
+
+def test_demo_can_rewrite_its_own_store(tmp_path, capsys):
+    arguments = ["demo", "--dir", str(tmp_path), "--device", "host"]
+    assert main([*arguments, "--size", "small"]) == 0
+
+    assert main([*arguments, "--source", f"{tmp_path}/weather.zarr"]) == 0
+
+    assert (tmp_path / "weather.zarr").is_dir()
+    assert (tmp_path / "weather-sharded.zarr").is_dir()
+
+
+def test_demo_goes_on_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    assert main(["demo", "--size", "small", "--dir", str(tmp_path)]) == 0
+
+    assert "picture none: matplotlib is not installed (pip install 'xarray-gpuzarr[demo]')" in capsys.readouterr().out
+
+
+def test_demo_reports_a_difference_with_status_1(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "_difference", lambda _readers: "t2m: float32, not float64")
+
+    assert main(["demo", "--size", "small", "--dir", str(tmp_path)]) == 1
+
+    assert 'DIFFERS from engine="zarr":\nt2m: float32, not float64' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (xr.Dataset({"a": ("x", [1.0, 2.0])}), ""),
+        (xr.Dataset({"a": ("x", [1.0, 3.0])}), "Differing data variables"),
+        (xr.Dataset({"a": ("x", [1.0, 2.0], {"units": "K"})}), "Differing"),
+        (xr.Dataset({"a": ("x", np.float32([1, 2]))}), "a: float32, not float64"),
+    ],
+)
+def test_difference_finds_values_attributes_and_dtypes(changed, said):
+    stock = demo.Reader(label="stock", open=lambda: xr.Dataset({"a": ("x", [1.0, 2.0])}))
+    ours = demo.Reader(label="ours", open=lambda: changed)
+
+    difference = demo._difference([stock, ours])
+
+    assert said in difference
+    assert bool(difference) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--version"], "gpuzarr 0."), (["--help"], "gpuzarr demo --source"), (["info", "--help"], "--group")],
+)
+def test_python_m_is_the_same_command(arguments, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "xarray_gpuzarr", *arguments], capture_output=True, text=True, check=True
+    )
+
+    assert said in done.stdout
+
+
+def test_no_command_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as raised:
+        main([])
+
+    assert raised.value.code == 2
+    assert "usage: gpuzarr" in capsys.readouterr().err
+
+
+def test_sample_is_the_same_every_time():
+    xr.testing.assert_identical(weather_dataset(SAMPLES["small"]), weather_dataset(SAMPLES["small"]))
+
+
+def test_sample_is_plausible():
+    grid = SampleGrid(n_lat=61, n_lon=120, n_hours=24)
+    dataset, land = weather_dataset(grid), land_mask(grid)
+
+    assert land.mean() == pytest.approx(0.34, abs=0.02)  # of a plate carree map, which widens Antarctica
+    np.testing.assert_array_equal(np.isnan(dataset.sst.values), np.broadcast_to(land, dataset.sst.shape))
+    assert 210 < dataset.t2m.min() < 250
+    assert 300 < dataset.t2m.max() < 325
+    assert 271 < dataset.sst.min()
+    assert dataset.sst.max() < 312
+    assert abs(dataset.u10).max() < 60
+    assert dataset.lsm.sel(latitude=51, longitude=105, method="nearest") == 1
+    assert dataset.lsm.sel(latitude=0, longitude=210, method="nearest") == 0
+
+
+@pytest.mark.parametrize(
+    ("degree", "order", "expected"),
+    [
+        (1, 0, lambda x: np.sqrt(3) * x),
+        (1, 1, lambda x: np.sqrt(1.5) * np.sqrt(1 - x * x)),
+        (2, 0, lambda x: np.sqrt(5) * (3 * x * x - 1) / 2),
+        (2, 1, lambda x: np.sqrt(7.5) * x * np.sqrt(1 - x * x)),
+        (3, 0, lambda x: np.sqrt(7) * (5 * x**3 - 3 * x) / 2),
+    ],
+)
+def test_legendre_functions(degree, order, expected):
+    x = np.linspace(-1, 1, 9)
+
+    np.testing.assert_allclose(legendre(degree, order, x), expected(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk", "shard"),
+    [
+        ((96, 121, 240), (1, 121, 240), (24, 121, 240)),
+        ((2, 3, 241, 480), (1, 1, 241, 480), (2, 3, 241, 480)),
+        ((50, 37, 721, 1440), (1, 1, 721, 1440), (1, 24, 721, 1440)),
+        ((2, 5000, 5000), (1, 209, 5000), (1, 5016, 5000)),
+        ((10,), (10,), (10,)),
+        ((3_000_000,), (1_048_576,), (3_145_728,)),
+        ((4, 0, 3), (1, 1, 3), (4, 1, 3)),
+    ],
+)
+def test_shard_layout(shape, chunk, shard):
+    assert shard_layout(shape) == (chunk, shard)
+
+
+def test_rewritten_shapes_can_be_read(tmp_path):
+    dataset = xr.Dataset(
+        {
+            "empty": (("a", "none"), np.empty((4, 0))),
+            "scalar": ((), 3.5),
+            "uneven": (("u", "a"), np.arange(28.0).reshape(7, 4)),
+        },
+        coords={"nowhere": ("none", np.empty(0)), "two": (("u", "a"), np.ones((7, 4)))},
+    )
+
+    write_sharded(dataset, tmp_path / "s.zarr")
+
+    xr.testing.assert_identical(xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr").load(), dataset)
