@@ -221,6 +221,20 @@ def test_attributes_that_xarray_refuses_give_its_own_error(memory, attrs):
     assert str(caught.value) == str(expected.value)
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("attrs", [{}, {"scale_factor": 0.5}, {"missing_value": 3}, {"_Unsigned": "true"}])
+def test_variable_without_dimensions(memory, zarr_format, attrs):
+    zarr.create_group(memory, zarr_format=zarr_format)
+    named = {"dimension_names": []} if zarr_format == 3 else {}
+    attributes = attrs | ({} if named else {"_ARRAY_DIMENSIONS": []})
+    array = zarr.create_array(
+        memory, name="v", shape=(), dtype="i2", zarr_format=zarr_format, attributes=attributes, **named
+    )  # fmt: skip
+    array[...] = 3
+
+    assert_decodes_alike(memory)
+
+
 @pytest.mark.parametrize("stored", UNSIGNED)
 def test_signed_view_of_unsigned_integers(stored):
     data = edge_values(stored, (13,))

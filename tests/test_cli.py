@@ -1,15 +1,15 @@
 """The command ``gpuzarr``: what it prints, where, and the status it exits with."""
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from zarr.errors import ZarrUserWarning
 
-import xarray_gpuzarr.accessor
 from xarray_gpuzarr import cli, demo
 from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.sample import SAMPLES, SampleGrid, land_mask, legendre, shard_layout, weather_dataset, write_sharded
@@ -26,8 +26,9 @@ PACKED = {
 
 
 @pytest.fixture(autouse=True)
-def _narrow_terminal(monkeypatch):
+def _narrow_terminal_and_one_round(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(demo, "ROUNDS", 1)
 
 
 @pytest.fixture
@@ -37,7 +38,8 @@ def path(tmp_path):
     field = (("time", "y", "x"), np.arange(48 * 6 * 8.0).reshape(48, 6, 8))
     xr.Dataset({"t": field}).to_zarr(path, consolidated=False, encoding={"t": PACKED})
     xr.Dataset({"below": ("x", np.arange(8.0))}).to_zarr(path, group="sub", mode="a", consolidated=False)
-    zarr.consolidate_metadata(path)
+    with pytest.warns(ZarrUserWarning, match="Consolidated metadata"):
+        zarr.consolidate_metadata(path)
     return str(path)
 
 
@@ -46,10 +48,10 @@ def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
 
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     index_nbytes = 24 * 16 + 4
-    on_disk = 2 * (24 * 6 * 8 * 2 + index_nbytes) + os.path.getsize(f"{path}/t/zarr.json")
+    on_disk = 2 * (24 * 6 * 8 * 2 + index_nbytes) + Path(path, "t/zarr.json").stat().st_size
     assert lines[0] == f"{path}, group /, Zarr format 3"
     assert lines[1] == "groups below it: sub (gpuzarr info STORE --group NAME)"
-    assert [*lines[5].split()] == "t int16 → float64 2 shards of 24\u00d76\u00d78 host".split()
+    assert " ".join(lines[5].split()) == "t int16 → float64 2 shards of 24\u00d76\u00d78 host"
     assert "48 chunks of 1\u00d76\u00d78" in lines[6]
     assert "bytes(little)" in lines[7]
     assert "mask -1, * 0.5, + 3" in lines[8]
@@ -73,8 +75,11 @@ def test_info_does_not_count_very_many_files(path, capsys, monkeypatch):
     assert "not counted" in capsys.readouterr().out
 
 
-def test_info_of_a_store_that_is_not_local_counts_nothing(path, capsys):
-    assert main(["info", f"file://{path}"]) == 0
+def test_info_of_a_store_that_is_not_local_counts_nothing(tmp_path, capsys):
+    url = f"memory://{tmp_path.name}/s.zarr"
+    write_sharded(xr.Dataset({"t": ("x", np.arange(8.0))}), url)
+
+    assert main(["info", url]) == 0
 
     assert "not counted" in capsys.readouterr().out
 
@@ -217,7 +222,7 @@ def test_sample_is_plausible():
     np.testing.assert_array_equal(np.isnan(dataset.sst.values), np.broadcast_to(land, dataset.sst.shape))
     assert 210 < dataset.t2m.min() < 250
     assert 300 < dataset.t2m.max() < 325
-    assert 271 < dataset.sst.min()
+    assert dataset.sst.min() > 271
     assert dataset.sst.max() < 312
     assert abs(dataset.u10).max() < 60
     assert dataset.lsm.sel(latitude=51, longitude=105, method="nearest") == 1
@@ -266,6 +271,6 @@ def test_rewritten_shapes_can_be_read(tmp_path):
         coords={"nowhere": ("none", np.empty(0)), "two": (("u", "a"), np.ones((7, 4)))},
     )
 
-    write_sharded(dataset, tmp_path / "s.zarr")
+    write_sharded(dataset, str(tmp_path / "s.zarr"))
 
     xr.testing.assert_identical(xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr").load(), dataset)

@@ -184,6 +184,16 @@ def test_missing_chunk_is_fill_value_to_the_bit(memory, fill_value):
     assert_same_bits(read(array), array[...])
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("written", [True, False])
+def test_array_without_axes_that_zarr_decodes(memory, zarr_format, written):
+    compressors = {2: numcodecs.BZ2(), 3: zn.BZ2()}[zarr_format]
+    array = zarr.create_array(memory, shape=(), dtype="f8", zarr_format=zarr_format, compressors=compressors)
+    array[...] = 2.5 * written
+
+    assert_same_bits(read(array), np.array(2.5 * written))
+
+
 def test_v2_without_fill_value_gives_zeros(memory):
     array = zarr.create_array(memory, shape=(5,), dtype="f4", chunks=(2,), zarr_format=2, fill_value=None)
 

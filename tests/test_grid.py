@@ -170,12 +170,15 @@ def test_grid_counts_include_what_stands_over(grid, shards, chunks, shard_shape)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4), st.integers(1, 4)), max_size=3),
     st.integers(1, 7),
+    st.booleans(),
 )
-def test_blocks_cover_every_touched_chunk_once(axes, max_chunks):
+def test_blocks_cover_every_touched_chunk_once(axes, max_chunks, sharded):
     pieces = [intersect_axis(slice(0, length), length, chunk) for length, chunk, _ in axes]
     per_shard = [n for _, _, n in axes]
 
-    covered = [chunk for box in blocks(pieces, per_shard, max_chunks) for chunk in product(*box)]
+    covered = [
+        chunk for box in blocks(pieces, per_shard, sharded=sharded, max_chunks=max_chunks) for chunk in product(*box)
+    ]
 
     assert sorted(covered) == sorted(product(*(range(len(p.chunk)) for p in pieces)))
 
@@ -183,7 +186,7 @@ def test_blocks_cover_every_touched_chunk_once(axes, max_chunks):
 def test_block_of_a_sharded_array_is_one_shard():
     pieces = [intersect_axis(slice(1, 12), 12, 2), intersect_axis(slice(0, 6), 6, 3)]
 
-    boxes = list(blocks(pieces, (3, 1), max_chunks=1))
+    boxes = list(blocks(pieces, (3, 1), sharded=True, max_chunks=1))
 
     assert boxes == [
         (range(3), range(1)),
@@ -196,6 +199,6 @@ def test_block_of_a_sharded_array_is_one_shard():
 def test_block_of_an_unsharded_array_is_bounded():
     pieces = [intersect_axis(slice(0, 100), 100, 1), intersect_axis(slice(0, 30), 30, 1)]
 
-    boxes = list(blocks(pieces, (1, 1), max_chunks=64))
+    boxes = list(blocks(pieces, (1, 1), sharded=False, max_chunks=64))
 
     assert max(len(a) * len(b) for a, b in boxes) <= 64

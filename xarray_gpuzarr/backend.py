@@ -197,9 +197,8 @@ def build_dataset(
     """
     stored, attrs = store.load()
     dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())
-    time_bounds = _time_bounds(stored)
-    prepared = {name: variable for name, variable in stored.items() if name not in dropped}
-    for name in prepared.keys() - time_bounds:
+    prepared = dict(stored)
+    for name in prepared.keys() - dropped - _time_bounds(stored):
         ours = engine_variable(name, prepared[name], options, device)
         if ours is not None:
             prepared[name] = ours
@@ -211,6 +210,7 @@ def build_dataset(
         decode_times=options.decode_times,
         concat_characters=options.concat_characters,
         decode_coords=options.decode_coords,
+        drop_variables=dropped,
         use_cftime=options.use_cftime,
         decode_timedelta=options.decode_timedelta,
     )
@@ -248,8 +248,7 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
     cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
-    shard = array.shards if variable.encoding.get("shards") else None
-    encoding = dict(decoded.encoding)
+    encoding, shard = dict(decoded.encoding), variable.encoding.get("shards")
     if shard is not None:
         encoding["preferred_chunks"] = dict(zip(variable.dims, shard, strict=True))
     lazy = indexing.LazilyIndexedArray(LazyArray(stored_array(array, cast), device))

@@ -97,6 +97,12 @@ class ShardVariable(Variable):
 
     __slots__ = ()
 
+    def to_base_variable(self) -> Self:
+        """Return a copy that still chunks itself; xarray asks for one of every coordinate."""
+        return self._replace()
+
+    to_variable = to_base_variable
+
     def chunk(  # type: ignore[override]  # as xarray itself has it
         self,
         chunks: Any = {},  # noqa: B006

@@ -207,7 +207,7 @@ def _parse_codec(entry: Json) -> CodecSpec:
     name, conf = entry["name"], entry.get("configuration") or {}
     try:
         return _known_codec(name, conf)
-    except (KeyError, TypeError, ValueError) as err:
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
         raise _bad_codec(entry, f"{type(err).__name__}: {err}") from err
 
 
@@ -271,6 +271,8 @@ def _v2_compressor(conf: Json) -> BytesBytesSpec:
         "zlib": ZlibSpec,
         "lz4": Lz4Spec,
     }
+    if not isinstance(conf, Mapping):
+        raise _bad_codec(conf, "a v2 codec that is not an object")
     codec_id = conf.get("id")
     if codec_id == "blosc":
         return _v2_blosc(conf)

@@ -161,7 +161,7 @@ def _write(store: Path, source: str | None, size: str) -> None:
         warnings.simplefilter("ignore", xr.SerializationWarning)  # about the file, not about this program
         with weather_dataset(SAMPLES[size]) if source is None else open_store(None, source) as dataset:
             try:
-                write_sharded(dataset, store)
+                write_sharded(dataset, str(store))
             except Exception as err:  # whatever the file, xarray or the disk raises is named
                 raise GpuZarrError(
                     "the demo cannot write its store",

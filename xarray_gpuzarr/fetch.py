@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import cpu
 from zarr.core.sync import _get_loop
 from zarr.storage import LocalStore
@@ -103,7 +103,7 @@ class LocalSource:
             try:
                 nbytes = wanted.nbytes
                 if nbytes == WHOLE_OBJECT:
-                    nbytes = os.fstat(fd).st_size - wanted.offset
+                    nbytes = max(0, os.fstat(fd).st_size - wanted.offset)
                 return self._pread(fd, key, wanted.offset, allocate(nbytes))
             finally:
                 os.close(fd)
@@ -171,13 +171,15 @@ class StoreSource:
 
     def start(self, key: str, wanted: ByteRange) -> Pending:
         """Ask the store now; the returned function waits for the answer."""
-        whole = wanted.nbytes == WHOLE_OBJECT
-        end = wanted.offset + wanted.nbytes
-        future = self._get(key, None if whole else RangeByteRequest(wanted.offset, end))
+        to_end = wanted.nbytes == WHOLE_OBJECT
+        request: ByteRequest | None = RangeByteRequest(wanted.offset, wanted.offset + wanted.nbytes)
+        if to_end:
+            request = OffsetByteRequest(wanted.offset) if wanted.offset else None
+        future = self._get(key, request)
 
         def finish(_allocate: Allocate) -> memoryview | None:
             data = self._result(future, key, wanted)
-            if data is not None and not whole and len(data) != wanted.nbytes:
+            if data is not None and not to_end and len(data) != wanted.nbytes:
                 raise _short(self._name(key), wanted.offset, wanted.nbytes, len(data))
             return data
 

@@ -160,7 +160,7 @@ class OuterSelection:
     def restore(self, array: Any) -> Any:
         """Apply `undo` to an array of any library that indexes like NumPy."""
         for axis, index in self.undo:
-            array = array[(slice(None),) * axis + (index,)]
+            array = array[(slice(None),) * axis + (index, ...)]
         return array
 
 
@@ -186,11 +186,11 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         back: slice | Column | int | None
         if isinstance(key, slice):
             ordered, back = _ordered_slice(key, length)
-        elif np.ndim(key) == 0:
-            at = _checked_index(np.asarray(key), length, axis)
-            ordered, back = slice(int(at), int(at) + 1), 0
+        elif (array := _as_array(key)).ndim == 0:
+            at = int(_checked_index(array, length, axis))
+            ordered, back = slice(at, at + 1), 0
         else:
-            ordered, back = _ordered_array(key, length, axis)
+            ordered, back = _ordered_array(array, length, axis)
         wanted.append(ordered)
         if back is not None:
             undo.append((axis, back))
@@ -227,13 +227,19 @@ def _ordered_slice(key: slice, length: int) -> tuple[slice, slice | None]:
     return slice(last, start + 1, -step) if n else slice(0, 0, 1), slice(None, None, -1)
 
 
-def _ordered_array(key: Any, length: int, axis: int) -> tuple[Column, Column | None]:
-    array = np.asarray(key)
+def _as_array(key: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(key)
+    except ValueError as err:  # a ragged list
+        raise _bad_index(key, str(err)) from err
+
+
+def _ordered_array(array: npt.NDArray[Any], length: int, axis: int) -> tuple[Column, Column | None]:
     if array.ndim != 1:
-        raise _bad_index(key, f"an index array of {array.ndim} dimensions on axis {axis}")
+        raise _bad_index(array, f"an index array of {array.ndim} dimensions on axis {axis}")
     if array.dtype == bool:
         if len(array) != length:
-            raise _bad_index(key, f"{len(array)} booleans for axis {axis} of length {length}")
+            raise _bad_index(array, f"{len(array)} booleans for axis {axis} of length {length}")
         return np.flatnonzero(array).astype(np.int64), None
     index = _checked_index(array, length, axis)
     if len(index) < 2 or bool((np.diff(index) >= 0).all()):
@@ -248,10 +254,10 @@ def _checked_index(array: npt.NDArray[Any], length: int, axis: int) -> Column:
         return array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise _bad_index(array, f"an index of dtype {array.dtype} on axis {axis}")
-    index = array.astype(np.int64)
-    outside = (index < -length) | (index >= length)
+    outside = (array < -length) | (array >= length)
     if outside.any():
-        raise _bad_index(array, f"index {index[outside].flat[0]} on axis {axis} of length {length}")
+        raise _bad_index(array, f"index {array[outside].flat[0]} on axis {axis} of length {length}")
+    index = array.astype(np.int64)
     return np.where(index < 0, index + length, index)
 
 
@@ -311,7 +317,7 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
 
 
 def blocks(
-    pieces: Sequence[AxisPieces], chunks_per_shard: Sequence[int], max_chunks: int
+    pieces: Sequence[AxisPieces], chunks_per_shard: Sequence[int], *, sharded: bool, max_chunks: int
 ) -> Iterator[tuple[range, ...]]:
     """Cut the touched chunks into boxes that are planned at once.
 
@@ -322,7 +328,7 @@ def blocks(
     room = max_chunks
     for axis_pieces, per_shard in reversed(list(zip(pieces, chunks_per_shard, strict=True))):
         n = len(axis_pieces.chunk)
-        if math.prod(chunks_per_shard) > 1:
+        if sharded:
             shard = axis_pieces.chunk // per_shard
             cuts = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), n] if n else [0]
         else:

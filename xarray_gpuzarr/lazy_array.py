@@ -49,9 +49,8 @@ class LazyArray(BackendArray):
         return decoder_for(self.device).empty((0,) * self.ndim, self.dtype)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        method = self._points if isinstance(key, indexing.VectorizedIndexer) else self._outer
-        support = indexing.IndexingSupport.VECTORIZED
-        return indexing.explicit_indexing_adapter(key, self.shape, support, method)
+        # xarray's explicit_indexing_adapter is not needed, and fails on empty slices with a negative step.
+        return self._points(key.tuple) if isinstance(key, indexing.VectorizedIndexer) else self._outer(key.tuple)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
         """Read on another thread, so that the event loop stays free."""

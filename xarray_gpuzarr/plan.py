@@ -127,7 +127,9 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
     if isinstance(target, PointTarget):
         yield from _point_blocks(spec, target.groups, per_shard)
         return
-    for ranges in blocks(target.pieces, spec.grid.chunks_per_shard, CHUNKS_PER_BLOCK):
+    for ranges in blocks(
+        target.pieces, spec.grid.chunks_per_shard, sharded=spec.index is not None, max_chunks=CHUNKS_PER_BLOCK
+    ):
         row = _product(ranges)
         chunk = np.empty_like(row)
         for axis, pieces in enumerate(target.pieces):

@@ -183,7 +183,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Stored values, C order; fill value where chunks are missing.
+        Stored values; fill value where chunks are missing. C order, or a view of it if the selection goes backwards.
 
     Raises
     ------

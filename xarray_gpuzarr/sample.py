@@ -1,8 +1,7 @@
 """Sample data for ``gpuzarr demo``: four days of invented weather, or any dataset, as sharded Zarr.
 
-The weather is built from spherical harmonics that travel around a planet with the outlines of Earth's continents; seeds
-are fixed. It is packed as reanalyses are: int16 with scale, offset and fill value, zstd, one shard per day. Values are
-plausible, not physical.
+The weather is spherical harmonics that travel around a planet with Earth's continents; plausible, not physical, and the
+same every time. It is packed as reanalyses are: int16 with scale, offset and fill value, zstd, one shard per day.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import math
 import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ Field = npt.NDArray[np.float32]
 
 _SHARD_CHUNKS = 24
 """Most inner chunks of a shard: in the sample one per hour of a day."""
-_FILL = -32767
 _CHUNK_ELEMENTS = 1024 * 1024
 """Most elements of an inner chunk: a 0.25 degree field of the globe, as reanalyses are often stored."""
 _KEPT_ENCODING = frozenset(
@@ -133,8 +130,7 @@ class Weather:
                 drift = np.deg2rad(self.rng.uniform(4, 14)) / 24  # radians per hour, eastward
                 angle = order * drift * self.hours + self.rng.uniform(0, 2 * np.pi)
                 in_time += [np.cos(angle), np.sin(angle)]
-        basis = np.reshape(in_space, (len(in_space), -1)).astype(np.float32)
-        field = np.asarray(in_time, np.float32).T @ basis
+        field = np.asarray(in_time, np.float32).T @ np.reshape(in_space, (len(in_space), -1)).astype(np.float32)
         field *= 1 / field.std()
         return field.reshape(-1, *np.broadcast_shapes(self.phi.shape, self.lam.shape))
 
@@ -222,8 +218,8 @@ def _air_temperature(weather: Weather, land: npt.NDArray[np.bool_]) -> Field:
     zonal = 301 - 46 * np.sin(weather.phi + np.deg2rad(9)) ** 2 - 9 * sin_phi * np.abs(sin_phi)
     ice_sheet = land & (np.abs(weather.phi - np.deg2rad(-75)) < np.deg2rad(15))
     season = zonal - 9 * land * sin_phi - 26 * ice_sheet
-    local_hour = weather.hours[:, None] + np.rad2deg(weather.lam) / 15
-    daily = np.cos((local_hour[:, None, :] - 14) * (np.pi / 12)) * (land * np.cos(weather.phi) * 5)
+    local_hour = weather.hours[:, None, None] + np.rad2deg(weather.lam) / 15
+    daily = np.cos((local_hour - 14) * (np.pi / 12)) * (land * np.cos(weather.phi) * 5)
     fronts = weather.waves(range(5, 24), slope=0.8) * (1 + 4 * sin_phi**2)
     return np.asarray(season + daily + fronts + weather.noise(0.05), np.float32)
 
@@ -250,17 +246,18 @@ def _winds(weather: Weather) -> tuple[Field, Field]:
 def _pack(variable: xr.DataArray) -> None:
     """Ask for int16 in steps of 0.01, which is more than these quantities are measured to."""
     offset = 273.15 if variable.attrs["units"] == "K" else 0.0
-    variable.encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": offset, "_FillValue": _FILL}
+    variable.encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": offset, "_FillValue": -32767}
 
 
-def write_sharded(dataset: xr.Dataset, path: Path) -> None:
+def write_sharded(dataset: xr.Dataset, path: str) -> None:
     """Write a dataset as sharded Zarr v3 with zstd, in place of what lies at `path`.
 
     Parameters
     ----------
     dataset : xarray.Dataset
         Packed as its encodings say.
-    path : pathlib.Path
+    path : str
+        Or URL.
     """
     encoding = {name: _encoding(v, sharded=name in dataset.data_vars) for name, v in dataset.variables.items()}
     with warnings.catch_warnings():

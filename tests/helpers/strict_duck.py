@@ -70,6 +70,8 @@ class StrictArray(NDArrayOperatorsMixin):
         return out[0] if out is not None else _wrap(result)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is np.take:  # CuPy, too, takes its indices from the host
+            args = (args[0], _key(args[1]).tolist(), *args[2:])
         return _wrap(func(*_unwrap(args), **{k: _unwrap(v) for k, v in kwargs.items()}))
 
     def __getitem__(self, key: Any) -> Any:

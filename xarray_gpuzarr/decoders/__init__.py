@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import importlib.util
-from ctypes.util import find_library
 from functools import cache
 from typing import get_args
 
@@ -26,8 +27,17 @@ def missing_for_cuda() -> list[str]:
 
     Imports no GPU package: looks for the driver library and for installed modules.
     """
-    missing = [] if find_library("cuda") else ["the NVIDIA driver (libcuda)"]
+    missing = [] if _has_driver() else ["the NVIDIA driver (libcuda)"]
     return missing + [label for module, label in _CUDA_NEEDS.items() if not _installed(module)]
+
+
+@cache
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _installed(module: str) -> bool:

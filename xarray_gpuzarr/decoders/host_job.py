@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -46,16 +48,28 @@ def _buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 class Lane:
-    """The buffers of one thread for one job."""
+    """The buffers of one thread for one job, made when they are first needed."""
 
     def __init__(self, job: Job) -> None:
-        scratch = _buffer("scratch", job.chunk_nbytes)
-        self.scratch = memoryview(scratch)
-        self.chunk = job.elements(scratch)
+        self._job = job
+
+    @cached_property
+    def scratch(self) -> memoryview:
+        """Memory for the decoded bytes of one chunk."""
+        return memoryview(_buffer("scratch", self._job.chunk_nbytes))
+
+    @cached_property
+    def chunk(self) -> Array:
         """`scratch` as the elements of one chunk."""
-        n_elements = job.chunk_nbytes // job.stored.itemsize
-        needs_work = not job.cast.is_copy or job.stored != job.out.dtype
-        self.work = _buffer("work", n_elements * job.out.itemsize * needs_work).view(job.out.dtype)
+        return self._job.elements(self.scratch)
+
+    @cached_property
+    def work(self) -> Array:
+        """Memory for the elements of one chunk in the dtype of the result; empty where they are only copied."""
+        job = self._job
+        only_copied = job.cast.is_copy and job.stored == job.out.dtype
+        n_elements = 0 if only_copied else job.chunk_nbytes // job.stored.itemsize
+        return _buffer("work", n_elements * job.out.itemsize).view(job.out.dtype)
 
     def staging(self, nbytes: int) -> memoryview:
         """Return memory for encoded bytes, valid until the next call."""
@@ -165,7 +179,7 @@ class _Block:
     def _runner(self, lo: int, hi: int) -> Callable[[Lane, list[Pending]], None]:
         def run_objects(lane: Lane, pending: list[Pending]) -> None:
             for row, finish in zip(range(lo, hi), pending, strict=True):
-                data = finish(lane.staging)
+                data = self.read(finish, lane.staging)
                 if data is None:
                     self.fill(self.rows[row])
                 else:
@@ -173,16 +187,20 @@ class _Block:
 
         def run_range(lane: Lane, pending: list[Pending]) -> None:
             data, first = self.read(pending[0], lane.staging), self.offset[lo]
+            assert data is not None
             for row in range(lo, hi):
                 at = self.offset[row] - first
                 self.place_row(lane, data[at : at + self.nbytes[row]], row)
 
         return run_objects if self.job.spec.index is None else run_range
 
-    def read(self, finish: Pending, allocate: Allocate) -> memoryview:
-        """Finish a request for a part of a shard, which must exist since its index was read."""
+    def read(self, finish: Pending, allocate: Allocate) -> memoryview | None:
+        """Finish a request; None for an unsharded chunk that was never written.
+
+        A shard must exist, since its index was read.
+        """
         data = finish(allocate)
-        if data is None:
+        if data is None and self.job.spec.index is not None:
             raise StoreReadError(
                 f"shard '{self.plan.keys[0]}' of array '{self.job.spec.path}' has disappeared",
                 tried="to read its chunks, after its index had been read",
@@ -223,20 +241,20 @@ class BoxBlock(_Block):
         """Return the tasks that fill and decode this block."""
         if len(self.plan.missing_row):
             yield Task(lambda _lane, _pending: self._fill_missing())
-        codec, sharded = self.job.codec, self.job.spec.index is not None
-        if codec is not None and codec.raw and sharded and all(self.direct):
+        codec = self.job.codec
+        if codec is not None and codec.raw and all(self.direct):
             yield from self._raw_tasks()
         else:
             yield from self.part_tasks()
 
     def _raw_tasks(self) -> Iterator[Task]:
-        """Read runs of raw chunks that lie side by side, in the shard and in the output, with no copy at all."""
+        """Read runs of raw chunks that lie side by side, in the object and in the output, with no copy at all."""
         plan, nbytes = self.plan, self.job.chunk_nbytes
-        wrong = np.flatnonzero(plan.nbytes != nbytes)
+        wrong = np.flatnonzero((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT))
         if len(wrong):
-            found = f"bytes: {plan.nbytes[wrong[0]]} bytes, expected {nbytes}"
-            raise self.job.corrupt(plan, int(wrong[0]), found)
-        apart = (np.diff(plan.offset) != nbytes) | (np.diff(np.asarray(self.out_byte, np.int64)) != nbytes)
+            raise self._wrong_length(int(wrong[0]), int(plan.nbytes[wrong[0]]))
+        out_byte = np.asarray(self.out_byte, np.int64)
+        apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]
         for lo, hi in pairwise(bounds):
             total = (hi - lo) * nbytes
@@ -244,17 +262,30 @@ class BoxBlock(_Block):
                 yield self._raw_task(lo, done, min(_RAW_RUN_NBYTES, total - done))
 
     def _raw_task(self, row: int, done: int, nbytes: int) -> Task:
-        first = self.out_byte[row] + done
+        first, total = self.out_byte[row] + done, done + nbytes
         dst = self.job.out_bytes[first : first + nbytes]
+        # The last piece of an object of unknown length asks for all that is left, to see that it is no more.
+        to_end = self.nbytes[row] == WHOLE_OBJECT and total == self.job.chunk_nbytes
+        wanted = ByteRange(offset=self.offset[row] + done, nbytes=WHOLE_OBJECT if to_end else nbytes)
+
+        def allocate(found: int) -> memoryview:
+            if found != nbytes:
+                raise self._wrong_length(row, done + found)
+            return dst
 
         def run(_lane: Lane, pending: list[Pending]) -> None:
-            data = self.read(pending[0], lambda _nbytes: dst)
+            data = self.read(pending[0], allocate)
+            if data is None:
+                np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar()
+                return
             if data is not dst:
-                dst[:] = data
+                allocate(len(data))[:] = data
             self._swap(dst)
 
-        wanted = ByteRange(offset=self.offset[row] + done, nbytes=nbytes)
-        return Task(run, [(self.plan.keys[0], wanted)])
+        return Task(run, [(self.plan.keys[int(self.plan.object[row])], wanted)])
+
+    def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
+        return self.job.corrupt(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
 
     def _swap(self, dst: memoryview) -> None:
         if self.job.swap:
@@ -278,13 +309,14 @@ class BoxBlock(_Block):
         """Pick the wanted elements of a chunk."""
         keys = [axis[i] for axis, i in zip(self.job.in_keys, numbers, strict=True)]
         if not self.job.has_index:
-            return chunk[tuple(keys)]
+            return chunk[(*keys, ...)]
         ranges = [np.arange(n)[key] for n, key in zip(chunk.shape, keys, strict=True)]
         picked: Array = chunk[np.ix_(*ranges)]
         return picked
 
-    def _out_key(self, numbers: Sequence[int]) -> tuple[slice, ...]:
-        return tuple([axis[i] for axis, i in zip(self.job.out_keys, numbers, strict=True)])
+    def _out_key(self, numbers: Sequence[int]) -> tuple[slice | EllipsisType, ...]:
+        # The ellipsis keeps an array without axes an array.
+        return (*[axis[i] for axis, i in zip(self.job.out_keys, numbers, strict=True)], ...)
 
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value to one box."""
@@ -297,8 +329,8 @@ class BoxBlock(_Block):
             for numbers in missing:
                 self.fill(numbers)
             return
-        low, high = self._out_key(missing[0]), self._out_key(missing[-1])
-        box = tuple(slice(a.start, b.stop) for a, b in zip(low, high, strict=True))
+        corners = zip(self.job.out_keys, missing[0], missing[-1], strict=True)
+        box = tuple(slice(axis[low].start, axis[high].stop) for axis, low, high in corners)
         self.job.out[box] = self.job.fill_scalar()
 
 
