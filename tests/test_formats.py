@@ -335,10 +335,8 @@ def test_bulk_route_and_slow_route_are_told_apart(memory):
     assert "numcodecs.delta" in routes[1].why
 
 
-@pytest.mark.parametrize(
-    "selection", [..., slice(None, None, -1), (slice(None), [12, 0, 3]), ([3, 0], slice(None, None, -2)), (3, slice(9))]
-)
-def test_result_is_in_c_order(memory, selection):
+@pytest.mark.parametrize("selection", [..., slice(1, None, 2), (slice(None), [0, 3, 12]), (3, slice(9))])
+def test_forward_selection_is_in_c_order(memory, selection):
     array = write(memory, DATA, **SHARDED)
 
     assert read(array, selection=selection).flags.c_contiguous

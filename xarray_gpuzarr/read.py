@@ -183,7 +183,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        Stored values; fill value where chunks are missing. C order, or a view of it if the selection goes backwards.
+        Stored values, the fill value where chunks are missing. C order if the selection goes forwards on every axis.
 
     Raises
     ------
