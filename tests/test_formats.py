@@ -200,6 +200,15 @@ def test_v2_without_fill_value_gives_zeros(memory):
     assert_same_bits(read(array), np.zeros(5, "f4"))
 
 
+@pytest.mark.parametrize("layout", [{"chunks": (9_500_000,)}, {"chunks": (4_750_000,), "shards": (9_500_000,)}])
+@pytest.mark.parametrize("start", [0, 12_345_678])
+def test_raw_runs_longer_than_one_request(store, layout, start):
+    data = np.arange(19_000_000, dtype="u4").view("u1")[:19_000_000]
+    array = write(store, data, compressors=None, **layout)
+
+    assert_same_bits(read(array, selection=slice(start, None)), data[start:])
+
+
 def test_chunk_of_nothing_but_fill_value_may_be_stored(memory):
     array = write(memory, np.zeros((11, 13)), **SHARDED, config={"write_empty_chunks": True})
 
