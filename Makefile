@@ -1,8 +1,9 @@
 # Every target sets itself up: a bare clone, Python 3.12 or newer and its pip are enough.
 VENV := .venv
 BIN := $(VENV)/bin
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done)
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
+PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
+	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
 .PHONY: demo test lint types layers check bench bench-smoke docs clean help
 
@@ -41,8 +42,8 @@ clean: ## Remove what the targets made
 	rm -rf $(VENV) docs/_build demo build dist
 
 $(VENV)/bin/python:
-	@test -n "$(PYTHON)" || { echo "xarray_gpuzarr needs Python 3.12 or newer, and this machine's python3 is" \
-		"$$(python3 --version 2>&1 || echo absent): install one, or run make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) $(NEW_ENOUGH) 2>/dev/null || { echo "xarray_gpuzarr needs Python 3.12 or newer;" \
+		"found $$($(PYTHON) --version 2>&1 | tail -1): install one, or say make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -129,32 +129,29 @@ def test_no_helper_joins_while_callers_fill_the_budget(budget):
 
 def test_helper_leaves_when_callers_fill_the_budget(budget):
     budget(2)
-    crew, entered, release = Crew(), threading.Barrier(2, timeout=30), threading.Event()
-    first_tasks = iter([entered.wait, entered.wait])
-    long = Work(1000, lambda: next(first_tasks, lambda: release.wait(30))())
-    busy = threading.Event()
+    crew, caller, answers = Crew(), threading.current_thread(), []
+    step, ask, answered = threading.Barrier(2, timeout=30), threading.Event(), threading.Event()
 
-    def second_caller(go_on):
-        busy.set()
-        release.wait(30)
+    def second_read(_go_on):
+        ask.set()
+        answered.wait(30)
 
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(crew.run, long, 2)
-        second = pool.submit(lambda: (long_has_a_helper(long), crew.run(second_caller, 2)))
-        busy.wait(30)
-        active = crew._active
-        release.set()
-        first.result(30)
-        second.result(30)
+    def as_caller():
+        step.wait()
+        other_caller = threading.Thread(target=crew.run, args=(second_read, 1))
+        other_caller.start()
+        other_caller.join(30)
 
-    assert active <= 3  # two callers, and the helper until it ends its task
-    assert long.done == 1000
+    def as_helper(go_on):
+        answers.append(go_on())
+        step.wait()
+        ask.wait(30)
+        answers.append(go_on())
+        answered.set()
 
+    crew.run(lambda go_on: as_caller() if threading.current_thread() is caller else as_helper(go_on), most=2)
 
-def long_has_a_helper(work):
-    """Wait until two threads have worked."""
-    while len(work.threads) < 2:
-        threading.Event().wait(0.001)
+    assert answers == [True, False]
 
 
 def test_helper_that_never_started_is_not_waited_for(budget):
