@@ -7,6 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from zarr.storage import LocalStore, MemoryStore
 
+pytest.register_assert_rewrite("helpers")
+
 settings.register_profile(
     "ci",
     max_examples=60,

@@ -1,5 +1,6 @@
 """Every format that zarr-python reads is read, bit for bit, on both kinds of source."""
 
+import asyncio
 import gzip
 
 import numcodecs
@@ -21,10 +22,14 @@ from helpers.corpus import (
     write_in_shards,
     write_nested_shards,
 )
-from helpers.stores import put
+from helpers.shards import MISSING, index_bytes, index_entries, with_entry
+from helpers.stores import put, take
+from hypothesis import given
+from hypothesis import strategies as st
 from numcodecs.compat import ensure_bytes
 from zarr.codecs import BytesCodec, CastValue, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
+from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders import decoder_for
@@ -117,7 +122,7 @@ def test_v2_grids(store, shape, chunks, _shards, order, separator):
 
 
 @pytest.mark.parametrize("encoding", KEYS_V3, ids=lambda e: f"{e['name']}{e['separator']}")
-@pytest.mark.parametrize("path", ["", "t", "a/b/t"])
+@pytest.mark.parametrize("path", ["", "t", "a/b/t", "größe x/t"])
 @LAYOUTS
 def test_v3_chunk_keys(store, encoding, path, layout):
     array = write(store, DATA, name=path, chunk_key_encoding=encoding, **layout)
@@ -349,6 +354,66 @@ def test_forward_selection_is_in_c_order(memory, selection):
     array = write(memory, DATA, **SHARDED)
 
     assert read(array, selection=selection).flags.c_contiguous
+
+
+@st.composite
+def layouts(draw):
+    """(offset of each of five chunks, bytes of a shard without its index): any order, any gaps; one is missing."""
+    order = draw(st.permutations(range(4)))
+    gaps = draw(st.lists(st.integers(0, 9), min_size=5, max_size=5))
+    body, offsets = b"\xff" * gaps[4], [None] * 5
+    for number, gap in zip(order, gaps, strict=False):
+        offsets[number] = len(body)
+        body += RAW_CHUNKS[number] + b"\xff" * gap
+    return offsets, body
+
+
+RAW_CHUNKS = [counting((10,))[at : at + 2].tobytes() for at in range(0, 10, 2)]
+
+
+@given(layouts(), st.sampled_from(["start", "end"]))
+def test_chunks_may_lie_anywhere_in_a_shard(layout, location):
+    offsets, body = layout
+    store, first = MemoryStore(), 84 * (location == "start")
+    array = zarr.create_array(
+        store, shape=(10,), chunks=(2,), shards={"shape": (10,), "index_location": location}, dtype="i4",
+        compressors=None, fill_value=9,
+    )  # fmt: skip
+    index = index_bytes([(MISSING, MISSING) if at is None else (at + first, 8) for at in offsets])
+    put(store, "c/0", index + body if location == "start" else body + index)
+
+    assert_same_bits(read(array), array[...])
+    assert_same_bits(read(array), np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 9], "i4"))
+
+
+@pytest.mark.parametrize("codecs", ["bytes", "zstd", "crc32c"])
+def test_chunks_may_share_their_bytes(store, codecs):
+    data = counting((4, 6))
+    array = write(store, data, chunks=(2, 3), shards=(4, 6), **V3_CODECS[codecs])
+    shard = take(store, "c/0/0")
+
+    put(store, "c/0/0", with_entry(shard, 4, 3, index_entries(shard, 4)[0]))
+
+    expected = np.block([[data[:2]], [data[2:, :3], data[:2, :3]]])
+    assert_same_bits(read(array), expected)
+    assert_same_bits(read(array), array[...])
+
+
+def test_shard_of_nothing_but_missing_chunks(store):
+    array = write(store, counting((4, 6)), chunks=(2, 3), shards=(4, 6), fill_value=-3)
+
+    put(store, "c/0/0", index_bytes([(MISSING, MISSING)] * 4))
+
+    assert_same_bits(read(array), np.full((4, 6), -3, "i4"))
+
+
+def test_read_inside_a_running_event_loop(store):
+    array = write(store, DATA, **SHARDED)
+
+    async def read_there():
+        return read(array)
+
+    assert_same_bits(asyncio.run(read_there()), DATA)
 
 
 def test_result_is_writable_and_not_shared(memory):

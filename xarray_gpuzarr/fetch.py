@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Buffer, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -45,6 +45,26 @@ class Edge:
 PendingEdge = Callable[[], Edge | None]
 
 
+class ByteStream(Protocol):
+    """The bytes of a range, from first to last, for codecs that decode as they read."""
+
+    def read(self, nbytes: int) -> Buffer:
+        """Return up to `nbytes` further bytes; none at the end.
+
+        Raises
+        ------
+        StoreReadError
+            The store failed, or the object ends before the range does.
+        """
+
+    def close(self) -> None:
+        """Let go of what the stream holds open."""
+
+
+PendingStream = Callable[[], ByteStream | None]
+"""Open a stream that was asked for; None if the object does not exist."""
+
+
 class ByteSource(Protocol):
     """Where the bytes of one array's objects come from."""
 
@@ -67,6 +87,9 @@ class ByteSource(Protocol):
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Start reading the first or last `nbytes` bytes of an object."""
+
+    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
+        """Start reading a byte range that is too large to be held at once."""
 
 
 def byte_source(store: Store) -> ByteSource:
@@ -104,9 +127,23 @@ class LocalSource:
                 nbytes = wanted.nbytes
                 if nbytes == WHOLE_OBJECT:
                     nbytes = max(0, os.fstat(fd).st_size - wanted.offset)
-                return self._pread(fd, key, wanted.offset, allocate(nbytes))
+                return self.pread(fd, key, wanted.offset, allocate(nbytes))
             finally:
                 os.close(fd)
+
+        return finish
+
+    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
+        """Return a function that opens the file on the thread that calls it."""
+
+        def finish() -> ByteStream | None:
+            fd = self._open(key)
+            if fd is None:
+                return None
+            nbytes = wanted.nbytes
+            if nbytes == WHOLE_OBJECT:
+                nbytes = os.fstat(fd).st_size - wanted.offset
+            return _LocalStream(self, fd, key, wanted.offset, wanted.offset + nbytes)
 
         return finish
 
@@ -121,7 +158,7 @@ class LocalSource:
                 total = os.fstat(fd).st_size
                 take = min(nbytes, total)
                 offset = total - take if location == "end" else 0
-                data = self._pread(fd, key, offset, memoryview(bytearray(take)))
+                data = self.pread(fd, key, offset, memoryview(bytearray(take)))
                 return Edge(data=data, object_nbytes=total)
             finally:
                 os.close(fd)
@@ -137,8 +174,8 @@ class LocalSource:
         except OSError as err:
             raise _failed(path, "open", err) from err
 
-    def _pread(self, fd: int, key: str, offset: int, into: memoryview) -> memoryview:
-        """Fill `into` from the file; a read may return less than asked for, at 2 GiB always."""
+    def pread(self, fd: int, key: str, offset: int, into: memoryview) -> memoryview:
+        """Fill `into` from an open file; a read may return less than asked for, at 2 GiB always."""
         done = 0
         try:
             while done < len(into):
@@ -151,6 +188,36 @@ class LocalSource:
         if done < len(into):
             raise _short(f"{self.root}/{key}", offset, len(into), done)
         return into
+
+
+class _LocalStream:
+    """A range of an open file."""
+
+    def __init__(self, source: LocalSource, fd: int, key: str, at: int, end: int) -> None:
+        self._source, self._fd, self._key, self._at, self._end = source, fd, key, at, end
+
+    def read(self, nbytes: int) -> Buffer:
+        piece = bytearray(max(0, min(nbytes, self._end - self._at)))
+        self._source.pread(self._fd, self._key, self._at, memoryview(piece))
+        self._at += len(piece)
+        return piece
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class _MemoryStream:
+    """Bytes that are there already."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def read(self, nbytes: int) -> Buffer:
+        piece, self._data = self._data[:nbytes], self._data[nbytes:]
+        return piece
+
+    def close(self) -> None:
+        self._data = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +260,16 @@ class StoreSource:
         def finish() -> Edge | None:
             data = self._result(future, key, ByteRange(offset=0, nbytes=nbytes))
             return None if data is None else Edge(data=data, object_nbytes=None)
+
+        return finish
+
+    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
+        """Ask the store for the whole range now; what it returns is held as it is."""
+        pending = self.start(key, wanted)
+
+        def finish() -> ByteStream | None:
+            data = pending(lambda nbytes: memoryview(bytearray(nbytes)))
+            return None if data is None else _MemoryStream(data)
 
         return finish
 

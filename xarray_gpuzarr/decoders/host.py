@@ -1,6 +1,6 @@
 """The host decoder: the same plans, carried out with NumPy on threads, straight into one array.
 
-Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `host_job`.
+Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `host_blocks`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy.typing as npt
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.base import Device, Route
+from xarray_gpuzarr.decoders.host_blocks import plan_tasks
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import cast_array
-from xarray_gpuzarr.fetch import ByteSource, Pending
+from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
@@ -57,7 +58,7 @@ class HostDecoder:
         """Carry out plans; see `Decoder.decode`."""
         out = np.empty(target.shape, cast.dtype)
         job = Job(spec, target, cast, out)
-        queue = TaskQueue((task for plan in plans for task in job.tasks(plan)), source)
+        queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
         threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
         return out
@@ -74,7 +75,7 @@ class TaskQueue:
         self._tasks = tasks
         self._source = source
         self._lock = threading.Lock()
-        self._ready: deque[tuple[Task, list[Pending]]] = deque()
+        self._ready: deque[tuple[Task, list[Any]]] = deque()
         self._n_started = 0
         self._stopped = False
 
@@ -88,7 +89,7 @@ class TaskQueue:
             self._stopped = True
             raise
 
-    def _next(self) -> tuple[Task, list[Pending]] | None:
+    def _next(self) -> tuple[Task, list[Any]] | None:
         with self._lock:
             if self._stopped:
                 return None
@@ -96,7 +97,8 @@ class TaskQueue:
                 task = next(self._tasks, None)
                 if task is None:
                     break
-                self._ready.append((task, [self._source.start(*r) for r in task.requests]))
+                start = self._source.start_stream if task.streamed else self._source.start
+                self._ready.append((task, [start(*request) for request in task.requests]))
                 self._n_started += len(task.requests)
             if not self._ready:
                 return None

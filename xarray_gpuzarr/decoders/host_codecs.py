@@ -27,12 +27,14 @@ from xarray_gpuzarr.codecs import (
     ZlibSpec,
     ZstdSpec,
 )
+from xarray_gpuzarr.fetch import ByteStream
 from xarray_gpuzarr.frames import FrameError, declared_nbytes, has_zstd_checksum
 
 DecodeInto = Callable[[memoryview, memoryview], None]
 """Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
 
 _CRC_NBYTES = 4
+_STREAM_PIECE_NBYTES = 512 * 1024
 _ZSTD, _LZ4 = ZstdSpec(), Lz4Spec()
 _BLOSC = BloscSpec(cname="any", shuffle="any", typesize=None)
 
@@ -40,15 +42,27 @@ _thread = threading.local()
 
 
 def _zstd(src: memoryview, dst: memoryview) -> None:
-    context = getattr(_thread, "zstd", None)
-    if context is None:
-        context = _thread.zstd = zstandard.ZstdDecompressor()
-    reader = context.stream_reader(src, closefd=False)
+    reader = _zstd_context().stream_reader(src, closefd=False)
     if reader.readinto(dst) != len(dst):
         raise FrameError("fewer bytes")
     # Without a declared length a frame may go on; with a checksum zstd verifies it only when asked for more.
     if (declared_nbytes(_ZSTD, src) != len(dst) or has_zstd_checksum(src)) and reader.read(1):
         raise FrameError("more bytes")
+
+
+def _zstd_stream(stream: ByteStream, dst: memoryview) -> None:
+    context = _zstd_context()
+    reader = context.stream_reader(stream, read_size=_STREAM_PIECE_NBYTES, read_across_frames=True, closefd=False)
+    n = reader.readinto(dst)
+    if n != len(dst) or reader.read(1):
+        raise FrameError(f"{n} bytes" if n != len(dst) else f"more than {n} bytes")
+
+
+def _zstd_context() -> Any:
+    context = getattr(_thread, "zstd", None)
+    if context is None:
+        context = _thread.zstd = zstandard.ZstdDecompressor()
+    return context
 
 
 def _blosc(src: memoryview, dst: memoryview) -> None:
@@ -161,6 +175,8 @@ class ChunkCodec:
         """Whether the decoded chunk is a part of the encoded bytes."""
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
+        self.streams = [type(s) for s in self._stages] == [ZstdSpec]
+        """Whether `from_stream` can decode a chunk."""
 
     def view(self, src: memoryview) -> memoryview:
         """Return the decoded chunk as a part of `src`; only if `in_place`."""
@@ -201,6 +217,13 @@ class ChunkCodec:
                 _decode_last(stage, src, dst)
         except _LIBRARY_ERRORS as err:
             raise self._explained(str(stage), err) from err
+
+    def from_stream(self, stream: ByteStream, dst: memoryview) -> None:
+        """Decode a chunk into the whole of `dst` as its bytes are read; only if `streams`. Otherwise as `into`."""
+        try:
+            _zstd_stream(stream, dst)
+        except (FrameError, zstandard.ZstdError) as err:
+            raise self._explained("zstd", err) from err
 
     def _sized(self, src: memoryview) -> memoryview:
         if len(src) != self._chunk_nbytes:
