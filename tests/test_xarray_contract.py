@@ -12,7 +12,7 @@ import xarray as xr
 from dask.callbacks import Callback
 from distributed import Client, LocalCluster
 from helpers.compare import assert_same_dataset, assert_same_values
-from helpers.datasets import DIMS, SHARDS, open_ours, open_stock, write_weather
+from helpers.datasets import DIMS, open_ours, open_stock, write_weather
 from helpers.stores import RecordingStore
 from helpers.strict_duck import StrictArray, strict_decoder_for
 from xarray.backends import BackendArray, ZarrStore
@@ -103,14 +103,28 @@ def test_chunks_of_unsharded_arrays_are_blocks(tmp_path):
     assert open_ours(tmp_path, chunks={})["u10"].chunks == ((2,) * 5, (3, 3), (4, 4))
 
 
-@pytest.mark.parametrize("nbytes", ["1 B", "900 B", "1600 B", "1 MB"])
-def test_auto_gives_multiples_of_the_shard(path, nbytes):
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        pytest.param("900 B", SHARD_CHUNKS, id="one shard"),
+        pytest.param("1600 B", ((8, 2), (6,), (8,)), id="two shards"),
+        pytest.param("1 MB", ((10,), (6,), (8,)), id="everything"),
+    ],
+)
+def test_auto_gives_multiples_of_the_shard(path, nbytes, expected):
     with dask.config.set({"array.chunk-size": nbytes}), warnings.catch_warnings():
         warnings.simplefilter("error")
         chunks = open_u10(path, chunks="auto").chunks
 
-    assert [blocks[0] % shard for blocks, shard in zip(chunks, SHARDS, strict=True)] == [0, 0, 0]
-    assert tuple(map(sum, chunks)) == (10, 6, 8)
+    assert chunks == expected
+
+
+@pytest.mark.filterwarnings("ignore:The specified chunks separate the stored chunks")  # said before we are asked
+def test_auto_keeps_shards_whole_that_are_larger_than_its_limit(path):
+    with dask.config.set({"array.chunk-size": "1 B"}):
+        chunks = open_u10(path, chunks="auto").chunks
+
+    assert chunks == SHARD_CHUNKS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ xarray, "How to add a new backend".
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +23,12 @@ from xarray.backends.common import _normalize_path, datatree_from_dict_with_io_c
 from xarray.core import indexing
 from xarray.core.treenode import NodePath
 from xarray.core.utils import close_on_error
+from zarr.errors import UnknownCodecError
 
 from xarray_gpuzarr.cf import parse_cast
 from xarray_gpuzarr.chunkmanager import ShardVariable
 from xarray_gpuzarr.decoders import Device, resolve_device
+from xarray_gpuzarr.errors import UnsupportedCodecError
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS
 from xarray_gpuzarr.read import stored_array
@@ -107,17 +110,18 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             The stored metadata of an array is malformed.
         """
         resolved = resolve_device(device)
-        store = ZarrStore.open_group(
-            _normalize_path(filename_or_obj),
-            group=group,
-            mode="r",
-            consolidated=consolidated,
-            consolidate_on_close=False,
-            storage_options=storage_options,
-            zarr_format=zarr_format,
-            use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
-            cache_members=cache_members,
-        )
+        with _naming_unknown_codecs(filename_or_obj):
+            store = ZarrStore.open_group(
+                _normalize_path(filename_or_obj),
+                group=group,
+                mode="r",
+                consolidated=consolidated,
+                consolidate_on_close=False,
+                storage_options=storage_options,
+                zarr_format=zarr_format,
+                use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
+                cache_members=cache_members,
+            )
         options = DecodeOptions(
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
@@ -154,16 +158,17 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """Open all groups below a group, by path; keywords as for `open_dataset`."""
         resolved = resolve_device(device)
         parent = str(NodePath("/") / NodePath(group)) if group else "/"
-        stores = ZarrStore.open_store(
-            _normalize_path(filename_or_obj),
-            group=parent,
-            mode="r",
-            consolidated=consolidated,
-            consolidate_on_close=False,
-            storage_options=storage_options,
-            zarr_format=zarr_format,
-            use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
-        )
+        with _naming_unknown_codecs(filename_or_obj):
+            stores = ZarrStore.open_store(
+                _normalize_path(filename_or_obj),
+                group=parent,
+                mode="r",
+                consolidated=consolidated,
+                consolidate_on_close=False,
+                storage_options=storage_options,
+                zarr_format=zarr_format,
+                use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
+            )
         options = DecodeOptions(
             mask_and_scale=mask_and_scale,
             decode_times=decode_times,
@@ -178,6 +183,19 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             with close_on_error(store):
                 datasets[name] = build_dataset(store, options, drop_variables, resolved)
         return datasets
+
+
+@contextmanager
+def _naming_unknown_codecs(store: object) -> Iterator[None]:
+    try:
+        yield
+    except UnknownCodecError as err:
+        raise UnsupportedCodecError(
+            f"an array of {store} is stored with a codec that is not installed",
+            tried="the codecs of zarr-python and of the packages that register codecs with it",
+            found=str(err),
+            do="install the package that brings the codec, or leave the array's group out",
+        ) from err
 
 
 def build_dataset(

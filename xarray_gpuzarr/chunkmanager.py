@@ -7,6 +7,7 @@ decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self, cast
 
 import dask.array as da
@@ -19,19 +20,21 @@ from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import Unplanned
 
+LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
+
 
 class BlockReader:
     """What a dask graph holds of a lazy array: slicing it reads.
 
     Parameters
     ----------
-    array : LazilyIndexedArray
+    array : xarray's lazily indexed or lazily vectorized array
         A lazy array and the selection that was made before it was chunked.
     """
 
     __slots__ = ("array", "dtype", "shape")
 
-    def __init__(self, array: indexing.LazilyIndexedArray) -> None:
+    def __init__(self, array: LazilyIndexed) -> None:
         self.array = array
         self.shape = array.shape
         self.dtype = array.dtype
@@ -82,14 +85,12 @@ def _whole_shards(chunks: Any, reader: BlockReader) -> Any:
     shard = reader.shard_shape
     if shard is None or not reader.shape or 0 in reader.shape:
         return chunks
-    auto = da.core.normalize_chunks("auto", reader.shape, dtype=reader.dtype, previous_chunks=shard)
-    if da.core.normalize_chunks(chunks, reader.shape, dtype=reader.dtype) not in (auto, _plain_auto(reader)):
+    normalize = partial(da.core.normalize_chunks, shape=reader.shape, dtype=reader.dtype)
+    asked, auto = normalize(chunks), normalize("auto", previous_chunks=shard)
+    splits = any(n % m for axis, m in zip(asked, shard, strict=True) for n in axis[:-1])
+    if not splits or asked not in (auto, normalize("auto")):
         return chunks
     return tuple(max(1, axis[0] // n) * n for axis, n in zip(auto, shard, strict=True))
-
-
-def _plain_auto(reader: BlockReader) -> Any:
-    return da.core.normalize_chunks("auto", reader.shape, dtype=reader.dtype)
 
 
 class ShardVariable(Variable):
@@ -132,7 +133,7 @@ def _block_reader(data: object) -> BlockReader | None:
     """Unwrap xarray's caching and copy-on-write layers around a lazy array that was not read yet."""
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
-    if isinstance(data, indexing.LazilyIndexedArray) and find_lazy_array(data) is not None:
+    if isinstance(data, LazilyIndexed) and find_lazy_array(data) is not None:
         return BlockReader(data)
     return None
 

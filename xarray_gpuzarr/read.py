@@ -7,7 +7,7 @@ of it with one decoder. Indexes of the next shards are asked for while earlier s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ import zarr
 
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders import Decoder, Route, decoder_for
-from xarray_gpuzarr.errors import GpuZarrError, StoreReadError
+from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource, PendingEdge, byte_source
-from xarray_gpuzarr.grid import OuterSelection, group_points, outer_selection
+from xarray_gpuzarr.grid import group_points, outer_selection
 from xarray_gpuzarr.metadata import ArraySpec, Unplanned, parse_array
 from xarray_gpuzarr.plan import (
     Block,
@@ -90,7 +90,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     """
     outer = outer_selection(selection, stored.shape)
     if isinstance(stored.spec, Unplanned):
-        block = _read_by_zarr(stored, outer)
+        block = _read_by_zarr(stored, lambda array: array.oindex[outer.wanted] if array.ndim else array[()])
         return outer.restore(decoder.upload(block, stored.cast))
     target = box_target(outer, stored.spec.grid)
     return outer.restore(_read_target(stored, stored.spec, target, decoder))
@@ -110,8 +110,7 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
     arrays = np.broadcast_arrays(*points)
     flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):
-        assert stored.zarr_array is not None
-        block = np.asarray(stored.zarr_array.vindex[tuple(flat)])
+        block = _read_by_zarr(stored, lambda array: array.vindex[tuple(flat)])
         return decoder.upload(block, stored.cast).reshape(arrays[0].shape)
     target = PointTarget(groups=group_points(flat, stored.spec.grid))
     return _read_target(stored, stored.spec, target, decoder).reshape(arrays[0].shape)
@@ -152,17 +151,16 @@ def _index(spec: ArraySpec, block: Block, pending: PendingEdge | None) -> ShardI
     return decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where)
 
 
-def _read_by_zarr(stored: StoredArray, outer: OuterSelection) -> np.ndarray[Any, Any]:
+def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any]) -> np.ndarray[Any, Any]:
+    """Let zarr-python read a selection of an array that cannot be planned."""
     array = stored.zarr_array
     assert array is not None
     try:
-        return np.asarray(array.oindex[outer.wanted] if array.ndim else array[()])
-    except GpuZarrError:
-        raise
+        return np.asarray(pick(array))
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
         raise StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
-            tried=f"selection {outer.wanted}"[:200],
+            tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",
             found=f"{type(err).__name__}: {err}",
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
         ) from err

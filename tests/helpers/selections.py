@@ -47,19 +47,14 @@ def axis_keys(length: int) -> st.SearchStrategy[Any]:
     return st.one_of(kinds)
 
 
+def all_axis_keys(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Draw a key for every axis."""
+    return st.tuples(*map(axis_keys, shape))
+
+
 def outer_keys(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[tuple[int, ...], tuple[Any, ...]]]:
     """(shape, tuple with a key for every axis)."""
-    return st.tuples(st.just(tuple(shape)), st.tuples(*map(axis_keys, shape)))
-
-
-def lazy_keys(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
-    """Draw a key for every axis, without slices of nothing: backwards, xarray 2026.9 itself trips over those."""
-    axes = zip(map(axis_keys, shape), shape, strict=True)
-    return st.tuples(*(keys.filter(lambda key, n=n: not is_slice_of_nothing(key, n)) for keys, n in axes))
-
-
-def is_slice_of_nothing(key: Any, length: int) -> bool:
-    return isinstance(key, slice) and length > 0 and not range(*key.indices(length))
+    return st.tuples(st.just(tuple(shape)), all_axis_keys(tuple(shape)))
 
 
 @st.composite

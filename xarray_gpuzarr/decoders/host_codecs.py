@@ -8,6 +8,7 @@ several members, and its word on corrupt input is final.
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ DecodeInto = Callable[[memoryview, memoryview], None]
 
 _CRC_NBYTES = 4
 _STREAM_PIECE_NBYTES = 512 * 1024
+_STAGE_SLACK_NBYTES = 64 * 1024
+"""No codec in the middle of a chain makes a chunk twice its size, but for headers."""
 _ZSTD, _LZ4 = ZstdSpec(), Lz4Spec()
 _BLOSC = BloscSpec(cname="any", shuffle="any", typesize=None)
 
@@ -114,6 +117,7 @@ _LIBRARY_ERRORS = (
     TypeError,
     OSError,  # gzip.BadGzipFile
     EOFError,
+    zlib.error,
     MemoryError,  # a frame that declares an absurd length
     imagecodecs.DelayedImportError,
 )
@@ -137,11 +141,13 @@ def strip_crc32c(src: memoryview) -> memoryview:
     return payload
 
 
-def _decode_all(spec: BytesBytesSpec, src: memoryview) -> memoryview:
-    """Decode a stage whose result has no known length."""
+def _decode_all(spec: BytesBytesSpec, src: memoryview, most: int) -> memoryview:
+    """Decode a stage whose result has no known length, but is refused if it declares more than `most` bytes."""
     if isinstance(spec, Crc32cSpec):
         return strip_crc32c(src)
-    declared_nbytes(spec, src)
+    declared = declared_nbytes(spec, src)
+    if declared is not None and declared > most:
+        raise FrameError(f"a frame of {declared} bytes")
     codec = numcodecs.get_codec({"id": _NUMCODECS_ID[type(spec)]})
     return memoryview(codec.decode(src)).cast("B")
 
@@ -151,7 +157,7 @@ def _decode_last(spec: BytesBytesSpec, src: memoryview, dst: memoryview) -> None
     try:
         _FAST[type(spec)](src, dst)
     except _LIBRARY_ERRORS as refusal:
-        decoded = _decode_all(spec, src)
+        decoded = _decode_all(spec, src, most=len(dst))
         if len(decoded) != len(dst):
             raise FrameError(f"{len(decoded)} bytes") from refusal
         dst[:] = decoded
@@ -209,7 +215,7 @@ class ChunkCodec:
         stage: BytesBytesSpec = self._stages[-1]
         try:
             for stage in self._stages[:-1]:
-                src = _decode_all(stage, src)
+                src = _decode_all(stage, src, most=2 * self._chunk_nbytes + _STAGE_SLACK_NBYTES)
             stage = self._stages[-1]
             if isinstance(stage, Crc32cSpec):
                 dst[:] = self._sized(strip_crc32c(src))
