@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def runs_of(columns, rule):
     ]
 
 
+@many
 @given(rows(), rules)
 def test_runs_cover_all_rows_in_order(columns, rule):
     bounds = coalesce(*columns, rule)
@@ -46,16 +48,19 @@ def test_runs_cover_all_rows_in_order(columns, rule):
     assert (np.diff(bounds) > 0).all()
 
 
+@many
 @given(rows(), rules)
 def test_run_stays_inside_one_object(columns, rule):
     assert all(len(groups) == 1 for groups, *_ in runs_of(columns, rule))
 
 
+@many
 @given(rows(), rules)
 def test_joined_rows_are_never_longer_than_allowed(columns, rule):
     assert all(n == 1 or end - start <= rule.max_nbytes for _, start, end, n in runs_of(columns, rule))
 
 
+@many
 @given(rows(), rules)
 def test_gaps_inside_a_run_are_never_wider_than_allowed(columns, rule):
     group, offset, nbytes = columns
@@ -66,6 +71,7 @@ def test_gaps_inside_a_run_are_never_wider_than_allowed(columns, rule):
     assert (gap[inside] <= rule.max_gap_nbytes).all()
 
 
+@many
 @given(rows(), rules)
 def test_neighbouring_runs_could_not_have_been_joined(columns, rule):
     group, offset, nbytes = columns

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from helpers.corpus import V2_CODECS, V2_CODECS_BY_ZARR, V3_CODECS, V3_CODECS_BY_ZARR, write
+from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
@@ -203,6 +204,7 @@ def test_malformed_v2_document_is_refused(compressor, filters):
         parse_v2_codecs(compressor=compressor, filters=filters, order="C", endian=None, ndim=1)
 
 
+@many
 @given(st.lists(codec_entries | json_values, max_size=4))
 def test_any_json_is_a_pipeline_or_a_metadata_error(entries):
     try:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import zstandard
 from helpers.corpus import BLOSC_CNAMES
+from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ payloads = st.integers(1, 3000).map(lambda n: np.arange(n, dtype="u2").tobytes()
 
 
 @pytest.mark.parametrize("name", TELLS_LENGTH)
+@many
 @given(payload=payloads)
 def test_declared_length_is_the_decoded_length(name, payload):
     assert declared_nbytes(SPECS[name], ENCODE[name](payload)) == len(payload)
@@ -107,6 +109,7 @@ def test_blosc_header_that_contradicts_the_frame_is_refused(at, found):
 
 
 @pytest.mark.parametrize("name", SPECS)
+@many
 @given(frame=st.binary(max_size=40))
 def test_random_bytes_give_a_length_or_a_frame_error(name, frame):
     try:
@@ -117,6 +120,7 @@ def test_random_bytes_give_a_length_or_a_frame_error(name, frame):
 
 
 @pytest.mark.parametrize("name", SPECS)
+@many
 @given(payload=payloads, data=st.data())
 def test_mutated_frame_gives_a_length_or_a_frame_error(name, payload, data):
     frame = bytearray(ENCODE[name](payload))

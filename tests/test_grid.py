@@ -4,8 +4,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.effort import many
 from helpers.selections import increasing_wanted, numpy_outer, outer_keys, wanted_indices
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -24,7 +25,9 @@ def rebuilt(pieces, chunk_length: int) -> np.ndarray:
     return out
 
 
+@many
 @given(increasing_wanted(), st.integers(1, 12))
+@example((slice(1, 40, 9), 40), 2)
 def test_pieces_of_an_axis_rebuild_the_selection(wanted_and_length, chunk_length):
     wanted, length = wanted_and_length
 
@@ -33,7 +36,9 @@ def test_pieces_of_an_axis_rebuild_the_selection(wanted_and_length, chunk_length
     np.testing.assert_array_equal(rebuilt(pieces, chunk_length), np.arange(length)[wanted])
 
 
+@many
 @given(increasing_wanted(), st.integers(1, 12))
+@example((slice(1, 40, 9), 40), 2)
 def test_every_touched_chunk_is_one_piece(wanted_and_length, chunk_length):
     wanted, length = wanted_and_length
 
@@ -51,6 +56,7 @@ def test_huge_axis_costs_what_is_touched():
     assert pieces.in_start.tolist() == [0]
 
 
+@many
 @given(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=6).flatmap(outer_keys))
 def test_outer_selection_is_numpy_indexing_axis_by_axis(shape_and_key):
     shape, key = shape_and_key
@@ -62,6 +68,7 @@ def test_outer_selection_is_numpy_indexing_axis_by_axis(shape_and_key):
     np.testing.assert_array_equal(outer.restore(increasing), numpy_outer(data, key), strict=True)
 
 
+@many
 @given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6).flatmap(outer_keys))
 def test_outer_selection_wants_increasing_elements(shape_and_key):
     shape, key = shape_and_key
@@ -122,6 +129,7 @@ def test_selection_that_does_not_fit_is_refused(selection):
     assert isinstance(caught.value, IndexError)
 
 
+@many
 @given(st.data())
 def test_points_are_found_again_in_their_groups(data):
     n = data.draw(st.integers(0, 30))
@@ -137,6 +145,7 @@ def test_points_are_found_again_in_their_groups(data):
     np.testing.assert_array_equal(out, array[tuple(points)])
 
 
+@many
 @given(st.data())
 def test_groups_are_touched_chunks_in_order(data):
     n = data.draw(st.integers(0, 30))
@@ -167,6 +176,7 @@ def test_grid_counts_include_what_stands_over(grid, shards, chunks, shard_shape)
     assert (grid.n_shards, grid.n_chunks, grid.shard_shape) == (shards, chunks, shard_shape)
 
 
+@many
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4), st.integers(1, 4)), max_size=3),
     st.integers(1, 7),

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers.corpus import counting, write
+from helpers.effort import many
 from helpers.selections import outer_keys
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,6 +146,7 @@ def test_chunk_key_of_an_array_without_axes(memory, zarr_format, key):
     assert spec.keys.key(()) == key
 
 
+@many
 @given(st.data())
 def test_places_of_chunks_are_those_that_numpy_gives(data):
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=7))

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from helpers.effort import many
 from helpers.shards import MISSING, index_bytes
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -126,6 +127,7 @@ def test_index_that_is_too_long_is_refused():
         decode(index_bytes([(0, 10), (10, 10)]) + b"\0", spec_of(2))
 
 
+@many
 @given(st.integers(0, 8 * 36 - 1))
 def test_checksum_finds_every_flipped_bit(bit):
     encoded = bytearray(index_bytes([(0, 10), (10, 10)]))
@@ -135,6 +137,7 @@ def test_checksum_finds_every_flipped_bit(bit):
         decode(bytes(encoded), spec_of(2))
 
 
+@many
 @given(specs, st.binary(max_size=90))
 def test_random_bytes_are_refused_or_sound(spec, encoded):
     try:
@@ -146,6 +149,7 @@ def test_random_bytes_are_refused_or_sound(spec, encoded):
     assert is_sound(table, spec, SHARD_NBYTES)
 
 
+@many
 @given(specs, st.data())
 def test_index_is_accepted_just_if_it_can_be_true(spec, data):
     table = data.draw(st.lists(entries, min_size=spec.n_chunks, max_size=spec.n_chunks))
@@ -161,6 +165,7 @@ def test_index_is_accepted_just_if_it_can_be_true(spec, data):
     assert list(zip(index.offset.tolist(), index.nbytes.tolist(), strict=True)) == expected
 
 
+@many
 @given(st.lists(st.tuples(wild_numbers, wild_numbers), min_size=1, max_size=4))
 @example([(0, MISSING), (MISSING, 0)])
 @example([(2**63, 2**63)])
