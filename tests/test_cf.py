@@ -133,7 +133,7 @@ def encoded_fill(value):
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("dtype", NUMERIC_DTYPES)
+@pytest.mark.parametrize("dtype", [*NUMERIC_DTYPES, ">i2", ">u8", ">f2", ">f4", ">f8", ">c8", ">c16"])
 def test_plain_variable_of_every_dtype(dtype, zarr_format):
     data = edge_values(dtype, (13,))
 

@@ -209,6 +209,16 @@ def test_truncated_chunk_never_gives_other_numbers(codecs):
     assert counts["error"] > 10 * counts["right"]
 
 
+@pytest.mark.parametrize("n_bytes", [1, 2, 3, 4])
+@pytest.mark.parametrize("codecs", ["zstd-checksum", "gzip", "numcodecs.zlib"])
+def test_cut_checksum_is_an_error(codecs, n_bytes):
+    array, store, _ = one_chunk(codecs)
+    put(store, "t/c/0/0", take(store, "t/c/0/0")[:-n_bytes])
+
+    with pytest.raises(CorruptChunkError):
+        read(array)
+
+
 @pytest.mark.parametrize("codecs", BULK)
 @given(data=st.data())
 def test_random_bytes_instead_of_a_chunk_give_a_package_error_or_numbers(codecs, data):

@@ -13,6 +13,7 @@ from helpers.shards import index_entries
 from helpers.stores import RecordingStore, take
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.codecs import BytesCodec, ShardingCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
@@ -229,6 +230,19 @@ def test_index_is_read_once_a_shard(big):
     read_array(array, slice(0, 1), device="host")
 
     assert len(store.requests) == 2
+
+
+def test_indexes_are_asked_for_ahead_but_not_all_at_once():
+    store = RecordingStore(MemoryStore())
+    array = write(store, counting((200,)), name="t", chunks=(1,), shards=(2,))
+    store.requests.clear()
+
+    read_array(array, device="host")
+
+    kinds = [type(wanted) for _, wanted in store.requests]
+    n_ahead = kinds.index(RangeByteRequest)
+    assert 2 <= n_ahead <= 20
+    assert kinds.count(SuffixByteRequest) == 100
 
 
 def test_points_request_only_their_chunks(big):

@@ -12,6 +12,11 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 
 from xarray_gpuzarr import read_array
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part"),
+]
+
 DATA = counting((11, 13), "f4")
 SHARDED = {"chunks": (2, 3), "shards": (4, 6)}
 

@@ -271,6 +271,7 @@ class TestStrictDuckArray:
             with pytest.raises(TypeError):
                 refused(array)
 
+    @pytest.mark.filterwarnings("ignore:The specified chunks separate")  # of the bounds, which are not sharded
     @pytest.mark.parametrize("chunks", CHUNK_REQUESTS)
     @pytest.mark.parametrize("name", [*IN_SHARDS, "mask", "height"])
     def test_blocks_and_meta(self, path, chunks, name):
