@@ -99,7 +99,6 @@ def _mask_values(
     values, fill = _not_nan(attrs.get("missing_value", ())), _not_nan(attrs.get("_FillValue", ()))
     if view is not None and len(fill) == 1:
         # xarray reinterprets _FillValue, and only that, together with the data.
-        values = [v for v in values if v != fill[0]]
         fill = list(np.asarray(fill).astype(stored).view(view))
     wanted = {v.item() for v in (*values, *fill) if _is_exact(v, decoded)}
     return tuple(sorted(wanted, key=repr))

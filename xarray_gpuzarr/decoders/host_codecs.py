@@ -45,20 +45,34 @@ _thread = threading.local()
 
 
 def _zstd(src: memoryview, dst: memoryview) -> None:
+    declared = declared_nbytes(_ZSTD, src)
+    if has_zstd_checksum(src):
+        # Only the one-shot call says so if the frame ends within its checksum; it costs a copy.
+        decoded = _zstd_context().decompress(src, max_output_size=len(dst))
+        _same(decoded, dst)
+        dst[:] = decoded
+        return
     reader = _zstd_context().stream_reader(src, closefd=False)
     if reader.readinto(dst) != len(dst):
         raise FrameError("fewer bytes")
-    # Without a declared length a frame may go on; with a checksum zstd verifies it only when asked for more.
-    if (declared_nbytes(_ZSTD, src) != len(dst) or has_zstd_checksum(src)) and reader.read(1):
+    if declared != len(dst) and reader.read(1):
         raise FrameError("more bytes")
 
 
 def _zstd_stream(stream: ByteStream, dst: memoryview) -> None:
-    context = _zstd_context()
-    reader = context.stream_reader(stream, read_size=_STREAM_PIECE_NBYTES, read_across_frames=True, closefd=False)
-    n = reader.readinto(dst)
-    if n != len(dst) or reader.read(1):
-        raise FrameError(f"{n} bytes" if n != len(dst) else f"more than {n} bytes")
+    """Decode one frame, or several in a row, as they are read."""
+    frame, done = _zstd_context().decompressobj(), 0
+    while piece := stream.read(_STREAM_PIECE_NBYTES):
+        while piece:
+            frame = _zstd_context().decompressobj() if frame.eof else frame
+            decoded = frame.decompress(piece)
+            if done + len(decoded) > len(dst):
+                raise FrameError(f"more than {len(dst)} bytes")
+            dst[done : done + len(decoded)] = decoded
+            done += len(decoded)
+            piece = frame.unused_data if frame.eof else b""
+    if done != len(dst) or not frame.eof:
+        raise FrameError(f"{done} bytes" if frame.eof else f"a frame cut short after {done} bytes")
 
 
 def _zstd_context() -> Any:
