@@ -216,6 +216,9 @@ def build_dataset(
     stored, attrs = store.load()
     dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())
     prepared = dict(stored)
+    for variable in prepared.values():
+        if variable.encoding.get("shards") is not None:
+            variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
     for name in prepared.keys() - dropped - _time_bounds(stored):
         ours = engine_variable(name, prepared[name], options, device)
         if ours is not None:
@@ -266,11 +269,8 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
     cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
-    encoding, shard = dict(decoded.encoding), variable.encoding.get("shards")
-    if shard is not None:
-        encoding["preferred_chunks"] = dict(zip(variable.dims, shard, strict=True))
     lazy = indexing.LazilyIndexedArray(LazyArray(stored_array(array, cast), device))
-    return Variable(decoded.dims, lazy, decoded.attrs, encoding, fastpath=True)
+    return Variable(decoded.dims, lazy, decoded.attrs, decoded.encoding, fastpath=True)
 
 
 def _decoded_stand_in(
