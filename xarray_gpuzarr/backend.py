@@ -64,7 +64,6 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
     """Open Zarr stores with one dask task per shard, decoded where the result lives."""
 
     description = "Open Zarr stores with one task per shard, decoded on the GPU or the host"
-    url = "https://github.com/xarray-gpuzarr/xarray-gpuzarr"
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:  # noqa: ARG002

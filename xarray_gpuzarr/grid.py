@@ -7,7 +7,6 @@ elements are wanted and where they go. A chunk of the array is one piece per axi
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,11 +44,6 @@ class ChunkGrid:
     def shard_shape(self) -> tuple[int, ...]:
         """Shape of one shard, in elements."""
         return tuple(map(operator.mul, self.chunk_shape, self.chunks_per_shard))
-
-    @property
-    def n_chunks_per_shard(self) -> int:
-        """Number of chunks in one shard."""
-        return math.prod(self.chunks_per_shard)
 
     @property
     def n_shards(self) -> tuple[int, ...]:

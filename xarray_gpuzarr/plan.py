@@ -96,14 +96,12 @@ class ReadPlan:
     """shape (n,): encoded bytes, or `WHOLE_OBJECT`."""
     parts: Column
     """shape (n_parts + 1,): rows ``[parts[i], parts[i + 1])`` are fetched and decoded together."""
-    missing_chunk: Column
-    """shape (n_missing, ndim): coordinates of the chunks that take the fill value."""
     missing_row: Column
-    """shape (n_missing, ...): as `row`, for those chunks."""
+    """shape (n_missing, ...): as `row`, for the chunks that take the fill value."""
 
     @property
     def decoded_nbytes(self) -> int:
-        """Bytes of all stored chunks of the block once decoded."""
+        """Bytes of all stored chunks of the block once decoded, known before any of them is read."""
         return len(self.offset) * self.spec.chunk_nbytes
 
     def requests(self, lo: int, hi: int) -> list[tuple[str, ByteRange]]:
@@ -208,7 +206,6 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
         offset=offset,
         nbytes=nbytes,
         parts=parts,
-        missing_chunk=block.chunk[missing],
         missing_row=block.row[missing],
     )
 
