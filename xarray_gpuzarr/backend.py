@@ -140,22 +140,17 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         self,
         filename_or_obj: Any,
         *,
-        mask_and_scale: Any = True,
-        decode_times: Any = True,
-        concat_characters: Any = True,
-        decode_coords: Any = True,
         drop_variables: str | Iterable[str] | None = None,
-        use_cftime: Any = None,
-        decode_timedelta: Any = None,
         group: str | None = None,
         consolidated: bool | None = None,
         storage_options: dict[str, Any] | None = None,
         zarr_format: int | None = None,
         use_zarr_fill_value_as_mask: bool | None = None,
         device: str = "auto",
+        **decoding: Any,
     ) -> dict[str, Dataset]:
-        """Open all groups below a group, by path; keywords as for `open_dataset`."""
-        resolved = resolve_device(device)
+        """Open all groups below a group, by path; keywords, also those of `DecodeOptions`, as for `open_dataset`."""
+        resolved, options = resolve_device(device), DecodeOptions(**decoding)
         parent = str(NodePath("/") / NodePath(group)) if group else "/"
         with _naming_unknown_codecs(filename_or_obj):
             stores = ZarrStore.open_store(
@@ -168,14 +163,6 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
                 zarr_format=zarr_format,
                 use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
             )
-        options = DecodeOptions(
-            mask_and_scale=mask_and_scale,
-            decode_times=decode_times,
-            concat_characters=concat_characters,
-            decode_coords=decode_coords,
-            use_cftime=use_cftime,
-            decode_timedelta=decode_timedelta,
-        )
         datasets = {}
         for path, store in stores.items():
             name = str(NodePath(path).relative_to(parent)) if group else str(NodePath(path))

@@ -45,7 +45,18 @@ class _Block:
         self.nbytes: list[int] = plan.nbytes.tolist()
         self.rows: list[list[int]] = plan.row.tolist()
 
-    def part_tasks(self) -> Iterator[Task]:
+    def tasks(self) -> Iterator[Task]:
+        """Return the tasks that fill and decode this block."""
+        if len(self.plan.missing_row):
+            yield Task(lambda _lane, _pending: self.fill_missing())
+        yield from self.read_tasks()
+
+    def fill_missing(self) -> None:
+        """Write the fill value where missing chunks would go."""
+        for numbers in self.plan.missing_row.tolist():
+            self.fill(numbers)
+
+    def read_tasks(self) -> Iterator[Task]:
         """Return one task per part."""
         for lo, hi in pairwise(self.plan.parts.tolist()):
             yield Task(self._runner(lo, hi), self.plan.requests(lo, hi))
@@ -116,10 +127,8 @@ class BoxBlock(_Block):
         self.direct: list[bool] = direct.tolist()
         self.out_byte: list[int] = (placed.out_index * job.out.itemsize).tolist()
 
-    def tasks(self) -> Iterator[Task]:
-        """Return the tasks that fill and decode this block."""
-        if len(self.plan.missing_row):
-            yield Task(lambda _lane, _pending: self._fill_missing())
+    def read_tasks(self) -> Iterator[Task]:
+        """Return tasks that read straight into the output, decode as they read, or take a part each."""
         codec = self.job.codec
         if codec is not None and codec.raw and all(self.direct):
             yield from self._raw_tasks()
@@ -127,7 +136,7 @@ class BoxBlock(_Block):
             for row in range(len(self.rows)):
                 yield Task(self._streamer(row), self.plan.requests(row, row + 1), streamed=True)
         else:
-            yield from self.part_tasks()
+            yield from super().read_tasks()
 
     def _streamer(self, row: int) -> Callable[[Lane, list[PendingStream]], None]:
         def run(lane: Lane, pending: list[PendingStream]) -> None:
@@ -184,7 +193,7 @@ class BoxBlock(_Block):
         def run(_lane: Lane, pending: list[Pending]) -> None:
             data = self.read(pending[0], allocate)
             if data is None:
-                np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar()
+                np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
                 return
             if data is not dst:
                 allocate(len(data))[:] = data
@@ -229,18 +238,17 @@ class BoxBlock(_Block):
 
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value to one box."""
-        self.job.out[self._out_key(numbers)] = self.job.fill_scalar()
+        self.job.out[self._out_key(numbers)] = self.job.fill_scalar
 
-    def _fill_missing(self) -> None:
+    def fill_missing(self) -> None:
         """Write the fill value to missing chunks, in one go if the whole block is missing."""
-        missing = self.plan.missing_row.tolist()
         if self.rows:
-            for numbers in missing:
-                self.fill(numbers)
+            super().fill_missing()
             return
+        missing = self.plan.missing_row.tolist()
         corners = zip(self.job.out_keys, missing[0], missing[-1], strict=True)
         box = tuple(slice(axis[low].start, axis[high].stop) for axis, low, high in corners)
-        self.job.out[box] = self.job.fill_scalar()
+        self.job.out[box] = self.job.fill_scalar
 
 
 class PointBlock(_Block):
@@ -251,23 +259,13 @@ class PointBlock(_Block):
         assert isinstance(plan.target, PointTarget)
         self.groups = plan.target.groups
 
-    def tasks(self) -> Iterator[Task]:
-        """Return the tasks that fill and decode this block."""
-        if len(self.plan.missing_row):
-            yield Task(lambda _lane, _pending: self._fill_missing())
-        yield from self.part_tasks()
-
-    def _fill_missing(self) -> None:
-        for numbers in self.plan.missing_row.tolist():
-            self.fill(numbers)
-
     def _members(self, numbers: list[int]) -> slice:
         group = numbers[0]
         return slice(int(self.groups.bounds[group]), int(self.groups.bounds[group + 1]))
 
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value to the points of one chunk."""
-        self.job.out[self.groups.position[self._members(numbers)]] = self.job.fill_scalar()
+        self.job.out[self.groups.position[self._members(numbers)]] = self.job.fill_scalar
 
     def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
         """Decode one chunk and pick its points."""

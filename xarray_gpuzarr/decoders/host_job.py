@@ -105,8 +105,9 @@ class Job:
         self.out_keys = [[p.out_key(i) for i in range(len(p.chunk))] for p in pieces]
         self.has_index = any(p.index is not None for p in pieces)
 
+    @cached_property
     def fill_scalar(self) -> np.generic:
-        """Return the fill value as it appears in the output."""
+        """The fill value as it appears in the output."""
         value: np.generic = cast_array(self.cast, np.asarray([self.spec.fill_value]))[0]
         return value
 
