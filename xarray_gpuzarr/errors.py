@@ -71,3 +71,11 @@ class ShardIndexError(GpuZarrError, ValueError):
 
 class CorruptChunkError(GpuZarrError, ValueError):
     """The encoded bytes of a chunk do not decode to a chunk of the declared size."""
+
+
+class DeviceMemoryError(GpuZarrError, MemoryError):
+    """Device memory, or pinned host memory, does not suffice."""
+
+
+class CudaError(GpuZarrError, RuntimeError):
+    """A CUDA or nvCOMP call failed."""

@@ -1,0 +1,146 @@
+"""The wall between the CUDA decoder and the GPU: everything the decoder may ask for, and nothing else.
+
+`device.NativeDevice` implements it with CuPy, RMM and nvCOMP. The tests implement it once more as a simulator on host
+memory, whose streams run late and in any order that the events allow, so that a forgotten wait is a failing test.
+
+Addresses are plain integers that only this package's `cuda` and `decoders.cuda` rooms pass on. Nothing here blocks the
+host but `synchronize`, `synchronize_event` and the allocation of pinned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NewType, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Address = NewType("Address", int)
+"""An address in device memory, or of pinned host memory as the device sees it."""
+
+Bytes = npt.NDArray[np.uint8]
+"""Host memory as a flat array of bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel, by where its source is and how it is compiled."""
+
+    file: str
+    """File below ``xarray_gpuzarr/cuda/kernels``."""
+    name: str
+    """Its ``extern "C"`` name."""
+    defines: tuple[tuple[str, str], ...] = ()
+    """Preprocessor macros and their values, such as ``(("STORED", "i2"),)``."""
+
+
+class Stream(Protocol):
+    """Work that runs in the order in which it was given."""
+
+    @property
+    def handle(self) -> int:
+        """The ``cudaStream_t`` as an integer; 0 is the legacy default stream."""
+
+
+class Event(Protocol):
+    """A point in a stream that others can wait for. Reusable: recording it again moves it."""
+
+
+class DeviceMemory(Protocol):
+    """Device memory that belongs to the stream it was allocated on."""
+
+    @property
+    def address(self) -> Address:
+        """First byte; aligned to 256 bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+
+    def free(self) -> None:
+        """Give it back once the work that its stream has been given so far is done. Does not block."""
+
+
+class PinnedMemory(Protocol):
+    """Page-locked host memory, until it is garbage."""
+
+    @property
+    def array(self) -> Bytes:
+        """The memory, writable."""
+
+
+class DeviceApi(Protocol):
+    """One GPU. Safe to use from several threads, each with streams of its own."""
+
+    @property
+    def index(self) -> int:
+        """Number of the device in this process."""
+
+    def activate(self) -> AbstractContextManager[object]:
+        """Make this the device of the calling thread inside a ``with`` block."""
+
+    def memory_nbytes(self) -> tuple[int, int]:
+        """Return (free, total) device memory in bytes."""
+
+    def stream(self) -> Stream:
+        """Return a new stream that does not wait for the legacy default stream."""
+
+    def consumer_stream(self) -> Stream:
+        """Return the stream that the calling thread's array library works on now."""
+
+    def event(self) -> Event:
+        """Return a new event without timing; waiting for one that was never recorded returns at once."""
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Move `event` to the end of what `stream` has been given so far."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let all later work of `stream` wait for `event` as it was last recorded."""
+
+    def synchronize(self, stream: Stream) -> None:
+        """Block until `stream` has done all its work."""
+
+    def synchronize_event(self, event: Event) -> None:
+        """Block until `event`, as it was last recorded, has been reached."""
+
+    def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
+        """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.
+
+        Raises
+        ------
+        DeviceMemoryError
+            There is not so much left.
+        """
+
+    def allocate_pinned(self, nbytes: int) -> PinnedMemory:
+        """Return page-locked host memory. Slow: for warm-up only.
+
+        Raises
+        ------
+        DeviceMemoryError
+            The system refuses to lock so much.
+        """
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
+        """Return an uninitialised C-ordered device array whose memory belongs to `stream`."""
+
+    def address(self, array: Any) -> Address:
+        """Return the address of the first element of a device array."""
+
+    def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
+        """Copy pinned host memory to the device; `data` must not change until that is done."""
+
+    def download(self, into: Bytes, start: Address, stream: Stream) -> None:
+        """Copy device memory to pinned host memory."""
+
+    def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
+        """Run a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
+
+    @property
+    def nvcomp(self) -> Any:
+        """The `nvcomp.Nvcomp` binding."""
+
+    def range(self, name: str) -> AbstractContextManager[object]:
+        """Mark a range on a profiler's timeline."""
