@@ -31,7 +31,7 @@ class LazyArray(BackendArray):
         self.stored = stored
         self.device = device
         self.shape = stored.shape
-        self.dtype = np.dtype(stored.cast.dtype)
+        self.dtype = decoder_for(device).result_dtype(np.dtype(stored.cast.dtype))
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
         return (type(self).__qualname__, self.stored, self.device)

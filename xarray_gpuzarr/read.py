@@ -48,7 +48,7 @@ class StoredArray:
         """Say where this array is decoded and why."""
         if isinstance(self.spec, Unplanned):
             return Route(where="host, by zarr-python", why=self.spec.reason)
-        return decoder.route(self.spec)
+        return decoder.route(self.spec, self.cast)
 
 
 def stored_array(array: zarr.Array[Any], cast: Cast | None = None) -> StoredArray:

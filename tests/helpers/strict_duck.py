@@ -105,8 +105,11 @@ class StrictDecoder:
     device = "host"
     _host = HostDecoder()
 
-    def route(self, spec: Any) -> Route:
-        return self._host.route(spec)
+    def route(self, spec: Any, cast: Any) -> Route:
+        return self._host.route(spec, cast)
+
+    def result_dtype(self, dtype: Any) -> Any:
+        return dtype
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> StrictArray:
         return StrictArray(self._host.empty(shape, dtype))

@@ -18,7 +18,6 @@ _CUDA_NEEDS = {
     "cupy": "CuPy",
     "rmm": "RMM",
     "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)",
-    "xarray_gpuzarr.decoders.cuda": "the CUDA engine (not part of this version of xarray_gpuzarr)",
 }
 
 
@@ -72,10 +71,10 @@ def resolve_device(device: str) -> Device:
     if device == "cuda":
         raise DeviceUnavailableError(
             "device='cuda' cannot be used here",
-            tried="the NVIDIA driver, CuPy, RMM, nvCOMP and the CUDA engine",
+            tried="the NVIDIA driver, CuPy, RMM and nvCOMP",
             found="missing: " + ", ".join(missing),
-            do="install what is missing (pip install cupy-cuda13x rmm-cu13 nvidia-libnvcomp-cu13, or the cuda12 "
-            "ones), or read on the host with device='auto' or device='host'",
+            do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it), or read on the host with "
+            "device='auto' or device='host'",
         )
     return "host"
 

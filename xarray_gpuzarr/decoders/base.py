@@ -36,8 +36,11 @@ class Decoder(Protocol):
     def device(self) -> Device:
         """Where results live."""
 
-    def route(self, spec: ArraySpec) -> Route:
+    def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say where the chunks of an array are decoded and why. No I/O."""
+
+    def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype that results have where `dtype` is asked for: device arrays know one byte order."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an array of this decoder's library; its elements are undefined.

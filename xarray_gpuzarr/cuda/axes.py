@@ -1,0 +1,199 @@
+"""How the kernel that places boxes walks over them: fewer, longer axes and wider elements where the layout allows.
+
+Pure NumPy, a few dozen operations per read, whatever the number of chunks. Called by `launch`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.int64]
+
+MAX_AXES = 8
+N_THREADS = 256
+LOG_ITEMS = 4
+"""A thread handles 16 elements of a tile."""
+MAX_BOX = 2**31
+"""Positions inside a box are 32-bit numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisColumns:
+    """One axis of a box target. Columns are indexed by piece number and have shape (n_pieces,)."""
+
+    in_start: Column
+    """First wanted element, counted from the start of the chunk."""
+    count: Column
+    """Elements of the piece."""
+    out_start: Column
+    """First position in the output."""
+    index: Column | None
+    """Wanted element of every position in the output, counted from the start of its chunk; replaces `step`."""
+    step: int
+    """Distance between wanted elements."""
+    in_stride: int
+    """Elements between neighbours in the stored chunk."""
+    out_stride: int
+    """Elements between neighbours in the output."""
+
+    @property
+    def max_count(self) -> int:
+        """Elements of the longest piece."""
+        return int(self.count.max(initial=0))
+
+    @property
+    def is_run(self) -> bool:
+        """Whether wanted elements follow one another."""
+        return self.index is None and self.step == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """The axes in the order in which the kernel walks over them, the last one across neighbouring threads."""
+
+    axes: tuple[AxisColumns, ...]
+    columns: tuple[int, ...]
+    """Per axis, the column of piece numbers that belongs to it."""
+    in_first: int = 0
+    """Elements before the box that no axis counts."""
+    out_first: int = 0
+    """Elements of the output before the box that no axis counts."""
+    factor: int = 1
+    """Stored elements that are handled as one."""
+
+    @property
+    def n_elements(self) -> int:
+        """Handled elements of the largest box."""
+        return math.prod(a.max_count for a in self.axes)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether neighbours in the chunk are not neighbours in the output."""
+        return len(self.axes) > 1 and abs(self.axes[-2].in_stride) < abs(self.axes[-1].in_stride)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How the threads of a block share a box: `lanes` along the last axis, the others along the rest."""
+
+    log_lanes: int
+    log_steps: int
+    """Of the elements of a thread, how many lie along the last axis: 0, 2 or 4 as a power of two."""
+    tiles_across: int
+    """Tiles along the last axis."""
+    n_tiles: int
+    """Tiles of the largest box."""
+
+
+def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bool) -> Walk:
+    """Bring the axes of a target into the form that the kernel walks over fastest.
+
+    Parameters
+    ----------
+    axes : sequence of AxisColumns
+        In the order of the output, the last one contiguous.
+    itemsize : int
+        Bytes of a stored element.
+    out : int
+        Address of the output.
+    widen : bool
+        Whether several elements may be handled as one, because they are only copied.
+    """
+    walk = _merge(_drop(axes))
+    if widen:
+        walk = _widen(walk, itemsize, out)
+    if walk.n_elements >= MAX_BOX:
+        raise ValueError(f"a box of {walk.n_elements} elements: kernels place fewer than {MAX_BOX} at once")
+    return _order(walk)
+
+
+def plan_tiles(walk: Walk) -> Tiling:
+    """Choose the tile that covers the largest box with the fewest tiles."""
+    length = walk.axes[-1].max_count
+    rest = math.prod(a.max_count for a in walk.axes[:-1])
+    if not length * rest:
+        return Tiling(log_lanes=0, log_steps=0, tiles_across=0, n_tiles=0)
+    log_length = (length - 1).bit_length()
+    # A transposed chunk is read along the rows of a tile, so tall tiles use what they bring into the cache.
+    shortest = min(5, log_length)
+    lanes = [shortest] if walk.is_transposed else range(8, shortest - 1, -1)
+    steps = (0,) if walk.is_transposed else (4, 2, 0)
+    return min((_tiling(a, b, length, rest) for a in lanes for b in steps), key=lambda t: t.n_tiles)
+
+
+def _tiling(log_lanes: int, log_steps: int, length: int, rest: int) -> Tiling:
+    across = -(-length // (1 << (log_lanes + log_steps)))
+    rows = (N_THREADS >> log_lanes) << (LOG_ITEMS - log_steps)
+    return Tiling(log_lanes=log_lanes, log_steps=log_steps, tiles_across=across, n_tiles=across * -(-rest // rows))
+
+
+def _drop(axes: Sequence[AxisColumns]) -> Walk:
+    """Turn axes of a single element into constants."""
+    kept, columns, in_first, out_first = [], [], 0, 0
+    for column, axis in enumerate(axes):
+        if len(axis.count) == 1 and axis.count[0] == 1:
+            at = axis.in_start if axis.index is None else axis.index
+            in_first += int(at[0]) * axis.in_stride
+            out_first += int(axis.out_start[0]) * axis.out_stride
+        else:
+            kept.append(axis)
+            columns.append(column)
+    if not kept:
+        zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        kept = [AxisColumns(in_start=zero, count=one, out_start=zero, index=None, step=1, in_stride=1, out_stride=1)]
+        columns = [0]
+    return Walk(axes=tuple(kept), columns=tuple(columns), in_first=in_first, out_first=out_first)
+
+
+def _merge(walk: Walk) -> Walk:
+    """Join axes that are one run of memory on both sides."""
+    axes, columns = [walk.axes[0]], [walk.columns[0]]
+    in_first, out_first = walk.in_first, walk.out_first
+    for inner, column in zip(walk.axes[1:], walk.columns[1:], strict=True):
+        outer, n = axes[-1], inner.max_count
+        if (
+            len(inner.count) == 1
+            and outer.is_run
+            and inner.is_run
+            and outer.in_stride == n * inner.in_stride
+            and outer.out_stride == n * inner.out_stride
+        ):
+            in_first += int(inner.in_start[0]) * inner.in_stride
+            out_first += int(inner.out_start[0]) * inner.out_stride
+            scaled = (outer.in_start * n, outer.count * n, outer.out_start * n)
+            axes[-1] = replace(inner, in_start=scaled[0], count=scaled[1], out_start=scaled[2])
+        else:
+            axes.append(inner)
+            columns.append(column)
+    return Walk(axes=tuple(axes), columns=tuple(columns), in_first=in_first, out_first=out_first)
+
+
+def _widen(walk: Walk, itemsize: int, out: int) -> Walk:
+    """Handle as many elements as one as all starts, counts and strides are divisible by."""
+    last, others = walk.axes[-1], walk.axes[:-1]
+    if not last.is_run or last.in_stride != 1 or last.out_stride != 1:
+        return walk
+    bits = walk.in_first | (out // itemsize + walk.out_first) | (16 // itemsize)
+    for column in (last.in_start, last.count, last.out_start):
+        bits |= int(np.bitwise_or.reduce(column, initial=0))
+    for axis in others:
+        bits |= axis.in_stride | axis.out_stride
+    k = bits & -bits
+    narrow = [replace(a, in_stride=a.in_stride // k, out_stride=a.out_stride // k) for a in others]
+    narrow.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
+    return replace(walk, axes=tuple(narrow), in_first=walk.in_first // k, out_first=walk.out_first // k, factor=k)
+
+
+def _order(walk: Walk) -> Walk:
+    """Put the axis along which the chunk is contiguous next to the one along which the output is."""
+    n = len(walk.axes)
+    fastest = min(range(n), key=lambda i: (abs(walk.axes[i].in_stride), -i))
+    if fastest >= n - 2:
+        return walk
+    order = [*(i for i in range(n - 1) if i != fastest), fastest, n - 1]
+    return replace(walk, axes=tuple(walk.axes[i] for i in order), columns=tuple(walk.columns[i] for i in order))

@@ -1,0 +1,273 @@
+"""`DeviceApi` with CuPy, RMM and nvCOMP: what the CUDA decoder runs on where there is a GPU.
+
+It decides nothing about reads: streams, events and sizes are the caller's. No process-wide state is touched: neither
+CuPy's allocator nor RMM's current resource. Importing it needs CuPy and RMM but no GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any, cast
+
+import cupy
+import numpy as np
+from rmm.pylibrmm.stream import Stream as RmmStream
+
+from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Kernel, PinnedMemory, Stream
+from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
+from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
+from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
+from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.resources import resource_options
+from xarray_gpuzarr.cuda.rmm_memory import RmmMemory
+from xarray_gpuzarr.errors import DeviceMemoryError
+
+try:
+    import nvtx
+except ImportError:
+    nvtx = None
+
+_NO_RANGE = nullcontext()
+
+
+class NativeStream:
+    """One CUDA stream as CuPy and as RMM see it; both keep it alive."""
+
+    def __init__(self, stream: Any) -> None:
+        self.for_cupy = stream
+        self.for_rmm = RmmStream(stream)
+
+    @property
+    def handle(self) -> int:
+        """The ``cudaStream_t`` as an integer."""
+        return int(self.for_cupy.ptr)
+
+
+class NativeMemory:
+    """An RMM buffer: goes back to its resource, in the order of its stream, when it is dropped."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+        self.address = Address(buffer.ptr)
+        self.nbytes = int(buffer.size)
+
+    def free(self) -> None:
+        """Give the memory back once the work that its stream has been given so far is done."""
+        self._buffer = None
+
+
+class NativePinned:
+    """Page-locked host memory; the array keeps it alive."""
+
+    def __init__(self, nbytes: int) -> None:
+        # Not through CuPy's pool, which rounds up and never gives back.
+        pointer = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
+        self.array: Bytes = np.frombuffer(pointer, np.uint8, nbytes)
+
+
+class NativeDevice:
+    """One GPU through CuPy and RMM; `native_device` keeps one for each.
+
+    All members but `activate` and `index` are to be called inside `activate`.
+
+    Parameters
+    ----------
+    index : int
+        Number of the device in this process.
+    options : ResourceOptions
+        Only `memory` matters here.
+    """
+
+    def __init__(self, index: int, options: ResourceOptions) -> None:
+        self.index = index
+        self.memory = RmmMemory(index, options.memory)
+        self._lock = threading.Lock()
+        self._kernels: dict[Kernel, Any] = {}
+
+    def activate(self) -> AbstractContextManager[object]:
+        """Make this the device of the calling thread inside a ``with`` block."""
+        return cast("AbstractContextManager[object]", cupy.cuda.Device(self.index))
+
+    @cuda_call("cudaMemGetInfo")
+    def memory_nbytes(self) -> tuple[int, int]:
+        """Return (free, total) device memory in bytes; what pools hold unused is not free."""
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return int(free), int(total)
+
+    @cuda_call("cudaStreamCreateWithFlags")
+    def stream(self) -> NativeStream:
+        """Return a new stream that does not wait for the legacy default stream."""
+        return NativeStream(cupy.cuda.Stream(non_blocking=True))
+
+    @cuda_call("cupy.cuda.get_current_stream")
+    def consumer_stream(self) -> NativeStream:
+        """Return CuPy's current stream of the calling thread."""
+        return NativeStream(cupy.cuda.get_current_stream())
+
+    @cuda_call("cudaEventCreateWithFlags")
+    def event(self) -> Event:
+        """Return a new event without timing."""
+        return cast("Event", cupy.cuda.Event(disable_timing=True))
+
+    @cuda_call("cudaEventRecord")
+    def record(self, event: Event, stream: Stream) -> None:
+        """Move `event` to the end of what `stream` has been given so far."""
+        _cupy_event(event).record(_native(stream).for_cupy)
+
+    @cuda_call("cudaStreamWaitEvent")
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let all later work of `stream` wait for `event` as it was last recorded."""
+        _native(stream).for_cupy.wait_event(event)
+
+    @cuda_call("cudaStreamSynchronize")
+    def synchronize(self, stream: Stream) -> None:
+        """Block until `stream` has done all its work."""
+        _native(stream).for_cupy.synchronize()
+
+    @cuda_call("cudaEventSynchronize")
+    def synchronize_event(self, event: Event) -> None:
+        """Block until `event`, as it was last recorded, has been reached."""
+        _cupy_event(event).synchronize()
+
+    def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
+        """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.
+
+        Raises
+        ------
+        DeviceMemoryError
+            There is not so much left.
+        """
+        return NativeMemory(self.memory.buffer(nbytes, _native(stream).for_rmm))
+
+    def allocate_pinned(self, nbytes: int) -> PinnedMemory:
+        """Return page-locked host memory.
+
+        Raises
+        ------
+        DeviceMemoryError
+            The system refuses to lock so much.
+        """
+        call = f"cudaHostAlloc of {nbytes} bytes"
+        try:
+            return NativePinned(nbytes)
+        except FAILURES as error:
+            if not is_out_of_memory(error):
+                raise cuda_error(call, error) from error
+            raise DeviceMemoryError(
+                "not enough pinned host memory",
+                tried=call,
+                found=str(error),
+                do="lower XARRAY_GPUZARR_SLOT_NBYTES or XARRAY_GPUZARR_N_SLOTS, or use fewer threads per process",
+            ) from error
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
+        """Return an uninitialised C-ordered `cupy.ndarray` whose memory belongs to `stream`.
+
+        Raises
+        ------
+        DeviceMemoryError
+            There is not so much left.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        buffer = self.memory.buffer(nbytes, _native(stream).for_rmm)
+        memory = cupy.cuda.UnownedMemory(buffer.ptr, nbytes, buffer, self.index)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def address(self, array: Any) -> Address:
+        """Return the address of the first element of a `cupy.ndarray`."""
+        return Address(array.data.ptr)
+
+    @cuda_call("cudaMemcpyAsync, host to device")
+    def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
+        """Copy pinned host memory to the device; `data` must not change until that is done."""
+        kind = cupy.cuda.runtime.memcpyHostToDevice
+        cupy.cuda.runtime.memcpyAsync(to, data.ctypes.data, data.nbytes, kind, stream.handle)
+
+    @cuda_call("cudaMemcpyAsync, device to host")
+    def download(self, into: Bytes, start: Address, stream: Stream) -> None:
+        """Copy device memory to pinned host memory."""
+        kind = cupy.cuda.runtime.memcpyDeviceToHost
+        cupy.cuda.runtime.memcpyAsync(into.ctypes.data, start, into.nbytes, kind, stream.handle)
+
+    def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
+        """Run a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
+        function = self._kernels.get(kernel) or self._compile(kernel)
+        try:
+            function((n_blocks,), (n_threads,), list(np.array(args, np.uint64)), stream=_native(stream).for_cupy)
+        except FAILURES as error:
+            call = f"cuLaunchKernel of {kernel.name}, {n_blocks} blocks of {n_threads} threads"
+            raise cuda_error(call, error) from error
+
+    @cached_property
+    def nvcomp(self) -> Nvcomp:
+        """The binding to the installed nvCOMP."""
+        return Nvcomp(find_nvcomp())
+
+    def range(self, name: str) -> AbstractContextManager[object]:
+        """Mark a range on a profiler's timeline."""
+        if nvtx is None:
+            return _NO_RANGE
+        return cast("AbstractContextManager[object]", nvtx.annotate(name, domain="xarray_gpuzarr"))
+
+    def _compile(self, kernel: Kernel) -> Any:
+        """Return a kernel's function, built once however many threads ask."""
+        with self._lock:
+            if kernel not in self._kernels:
+                self._kernels[kernel] = self._build(kernel)
+            return self._kernels[kernel]
+
+    def _build(self, kernel: Kernel) -> Any:
+        """Compile a kernel through CuPy, for its cache on disk.
+
+        CuPy appends ``-ftz=true``, and the last such option wins: denormals survive because the arithmetic of the
+        kernels is PTX that does not flush them.
+        """
+        try:
+            with self.activate():
+                module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
+                return module.get_function(kernel.name).kernel
+        except FAILURES as error:
+            raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
+
+
+def _native(stream: Stream) -> NativeStream:
+    assert isinstance(stream, NativeStream)
+    return stream
+
+
+def _cupy_event(event: Event) -> Any:
+    return event
+
+
+_devices: dict[int, NativeDevice] = {}
+_devices_lock = threading.Lock()
+
+
+@cuda_call("cudaGetDevice, cudaSetDevice")
+def native_device(index: int | None = None) -> DeviceApi:
+    """Return this process's device of that number, made for the resource options in force.
+
+    Parameters
+    ----------
+    index : int, optional
+        None: the current device of the calling thread.
+
+    Raises
+    ------
+    CudaError
+        No usable GPU, or this process is a fork of one that had used it.
+    """
+    if index is None:
+        index = int(cupy.cuda.runtime.getDevice())
+    options = resource_options()
+    with _devices_lock:
+        device = _devices.get(index)
+        if device is None or device.memory.choice != options.memory:
+            device = NativeDevice(index, options)
+            with device.activate():  # a missing device shows here rather than in the middle of a read
+                _devices[index] = device
+        return device

@@ -1,0 +1,140 @@
+"""What a kernel does to one element on its way to the result, as data, and how that is compiled.
+
+Pure NumPy. `launch` packs it for the kernels; ``kernels/element.cuh`` carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+UNIT_NBYTES = (1, 2, 4, 8, 16)
+"""Widths that the copying kernels are compiled for."""
+
+REAL_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+"""Dtypes, as ``element.cuh`` names them, that the casting kernels are compiled for, both stored and as results."""
+
+Defines = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementCast:
+    """Turn a stored element into an element of the result.
+
+    In this order, each step rounded to `result`: swap bytes, convert, replace masked values by NaN, multiply, add.
+    """
+
+    stored: np.dtype[Any]
+    """Dtype of decoded elements, with their byte order; an unsigned view has been applied to it."""
+    result: np.dtype[Any]
+    """Native dtype of the output."""
+    mask: tuple[complex, ...] = ()
+    """Values, compared after conversion to `result`, that become NaN."""
+    scale: complex | None = None
+    offset: complex | None = None
+
+    def __post_init__(self) -> None:
+        why = can_cast(self.stored, self.result, has_arithmetic=self.has_arithmetic)
+        if why is not None:
+            raise ValueError(f"no kernel turns {self.stored} into {self.result}: {why}")
+
+    @property
+    def has_arithmetic(self) -> bool:
+        """Whether values change, beyond their dtype."""
+        return bool(self.mask) or self.scale is not None or self.offset is not None
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether bytes pass as they are, but for their order."""
+        return not self.has_arithmetic and _same_bytes(self.stored, self.result)
+
+    @property
+    def swap_nbytes(self) -> int:
+        """Bytes that are reversed together; 0 if the stored byte order is the machine's."""
+        if self.stored.isnative:
+            return 0
+        return self.stored.itemsize // 2 if self.stored.kind == "c" else self.stored.itemsize
+
+    def defines(self, unit_nbytes: int) -> Defines:
+        """Return the macros that compile a kernel for this cast; `unit_nbytes` counts for copies only."""
+        if self.is_copy:
+            return _copy_defines(unit_nbytes)
+        return _cast_defines(_name(self.stored), _name(self.result))
+
+    def mask_words(self) -> Words:
+        """Return the mask values as elements of the result, padded to whole words."""
+        values = np.array(self.mask, self.result) if self.mask else np.zeros(0, self.result)
+        return pad_words(values)
+
+    def words(self, mask_at: int) -> list[int]:
+        """Return the fields of ``struct Cast``; `mask_at` is the place of `mask_words`."""
+        constants = [
+            0 if c is None else int(pad_words(np.array([c], self.result))[0]) for c in (self.scale, self.offset)
+        ]
+        return [
+            self.swap_nbytes,
+            len(self.mask),
+            mask_at,
+            self.scale is not None,
+            self.offset is not None,
+            *constants,
+        ]
+
+
+def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bool) -> str | None:
+    """Return why no kernel can do a cast, in words, or None if one can.
+
+    Parameters
+    ----------
+    stored, result : numpy.dtype
+    has_arithmetic : bool
+        Whether values are masked, scaled or offset.
+    """
+    if not result.isnative:
+        return f"results are written in the byte order of the machine, not as {result.str}"
+    if not has_arithmetic and _same_bytes(stored, result):
+        return None
+    for dtype in (stored, result):
+        if _name(dtype) not in REAL_DTYPES:
+            return f"elements of {dtype} can only be copied"
+    if has_arithmetic and result.kind != "f":
+        return f"masks and arithmetic need a floating result, not {result}"
+    return None
+
+
+def cast_kernels() -> list[Defines]:
+    """Return the macros of every element that kernels are compiled for."""
+    copies = [_copy_defines(n) for n in UNIT_NBYTES]
+    pairs = [(s, r) for s in REAL_DTYPES for r in REAL_DTYPES]
+    casts = [(s, r) for s, r in pairs if r[0] == "f" or not _same_bytes(np.dtype(s), np.dtype(r))]
+    return copies + [_cast_defines(s, r) for s, r in casts]
+
+
+def pad_words(values: npt.NDArray[Any]) -> Words:
+    """Return the bytes of a flat array as words, with zeros at the end."""
+    data = values.tobytes()
+    return np.frombuffer(data + bytes(-len(data) % 8), np.uint64)
+
+
+def _same_bytes(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
+    """Whether a copy of the bytes is a cast, up to byte order."""
+    if stored.kind in "iu" and result.kind in "iu":
+        return stored.itemsize == result.itemsize
+    return stored.newbyteorder("=") == result and result.kind in "biufcmM" and result.itemsize in UNIT_NBYTES
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    return f"{dtype.kind}{dtype.itemsize}"
+
+
+def _copy_defines(unit_nbytes: int) -> Defines:
+    return (("STORED", f"u{unit_nbytes}"), ("RESULT", f"u{unit_nbytes}"), ("COPY", "1"))
+
+
+def _cast_defines(stored: str, result: str) -> Defines:
+    return (("STORED", stored), ("RESULT", result))

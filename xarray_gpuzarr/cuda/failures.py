@@ -1,0 +1,98 @@
+"""What CUDA, CuPy and RMM raise, as this package's errors: the call, CUDA's own words, and whether work can go on.
+
+Only `device` and `rmm_memory` use it. nvCOMP's statuses are translated in `nvcomp`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+
+from cupy.cuda.compiler import CompileException
+
+from xarray_gpuzarr.errors import CudaError, GpuZarrError
+
+FAILURES = (RuntimeError, CompileException)
+"""CuPy's and RMM's errors of the CUDA runtime, driver and compiler; RMM's C++ errors arrive as bare RuntimeError."""
+
+# "the process must be terminated and relaunched" in the CUDA runtime's documentation of `cudaError_t`, 13.x; the
+# driver's names are the same but for LAUNCH_FAILED.
+_FATAL = {
+    *("illegaladdress", "misalignedaddress", "invalidaddressspace", "illegalinstruction", "invalidpc", "assert"),
+    *("hardwarestackerror", "launchfailure", "launchfailed", "launchtimeout", "tensormemoryleak", "contained"),
+    *("mpsclientterminated", "externaldevice"),
+}
+_NO_DEVICE = {
+    *("insufficientdriver", "nodevice", "invaliddevice", "systemdrivermismatch"),
+    *("initializationerror", "notinitialized"),
+}
+_OUT_OF_MEMORY = {"memoryallocation", "outofmemory"}
+
+
+def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function that does nothing but call CUDA, so that what fails there is a `CudaError`.
+
+    Parameters
+    ----------
+    call : str
+        What the function calls, for the message.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def translated(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except GpuZarrError:
+                raise
+            except FAILURES as error:
+                raise cuda_error(call, error) from error
+
+        return translated
+
+    return decorate
+
+
+def cuda_error(call: str, error: Exception) -> CudaError:
+    """Return the error to raise for a CUDA failure.
+
+    Parameters
+    ----------
+    call : str
+        What was called.
+    error : Exception
+        What CuPy or RMM raised.
+    """
+    name = _name(error)
+    if name in _FATAL:
+        state = "this process can no longer use the GPU"
+        do = (
+            "restart this process (a dask worker: client.restart()); work given earlier may be the cause, which "
+            'CUDA_LAUNCH_BLOCKING=1 finds; device="host" reads without the GPU'
+        )
+    elif name in _NO_DEVICE:
+        state = "no usable GPU"
+        do = 'see what nvidia-smi lists, start workers with "spawn" rather than fork, or read with device="host"'
+    else:
+        state = "the process can go on"
+        do = 'read again, or with device="host"; if it fails again, report these lines'
+    return CudaError("a CUDA call failed", tried=call, found=f"{error}; {state}", do=do)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an allocation failed for want of memory rather than of a working device.
+
+    Parameters
+    ----------
+    error : Exception
+        What CuPy or RMM raised. RMM says MemoryError whatever the reason, and names the CUDA error in its text.
+    """
+    name = _name(error)
+    return name in _OUT_OF_MEMORY or (name is None and isinstance(error, MemoryError))
+
+
+def _name(error: Exception) -> str | None:
+    """Return the name of the CUDA error, without prefix and underscores, lower case; None if there is none."""
+    match = re.search(r"\b(?:cudaError|CUDA_ERROR_)(\w+)", str(error))
+    return match[1].replace("_", "").lower() if match else None

@@ -1,0 +1,297 @@
+"""Typed launches of the kernels below ``kernels/``, and their source as one text.
+
+Knows neither CuPy nor Zarr: tables are packed with NumPy, launches go through `api.DeviceApi`. A table holds absolute
+addresses, so it is packed for the place in device memory that it is then uploaded to. The cost of a launch does not
+depend on the number of chunks.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, Kernel, Stream
+from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, plan_tiles, plan_walk
+from xarray_gpuzarr.cuda.elements import ElementCast, can_cast, cast_kernels, pad_words
+
+__all__ = [
+    "COMPILE_OPTIONS",
+    "AxisColumns",
+    "ElementCast",
+    "Points",
+    "Scatter",
+    "all_kernels",
+    "can_cast",
+    "kernel_source",
+    "move",
+]
+
+COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
+"""What NVRTC is given beside the architecture. Products and sums are rounded one by one, as NumPy does."""
+
+MOVE_TILE_NBYTES = 1 << 16
+"""Bytes of a run that one block moves."""
+
+_CAST_WORDS, _AXIS_WORDS = 8, 8
+_NO_COLUMN = -1
+_MAX_BLOCKS = 2**31 - 1
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+
+
+@functools.cache
+def kernel_source(kernel: Kernel) -> str:
+    """Return the source of a kernel as one text, with its macros and the files that it includes.
+
+    Compilers report errors with the names and lines of the files.
+    """
+    defines = "".join(f"#define {name} {value}\n" for name, value in kernel.defines)
+    return defines + _inlined(kernel.file)
+
+
+def _inlined(file: str) -> str:
+    text = (resources.files(__package__) / "kernels" / file).read_text()
+
+    def included(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, match.end()) + 2
+        return f'{_inlined(match[1])}#line {line} "{file}"'
+
+    return f'#line 1 "{file}"\n{_INCLUDE.sub(included, text)}'
+
+
+def all_kernels() -> list[Kernel]:
+    """Return every kernel that this module launches."""
+    placing = [
+        Kernel(file=f"{name}.cu", name=name, defines=defines)
+        for name in ("scatter", "points")
+        for defines in cast_kernels()
+    ]
+    return [_MOVE, *placing]
+
+
+class _Table:
+    """64-bit words, some of which point to others of them."""
+
+    def __init__(self, n_words: int) -> None:
+        self._parts = [np.zeros(n_words, np.uint64)]
+        self._n_words = n_words
+        self._pointers: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self._n_words * 8
+
+    def append(self, values: np.ndarray[Any, np.dtype[Any]]) -> int:
+        """Add an array of words at the end, 16-aligned; return where, in bytes from the start of the table."""
+        at = self.nbytes
+        self._parts += [values.view(np.uint64), np.zeros(len(values) % 2, np.uint64)]
+        self._n_words += len(values) + len(values) % 2
+        return at
+
+    def write(self, word: int, values: Sequence[int], pointers: Sequence[int] = ()) -> None:
+        """Set words of the first part; `pointers` tells which of `values` count from the start of the table."""
+        self._parts[0][word : word + len(values)] = np.array([int(v) & (2**64 - 1) for v in values], np.uint64)
+        self._pointers += [word + i for i in pointers]
+
+    def pack(self, into: Bytes, at: Address) -> None:
+        """Write the table as it must stand at `at`."""
+        words = np.concatenate(self._parts)
+        words[self._pointers] += np.uint64(at)
+        into[: self.nbytes] = words.view(np.uint8)
+
+
+class _Placer:
+    """Decoded chunks -> output: what boxes and points share.
+
+    The table starts with the parameters for decoded chunks, followed by those for missing ones.
+    """
+
+    def __init__(self, cast: ElementCast, n_words: int, *, fill: Any, factor: int) -> None:
+        self.unit_nbytes = cast.stored.itemsize * factor
+        """Alignment that the addresses of decoded chunks need, in bytes."""
+        self._n_words = n_words
+        self._table = _Table(2 * n_words)
+        fill_at = self._table.append(pad_words(np.full(factor, fill, cast.stored)))
+        mask_at = self._table.append(cast.mask_words())
+        for first, source in ((0, 0), (n_words, fill_at)):
+            pointers = (2, 7) if source else (2,)
+            self._table.write(first, [*cast.words(mask_at), source], pointers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self._table.nbytes
+
+    def pack(self, into: Bytes, at: Address) -> None:
+        """Write the table.
+
+        Parameters
+        ----------
+        into : uint8, shape (n,) with n >= nbytes, pinned host memory
+        at : Address
+            Where the table will stand in device memory; aligned to 16 bytes.
+        """
+        self._table.pack(into, at)
+
+    def _launch(self, api: DeviceApi, stream: Stream, kernel: Kernel, n_blocks: int, args: Sequence[int]) -> None:
+        if n_blocks > _MAX_BLOCKS:
+            raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer chunks at a time are needed")
+        if n_blocks:
+            api.launch(kernel, n_blocks, N_THREADS, args, stream)
+
+
+class Scatter(_Placer):
+    """Boxes of decoded chunks, to where they belong in a C-ordered output.
+
+    Parameters
+    ----------
+    axes : sequence of AxisColumns
+        In the order of the output; at most 8.
+    cast : ElementCast
+    out : Address
+        First element of the output.
+    fill : scalar
+        What missing chunks hold, as an element of ``cast.stored``.
+
+    Raises
+    ------
+    ValueError
+        More than 8 axes, or a box of 2**31 elements or more.
+    """
+
+    def __init__(self, axes: Sequence[AxisColumns], cast: ElementCast, *, out: Address, fill: Any) -> None:
+        if len(axes) > MAX_AXES:
+            raise ValueError(f"an array of {len(axes)} dimensions: kernels place at most {MAX_AXES}")
+        itemsize = cast.stored.itemsize
+        walk = plan_walk(axes, itemsize=itemsize, out=out, widen=cast.is_copy)
+        n_words = _CAST_WORDS + 8 + _AXIS_WORDS * MAX_AXES
+        super().__init__(cast, n_words, fill=fill, factor=walk.factor)
+        self._tiling = plan_tiles(walk)
+        self._kernel = Kernel(file="scatter.cu", name="scatter", defines=cast.defines(self.unit_nbytes))
+        first = out + walk.out_first * walk.factor * cast.result.itemsize
+        tiling = (self._tiling.log_lanes, self._tiling.log_steps, self._tiling.tiles_across)
+        for word, in_first in ((0, walk.in_first), (n_words, 0)):
+            self._table.write(word + _CAST_WORDS, [first, in_first, len(walk.axes), len(axes), *tiling])
+        for i, (axis, column) in enumerate(zip(walk.axes, walk.columns, strict=True)):
+            self._write_axis(_CAST_WORDS + 8 + i * _AXIS_WORDS, axis, column)
+
+    def _write_axis(self, word: int, axis: AxisColumns, column: int) -> None:
+        table, number = self._table, column if len(axis.count) > 1 else _NO_COLUMN
+        columns = [table.append(_as_column(c)) for c in (axis.in_start, axis.count, axis.out_start)]
+        index = 0 if axis.index is None else table.append(_as_column(axis.index))
+        step, pointers = axis.step * axis.in_stride, (0, 1, 2, 3) if index else (0, 1, 2)
+        table.write(word, [*columns, index, step, axis.in_stride, axis.out_stride, number], pointers)
+        missing = [*columns, 0, 0, 0, axis.out_stride, number]
+        table.write(word + self._n_words, missing, (0, 1, 2))
+
+    def launch(self, api: DeviceApi, stream: Stream, *, at: Address, src: Address, row: Address, n_rows: int) -> None:
+        """Place decoded chunks.
+
+        Parameters
+        ----------
+        api : DeviceApi
+        stream : Stream
+        at : Address
+            The table, as packed for this place.
+        src : Address of uint64, shape (n_rows,)
+            First element of each decoded chunk, aligned to `unit_nbytes`.
+        row : Address of int64, shape (n_rows, ndim)
+            Piece numbers of the chunks.
+        n_rows : int
+        """
+        n_tiles = self._tiling.n_tiles
+        self._launch(api, stream, self._kernel, n_rows * n_tiles, (at, src, row, n_tiles))
+
+    def fill(self, api: DeviceApi, stream: Stream, *, at: Address, row: Address, n_rows: int) -> None:
+        """Write the fill value where missing chunks would go; parameters as for `launch`."""
+        n_tiles = self._tiling.n_tiles
+        self._launch(api, stream, self._kernel, n_rows * n_tiles, (at + self._n_words * 8, 0, row, n_tiles))
+
+
+class Points(_Placer):
+    """Single elements of decoded chunks, to anywhere in a flat output.
+
+    Parameters
+    ----------
+    bounds : int64, shape (n_groups + 1,)
+        Points ``[bounds[i], bounds[i + 1])`` lie in the chunk of group i.
+    within : int64, shape (n_points,)
+        Elements before each point in its decoded chunk.
+    position : int64, shape (n_points,)
+        Where each point goes in the output.
+    cast : ElementCast
+    out : Address
+        First element of the output.
+    fill : scalar
+        What missing chunks hold, as an element of ``cast.stored``.
+    """
+
+    def __init__(
+        self, bounds: Column, within: Column, position: Column, cast: ElementCast, *, out: Address, fill: Any
+    ) -> None:
+        n_words = _CAST_WORDS + 8
+        super().__init__(cast, n_words, fill=fill, factor=1)
+        longest = int(np.diff(bounds).max(initial=0))
+        self._log_lanes = min(8, max(0, longest - 1).bit_length())
+        self._n_tiles = -(-longest // (16 << self._log_lanes))
+        self._kernel = Kernel(file="points.cu", name="points", defines=cast.defines(self.unit_nbytes))
+        columns = [self._table.append(_as_column(c)) for c in (bounds, within, position)]
+        for word, offsets in ((0, columns[1]), (n_words, 0)):
+            pointers = (1, 2, 3) if offsets else (1, 3)
+            fields = [out, columns[0], offsets, columns[2], self._log_lanes]
+            self._table.write(word + _CAST_WORDS, fields, pointers)
+
+    def launch(self, api: DeviceApi, stream: Stream, *, at: Address, src: Address, row: Address, n_rows: int) -> None:
+        """Pick points from decoded chunks.
+
+        Parameters
+        ----------
+        api : DeviceApi
+        stream : Stream
+        at : Address
+            The table, as packed for this place.
+        src : Address of uint64, shape (n_rows,)
+            First element of each decoded chunk, aligned to `unit_nbytes`.
+        row : Address of int64, shape (n_rows, 1)
+            Group numbers of the chunks.
+        n_rows : int
+        """
+        self._launch(api, stream, self._kernel, self._n_blocks(n_rows), (at, src, row, n_rows, self._n_tiles))
+
+    def fill(self, api: DeviceApi, stream: Stream, *, at: Address, row: Address, n_rows: int) -> None:
+        """Write the fill value at the points of missing chunks; parameters as for `launch`."""
+        args = (at + self._n_words * 8, 0, row, n_rows, self._n_tiles)
+        self._launch(api, stream, self._kernel, self._n_blocks(n_rows), args)
+
+    def _n_blocks(self, n_rows: int) -> int:
+        return -(-n_rows // (N_THREADS >> self._log_lanes)) * self._n_tiles
+
+
+_MOVE = Kernel(file="move.cu", name="move")
+
+
+def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int) -> None:
+    """Copy runs of bytes within device memory; no run may overlap the destination of another.
+
+    Parameters
+    ----------
+    api : DeviceApi
+    stream : Stream
+    table : Address of uint64, shape (3, n)
+        Addresses of the sources, addresses of the destinations, lengths in bytes.
+    n : int
+        Number of runs.
+    max_nbytes : int
+        Length of the longest run.
+    """
+    n_tiles = -(-max_nbytes // MOVE_TILE_NBYTES)
+    if n * n_tiles:
+        api.launch(_MOVE, n * n_tiles, N_THREADS, (table, n, n_tiles), stream)
+
+
+def _as_column(values: Column) -> Column:
+    return np.ascontiguousarray(values, np.int64)

@@ -1,0 +1,165 @@
+"""What a thread keeps between reads on one device: two streams and rings of pinned slots.
+
+Everything is written against `DeviceApi`, so that the simulator exercises it. Bytes go up on the `copy` stream and are
+decoded on the `work` stream; events order the two. A pinned slot is lent out again only once the device has read it, or
+has written it, to the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import cached_property
+
+from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Stream
+from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.errors import OptionError
+
+
+class Slot:
+    """Pinned memory that is lent out and comes back."""
+
+    def __init__(self, api: DeviceApi, nbytes: int) -> None:
+        self._api = api
+        self._memory = api.allocate_pinned(nbytes)
+        self._returned = api.event()
+
+    @property
+    def array(self) -> Bytes:
+        """The whole slot, writable."""
+        return self._memory.array
+
+    def give_back(self, stream: Stream) -> None:
+        """Let the slot be lent out again once `stream` has done what it has been given so far."""
+        self._api.record(self._returned, stream)
+
+    def settle(self) -> None:
+        """Block until the slot's last user is done with it."""
+        self._api.synchronize_event(self._returned)
+
+
+class PinnedRing:
+    """A fixed number of slots, lent out in turn.
+
+    Parameters
+    ----------
+    api : DeviceApi
+    n_slots : int
+    nbytes : int
+        Length of a slot; a slot that is asked to be longer is replaced by a longer one and stays so.
+    """
+
+    def __init__(self, api: DeviceApi, n_slots: int, nbytes: int) -> None:
+        self._api = api
+        self._nbytes = nbytes
+        self._slots: list[Slot | None] = [None] * n_slots
+        self._next = 0
+
+    def lend(self, nbytes: int) -> Slot:
+        """Return the slot that has rested longest, at least `nbytes` long; blocks until it has been given back."""
+        at, self._next = self._next, (self._next + 1) % len(self._slots)
+        slot = self._slots[at]
+        if slot is not None:
+            slot.settle()
+        if slot is None or len(slot.array) < nbytes:
+            slot = self._slots[at] = Slot(self._api, max(nbytes, self._nbytes))
+        return slot
+
+
+_TABLE_NBYTES = 256 * 1024
+"""Room for the tables of a few thousand chunks."""
+
+
+class Lane:
+    """Streams and pinned memory of one thread on one device."""
+
+    def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
+        self.api = api
+        self.options = options
+        self.copy = api.stream()
+        self.work = api.stream()
+        self.slots = PinnedRing(api, options.n_slots, options.slot_nbytes)
+        """For encoded bytes."""
+        self.tables = PinnedRing(api, 4, _TABLE_NBYTES)
+        """For pointer and size tables on their way up."""
+        self.receipts = PinnedRing(api, 4, _TABLE_NBYTES)
+        """For statuses and actual sizes on their way down."""
+
+    @cached_property
+    def scratch_nbytes(self) -> int:
+        """Device memory that one batch of this thread may use besides results."""
+        return self.options.scratch_nbytes or self.api.memory_nbytes()[0] // 4
+
+    @contextmanager
+    def settled_on_error(self) -> Iterator[None]:
+        """Wait for both streams if the block raises: what they still write to must not be freed before."""
+        try:
+            yield
+        except BaseException:
+            self.api.synchronize(self.copy)
+            self.api.synchronize(self.work)
+            raise
+
+
+class WorkerResources:
+    """The lanes of all threads of this process on one device."""
+
+    def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
+        self.api = api
+        self.options = options
+        self._of_thread = threading.local()
+
+    def lane(self) -> Lane:
+        """Return the calling thread's lane, made when it is first asked for."""
+        lane: Lane | None = getattr(self._of_thread, "lane", None)
+        if lane is None:
+            lane = self._of_thread.lane = Lane(self.api, self.options)
+        return lane
+
+
+_lock = threading.Lock()
+_options: ResourceOptions | None = None
+
+
+def resource_options() -> ResourceOptions:
+    """Return the options in force: what `configure` set, else what the environment says."""
+    global _options  # noqa: PLW0603  # one setting per process
+    with _lock:
+        if _options is None:
+            _options = ResourceOptions.from_environment()
+        return _options
+
+
+def configure(**options: object) -> ResourceOptions:
+    """Set how much memory reads on a GPU may use, for this process and from the next read on.
+
+    Parameters
+    ----------
+    **options
+        Fields of `ResourceOptions`; those left out go back to the environment's value or the default.
+
+    Returns
+    -------
+    ResourceOptions
+        What is in force now.
+
+    Raises
+    ------
+    OptionError
+        An unknown name or an unusable value.
+    """
+    global _options  # noqa: PLW0603  # one setting per process
+    known = [f.name for f in fields(ResourceOptions)]
+    if unknown := set(options) - set(known):
+        raise OptionError(
+            "unknown resource option",
+            tried=", ".join(sorted(unknown)),
+            found="the known ones are " + ", ".join(known),
+            do="give one of them",
+        )
+    changed = replace(ResourceOptions.from_environment(), **options)  # type: ignore[arg-type]  # checked by the class
+    with _lock:
+        _options = changed
+    return changed

@@ -1,0 +1,118 @@
+"""The CUDA decoder: the same plans as the host decoder's, decoded on a GPU in batches.
+
+It talks to the GPU through `cuda.api.DeviceApi` only, so that tests can put a simulator in its place. What the device
+does not decode takes the host decoder and one copy up; `route` says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.cuda.resources import WorkerResources, resource_options
+from xarray_gpuzarr.decoders.base import Device, Route
+from xarray_gpuzarr.decoders.cuda.image import upload_pageable
+from xarray_gpuzarr.decoders.cuda.read import Read
+from xarray_gpuzarr.decoders.cuda.routes import route, why_not_device
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.placing import cast_array
+from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import ReadPlan, Target
+
+
+def native_device() -> DeviceApi:
+    """Return the calling thread's current GPU."""
+    from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
+
+    return device.native_device()
+
+
+class CudaDecoder:
+    """Decodes on a GPU; results are CuPy arrays.
+
+    Parameters
+    ----------
+    current_device : callable
+        Returns the calling thread's device.
+    """
+
+    def __init__(self, current_device: Callable[[], DeviceApi] = native_device) -> None:
+        self._current_device = current_device
+        self._host = HostDecoder()
+        self._resources: dict[int, WorkerResources] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def device(self) -> Device:
+        """``"cuda"``."""
+        return "cuda"
+
+    def route(self, spec: ArraySpec, cast: Cast) -> Route:
+        """Say whether chunks are decoded on the device, and why not."""
+        return route(spec, _native(cast))
+
+    def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return `dtype` in the machine's byte order: the only one that device arrays have."""
+        return dtype.newbyteorder("=")
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return an uninitialised array on the current device."""
+        api = self._current_device()
+        with api.activate():
+            return api.empty(shape, dtype, api.consumer_stream())
+
+    def decode(
+        self,
+        plans: Iterator[ReadPlan],
+        source: ByteSource,
+        *,
+        spec: ArraySpec,
+        target: Target,
+        cast: Cast,
+    ) -> Any:
+        """Carry out plans; see `Decoder.decode`."""
+        cast = _native(cast)
+        if why_not_device(spec, cast) is not None:
+            block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
+            return self.upload(block, Cast(dtype=cast.dtype))
+        resources = self._current_resources()
+        with resources.api.activate():
+            lane = resources.lane()
+            with lane.settled_on_error():
+                return Read(lane, source, spec, target=target, cast=cast).run(plans)
+
+    def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
+        """Cast a block on the host and copy it to the device."""
+        values = np.ascontiguousarray(cast_array(_native(cast), block))
+        resources = self._current_resources()
+        api = resources.api
+        with api.activate():
+            lane = resources.lane()
+            with lane.settled_on_error():
+                consumer, ready = api.consumer_stream(), api.event()
+                out = api.empty(block.shape, values.dtype, consumer)
+                api.record(ready, consumer)
+                api.wait(lane.copy, ready)
+                upload_pageable(lane, api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
+                api.synchronize(lane.copy)
+                return out
+
+    def _current_resources(self) -> WorkerResources:
+        """Return what this process keeps for the calling thread's device, made anew once `configure` was called."""
+        api, options = self._current_device(), resource_options()
+        with self._lock:
+            resources = self._resources.get(api.index)
+            if resources is None or resources.options is not options or resources.api is not api:
+                resources = self._resources[api.index] = WorkerResources(api, options)
+            return resources
+
+
+def _native(cast: Cast) -> Cast:
+    return replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)

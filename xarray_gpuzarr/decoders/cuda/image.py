@@ -1,0 +1,106 @@
+"""Bytes on their way to the device: a pinned slot that many threads fill, and what does not fit it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceMemory
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.batches import aligned
+
+Column = npt.NDArray[np.int64]
+
+_APART = 1 << 48
+"""Positions from here on lie outside the slot."""
+
+
+class Image:
+    """Bytes that go to the device together: a pinned slot, and what did not fit or came decoded."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._slot = lane.slots.lend(lane.options.slot_nbytes)
+        self._slot_view = memoryview(self._slot.array)
+        self._used = 0
+        self._lent: dict[int, tuple[memoryview, int]] = {}
+        self._apart: list[memoryview] = []
+        self._apart_nbytes = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, nbytes: int) -> memoryview:
+        """Return memory for an answer: of the slot if there is room, else of the heap."""
+        with self._lock:
+            first = self._used
+            if first + nbytes > len(self._slot_view):
+                return memoryview(bytearray(nbytes))
+            self._used = first + aligned(nbytes)
+            view = self._slot_view[first : first + nbytes]
+            self._lent[id(view)] = view, first
+            return view
+
+    def keep(self, data: memoryview) -> int:
+        """Take in an answer, in reserved memory or not; return its position."""
+        lent = self._lent.get(id(data))
+        if lent is None:
+            view = self.reserve(len(data))
+            lent = self._lent.get(id(view))
+            if lent is None:
+                return self.append(data)
+            view[:] = data
+        return lent[1]
+
+    def append(self, data: memoryview) -> int:
+        """Take in bytes that stay outside the slot; return their position."""
+        with self._lock:
+            first = _APART + self._apart_nbytes
+            self._apart.append(data)
+            self._apart_nbytes += aligned(len(data))
+            return first
+
+    def arrays(self) -> Iterator[tuple[Bytes, int]]:
+        """Yield runs of memory and the position of their first byte."""
+        yield self._slot.array[: self._used], 0
+        first = _APART
+        for data in self._apart:
+            yield np.frombuffer(data, np.uint8), first
+            first += aligned(len(data))
+
+    def view(self, start: int, nbytes: int) -> memoryview:
+        """Return bytes of one answer."""
+        if start < _APART:
+            return self._slot_view[start : start + nbytes]
+        data, first = next((d, f) for d, f in self.arrays() if f <= start < f + max(1, len(d)))
+        return memoryview(data)[start - first :][:nbytes]
+
+    def send(self, start: Column) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
+        """Copy everything to the device; return the memory and the address of each position in `start`."""
+        api, copy = self._lane.api, self._lane.copy
+        memories = []
+        address = start.astype(np.uint64)
+        if self._used:
+            memories.append(api.allocate(self._used, copy))
+            api.upload(memories[-1].address, self._slot.array[: self._used], copy)
+            self._slot.give_back(copy)
+            address[start < _APART] += np.uint64(memories[-1].address)
+        if self._apart:
+            memories.append(api.allocate(self._apart_nbytes, copy))
+            upload_pageable(self._lane, memories[-1].address, self._apart)
+            address[start >= _APART] += np.uint64(memories[-1].address) - np.uint64(_APART)
+        return memories, address
+
+
+def upload_pageable(lane: Lane, to: int, runs: Sequence[memoryview]) -> None:
+    """Copy runs of ordinary host memory to the device, each at a multiple of 16 bytes, through pinned slots."""
+    for run in runs:
+        source = np.frombuffer(run, np.uint8)
+        for first in range(0, len(source), lane.options.slot_nbytes):
+            part = source[first : first + lane.options.slot_nbytes]
+            slot = lane.slots.lend(len(part))
+            slot.array[: len(part)] = part
+            lane.api.upload(Address(to + first), slot.array[: len(part)], lane.copy)
+            slot.give_back(lane.copy)
+        to += aligned(len(source))

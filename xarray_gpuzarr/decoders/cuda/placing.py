@@ -1,0 +1,143 @@
+"""Decoded chunks -> result: what the kernels need to know about a target, said once per read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Points, Scatter
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.routes import stored_dtype
+from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import BoxTarget, PointTarget, Target, place_boxes
+
+Rows = npt.NDArray[np.int64]
+Addresses = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Columns of one launch, by their offsets in a table."""
+
+    row: int
+    source: int | None
+    """None for missing chunks."""
+    n_rows: int
+
+
+class Placing:
+    """Places the chunks of one read in its result.
+
+    Parameters
+    ----------
+    lane : Lane
+    spec : ArraySpec
+    target : BoxTarget or PointTarget
+    cast : Cast
+        To a dtype in the machine's byte order.
+    out : Address
+        First element of the result.
+    """
+
+    def __init__(self, lane: Lane, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
+        self._lane = lane
+        self._spec = spec
+        self._target = target
+        self._out = out
+        stored = stored_dtype(spec, cast)
+        self._element = ElementCast(
+            stored=stored, result=np.dtype(cast.dtype), mask=cast.mask, scale=cast.scale, offset=cast.offset
+        )
+        fill = np.frombuffer(spec.fill, stored)[0]
+        if isinstance(target, PointTarget):
+            self._kernel: Scatter | Points = _points(spec, target, self._element, out=out, fill=fill)
+        else:
+            self._kernel = Scatter(_axes(spec, target), self._element, out=out, fill=fill)
+        self._memory = self._send()
+
+    @property
+    def unit_nbytes(self) -> int:
+        """What addresses of decoded chunks must be multiples of."""
+        return self._kernel.unit_nbytes
+
+    def direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
+        """Say which chunks may be decompressed straight into the result, and to which address.
+
+        Parameters
+        ----------
+        rows : int64, shape (n, k)
+            As `ReadPlan.row`.
+        """
+        in_order = self._spec.axes == tuple(range(self._spec.grid.ndim))
+        whole_elements = self._element.is_copy and self._element.swap_nbytes == 0
+        if isinstance(self._target, PointTarget) or not (in_order and whole_elements):
+            return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
+        placement = place_boxes(self._target, rows, self._spec.grid.chunk_shape)
+        at = self._out + placement.out_index * self._element.result.itemsize
+        return placement.whole & placement.contiguous, at.astype(np.uint64)
+
+    def add(self, tables: Tables, rows: Rows, source: Addresses) -> Places:
+        """Add the columns of decoded chunks to a table."""
+        return Places(row=tables.add(rows), source=tables.add(source), n_rows=len(rows))
+
+    def add_missing(self, tables: Tables, rows: Rows) -> Places:
+        """Add the columns of missing chunks to a table."""
+        return Places(row=tables.add(rows), source=None, n_rows=len(rows))
+
+    def launch(self, table: DeviceMemory, places: Places) -> None:
+        """Enqueue the placing of chunks whose columns are in `table`."""
+        row, at, api, work = offset_by(table, places.row), self._memory.address, self._lane.api, self._lane.work
+        if places.source is None:
+            self._kernel.fill(api, work, at=at, row=row, n_rows=places.n_rows)
+        else:
+            source = offset_by(table, places.source)
+            self._kernel.launch(api, work, at=at, src=source, row=row, n_rows=places.n_rows)
+
+    def close(self) -> None:
+        """Give back the memory that all launches share."""
+        self._memory.free()
+
+    def _send(self) -> DeviceMemory:
+        nbytes = self._kernel.nbytes
+        slot = self._lane.tables.lend(nbytes)
+        memory = self._lane.api.allocate(nbytes, self._lane.work)
+        self._kernel.pack(slot.array[:nbytes], memory.address)
+        self._lane.api.upload(memory.address, slot.array[:nbytes], self._lane.work)
+        slot.give_back(self._lane.work)
+        return memory
+
+
+def _strides(spec: ArraySpec) -> list[int]:
+    """Return the elements between neighbours in a decoded chunk along each axis of the array."""
+    strides, step = [0] * spec.grid.ndim, 1
+    for axis in reversed(spec.axes):
+        strides[axis] = step
+        step *= spec.grid.chunk_shape[axis]
+    return strides
+
+
+def _axes(spec: ArraySpec, target: BoxTarget) -> list[AxisColumns]:
+    out_strides = np.cumprod([1, *(p.length for p in reversed(target.pieces))])[:-1][::-1]
+    return [
+        AxisColumns(
+            in_start=p.in_start,
+            count=p.count,
+            out_start=p.out_start,
+            index=p.index,
+            step=p.step,
+            in_stride=in_stride,
+            out_stride=int(out_stride),
+        )
+        for p, in_stride, out_stride in zip(target.pieces, _strides(spec), out_strides, strict=True)
+    ]
+
+
+def _points(spec: ArraySpec, target: PointTarget, element: ElementCast, *, out: Address, fill: np.generic) -> Points:
+    groups = target.groups
+    within = groups.within @ np.array(_strides(spec), np.int64)
+    return Points(groups.bounds, within, groups.position, element, out=out, fill=fill)

@@ -1,0 +1,171 @@
+"""One read by the CUDA decoder: batch after batch is staged, decoded and placed; the receipts are checked.
+
+The host fetches and enqueues the next batches while the device works on earlier ones. Order between the lane's two
+streams, and between them and the caller's, is kept by events; the host waits for pinned slots, for the oldest batch
+when too many are under way, and at the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cuda import nvcomp
+from xarray_gpuzarr.cuda.api import Event
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches
+from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder, Chunks, Receipt
+from xarray_gpuzarr.decoders.cuda.placing import Placing
+from xarray_gpuzarr.decoders.cuda.routes import INFLATE, compressor
+from xarray_gpuzarr.decoders.cuda.staging import Staged, Stager
+from xarray_gpuzarr.decoders.faults import corrupt_chunk
+from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import ReadPlan, Target
+
+Rows = npt.NDArray[np.int64]
+
+_IN_FLIGHT = 2
+"""Batches the device may have: one that it decodes, one whose bytes are on their way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A batch that the device has been given, and what the host still owes it."""
+
+    batch: Batch
+    staged: Sequence[Staged]
+    done: Event
+    receipt: Receipt | None
+    present: Rows
+    """Numbers, in the batch, of the chunks that the receipt counts."""
+
+
+class Read:
+    """One read by the CUDA decoder.
+
+    Parameters
+    ----------
+    lane : Lane
+        The calling thread's.
+    source : ByteSource
+    spec : ArraySpec
+        One that the device decodes.
+    target : BoxTarget or PointTarget
+    cast : Cast
+    """
+
+    def __init__(self, lane: Lane, source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast) -> None:
+        self._lane = lane
+        self._api = lane.api
+        self._chunk_nbytes = spec.chunk_nbytes
+        stage = compressor(spec)
+        self._inflate = None if stage is None else INFLATE[type(stage)]
+        self._most = chunks_per_batch(
+            spec.path,
+            chunk_nbytes=self._chunk_nbytes,
+            needed_nbytes=self._needed_nbytes(),
+            batch_nbytes=lane.options.batch_nbytes,
+            budget_nbytes=lane.scratch_nbytes,
+        )
+        max_nbytes = self._chunk_nbytes if self._inflate is None else self._inflate.max_nbytes
+        self._stager = Stager(lane, source, spec, stage=stage, max_nbytes=max_nbytes)
+        self.out = self._empty(target.shape, np.dtype(cast.dtype))
+        self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
+        self._decoder = BatchDecoder(lane, self._inflate, self._placing, self._chunk_nbytes)
+        self._submitted: deque[Submitted] = deque()
+
+    def _needed_nbytes(self) -> int:
+        """Return the device memory that one chunk takes: encoded, decoded, and scratch."""
+        nbytes = aligned(self._chunk_nbytes)
+        if self._inflate is None:
+            return 2 * nbytes
+        temp = nvcomp.zstd_temp_nbytes(1, nbytes) if self._inflate.format == "zstd" else 0
+        moved = nbytes if self._inflate.format == "deflate" else 0
+        return 2 * nbytes + temp + moved
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return memory for the result; it belongs to the caller's stream, so freeing it there is safe."""
+        consumer, ready = self._api.consumer_stream(), self._api.event()
+        out = self._api.empty(shape, dtype, consumer)
+        self._api.record(ready, consumer)
+        self._api.wait(self._lane.work, ready)
+        return out
+
+    def run(self, plans: Iterator[ReadPlan]) -> Any:
+        """Carry out plans that together cover the target; return the array, ready for any stream."""
+        for batch in cut_batches(plans, self._most):
+            self._submit_or_halve(batch)
+        while self._submitted:
+            self._retire()
+        self._placing.close()
+        return self.out
+
+    def _submit_or_halve(self, batch: Batch) -> None:
+        """Submit a batch; if memory runs out, wait for the device, then try once more in halves."""
+        try:
+            self._submit(batch)
+        except DeviceMemoryError:
+            if batch.n_chunks < 2:
+                raise
+            while self._submitted:
+                self._retire()
+            self._api.synchronize(self._lane.copy)
+            self._api.synchronize(self._lane.work)
+            for half in batch.halves():
+                self._submit(half)
+
+    def _submit(self, batch: Batch) -> None:
+        staged = [self._stager.stage(pieces) for pieces in self._stager.segments(batch.pieces)]
+        copied = self._api.event()
+        self._api.record(copied, self._lane.copy)
+        self._api.wait(self._lane.work, copied)
+        receipt, present = self._decode(batch, staged)
+        done = self._api.event()
+        self._api.record(done, self._lane.work)
+        self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt, present=present))
+        while len(self._submitted) > _IN_FLIGHT:
+            self._retire()
+
+    def _decode(self, batch: Batch, staged: Sequence[Staged]) -> tuple[Receipt | None, Rows]:
+        """Enqueue the decoding of a staged batch; return the receipt, and which chunks of the batch it counts."""
+        empty = np.zeros(0, np.int64)
+        address = np.concatenate([empty.view(np.uint64), *(s.address for s in staged)])
+        nbytes = np.concatenate([empty, *(s.nbytes for s in staged)])
+        decoded = np.concatenate([empty.astype(bool), *(s.decoded for s in staged)])
+        rows = np.concatenate([*(p.plan.row[p.lo : p.hi] for p in batch.pieces), *batch.missing])
+        absent = np.r_[address == 0, np.ones(len(rows) - len(address), bool)]
+        present = np.flatnonzero(~absent)
+        chunks = Chunks(
+            address=address[present],
+            nbytes=nbytes[present],
+            decoded=decoded[present],
+            rows=rows[present],
+            missing=rows[absent],
+        )
+        return self._decoder.decode(chunks), present
+
+    def _retire(self) -> None:
+        """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
+        oldest = self._submitted.popleft()
+        self._api.synchronize_event(oldest.done)
+        for staged in oldest.staged:
+            for memory in staged.memories:
+                memory.free()
+        if oldest.receipt is None:
+            return
+        actual, statuses = oldest.receipt.columns()
+        wrong = np.flatnonzero((statuses != 0) | (actual != self._chunk_nbytes))
+        if len(wrong):
+            at = int(wrong[0])
+            number = int(oldest.present[oldest.receipt.chunks[at]])
+            status = nvcomp.status_name(int(statuses[at]))
+            found = f"nvCOMP says {status}, and {actual[at]} decoded bytes where {self._chunk_nbytes} are expected"
+            raise corrupt_chunk(*oldest.batch.row(number), found)

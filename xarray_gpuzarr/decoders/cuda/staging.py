@@ -1,0 +1,204 @@
+"""Encoded chunks from a store into device memory, through pinned slots.
+
+Pieces (rows of a plan that are fetched together) are read side by side into one pinned slot, their headers are checked
+there, and the slot crosses to the device in one copy. What the device cannot be trusted with (an unusual frame, a
+damaged one) is decoded by the host codec, which also words the error, and crosses decoded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.byte_range import ByteRange
+from xarray_gpuzarr.codecs import BytesBytesSpec, Crc32cSpec
+from xarray_gpuzarr.cuda.api import DeviceMemory
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders import threads
+from xarray_gpuzarr.decoders.cuda.batches import Piece
+from xarray_gpuzarr.decoders.cuda.image import Image
+from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
+from xarray_gpuzarr.decoders.host_codecs import ChunkCodec, strip_crc32c
+from xarray_gpuzarr.fetch import ByteSource, Pending
+from xarray_gpuzarr.frame_columns import device_ready
+from xarray_gpuzarr.frames import FrameError
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import ReadPlan
+
+Column = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Chunks on their way to the device. Columns have one row per chunk of the pieces, in order."""
+
+    pieces: Sequence[Piece]
+    memories: Sequence[DeviceMemory]
+    """Where the chunks lie; belong to the lane's `copy` stream."""
+    address: npt.NDArray[np.uint64]
+    """shape (n,): device address of the chunk; 0 if its object does not exist."""
+    nbytes: Column
+    """shape (n,): length in bytes, without checksums that have been checked."""
+    decoded: npt.NDArray[np.bool_]
+    """shape (n,): whether the chunk crossed decoded."""
+
+
+class Stager:
+    """Brings the chunks of one array to the device.
+
+    Parameters
+    ----------
+    lane : Lane
+    source : ByteSource
+    spec : ArraySpec
+    stage : codec spec or None
+        The codec that the device decodes; None for plain bytes.
+    max_nbytes : int
+        Longest encoded chunk that the device decodes.
+    """
+
+    def __init__(
+        self, lane: Lane, source: ByteSource, spec: ArraySpec, *, stage: BytesBytesSpec | None, max_nbytes: int
+    ) -> None:
+        self._lane = lane
+        self._source = source
+        self._chunk_nbytes = spec.chunk_nbytes
+        self._stage = stage
+        self._max_nbytes = max_nbytes
+        self._n_checksums = sum(isinstance(c, Crc32cSpec) for c in spec.codecs.bytes_to_bytes)
+        self._codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
+
+    def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+        """Cut pieces into runs that are expected to fit a slot."""
+        run: list[Piece] = []
+        room = self._lane.options.slot_nbytes
+        for piece in pieces:
+            if run and piece.nbytes > room:
+                yield run
+                run, room = [], self._lane.options.slot_nbytes
+            run.append(piece)
+            room -= piece.nbytes
+        if run:
+            yield run
+
+    def stage(self, pieces: Sequence[Piece]) -> Staged:
+        """Fetch pieces, check their headers, and send them to the device on the lane's `copy` stream.
+
+        Raises
+        ------
+        CorruptChunkError, StoreReadError
+        """
+        lane = self._lane
+        image = Image(lane)
+        with lane.api.range("read::fetch"):
+            start, nbytes = _rows(pieces, self._fetch(pieces, image))
+        present = start >= 0
+        full_nbytes = nbytes.copy()
+        unready = np.flatnonzero(~self._ready(image, start, nbytes) & present)
+        for row in unready.tolist():
+            encoded = image.view(int(start[row]), int(full_nbytes[row]))
+            start[row] = image.append(self._decode_on_host(pieces, row, encoded))
+        decoded = np.zeros(len(start), bool)
+        decoded[unready] = True
+        with lane.api.range("read::transfer"):
+            memories, address = image.send(start)
+        address[~present] = 0
+        return Staged(pieces=pieces, memories=memories, address=address, nbytes=nbytes, decoded=decoded)
+
+    def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[list[tuple[int, int]]]:
+        """Carry out the requests of all pieces on free threads; return per piece where in the image answers lie."""
+        answers: list[list[tuple[int, int]]] = []
+        requests = Requests(self._source)
+        for piece in pieces:
+            wanted = piece.plan.requests(piece.lo, piece.hi)
+            answers.append([(-1, 0)] * len(wanted))
+            requests.todo += [(answers[-1], k, piece.plan, request) for k, request in enumerate(wanted)]
+
+        def drain(go_on: Callable[[], bool]) -> None:
+            while go_on() and (item := requests.next()) is not None:
+                (places, k, plan, _), finish = item
+                data = finish(image.reserve)
+                if data is not None:
+                    places[k] = image.keep(data), len(data)
+                elif plan.spec.index is not None:
+                    raise vanished_shard(plan)
+
+        threads.crew.run(drain, min(len(requests.todo), threads.thread_budget()))
+        return answers
+
+    def _ready(self, image: Image, start: Column, nbytes: Column) -> npt.NDArray[np.bool_]:
+        """Return which chunks the device may decode; `nbytes` loses the checksums that were found right."""
+        ready = start >= 0
+        for row in np.flatnonzero(ready).tolist() if self._n_checksums else ():
+            try:
+                payload = image.view(int(start[row]), int(nbytes[row]))
+                for _ in range(self._n_checksums):
+                    payload = strip_crc32c(payload)
+            except FrameError:
+                ready[row] = False
+            else:
+                nbytes[row] = len(payload)
+        if self._stage is None:
+            plain: npt.NDArray[np.bool_] = ready & (nbytes == self._chunk_nbytes)
+            return plain
+        ready &= nbytes <= self._max_nbytes
+        for data, first in image.arrays():
+            rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
+            ready[rows] = device_ready(self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes)
+        return ready
+
+    def _decode_on_host(self, pieces: Sequence[Piece], row: int, encoded: memoryview) -> memoryview:
+        """Decode a chunk that is unusual or damaged; the codec's word is final."""
+        decoded = memoryview(bytearray(self._chunk_nbytes))
+        try:
+            self._codec.into(encoded, decoded)
+        except FrameError as err:
+            for piece in pieces:
+                if row < piece.hi - piece.lo:
+                    raise corrupt_chunk(piece.plan, piece.lo + row, str(err)) from err
+                row -= piece.hi - piece.lo
+            raise
+        return decoded
+
+
+def _rows(pieces: Sequence[Piece], answers: list[list[tuple[int, int]]]) -> tuple[Column, Column]:
+    """Return where in the image each chunk begins, -1 if nowhere, and its length."""
+    starts, lengths = [], []
+    for piece, places in zip(pieces, answers, strict=True):
+        at = np.array(places, np.int64)
+        if piece.plan.spec.index is None:
+            starts.append(at[:, 0])
+            lengths.append(at[:, 1])
+        else:
+            offset = piece.plan.offset[piece.lo : piece.hi]
+            starts.append(at[0, 0] + offset - offset[0])
+            lengths.append(piece.plan.nbytes[piece.lo : piece.hi])
+    return np.concatenate(starts), np.concatenate(lengths)
+
+
+_Item = tuple[list[tuple[int, int]], int, ReadPlan, tuple[str, ByteRange]]
+
+
+class Requests:
+    """Requests in order, the next few already under way."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self.todo: list[_Item] = []
+        self._source = source
+        self._lock = threading.Lock()
+        self._n_started = 0
+        self._started: deque[tuple[_Item, Pending]] = deque()
+
+    def next(self) -> tuple[_Item, Pending] | None:
+        """Return a request that was started, None if there is none left."""
+        with self._lock:
+            while self._n_started < len(self.todo) and len(self._started) <= self._source.lookahead:
+                item = self.todo[self._n_started]
+                self._started.append((item, self._source.start(*item[3])))
+                self._n_started += 1
+            return self._started.popleft() if self._started else None

@@ -1,0 +1,30 @@
+"""Errors that both decoders raise about a plan: a chunk that does not decode, a shard that is gone."""
+
+from __future__ import annotations
+
+from xarray_gpuzarr.byte_range import WHOLE_OBJECT
+from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
+from xarray_gpuzarr.plan import ReadPlan
+
+
+def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
+    """Return the error for one chunk that does not decode."""
+    chunk = tuple(plan.chunk[row].tolist())
+    nbytes = int(plan.nbytes[row])
+    extent = "whole" if nbytes == WHOLE_OBJECT else f"{nbytes} bytes at {plan.offset[row]}"
+    return CorruptChunkError(
+        f"cannot decode chunk {chunk} of array '{plan.spec.path}'",
+        tried=f"object '{plan.keys[int(plan.object[row])]}', {extent}: {plan.spec.codecs}",
+        found=found,
+        do="the stored chunk is damaged: rewrite it, or leave it out of the selection",
+    )
+
+
+def vanished_shard(plan: ReadPlan) -> StoreReadError:
+    """Return the error for a shard whose index was read and whose chunks cannot be found any more."""
+    return StoreReadError(
+        f"shard '{plan.keys[0]}' of array '{plan.spec.path}' has disappeared",
+        tried="to read its chunks, after its index had been read",
+        found="no such object",
+        do="something deletes or rewrites the store: open it again once that has ended",
+    )

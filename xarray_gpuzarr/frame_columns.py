@@ -1,0 +1,220 @@
+"""Which of many frames a batched device decoder may be given, by their headers alone.
+
+Device decoders trust what they are given: a damaged frame may make them read or write out of bounds. So every header is
+checked here first, as columns over all chunks of a shard at once. What is only unusual is not judged either: such a
+chunk goes to the host codec, which decodes it or says precisely what is wrong. The compressed content itself is not
+looked at. Decoders call this; `frames` does the same for one frame, with errors.
+
+References
+----------
+RFC 8878 section 3.1.1 (zstd), RFC 1952 section 2.3 (gzip), RFC 1950 section 2.2 (zlib), numcodecs LZ4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.codecs import BytesBytesSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
+
+Bytes = npt.NDArray[np.uint8]
+Column = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Column, expected: int) -> Flags:
+    """Return which chunks are frames that a batched device decoder may be given.
+
+    Parameters
+    ----------
+    spec : ZstdSpec, GzipSpec, ZlibSpec or Lz4Spec
+    data : ndarray of uint8, shape (m,), C order, host memory
+        Encoded chunks, not modified.
+    start, nbytes : ndarray of int64, shape (n,), host memory
+        The bytes of a chunk are ``data[start : start + nbytes]``; chunks may overlap.
+    expected : int
+        Decoded length of every chunk, in bytes.
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+        False leaves a chunk to the host codec: it may be damaged, or valid but unusual.
+
+    Raises
+    ------
+    ValueError
+        Another codec, or a chunk outside `data`; never what the bytes of a chunk say.
+
+    Notes
+    -----
+    A decision rests on the chunk's own bytes only.
+
+    zstd: one frame that declares `expected` bytes and whose blocks end where the chunk ends, so cut and concatenated
+    frames are refused. Refused as well are a content checksum, which no device decoder verifies, and a dictionary.
+
+    gzip: the declared length is that of the last member, modulo 2**32. Several members pass only if all others are
+    empty, or by such a coincidence.
+
+    zlib declares no length, and zlib and lz4 no end: a cut one passes, if it is long enough to be one at all.
+    """
+    if type(spec) not in _READY:
+        known = ", ".join(kind.__name__ for kind in _READY)
+        raise ValueError(f"no frames of {spec} can be given to a device decoder; those of {known} can")
+    if ((start < 0) | (nbytes < 0) | (start > data.size - nbytes)).any():
+        raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
+    least, judge = _READY[type(spec)]
+    ready = np.zeros(len(start), np.bool_)
+    at = np.flatnonzero(nbytes >= least)
+    if expected > 0 and at.size:
+        ready[at] = judge(data, start[at], start[at] + nbytes[at], expected)
+    return ready
+
+
+def _words[Word: np.integer](data: Bytes, kind: type[Word]) -> npt.NDArray[Word]:
+    """View the little-endian integer that begins at each byte, aligned or not."""
+    dtype = np.dtype(kind).newbyteorder("<")
+    return np.ndarray((data.size - dtype.itemsize + 1,), dtype, data, strides=(1,))
+
+
+def _gzip(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
+    words = _words(data, np.uint32)
+    # Magic, deflate, and no flag: each flag adds a field to the header.
+    ready: Flags = (words[start] == 0x00088B1F) & (words[end - 4] == expected % 2**32)
+    return ready
+
+
+def _zlib(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
+    first, second = data[start], data[start + 1]
+    deflate = first & 0x8F == 8  # and a window of at most 32 KiB
+    no_dictionary = second & 0x20 == 0
+    ready: Flags = deflate & no_dictionary & ((first * np.uint16(256) + second) % 31 == 0)
+    return ready
+
+
+def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
+    ready: Flags = _words(data, np.uint32)[start] == expected
+    return ready
+
+
+_ZSTD_MAGIC = 0xFD2FB528
+_ZSTD_BLOCK_NBYTES = 128 * 1024
+_COMPRESSED, _RESERVED = 2, 3
+_NO_MORE = -1
+
+
+def _descriptor_fields() -> Column:
+    """Tabulate what each value of Frame_Header_Descriptor says about the header: shape (5, 256).
+
+    The rows: length of the header in bytes; where to read eight bytes that hold Frame_Content_Size, from the start of
+    the frame; bits below it there; its mask; what to add. An unusual descriptor has mask 0 and so declares length 0.
+    """
+    fields = np.zeros((5, 256), np.int64)
+    for flag, single_segment in np.ndindex(4, 2):
+        if flag or single_segment:
+            width = 2**flag
+            header = 6 - single_segment + width
+            # The eight bytes end with the header: even the shortest frame has so many from there on to the left.
+            at = max(header - 8, 0)
+            shift = 8 * (header - width - at)
+            mask = -1 if width == 8 else 2 ** (8 * width) - 1
+            fields[:, flag << 6 | single_segment << 5] = header, at, shift, mask, 256 if width == 2 else 0
+    return fields
+
+
+def _window_limits() -> Column:
+    """Tabulate Block_Maximum_Size by Window_Descriptor; -1 where the window is more than libzstd ever allows."""
+    descriptor = np.arange(256)
+    window = (8 + (descriptor & 7)) << (7 + (descriptor >> 3))
+    return np.where(descriptor >> 3 > 21, -1, np.minimum(window, _ZSTD_BLOCK_NBYTES))
+
+
+_DESCRIPTOR_FIELDS = _descriptor_fields()
+_WINDOW_LIMITS = _window_limits()
+
+
+def _zstd(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
+    words = _words(data, np.int64)
+    head = words[start]
+    descriptor = head >> 32 & 0xFF
+    header, at, shift, mask, add = (field[descriptor] for field in _DESCRIPTOR_FIELDS)
+    # Where the header is longer than the chunk, any bytes of the chunk will do: no block can follow.
+    declared = (words[np.minimum(start + at, end - 8)] >> shift & mask) + add
+    sound: Flags = (head & 0xFFFFFFFF == _ZSTD_MAGIC) & (declared == expected)
+    single_segment = descriptor & 0x20 != 0
+    limit = np.where(single_segment, min(expected, _ZSTD_BLOCK_NBYTES), _WINDOW_LIMITS[head >> 40 & 0xFF])
+    at = np.flatnonzero(sound)
+    sound[at] = _zstd_blocks(data, (start + header)[at], end[at], limit[at], expected)
+    return sound
+
+
+def _zstd_blocks(data: Bytes, first: Column, end: Column, limit: Column, expected: int) -> Flags:
+    """Return which frames have sound block headers: `first` to `end`, and sizes that can add up to `expected`."""
+    # libzstd cuts 128 KiB into at most 196 blocks; far more would only be a way to make this walk slow.
+    frame, header, sound = _walk_blocks(data, first, end, 64 + expected // 512)
+    size, kind = header >> 3, header >> 1 & 3
+    # A compressed block has two headers of at least a byte each.
+    wrong = (size > limit[frame]) | (kind == _RESERVED) | ((kind == _COMPRESSED) & (size < 2))
+    sound[frame[wrong]] = False
+    plain = np.flatnonzero(kind != _COMPRESSED)
+    n_compressed = np.bincount(frame, minlength=len(first)) - np.bincount(frame[plain], minlength=len(first))
+    at_least = np.bincount(frame[plain], size[plain], len(first))
+    return sound & (at_least <= expected) & (expected <= at_least + n_compressed * limit)
+
+
+def _walk_blocks(
+    data: Bytes, first: Column, end: Column, n_most: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32], Flags]:
+    """Follow the blocks of all frames at once.
+
+    Parameters
+    ----------
+    data : ndarray of uint8, shape (m,)
+    first, end : ndarray of int64, shape (n,)
+        First block header of each frame, and the end of its bytes.
+    n_most : int
+        Blocks after which to give a frame up.
+
+    Returns
+    -------
+    frame : ndarray of intp, shape (n_blocks,)
+        Number of the frame, for every block met.
+    header : ndarray of uint32, shape (n_blocks,)
+        Its Block_Header.
+    closed : ndarray of bool, shape (n,)
+        Whether the last block of the frame ends with its bytes.
+    """
+    # A header is read as the upper bytes of a word that begins one byte earlier, so it never reaches beyond `end`.
+    words = _words(data, np.uint32)
+    at, last_at = first - 1, end - 4
+    closed_at = np.full(len(first), -1)
+    frame = np.flatnonzero(at <= last_at)
+    at, last_at = at[frame], last_at[frame]
+    frames, headers = [frame[:0]], [words[:0]]
+    for _ in range(n_most):
+        if not frame.size:
+            break
+        word = words[at]
+        frames.append(frame)
+        headers.append(word)
+        content = word >> 11
+        content[word & 0x200 != 0] = 1  # RLE: one byte, whatever the size
+        at += content
+        at += 3
+        last_at[word & 0x100 != 0] = _NO_MORE
+        going = at <= last_at
+        if not going.all():
+            closed = last_at == _NO_MORE
+            closed_at[frame[closed]] = at[closed]
+            frame, at, last_at = frame[going], at[going], last_at[going]
+    return np.concatenate(frames), np.concatenate(headers) >> np.uint32(8), closed_at == end - 1
+
+
+_READY: dict[type, tuple[int, Callable[[Bytes, Column, Column, int], Flags]]] = {
+    ZstdSpec: (10, _zstd),
+    GzipSpec: (21, _gzip),
+    ZlibSpec: (9, _zlib),
+    Lz4Spec: (6, _lz4),
+}
+"""By codec, the fewest bytes that decode to one byte, and the judge of chunks of at least so many."""
