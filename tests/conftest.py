@@ -1,6 +1,7 @@
 """Fixtures and settings of the whole suite."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import HealthCheck, settings
 from zarr.storage import LocalStore, MemoryStore
 
 pytest.register_assert_rewrite("helpers")
+
+from helpers import every_decoder  # noqa: E402
 
 settings.register_profile(
     "ci",
@@ -25,6 +28,23 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marked = metafunc.definition.get_closest_marker
+    if marked("every_decoder") and not marked("host_decoder"):
+        on_gpu = pytest.param("cuda", marks=pytest.mark.gpu)
+        metafunc.parametrize("decoder", ["host", "simulated", on_gpu], indirect=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decoder(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What carries out the reads of a test; see `helpers.every_decoder`."""
+    name = getattr(request, "param", "host")
+    with pytest.MonkeyPatch.context() as patch:
+        check = every_decoder.use(name, patch)
+        yield name
+        check()
 
 
 @pytest.fixture

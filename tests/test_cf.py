@@ -16,7 +16,10 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr.cf import Cast, parse_cast
 from xarray_gpuzarr.decoders.placing import cast_array
 
-pytestmark = pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.every_decoder,
+    pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning"),
+]
 
 SIGNED = [f"{order}{kind}" for kind in ("i1", "i2", "i4", "i8") for order in "<>"]
 UNSIGNED = [f"{order}{kind}" for kind in ("u1", "u2", "u4", "u8") for order in "<>"]

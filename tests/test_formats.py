@@ -54,6 +54,8 @@ def with_holes(data):
     return holes
 
 
+pytestmark = pytest.mark.every_decoder
+
 DATA = with_holes(counting((11, 13)))
 
 

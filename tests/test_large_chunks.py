@@ -13,7 +13,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError, read_array
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(120)]
 
 N = 4_200_000
 """Elements of a chunk: 16.8 MB as int32."""

@@ -18,6 +18,7 @@ from xarray_gpuzarr import read_array
 SOURCE = Path(os.environ.get("XARRAY_GPUZARR_ERAINT", Path(__file__).parents[2] / "shared" / "data" / "eraint_uvz.nc"))
 
 pytestmark = [
+    pytest.mark.every_decoder,
     pytest.mark.skipif(not SOURCE.exists(), reason=f"no ERA-Interim file at {SOURCE} (set XARRAY_GPUZARR_ERAINT)"),
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -20,6 +20,8 @@ from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import SelectionError, read_array
 
+pytestmark = pytest.mark.every_decoder
+
 SHAPE = (7, 6, 5)
 DATA = counting(SHAPE)
 DATA[:4, :3] = 0  # chunks and a shard that are never written
@@ -212,6 +214,7 @@ def chunk_range(store, first, last=None):
         pytest.param(slice(None, None, -STEP), [(0, 15)], id="backwards"),
     ],
 )
+@pytest.mark.host_decoder
 def test_only_touched_chunks_are_requested(big, selection, wanted):
     store, array, data = big
     expected = [chunk_range(store, *pair) for pair in wanted]
@@ -232,6 +235,7 @@ def test_index_is_read_once_a_shard(big):
     assert len(store.requests) == 2
 
 
+@pytest.mark.host_decoder
 def test_indexes_are_asked_for_ahead_but_not_all_at_once():
     store = RecordingStore(MemoryStore())
     array = write(store, counting((200,)), name="t", chunks=(1,), shards=(2,))

@@ -13,6 +13,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 from xarray_gpuzarr import read_array
 
 pytestmark = [
+    pytest.mark.every_decoder,
     pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning"),
     pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part"),
 ]

@@ -206,17 +206,19 @@ class _LocalStream:
         os.close(self._fd)
 
 
-class _MemoryStream:
+class MemoryStream:
     """Bytes that are there already."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
 
     def read(self, nbytes: int) -> Buffer:
+        """Return up to `nbytes` further bytes; none at the end."""
         piece, self._data = self._data[:nbytes], self._data[nbytes:]
         return piece
 
     def close(self) -> None:
+        """Let go of the bytes."""
         self._data = memoryview(b"")
 
 
@@ -269,7 +271,7 @@ class StoreSource:
 
         def finish() -> ByteStream | None:
             data = pending(lambda nbytes: memoryview(bytearray(nbytes)))
-            return None if data is None else _MemoryStream(data)
+            return None if data is None else MemoryStream(data)
 
         return finish
 

@@ -1,9 +1,9 @@
 """Which of many frames a batched device decoder may be given, by their headers alone.
 
 Device decoders trust what they are given: a damaged frame may make them read or write out of bounds. So every header is
-checked here first, as columns over all chunks of a shard at once. What is only unusual is not judged either: such a
-chunk goes to the host codec, which decodes it or says precisely what is wrong. The compressed content itself is not
-looked at. Decoders call this; `frames` does the same for one frame, with errors.
+checked here first, as columns over all chunks of a shard at once. A chunk that does not pass goes to the host codec,
+which decodes what is only unusual and says what is wrong with the rest. The compressed content itself is not looked at.
+Decoders call this; `frames` reads the header of one frame.
 
 References
 ----------
@@ -57,7 +57,8 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     gzip: the declared length is that of the last member, modulo 2**32. Several members pass only if all others are
     empty, or by such a coincidence.
 
-    zlib declares no length, and zlib and lz4 no end: a cut one passes, if it is long enough to be one at all.
+    zlib declares no length, and zlib and lz4 no end: a cut one passes, if it is long enough to be one at all. The
+    checksums of gzip and zlib are part of every frame and stay unverified.
     """
     if type(spec) not in _READY:
         known = ", ".join(kind.__name__ for kind in _READY)
@@ -102,6 +103,7 @@ _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_BLOCK_NBYTES = 128 * 1024
 _COMPRESSED, _RESERVED = 2, 3
 _NO_MORE = -1
+"""Where the next block header of a frame can begin at most, once its last block is met."""
 
 
 def _descriptor_fields() -> Column:

@@ -182,6 +182,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     -------
     numpy.ndarray or cupy.ndarray
         Stored values, the fill value where chunks are missing. C order if the selection goes forwards on every axis.
+        A CuPy array has the machine's byte order; times and text, which CuPy lacks, come as NumPy arrays.
 
     Raises
     ------

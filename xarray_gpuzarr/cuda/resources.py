@@ -8,12 +8,12 @@ has written it, to the end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 
-from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Stream
+from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Stream
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.errors import OptionError
 
@@ -86,20 +86,43 @@ class Lane:
         """For pointer and size tables on their way up."""
         self.receipts = PinnedRing(api, 4, _TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
+        self._held: dict[int, DeviceMemory] = {}
 
     @cached_property
     def scratch_nbytes(self) -> int:
         """Device memory that one batch of this thread may use besides results."""
         return self.options.scratch_nbytes or self.api.memory_nbytes()[0] // 4
 
+    def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
+        """Return device memory for `stream`, to be given back by `free`, or when a read fails."""
+        memory = self.api.allocate(max(1, nbytes), stream)
+        self._held[memory.address] = memory
+        return memory
+
+    def free(self, memory: DeviceMemory) -> None:
+        """Give device memory back in the order of its stream."""
+        del self._held[memory.address]
+        memory.free()
+
+    def settle(self) -> None:
+        """Wait until both streams are idle."""
+        self.api.synchronize(self.copy)
+        self.api.synchronize(self.work)
+
+    def free_all(self, but: Collection[DeviceMemory] = ()) -> None:
+        """Give back everything that is held; only once both streams are idle."""
+        kept = {m.address for m in but}
+        for memory in [m for m in self._held.values() if m.address not in kept]:
+            self.free(memory)
+
     @contextmanager
-    def settled_on_error(self) -> Iterator[None]:
-        """Wait for both streams if the block raises: what they still write to must not be freed before."""
+    def reading(self) -> Iterator[None]:
+        """Clean up if the block raises: what the streams still write to must not be freed before they are idle."""
         try:
             yield
         except BaseException:
-            self.api.synchronize(self.copy)
-            self.api.synchronize(self.work)
+            self.settle()
+            self.free_all()
             raise
 
 

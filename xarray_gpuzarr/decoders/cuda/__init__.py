@@ -23,7 +23,7 @@ from xarray_gpuzarr.decoders.cuda.routes import route, why_not_device
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
 
@@ -85,17 +85,19 @@ class CudaDecoder:
         resources = self._current_resources()
         with resources.api.activate():
             lane = resources.lane()
-            with lane.settled_on_error():
+            with lane.reading():
                 return Read(lane, source, spec, target=target, cast=cast).run(plans)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
-        """Cast a block on the host and copy it to the device."""
+        """Cast a block on the host and copy it to the device; what no device array holds (times, text) stays here."""
+        if block.dtype.kind not in NUMERIC_KINDS:
+            return cast_array(cast, block)
         values = np.ascontiguousarray(cast_array(_native(cast), block))
         resources = self._current_resources()
         api = resources.api
         with api.activate():
             lane = resources.lane()
-            with lane.settled_on_error():
+            with lane.reading():
                 consumer, ready = api.consumer_stream(), api.event()
                 out = api.empty(block.shape, values.dtype, consumer)
                 api.record(ready, consumer)

@@ -125,8 +125,8 @@ class BatchDecoder:
         with self._api.range("read::place"):
             self._placing.launch(memory, places)
             self._placing.launch(memory, fills)
-        memory.free()
-        scratch.memory.free()
+        self._lane.free(memory)
+        self._lane.free(scratch.memory)
         return receipt
 
     def _arrange(self, chunks: Chunks) -> _Work:
@@ -165,7 +165,7 @@ class BatchDecoder:
         apart = moved[-1] + np.arange(len(work.apart) + 1) * aligned(self._chunk_nbytes)
         temp = int(apart[-1])
         receipt = temp + aligned(temp_nbytes)
-        memory = self._api.allocate(max(1, receipt + 12 * n_inflated), self._lane.work)
+        memory = self._lane.allocate(receipt + 12 * n_inflated, self._lane.work)
         return _Scratch(
             memory=memory, moved=moved[:-1], apart=apart[:-1], temp=temp, temp_nbytes=temp_nbytes, receipt=receipt
         )

@@ -82,14 +82,15 @@ class Image:
         memories = []
         address = start.astype(np.uint64)
         if self._used:
-            memories.append(api.allocate(self._used, copy))
+            memories.append(self._lane.allocate(self._used, copy))
             api.upload(memories[-1].address, self._slot.array[: self._used], copy)
             self._slot.give_back(copy)
             address[start < _APART] += np.uint64(memories[-1].address)
         if self._apart:
-            memories.append(api.allocate(self._apart_nbytes, copy))
+            memories.append(self._lane.allocate(self._apart_nbytes, copy))
             upload_pageable(self._lane, memories[-1].address, self._apart)
-            address[start >= _APART] += np.uint64(memories[-1].address) - np.uint64(_APART)
+            address[start >= _APART] -= np.uint64(_APART)
+            address[start >= _APART] += np.uint64(memories[-1].address)
         return memories, address
 
 

@@ -58,7 +58,8 @@ class Placing:
             self._kernel: Scatter | Points = _points(spec, target, self._element, out=out, fill=fill)
         else:
             self._kernel = Scatter(_axes(spec, target), self._element, out=out, fill=fill)
-        self._memory = self._send()
+        self.memory = self._send()
+        """What all launches share; the read gives it back."""
 
     @property
     def unit_nbytes(self) -> int:
@@ -91,21 +92,17 @@ class Placing:
 
     def launch(self, table: DeviceMemory, places: Places) -> None:
         """Enqueue the placing of chunks whose columns are in `table`."""
-        row, at, api, work = offset_by(table, places.row), self._memory.address, self._lane.api, self._lane.work
+        row, at, api, work = offset_by(table, places.row), self.memory.address, self._lane.api, self._lane.work
         if places.source is None:
             self._kernel.fill(api, work, at=at, row=row, n_rows=places.n_rows)
         else:
             source = offset_by(table, places.source)
             self._kernel.launch(api, work, at=at, src=source, row=row, n_rows=places.n_rows)
 
-    def close(self) -> None:
-        """Give back the memory that all launches share."""
-        self._memory.free()
-
     def _send(self) -> DeviceMemory:
         nbytes = self._kernel.nbytes
         slot = self._lane.tables.lend(nbytes)
-        memory = self._lane.api.allocate(nbytes, self._lane.work)
+        memory = self._lane.allocate(nbytes, self._lane.work)
         self._kernel.pack(slot.array[:nbytes], memory.address)
         self._lane.api.upload(memory.address, slot.array[:nbytes], self._lane.work)
         slot.give_back(self._lane.work)

@@ -105,7 +105,7 @@ class Read:
             self._submit_or_halve(batch)
         while self._submitted:
             self._retire()
-        self._placing.close()
+        self._lane.free(self._placing.memory)
         return self.out
 
     def _submit_or_halve(self, batch: Batch) -> None:
@@ -117,8 +117,8 @@ class Read:
                 raise
             while self._submitted:
                 self._retire()
-            self._api.synchronize(self._lane.copy)
-            self._api.synchronize(self._lane.work)
+            self._lane.settle()
+            self._lane.free_all(but=[self._placing.memory])
             for half in batch.halves():
                 self._submit(half)
 
@@ -158,7 +158,7 @@ class Read:
         self._api.synchronize_event(oldest.done)
         for staged in oldest.staged:
             for memory in staged.memories:
-                memory.free()
+                self._lane.free(memory)
         if oldest.receipt is None:
             return
         actual, statuses = oldest.receipt.columns()

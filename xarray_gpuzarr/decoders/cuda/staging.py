@@ -24,7 +24,7 @@ from xarray_gpuzarr.decoders.cuda.batches import Piece
 from xarray_gpuzarr.decoders.cuda.image import Image
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec, strip_crc32c
-from xarray_gpuzarr.fetch import ByteSource, Pending
+from xarray_gpuzarr.fetch import ByteSource, MemoryStream, Pending
 from xarray_gpuzarr.frame_columns import device_ready
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec
@@ -147,16 +147,20 @@ class Stager:
             plain: npt.NDArray[np.bool_] = ready & (nbytes == self._chunk_nbytes)
             return plain
         ready &= nbytes <= self._max_nbytes
+        trusted = np.zeros(len(start), bool)
         for data, first in image.arrays():
             rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
-            ready[rows] = device_ready(self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes)
-        return ready
+            trusted[rows] = device_ready(self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes)
+        return trusted
 
     def _decode_on_host(self, pieces: Sequence[Piece], row: int, encoded: memoryview) -> memoryview:
         """Decode a chunk that is unusual or damaged; the codec's word is final."""
         decoded = memoryview(bytearray(self._chunk_nbytes))
         try:
-            self._codec.into(encoded, decoded)
+            if self._codec.streams:  # the way that also sees whatever follows the frame
+                self._codec.from_stream(MemoryStream(encoded), decoded)
+            else:
+                self._codec.into(encoded, decoded)
         except FrameError as err:
             for piece in pieces:
                 if row < piece.hi - piece.lo:

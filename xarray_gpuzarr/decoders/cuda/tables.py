@@ -31,7 +31,7 @@ class Tables:
         for column in self._columns:
             slot.array[at : at + column.nbytes].view(column.dtype).reshape(column.shape)[...] = column
             at += column.nbytes
-        memory = lane.api.allocate(max(1, self._nbytes), lane.work)
+        memory = lane.allocate(self._nbytes, lane.work)
         lane.api.upload(memory.address, slot.array[: self._nbytes], lane.work)
         slot.give_back(lane.work)
         return memory

@@ -1,0 +1,71 @@
+"""The whole matrix under every decoder: tests written for the host decoder run unchanged over the CUDA decoder.
+
+A module that sets ``pytestmark = pytest.mark.every_decoder`` runs once on the host, once on the simulator and, where
+there is a GPU, once there (marked ``gpu``). Results come down before a test looks at them.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.simulator import SimulatedDevice
+from xarray_gpuzarr import lazy_array, read
+from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.metadata import NUMERIC_KINDS
+
+SMALL = ResourceOptions(slot_nbytes=64 * 1024, n_slots=2, batch_nbytes=96 * 1024, scratch_nbytes=1 << 28)
+"""So small that ordinary tests need several segments and several batches."""
+
+_seeds = itertools.count()
+
+
+class Downloaded:
+    """The CUDA decoder, posing as the host's: its results come down, in the byte order that was asked for."""
+
+    device = "host"
+
+    def __init__(self, current_device: Callable[[], Any]) -> None:
+        self._current_device = current_device
+        self._cuda = CudaDecoder(current_device)
+
+    def route(self, spec: Any, cast: Any) -> Any:
+        return HostDecoder().route(spec, cast)
+
+    def result_dtype(self, dtype: np.dtype) -> np.dtype:
+        return dtype
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> np.ndarray:
+        return self._down(self._cuda.decode(plans, source, **keywords), keywords["cast"])
+
+    def upload(self, block: np.ndarray, cast: Any) -> np.ndarray:
+        return self._down(self._cuda.upload(block, cast), cast)
+
+    def _down(self, array: Any, cast: Any) -> np.ndarray:
+        if isinstance(array, np.ndarray):
+            assert array.dtype.kind not in NUMERIC_KINDS
+            return array
+        assert array.dtype == np.dtype(cast.dtype).newbyteorder("=")
+        assert array.dtype.isnative
+        with self._current_device().activate():
+            return array.get().astype(cast.dtype)
+
+
+def use(decoder: str, patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let reads that ask for the host be decoded as `decoder` says; return a check of what is left behind."""
+    if decoder == "host":
+        return lambda: None
+    device = SimulatedDevice(seed=next(_seeds), memory_nbytes=1 << 30) if decoder == "simulated" else None
+    patch.setattr(resources, "_options", SMALL)
+    downloaded = Downloaded(native_device if device is None else lambda: device)
+    for module in (read, lazy_array):
+        patch.setattr(module, "decoder_for", lambda _: downloaded)
+    return lambda: None if device is None else device.check()

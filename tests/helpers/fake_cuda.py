@@ -1,0 +1,182 @@
+"""`cupy` and `rmm` as far as `cuda.device` calls them, on host memory: what was called is kept, any call can be made to
+fail."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+
+
+class CudaMemoryResource:
+    """RMM's plain resource."""
+
+
+class CudaAsyncMemoryResource:
+    """RMM's resource over ``cudaMallocAsync``. Making one takes long enough for threads to meet."""
+
+    def __init__(self):
+        time.sleep(0.01)
+
+
+class UpstreamResource:
+    """What RMM's pools and adaptors have in common."""
+
+    def __init__(self, upstream_mr, **options):
+        self.upstream_mr = upstream_mr
+        self.options = options
+
+
+class PoolMemoryResource(UpstreamResource):
+    """RMM's pool."""
+
+
+class StatisticsResourceAdaptor(UpstreamResource):
+    """RMM's counter around another resource."""
+
+
+class CUDARuntimeError(RuntimeError):
+    """CuPy's error of a runtime call."""
+
+
+class CompileException(Exception):  # noqa: N818  # CuPy's name
+    """CuPy's error of NVRTC, which is no RuntimeError."""
+
+
+class DeviceBuffer:
+    """RMM's buffer."""
+
+    def __init__(self, *, size, stream, mr):
+        self.size, self.stream, self.mr = size, stream, mr
+        self.ptr = 4096 if size else 0
+
+
+class RmmStream:
+    """RMM's view of a stream."""
+
+    def __init__(self, obj):
+        self.obj = obj
+
+
+class FakeCuda:
+    """The two modules and their state.
+
+    Attributes
+    ----------
+    calls : list of tuple
+        Name and arguments of every call, in order.
+    failures : dict of str to Exception
+        What a call of that name raises.
+    """
+
+    def __init__(self):
+        self.calls = []
+        self.failures = {}
+        self.current_resource = CudaMemoryResource()
+        self.current_device = 0
+        self.has_async = True
+        self._buffers = []
+
+    def live_buffers(self):
+        """Return the RMM buffers that something still holds."""
+        gc.collect()
+        return [b for b in (ref() for ref in self._buffers) if b is not None]
+
+    def called(self, name):
+        """Return the arguments of the calls of that name."""
+        return [args for called, *args in self.calls if called == name]
+
+    def call(self, name, returns=None):
+        """Return a function of that name: it is kept, fails if it should, and returns `returns(...)`."""
+
+        def function(*args, **kwargs):
+            self.calls.append((name, *args, *kwargs.values()))
+            if name in self.failures:
+                raise self.failures[name]
+            return returns(*args, **kwargs) if returns else None
+
+        return function
+
+    def modules(self):
+        """Return what to put into `sys.modules`."""
+        cupy, rmm = self._cupy(), self._rmm()
+        return {
+            "cupy": cupy,
+            "cupy.cuda": cupy.cuda,
+            "cupy.cuda.compiler": cupy.cuda.compiler,
+            "rmm": rmm,
+            "rmm.pylibrmm": rmm.pylibrmm,
+            "rmm.pylibrmm.stream": rmm.pylibrmm.stream,
+        }
+
+    def _cupy(self):
+        runtime = SimpleNamespace(
+            memcpyHostToDevice=1,
+            memcpyDeviceToHost=2,
+            cudaDevAttrMemoryPoolsSupported=115,
+            memcpyAsync=self.call("memcpyAsync"),
+            getDevice=self.call("getDevice", lambda: self.current_device),
+            memGetInfo=self.call("memGetInfo", lambda: (300, 1000)),
+            deviceGetAttribute=self.call("deviceGetAttribute", lambda *_: int(self.has_async)),
+        )
+        cuda = module(
+            "cupy.cuda",
+            runtime=runtime,
+            compiler=module("cupy.cuda.compiler", CompileException=CompileException),
+            Device=self.call("Device", nullcontext),
+            Stream=self.call("Stream", lambda **_: self._stream(7)),
+            Event=self.call("Event", lambda **_: SimpleNamespace(record=self.call("record"))),
+            get_current_stream=self.call("get_current_stream", lambda: self._stream(0)),
+            PinnedMemory=self.call("PinnedMemory", bytearray),
+            PinnedMemoryPointer=lambda memory, _offset: memory,
+            UnownedMemory=lambda ptr, nbytes, owner, index: SimpleNamespace(
+                ptr=ptr, nbytes=nbytes, owner=owner, index=index
+            ),
+            MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
+            set_allocator=self.call("set_allocator"),
+            set_pinned_memory_allocator=self.call("set_pinned_memory_allocator"),
+        )
+        ndarray = lambda shape, dtype, data: SimpleNamespace(shape=shape, dtype=dtype, data=data)  # noqa: E731
+        return module("cupy", cuda=cuda, ndarray=ndarray, RawModule=self.call("RawModule", self._raw_module))
+
+    def _rmm(self):
+        mr = SimpleNamespace(
+            CudaMemoryResource=CudaMemoryResource,
+            CudaAsyncMemoryResource=CudaAsyncMemoryResource,
+            PoolMemoryResource=PoolMemoryResource,
+            get_per_device_resource=lambda _index: self.current_resource,
+            set_per_device_resource=self.call("set_per_device_resource"),
+            set_current_device_resource=self.call("set_current_device_resource"),
+        )
+        stream = module("rmm.pylibrmm.stream", Stream=RmmStream)
+        buffer = self.call("DeviceBuffer", self._buffer)
+        return module(
+            "rmm",
+            mr=mr,
+            DeviceBuffer=buffer,
+            pylibrmm=module("rmm.pylibrmm", stream=stream),
+            reinitialize=self.call("reinitialize"),
+        )
+
+    def _stream(self, handle):
+        return SimpleNamespace(
+            ptr=handle, synchronize=self.call("synchronize"), wait_event=self.call("wait_event", lambda _event: None)
+        )
+
+    def _buffer(self, **options):
+        buffer = DeviceBuffer(**options)
+        self._buffers.append(weakref.ref(buffer))
+        return buffer
+
+    def _raw_module(self, **_options):
+        time.sleep(0.01)  # long enough for threads to meet
+        return SimpleNamespace(get_function=lambda name: SimpleNamespace(kernel=self.call(f"launch {name}")))
+
+
+def module(name, **members):
+    """Return a module with these members."""
+    made = ModuleType(name)
+    vars(made).update(members)
+    return made
