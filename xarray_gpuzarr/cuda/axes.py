@@ -61,8 +61,6 @@ class Walk:
     """Per axis, the column of piece numbers that belongs to it."""
     in_first: int = 0
     """Elements before the box that no axis counts."""
-    out_first: int = 0
-    """Elements of the output before the box that no axis counts."""
     factor: int = 1
     """Stored elements that are handled as one."""
 
@@ -134,12 +132,11 @@ def _tiling(log_lanes: int, log_steps: int, length: int, rest: int) -> Tiling:
 
 def _drop(axes: Sequence[AxisColumns]) -> Walk:
     """Turn axes of a single element into constants."""
-    kept, columns, in_first, out_first = [], [], 0, 0
+    kept, columns, in_first = [], [], 0
     for column, axis in enumerate(axes):
-        if len(axis.count) == 1 and axis.count[0] == 1:
+        if len(axis.count) == 1 and axis.count[0] == 1 and axis.out_start[0] == 0:
             at = axis.in_start if axis.index is None else axis.index
             in_first += int(at[0]) * axis.in_stride
-            out_first += int(axis.out_start[0]) * axis.out_stride
         else:
             kept.append(axis)
             columns.append(column)
@@ -147,14 +144,14 @@ def _drop(axes: Sequence[AxisColumns]) -> Walk:
         zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
         kept = [AxisColumns(in_start=zero, count=one, out_start=zero, index=None, step=1, in_stride=1, out_stride=1)]
         columns = [0]
-    return Walk(axes=tuple(kept), columns=tuple(columns), in_first=in_first, out_first=out_first)
+    return Walk(axes=tuple(kept), columns=tuple(columns), in_first=in_first)
 
 
 def _merge(walk: Walk) -> Walk:
     """Join axes that are one run of memory on both sides."""
     axes, columns = [walk.axes[0]], [walk.columns[0]]
-    in_first, out_first = walk.in_first, walk.out_first
     for inner, column in zip(walk.axes[1:], walk.columns[1:], strict=True):
+        # Where a stride of the outer axis spans just the wanted elements of the inner one, these are all there are.
         outer, n = axes[-1], inner.max_count
         if (
             len(inner.count) == 1
@@ -163,14 +160,12 @@ def _merge(walk: Walk) -> Walk:
             and outer.in_stride == n * inner.in_stride
             and outer.out_stride == n * inner.out_stride
         ):
-            in_first += int(inner.in_start[0]) * inner.in_stride
-            out_first += int(inner.out_start[0]) * inner.out_stride
             scaled = (outer.in_start * n, outer.count * n, outer.out_start * n)
             axes[-1] = replace(inner, in_start=scaled[0], count=scaled[1], out_start=scaled[2])
         else:
             axes.append(inner)
             columns.append(column)
-    return Walk(axes=tuple(axes), columns=tuple(columns), in_first=in_first, out_first=out_first)
+    return replace(walk, axes=tuple(axes), columns=tuple(columns))
 
 
 def _widen(walk: Walk, itemsize: int, out: int) -> Walk:
@@ -178,7 +173,7 @@ def _widen(walk: Walk, itemsize: int, out: int) -> Walk:
     last, others = walk.axes[-1], walk.axes[:-1]
     if not last.is_run or last.in_stride != 1 or last.out_stride != 1:
         return walk
-    bits = walk.in_first | (out // itemsize + walk.out_first) | (16 // itemsize)
+    bits = walk.in_first | (out // itemsize) | (16 // itemsize)
     for column in (last.in_start, last.count, last.out_start):
         bits |= int(np.bitwise_or.reduce(column, initial=0))
     for axis in others:
@@ -186,7 +181,7 @@ def _widen(walk: Walk, itemsize: int, out: int) -> Walk:
     k = bits & -bits
     narrow = [replace(a, in_stride=a.in_stride // k, out_stride=a.out_stride // k) for a in others]
     narrow.append(replace(last, in_start=last.in_start // k, count=last.count // k, out_start=last.out_start // k))
-    return replace(walk, axes=tuple(narrow), in_first=walk.in_first // k, out_first=walk.out_first // k, factor=k)
+    return replace(walk, axes=tuple(narrow), in_first=walk.in_first // k, factor=k)
 
 
 def _order(walk: Walk) -> Walk:

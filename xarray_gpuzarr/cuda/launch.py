@@ -14,10 +14,11 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, plan_tiles, plan_walk
-from xarray_gpuzarr.cuda.elements import ElementCast, can_cast, cast_kernels, pad_words
+from xarray_gpuzarr.cuda.elements import ElementCast, Words, can_cast, cast_kernels, pad_words
 
 __all__ = [
     "COMPILE_OPTIONS",
@@ -39,6 +40,7 @@ MOVE_TILE_NBYTES = 1 << 16
 
 _CAST_WORDS, _AXIS_WORDS = 8, 8
 _NO_COLUMN = -1
+_WORD = 2**64 - 1
 _MAX_BLOCKS = 2**31 - 1
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
@@ -74,34 +76,31 @@ def all_kernels() -> list[Kernel]:
 
 
 class _Table:
-    """64-bit words, some of which point to others of them."""
+    """Fields, then columns: 64-bit words, some of which point to others of them."""
 
-    def __init__(self, n_words: int) -> None:
-        self._parts = [np.zeros(n_words, np.uint64)]
-        self._n_words = n_words
+    def __init__(self, n_fields: int) -> None:
+        self._fields = [0] * n_fields
+        self._columns: list[Words] = []
         self._pointers: list[int] = []
+        self.nbytes = n_fields * 8
 
-    @property
-    def nbytes(self) -> int:
-        return self._n_words * 8
-
-    def append(self, values: np.ndarray[Any, np.dtype[Any]]) -> int:
-        """Add an array of words at the end, 16-aligned; return where, in bytes from the start of the table."""
+    def append(self, values: npt.NDArray[Any]) -> int:
+        """Add a column of words at the end; return where it begins, in bytes from the start of the table."""
         at = self.nbytes
-        self._parts += [values.view(np.uint64), np.zeros(len(values) % 2, np.uint64)]
-        self._n_words += len(values) + len(values) % 2
+        self._columns.append(values.view(np.uint64))
+        self.nbytes += values.nbytes
         return at
 
-    def write(self, word: int, values: Sequence[int], pointers: Sequence[int] = ()) -> None:
-        """Set words of the first part; `pointers` tells which of `values` count from the start of the table."""
-        self._parts[0][word : word + len(values)] = np.array([int(v) & (2**64 - 1) for v in values], np.uint64)
-        self._pointers += [word + i for i in pointers]
+    def write(self, first: int, fields: Sequence[int], pointers: Sequence[int] = ()) -> None:
+        """Set fields; `pointers` tells which of them count from the start of the table."""
+        self._fields[first : first + len(fields)] = fields
+        self._pointers += [first + i for i in pointers]
 
     def pack(self, into: Bytes, at: Address) -> None:
         """Write the table as it must stand at `at`."""
-        words = np.concatenate(self._parts)
-        words[self._pointers] += np.uint64(at)
-        into[: self.nbytes] = words.view(np.uint8)
+        fields = np.array([int(f) & _WORD for f in self._fields], np.uint64)
+        fields[self._pointers] += np.uint64(at)
+        into[: self.nbytes] = np.concatenate([fields, *self._columns]).view(np.uint8)
 
 
 class _Placer:
@@ -110,9 +109,10 @@ class _Placer:
     The table starts with the parameters for decoded chunks, followed by those for missing ones.
     """
 
-    def __init__(self, cast: ElementCast, n_words: int, *, fill: Any, factor: int) -> None:
+    def __init__(self, cast: ElementCast, name: str, n_words: int, *, fill: Any, factor: int) -> None:
         self.unit_nbytes = cast.stored.itemsize * factor
         """Alignment that the addresses of decoded chunks need, in bytes."""
+        self._kernel = Kernel(file=f"{name}.cu", name=name, defines=cast.defines(self.unit_nbytes))
         self._n_words = n_words
         self._table = _Table(2 * n_words)
         fill_at = self._table.append(pad_words(np.full(factor, fill, cast.stored)))
@@ -137,11 +137,40 @@ class _Placer:
         """
         self._table.pack(into, at)
 
-    def _launch(self, api: DeviceApi, stream: Stream, kernel: Kernel, n_blocks: int, args: Sequence[int]) -> None:
+    def launch(self, api: DeviceApi, stream: Stream, *, at: Address, src: Address, row: Address, n_rows: int) -> None:
+        """Place what is wanted of decoded chunks.
+
+        Parameters
+        ----------
+        api : DeviceApi
+        stream : Stream
+        at : Address
+            The table, as packed for this place.
+        src : Address of uint64, shape (n_rows,)
+            First element of each decoded chunk, aligned to `unit_nbytes`.
+        row : Address of int64, shape (n_rows, ndim) for boxes, (n_rows, 1) for points
+            Piece numbers, or group numbers, of the chunks.
+        n_rows : int
+
+        Raises
+        ------
+        ValueError
+            So many chunks do not fit one launch.
+        """
+        n_blocks, counts = self._grid(n_rows)
         if n_blocks > _MAX_BLOCKS:
             raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer chunks at a time are needed")
         if n_blocks:
-            api.launch(kernel, n_blocks, N_THREADS, args, stream)
+            api.launch(self._kernel, n_blocks, N_THREADS, (at, src, row, *counts), stream)
+
+    def fill(self, api: DeviceApi, stream: Stream, *, at: Address, row: Address, n_rows: int) -> None:
+        """Write the fill value where missing chunks would go; parameters as for `launch`."""
+        fill_at = Address(at + self._n_words * 8)
+        self.launch(api, stream, at=fill_at, src=Address(0), row=row, n_rows=n_rows)
+
+    def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
+        """Return the number of blocks and the last arguments of the kernel."""
+        raise NotImplementedError
 
 
 class Scatter(_Placer):
@@ -169,13 +198,11 @@ class Scatter(_Placer):
         itemsize = cast.stored.itemsize
         walk = plan_walk(axes, itemsize=itemsize, out=out, widen=cast.is_copy)
         n_words = _CAST_WORDS + 8 + _AXIS_WORDS * MAX_AXES
-        super().__init__(cast, n_words, fill=fill, factor=walk.factor)
+        super().__init__(cast, "scatter", n_words, fill=fill, factor=walk.factor)
         self._tiling = plan_tiles(walk)
-        self._kernel = Kernel(file="scatter.cu", name="scatter", defines=cast.defines(self.unit_nbytes))
-        first = out + walk.out_first * walk.factor * cast.result.itemsize
         tiling = (self._tiling.log_lanes, self._tiling.log_steps, self._tiling.tiles_across)
-        for word, in_first in ((0, walk.in_first), (n_words, 0)):
-            self._table.write(word + _CAST_WORDS, [first, in_first, len(walk.axes), len(axes), *tiling])
+        for word in (0, n_words):
+            self._table.write(word + _CAST_WORDS, [out, walk.in_first, len(walk.axes), len(axes), *tiling])
         for i, (axis, column) in enumerate(zip(walk.axes, walk.columns, strict=True)):
             self._write_axis(_CAST_WORDS + 8 + i * _AXIS_WORDS, axis, column)
 
@@ -188,28 +215,9 @@ class Scatter(_Placer):
         missing = [*columns, 0, 0, 0, axis.out_stride, number]
         table.write(word + self._n_words, missing, (0, 1, 2))
 
-    def launch(self, api: DeviceApi, stream: Stream, *, at: Address, src: Address, row: Address, n_rows: int) -> None:
-        """Place decoded chunks.
-
-        Parameters
-        ----------
-        api : DeviceApi
-        stream : Stream
-        at : Address
-            The table, as packed for this place.
-        src : Address of uint64, shape (n_rows,)
-            First element of each decoded chunk, aligned to `unit_nbytes`.
-        row : Address of int64, shape (n_rows, ndim)
-            Piece numbers of the chunks.
-        n_rows : int
-        """
+    def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
         n_tiles = self._tiling.n_tiles
-        self._launch(api, stream, self._kernel, n_rows * n_tiles, (at, src, row, n_tiles))
-
-    def fill(self, api: DeviceApi, stream: Stream, *, at: Address, row: Address, n_rows: int) -> None:
-        """Write the fill value where missing chunks would go; parameters as for `launch`."""
-        n_tiles = self._tiling.n_tiles
-        self._launch(api, stream, self._kernel, n_rows * n_tiles, (at + self._n_words * 8, 0, row, n_tiles))
+        return n_rows * n_tiles, (n_tiles,)
 
 
 class Points(_Placer):
@@ -234,41 +242,19 @@ class Points(_Placer):
         self, bounds: Column, within: Column, position: Column, cast: ElementCast, *, out: Address, fill: Any
     ) -> None:
         n_words = _CAST_WORDS + 8
-        super().__init__(cast, n_words, fill=fill, factor=1)
+        super().__init__(cast, "points", n_words, fill=fill, factor=1)
         longest = int(np.diff(bounds).max(initial=0))
         self._log_lanes = min(8, max(0, longest - 1).bit_length())
         self._n_tiles = -(-longest // (16 << self._log_lanes))
-        self._kernel = Kernel(file="points.cu", name="points", defines=cast.defines(self.unit_nbytes))
         columns = [self._table.append(_as_column(c)) for c in (bounds, within, position)]
         for word, offsets in ((0, columns[1]), (n_words, 0)):
             pointers = (1, 2, 3) if offsets else (1, 3)
             fields = [out, columns[0], offsets, columns[2], self._log_lanes]
             self._table.write(word + _CAST_WORDS, fields, pointers)
 
-    def launch(self, api: DeviceApi, stream: Stream, *, at: Address, src: Address, row: Address, n_rows: int) -> None:
-        """Pick points from decoded chunks.
-
-        Parameters
-        ----------
-        api : DeviceApi
-        stream : Stream
-        at : Address
-            The table, as packed for this place.
-        src : Address of uint64, shape (n_rows,)
-            First element of each decoded chunk, aligned to `unit_nbytes`.
-        row : Address of int64, shape (n_rows, 1)
-            Group numbers of the chunks.
-        n_rows : int
-        """
-        self._launch(api, stream, self._kernel, self._n_blocks(n_rows), (at, src, row, n_rows, self._n_tiles))
-
-    def fill(self, api: DeviceApi, stream: Stream, *, at: Address, row: Address, n_rows: int) -> None:
-        """Write the fill value at the points of missing chunks; parameters as for `launch`."""
-        args = (at + self._n_words * 8, 0, row, n_rows, self._n_tiles)
-        self._launch(api, stream, self._kernel, self._n_blocks(n_rows), args)
-
-    def _n_blocks(self, n_rows: int) -> int:
-        return -(-n_rows // (N_THREADS >> self._log_lanes)) * self._n_tiles
+    def _grid(self, n_rows: int) -> tuple[int, tuple[int, ...]]:
+        n_groups = N_THREADS >> self._log_lanes
+        return -(-n_rows // n_groups) * self._n_tiles, (n_rows, self._n_tiles)
 
 
 _MOVE = Kernel(file="move.cu", name="move")

@@ -36,7 +36,7 @@ class ResourceOptions:
     """
 
     slot_nbytes: int = 64 * _MIB
-    """Length of a pinned staging slot in bytes, at least 64 KiB. A chunk that is longer gets a longer slot."""
+    """Length of a pinned staging slot in bytes, at least 64 KiB. A chunk that is longer crosses in pieces."""
     n_slots: int = 3
     """Pinned staging slots of each thread, at least 2: one is filled while the device reads another."""
     batch_nbytes: int = 512 * _MIB

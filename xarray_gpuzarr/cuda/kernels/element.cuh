@@ -1,13 +1,14 @@
 // One element on its way from a decoded chunk to the result: swap bytes, convert, mask, scale, add.
 //
-// Included by the kernels that place elements, compiled for one pair of STORED and RESULT each. Types are named as NumPy
-// names them: kind, then width in BYTES, so u8 has 64 bits. With COPY, STORED and RESULT are the same unsigned type and
-// may cover several elements; only bytes are swapped then.
+// Included by the kernels that place elements, compiled for one pair of STORED and RESULT each. Types are named as in
+// NumPy: kind, then width in BYTES, so u8 has 64 bits. With COPY, STORED and RESULT are the same unsigned type and may
+// cover several elements; only bytes are swapped then.
 //
-// Values equal NumPy's on x86-64 bit for bit, NaN payloads included. Every step is rounded on its own, and denormals are
-// kept although the compiler may have been told to flush those of 32 bits: hence assembly and integer arithmetic.
+// Values equal NumPy's on x86-64 bit for bit, NaN payloads included. Every step is rounded on its own, and denormals
+// are kept although the compiler may have been told to flush those of 32 bits: hence assembly and integer arithmetic.
 // NumPy: values = stored.astype(result); hit = values == mask; values *= scale; values += offset; values[hit] = nan
-// A floating value that an integer result cannot hold has no defined result, as in NumPy and C.
+// A floating value that an integer result cannot hold has no defined result, as in NumPy and C. Where an element and a
+// constant are both NaN, NumPy keeps the payload of either; here it is that of the element.
 
 typedef signed char i1;
 typedef short i2;
@@ -90,7 +91,10 @@ template <class Bits> struct Float {
     static constexpr Bits nan = infinity | quiet;
 };
 
-template <class Bits> __device__ inline bool is_nan(Bits x) { return (x & (Float<Bits>::sign - 1)) > Float<Bits>::infinity; }
+template <class Bits> __device__ inline bool is_nan(Bits x)
+{
+    return (x & (Float<Bits>::sign - 1)) > Float<Bits>::infinity;
+}
 
 template <class Bits> __device__ inline bool is_equal(Bits a, Bits b)
 {
@@ -107,12 +111,42 @@ __device__ inline f8 rounded_sum(f8 a, f8 b) { return a + b; }
 __device__ inline f4 narrowed(f8 a) { return (f4)a; }
 __device__ inline f8 widened(f4 a) { return (f8)a; }
 #else
-__device__ inline f4 rounded_product(f4 a, f4 b) { f4 r; asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
-__device__ inline f8 rounded_product(f8 a, f8 b) { f8 r; asm("mul.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b)); return r; }
-__device__ inline f4 rounded_sum(f4 a, f4 b) { f4 r; asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
-__device__ inline f8 rounded_sum(f8 a, f8 b) { f8 r; asm("add.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b)); return r; }
-__device__ inline f4 narrowed(f8 a) { f4 r; asm("cvt.rn.f32.f64 %0, %1;" : "=f"(r) : "d"(a)); return r; }
-__device__ inline f8 widened(f4 a) { f8 r; asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a)); return r; }
+__device__ inline f4 rounded_product(f4 a, f4 b)
+{
+    f4 r;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+__device__ inline f8 rounded_product(f8 a, f8 b)
+{
+    f8 r;
+    asm("mul.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
+    return r;
+}
+__device__ inline f4 rounded_sum(f4 a, f4 b)
+{
+    f4 r;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+    return r;
+}
+__device__ inline f8 rounded_sum(f8 a, f8 b)
+{
+    f8 r;
+    asm("add.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
+    return r;
+}
+__device__ inline f4 narrowed(f8 a)
+{
+    f4 r;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(r) : "d"(a));
+    return r;
+}
+__device__ inline f8 widened(f4 a)
+{
+    f8 r;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a));
+    return r;
+}
 #endif
 
 // GPUs forget the payload of a NaN; x86 keeps that of the first operand, and makes new NaNs negative.
@@ -154,6 +188,12 @@ __device__ inline f4 as_f4(f2 x)
     return bits<f4>(sign | (bits<u4>((f4)rest) - (24u << 23)));  // a multiple of 2^-24
 }
 
+__device__ inline f8 as_f8(f2 x)
+{
+    const u8 sign = (u8)(x.bits & 0x8000u) << 48, rest = x.bits & 0x7fffu;
+    return rest > 0x7c00u ? bits<f8>(sign | Float<u8>::infinity | (rest & 0x03ffu) << 42) : as_f8(as_f4(x));
+}
+
 // Round to nearest, ties to even, straight from 32 or 64 bits. A NaN keeps the top of its payload.
 template <class Bits> __device__ inline f2 rounded_to_half(Bits x)
 {
@@ -187,7 +227,7 @@ template <> struct Kind<f8> { static constexpr bool is_float = true; };
 template <class R> struct As {  // integers; floating values go through f8, which holds all of f2 and f4
     template <class S> static __device__ R from(S x) { return (R)x; }
     static __device__ R from(b1 x) { return (R)(x.byte != 0); }
-    static __device__ R from(f2 x) { return (R)as_f8(as_f4(x)); }
+    static __device__ R from(f2 x) { return (R)as_f8(x); }
     static __device__ R from(f4 x) { return (R)as_f8(x); }
 };
 template <> struct As<b1> {
@@ -205,7 +245,7 @@ template <> struct As<f4> {
 template <> struct As<f8> {
     template <class S> static __device__ f8 from(S x) { return (f8)x; }
     static __device__ f8 from(b1 x) { return (f8)(x.byte != 0); }
-    static __device__ f8 from(f2 x) { return as_f8(as_f4(x)); }
+    static __device__ f8 from(f2 x) { return as_f8(x); }
     static __device__ f8 from(f4 x) { return as_f8(x); }
     static __device__ f8 from(f8 x) { return x; }
 };

@@ -83,13 +83,12 @@ class Read:
         self._submitted: deque[Submitted] = deque()
 
     def _needed_nbytes(self) -> int:
-        """Return the device memory that one chunk takes: encoded, decoded, and scratch."""
+        """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
         nbytes = aligned(self._chunk_nbytes)
-        if self._inflate is None:
-            return 2 * nbytes
-        temp = nvcomp.zstd_temp_nbytes(1, nbytes) if self._inflate.format == "zstd" else 0
-        moved = nbytes if self._inflate.format == "deflate" else 0
-        return 2 * nbytes + temp + moved
+        needed = (_IN_FLIGHT + 1) * nbytes + nbytes
+        if self._inflate is not None and self._inflate.format == "zstd":
+            needed += nvcomp.zstd_temp_nbytes(1, nbytes)
+        return needed
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return memory for the result; it belongs to the caller's stream, so freeing it there is safe."""
@@ -101,12 +100,21 @@ class Read:
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
-        for batch in cut_batches(plans, self._most):
+        for batch in cut_batches(self._drawn(plans), self._most):
             self._submit_or_halve(batch)
         while self._submitted:
             self._retire()
         self._lane.free(self._placing.memory)
         return self.out
+
+    def _drawn(self, plans: Iterator[ReadPlan]) -> Iterator[ReadPlan]:
+        """Draw plans, which reads shard indexes."""
+        while True:
+            with self._api.range("read::index"):
+                plan = next(plans, None)
+            if plan is None:
+                return
+            yield plan
 
     def _submit_or_halve(self, batch: Batch) -> None:
         """Submit a batch; if memory runs out, wait for the device, then try once more in halves."""
