@@ -2,10 +2,11 @@
 VENV := .venv
 BIN := $(VENV)/bin
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
+CUDA ?= 13
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
-.PHONY: demo test lint types layers check bench bench-smoke docs clean help
+.PHONY: demo test test-gpu lint types layers check bench bench-smoke docs clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -15,6 +16,9 @@ demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and 
 
 test: $(VENV)/.installed ## Run the whole test suite
 	$(BIN)/python -m pytest -n auto -q
+
+test-gpu: $(VENV)/.gpu ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
+	XARRAY_GPUZARR_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -q
 
 lint: $(VENV)/.installed ## Check style and format
 	$(BIN)/ruff check
@@ -48,6 +52,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,cuda$(CUDA)]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.installed

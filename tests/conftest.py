@@ -11,6 +11,7 @@ from zarr.storage import LocalStore, MemoryStore
 pytest.register_assert_rewrite("helpers")
 
 from helpers import every_decoder  # noqa: E402
+from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
 settings.register_profile(
     "ci",
@@ -35,6 +36,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marked("every_decoder") and not marked("host_decoder"):
         on_gpu = pytest.param("cuda", marks=pytest.mark.gpu)
         metafunc.parametrize("decoder", ["host", "simulated", on_gpu], indirect=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        skip_or_fail_without_gpu()
 
 
 @pytest.fixture(scope="module", autouse=True)

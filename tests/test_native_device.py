@@ -59,6 +59,15 @@ def make(native, memory="auto"):
     return device, device.stream()
 
 
+def test_sharing_is_asked_for_by_configure_alone(fake, native):
+    resources.configure(memory="pool")
+    assert not fake.called("set_per_device_resource")
+    resources.configure(memory="pool", share=True)
+    ((index, resource),) = fake.called("set_per_device_resource")
+    assert (index, type(resource).__name__) == (0, "PoolMemoryResource")
+    assert fake.called("set_allocator") == [["RMM's for CuPy"]]
+
+
 # --- where memory comes from -----------------------------------------------------------------------------------------
 
 

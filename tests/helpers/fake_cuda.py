@@ -107,6 +107,8 @@ class FakeCuda:
             "cupy.cuda": cupy.cuda,
             "cupy.cuda.compiler": cupy.cuda.compiler,
             "rmm": rmm,
+            "rmm.allocators": rmm.allocators,
+            "rmm.allocators.cupy": rmm.allocators.cupy,
             "rmm.pylibrmm": rmm.pylibrmm,
             "rmm.pylibrmm.stream": rmm.pylibrmm.stream,
         }
@@ -156,6 +158,9 @@ class FakeCuda:
             "rmm",
             mr=mr,
             DeviceBuffer=buffer,
+            allocators=module(
+                "rmm.allocators", cupy=module("rmm.allocators.cupy", rmm_cupy_allocator="RMM's for CuPy")
+            ),
             pylibrmm=module("rmm.pylibrmm", stream=stream),
             reinitialize=self.call("reinitialize"),
         )

@@ -1,7 +1,7 @@
 """`DeviceApi` with CuPy, RMM and nvCOMP: what the CUDA decoder runs on where there is a GPU.
 
-It decides nothing about reads: streams, events and sizes are the caller's. No process-wide state is touched: neither
-CuPy's allocator nor RMM's current resource. Importing it needs CuPy and RMM but no GPU.
+It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator and
+RMM's current resource, is touched by `NativeDevice.share` alone. Importing it needs CuPy and RMM but no GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import cupy
 import numpy as np
+import rmm
+from rmm.allocators.cupy import rmm_cupy_allocator
 from rmm.pylibrmm.stream import Stream as RmmStream
 
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Kernel, PinnedMemory, Stream
@@ -201,6 +203,12 @@ class NativeDevice:
         except FAILURES as error:
             call = f"cuLaunchKernel of {kernel.name}, {n_blocks} blocks of {n_threads} threads"
             raise cuda_error(call, error) from error
+
+    @cuda_call("cupy.cuda.set_allocator")
+    def share(self) -> None:
+        """Make this device's memory resource RMM's current one, and let CuPy allocate through RMM, process-wide."""
+        rmm.mr.set_per_device_resource(self.index, self.memory.resource())
+        cupy.cuda.set_allocator(rmm_cupy_allocator)
 
     @cached_property
     def nvcomp(self) -> Nvcomp:

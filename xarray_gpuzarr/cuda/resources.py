@@ -7,6 +7,7 @@ has written it, to the end.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -155,11 +156,14 @@ def resource_options() -> ResourceOptions:
         return _options
 
 
-def configure(**options: object) -> ResourceOptions:
+def configure(*, share: bool = False, **options: object) -> ResourceOptions:
     """Set how much memory reads on a GPU may use, for this process and from the next read on.
 
     Parameters
     ----------
+    share : bool
+        Also make the memory resource of reads RMM's current one on the current device, and let CuPy allocate through
+        RMM: one pool for reads and for what is computed from them. Needs a GPU.
     **options
         Fields of `ResourceOptions`; those left out go back to the environment's value or the default.
 
@@ -185,4 +189,7 @@ def configure(**options: object) -> ResourceOptions:
     changed = replace(ResourceOptions.from_environment(), **options)  # type: ignore[arg-type]  # checked by the class
     with _lock:
         _options = changed
+    if share:
+        device = importlib.import_module("xarray_gpuzarr.cuda.device")  # imports CuPy and RMM
+        device.native_device().share()
     return changed
