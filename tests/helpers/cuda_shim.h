@@ -1,17 +1,33 @@
 // The words of CUDA that our kernels use, for a C++ compiler: a grid runs as a loop over its blocks and threads.
 //
-// Threads run to their end one after another, in order. A kernel may share memory only if the first thread of a block
-// writes all of it; no barrier is there to wait at. One grid runs at a time in one library.
+// Threads run to their end one after another, in order; no barrier is there to wait at. A kernel may share memory only if
+// the first thread of a block writes all of it, or if any thread adds to it and none but the last one reads. One grid
+// runs at a time in one library.
 #pragma once
 #define GPUZARR_HOST_SHIM 1
 #define __global__
 #define __device__
+#define __constant__
 #define __shared__ static
 
 struct ShimIndex {
     unsigned x;
 };
 static ShimIndex threadIdx, blockIdx, blockDim;
+
+template <class T> T atomicAdd(T* at, T value)
+{
+    const T before = *at;
+    *at += value;
+    return before;
+}
+
+template <class T> T atomicXor(T* at, T value)
+{
+    const T before = *at;
+    *at ^= value;
+    return before;
+}
 
 template <class... Args> struct Shim {
     // Turns an array of arguments into a list of them, one more at each step.

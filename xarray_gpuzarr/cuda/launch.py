@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, plan_tiles, plan_walk
+from xarray_gpuzarr.cuda.checksum import checksum_kernels
 from xarray_gpuzarr.cuda.elements import ElementCast, Words, can_cast, cast_kernels, pad_words
 
 __all__ = [
@@ -66,13 +67,13 @@ def _inlined(file: str) -> str:
 
 
 def all_kernels() -> list[Kernel]:
-    """Return every kernel that this module launches."""
+    """Return every kernel below ``kernels/`` in all its variants."""
     placing = [
         Kernel(file=f"{name}.cu", name=name, defines=defines)
         for name in ("scatter", "points")
         for defines in cast_kernels()
     ]
-    return [_MOVE, *placing]
+    return [_MOVE, *checksum_kernels(), *placing]
 
 
 class _Table:

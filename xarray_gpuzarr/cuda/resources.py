@@ -68,6 +68,10 @@ class PinnedRing:
             slot = self._slots[at] = Slot(self._api, max(nbytes, self._nbytes))
         return slot
 
+    def rewind(self) -> None:
+        """Start again with the first slot; only while none is lent. A short read then needs no slot but those it had."""
+        self._next = 0
+
 
 _TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""
@@ -119,6 +123,8 @@ class Lane:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Clean up if the block raises: what the streams still write to must not be freed before they are idle."""
+        for ring in (self.slots, self.tables, self.receipts):
+            ring.rewind()
         try:
             yield
         except BaseException:

@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import nvcomp
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.resources import Lane, Slot
+from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.batches import aligned
-from xarray_gpuzarr.decoders.cuda.placing import Placing
-from xarray_gpuzarr.decoders.cuda.routes import Inflate
+from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
+from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.streams import FORMATS, Inflate, Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 
 Addresses = npt.NDArray[np.uint64]
@@ -29,62 +31,81 @@ class Chunks:
     """The chunks of a batch, staged on the device. Columns have one row per stored chunk."""
 
     address: Addresses
+    """First byte as staged: encoded, or decoded if no stream belongs to the chunk."""
     nbytes: Rows
-    decoded: npt.NDArray[np.bool_]
-    """Whether the host decoded the chunk before it crossed."""
     rows: Rows
     """shape (n, k), as `ReadPlan.row`."""
     missing: Rows
     """shape (m, k): chunks that take the fill value."""
+    streams: Streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """What nvCOMP says of every chunk that it decoded, on its way to the host."""
+class _Group:
+    """The streams of one format: a run of rows in columns that are sorted by format."""
 
-    slot: Slot
-    chunks: Rows
-    """shape (n,): number of each chunk in its batch."""
+    inflate: Inflate
+    first: int
+    n: int
+    temp_nbytes: int
+    max_nbytes: int
+    """Longest decoded stream."""
 
-    def columns(self) -> tuple[Rows, npt.NDArray[np.int32]]:
-        """Return decoded lengths in bytes and statuses; only after the batch is done."""
-        n = len(self.chunks)
-        array = self.slot.array
-        return array[: 8 * n].view(np.int64), array[8 * n : 12 * n].view(np.int32)
+    @property
+    def rows(self) -> slice:
+        """Its rows, if a checksum is taken of them, else none."""
+        return slice(self.first, self.first + self.n if self.inflate.checksum else self.first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What happens to the chunks of a batch. Numbers count its stored chunks."""
+    """What happens to the chunks and streams of a batch. Stream columns are sorted by format."""
 
-    source: Addresses
-    """shape (n,): where the bytes that are decompressed, or placed, begin."""
-    nbytes: Rows
-    """shape (n,): their number."""
+    streams: Streams
+    groups: list[_Group]
+    begin: Addresses
+    """shape (n_streams,): first byte of each stream."""
     moved: Rows
-    """Numbers of the chunks that are first moved to an aligned place."""
-    inflated: Rows
-    """Numbers of the chunks that are decompressed."""
+    """Numbers of the streams that are first moved to an aligned place."""
+    source: Addresses
+    """shape (n_chunks,): where each chunk is placed from, or decompressed to."""
+    shifted: Rows
+    """Numbers of the chunks that are not decompressed, and are first moved to an aligned place."""
     apart: Rows
-    """Numbers of those that are decompressed into scratch, not into the result."""
+    """Numbers of the chunks that are decompressed into scratch."""
     placed: Rows
     """Numbers of the chunks that a kernel brings to the result."""
-    result: Addresses
-    """shape (n,): address in the result, where a chunk is decompressed straight into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scratch:
-    """One allocation, cut up. All but `memory` are offsets in bytes."""
+    """One allocation, cut up."""
 
     memory: DeviceMemory
-    moved: Rows
-    """shape (len(work.moved),)"""
-    apart: Rows
-    """shape (len(work.apart),)"""
-    temp: int
-    temp_nbytes: int
+    moved: Addresses
+    """For the moved streams."""
+    shifted: Addresses
+    """For the moved chunks."""
+    apart: Addresses
+    """For the chunks that are decompressed into scratch."""
+    temp: Address
+    """For nvCOMP; one format after the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offsets:
+    """Where columns lie in the table, in bytes."""
+
+    moves: int
+    sources: int
+    source_nbytes: int
+    targets: int
+    target_nbytes: int
+    messages: list[int]
+    """Per group, the addresses and then the lengths of what a checksum is taken of."""
     receipt: int
+    places: Places
+    fills: Places
 
 
 class BatchDecoder:
@@ -93,125 +114,154 @@ class BatchDecoder:
     Parameters
     ----------
     lane : Lane
-    inflate : Inflate or None
-        None if chunks are plain bytes.
     placing : Placing
     chunk_nbytes : int
         Bytes of a decoded chunk.
     """
 
-    def __init__(self, lane: Lane, inflate: Inflate | None, placing: Placing, chunk_nbytes: int) -> None:
+    def __init__(self, lane: Lane, placing: Placing, chunk_nbytes: int) -> None:
         self._lane = lane
         self._api = lane.api
-        self._inflate = inflate
         self._placing = placing
         self._chunk_nbytes = chunk_nbytes
 
     def decode(self, chunks: Chunks) -> Receipt | None:
         """Enqueue a batch; return the receipt that will tell how it went, None if nothing is decompressed."""
+        api, work_stream = self._api, self._lane.work
         work = self._arrange(chunks)
-        scratch = self._allocate(work)
+        scratch = self._allocate(work, chunks)
         tables = Tables()
-        moves = self._add_moves(tables, work, scratch)
-        columns = self._add_batch(tables, work, scratch)
-        places = self._placing.add(tables, chunks.rows[work.placed], work.source[work.placed])
-        fills = self._placing.add_missing(tables, chunks.missing)
+        offsets, longest = self._fill_tables(tables, chunks, work, scratch)
         memory = tables.send(self._lane)
-        if len(work.moved):
-            longest = int(work.nbytes[work.moved].max())
-            table = offset_by(memory, moves)
-            move(self._api, self._lane.work, table=table, n=len(work.moved), max_nbytes=longest)
-        receipt = self._decompress(work, scratch, memory, columns) if len(work.inflated) else None
-        with self._api.range("read::place"):
-            self._placing.launch(memory, places)
-            self._placing.launch(memory, fills)
+        n_moves = len(work.moved) + len(work.shifted)
+        move(api, work_stream, table=offset_by(memory, offsets.moves), n=n_moves, max_nbytes=longest)
+        with api.range("read::decode"):
+            for group in work.groups:
+                self._decompress(group, memory, offsets, scratch.temp, len(work.streams))
+            for group, messages in zip(work.groups, offsets.messages, strict=True):
+                self._check(group, offset_by(memory, messages), offset_by(memory, offsets.receipt), len(work.streams))
+        with api.range("read::place"):
+            self._placing.launch(memory, offsets.places)
+            self._placing.launch(memory, offsets.fills)
+        receipt = Receipt.ask(self._lane, work.streams, offset_by(memory, offsets.receipt)) if work.groups else None
         self._lane.free(memory)
         self._lane.free(scratch.memory)
         return receipt
 
     def _arrange(self, chunks: Chunks) -> _Work:
-        """Decide what happens to each chunk."""
-        source, nbytes = chunks.address.copy(), chunks.nbytes.copy()
-        unit = np.full(len(source), self._placing.unit_nbytes, np.uint64)
-        direct, result = self._placing.direct(chunks.rows)
-        inflated = np.zeros(0, np.int64)
-        if self._inflate is not None:
-            inflated = np.flatnonzero(~chunks.decoded)
-            source[inflated] += np.uint64(self._inflate.head_nbytes)
-            nbytes[inflated] -= self._inflate.head_nbytes + self._inflate.tail_nbytes
-            unit[inflated] = self._api.nvcomp.alignment(self._inflate.format).source
-        straight = np.zeros(len(source), bool)
-        straight[inflated] = direct[inflated]
+        """Decide what happens to each chunk and stream."""
+        streams = chunks.streams.by_format()
+        compressed = np.zeros(len(chunks.address), bool)
+        compressed[streams.chunk] = True
+        direct, source = self._placing.direct(chunks.rows)
+        straight, present = direct & compressed, chunks.address != 0
+        source = np.where(compressed, source, chunks.address)
+        begin = chunks.address[streams.chunk] + streams.source.astype(np.uint64)
+        groups = self._groups(streams)
+        align = np.repeat([self._api.nvcomp.alignment(g.inflate.format).source for g in groups], [g.n for g in groups])
         return _Work(
+            streams=streams,
+            groups=groups,
+            begin=begin,
+            moved=np.flatnonzero(begin % align.astype(np.uint64)),
             source=source,
-            nbytes=nbytes,
-            moved=np.flatnonzero(source % unit),
-            inflated=inflated,
-            apart=inflated[~straight[inflated]],
-            placed=np.flatnonzero(~straight),
-            result=result,
+            shifted=np.flatnonzero(~compressed & (chunks.address % np.uint64(self._placing.unit_nbytes) != 0)),
+            apart=np.flatnonzero(compressed & ~straight),
+            placed=np.flatnonzero(present & ~straight),
         )
 
-    def _allocate(self, work: _Work) -> _Scratch:
+    def _groups(self, streams: Streams) -> list[_Group]:
+        groups = []
+        counts = np.bincount(streams.format, minlength=len(FORMATS)).tolist()
+        first = 0
+        for inflate, n in zip(FORMATS, counts, strict=True):
+            if n:
+                nbytes = streams.target_nbytes[first : first + n]
+                longest = int(nbytes.max())
+                temp_nbytes = self._api.nvcomp.temp_nbytes(
+                    inflate.format, n_chunks=n, max_nbytes=longest, total_nbytes=int(nbytes.sum())
+                )
+                groups.append(_Group(inflate=inflate, first=first, n=n, temp_nbytes=temp_nbytes, max_nbytes=longest))
+                first += n
+        return groups
+
+    def _allocate(self, work: _Work, chunks: Chunks) -> _Scratch:
         """Take the scratch memory of a batch."""
-        n_inflated = len(work.inflated)
-        temp_nbytes = 0
-        if self._inflate is not None and n_inflated:
-            total = n_inflated * self._chunk_nbytes
-            temp_nbytes = self._api.nvcomp.temp_nbytes(
-                self._inflate.format, n_chunks=n_inflated, max_nbytes=self._chunk_nbytes, total_nbytes=total
-            )
-        moved = np.cumsum(np.r_[0, -(-work.nbytes[work.moved] // 16) * 16])
-        apart = moved[-1] + np.arange(len(work.apart) + 1) * aligned(self._chunk_nbytes)
-        temp = int(apart[-1])
-        receipt = temp + aligned(temp_nbytes)
-        memory = self._lane.allocate(receipt + 12 * n_inflated, self._lane.work)
+        moved, shifted = work.streams.source_nbytes[work.moved], chunks.nbytes[work.shifted]
+        apart = np.full(len(work.apart), self._chunk_nbytes)
+        ends = np.cumsum(np.r_[0, -(-np.concatenate([moved, shifted, apart]) // 16) * 16])
+        temp_nbytes = max((g.temp_nbytes for g in work.groups), default=0)
+        memory = self._lane.allocate(int(ends[-1]) + aligned(temp_nbytes), self._lane.work)
+        at = np.uint64(memory.address) + ends[:-1].astype(np.uint64)
         return _Scratch(
-            memory=memory, moved=moved[:-1], apart=apart[:-1], temp=temp, temp_nbytes=temp_nbytes, receipt=receipt
+            memory=memory,
+            moved=at[: len(moved)],
+            shifted=at[len(moved) : len(moved) + len(shifted)],
+            apart=at[len(moved) + len(shifted) :],
+            temp=offset_by(memory, int(ends[-1])),
         )
 
-    def _add_moves(self, tables: Tables, work: _Work, scratch: _Scratch) -> int:
-        """Add the table of `move`; from then on the moved chunks begin where they will have been moved to."""
-        to = scratch.moved.astype(np.uint64) + np.uint64(scratch.memory.address)
-        table = tables.add(np.concatenate([work.source[work.moved], to, work.nbytes[work.moved].astype(np.uint64)]))
-        work.source[work.moved] = to
-        return table
-
-    def _add_batch(self, tables: Tables, work: _Work, scratch: _Scratch) -> tuple[int, int, int, int]:
-        """Add nvCOMP's columns; from then on the decompressed chunks begin where they will lie decompressed."""
-        work.result[work.apart] = scratch.apart.astype(np.uint64) + np.uint64(scratch.memory.address)
-        sources = tables.add(work.source[work.inflated])
-        source_nbytes = tables.add(work.nbytes[work.inflated])
-        capacity = tables.add(np.full(len(work.inflated), self._chunk_nbytes, np.int64))
-        outputs = tables.add(work.result[work.inflated])
-        work.source[work.inflated] = work.result[work.inflated]
-        return sources, source_nbytes, capacity, outputs
+    def _fill_tables(self, tables: Tables, chunks: Chunks, work: _Work, scratch: _Scratch) -> tuple[_Offsets, int]:
+        """Add all columns; also return the length of the longest move."""
+        streams, begin, source = work.streams, work.begin, work.source
+        lengths = np.concatenate([streams.source_nbytes[work.moved], chunks.nbytes[work.shifted]])
+        origins = np.concatenate([begin[work.moved], source[work.shifted]])
+        moves = tables.add(np.concatenate([origins, scratch.moved, scratch.shifted, lengths.astype(np.uint64)]))
+        begin[work.moved], source[work.shifted] = scratch.moved, scratch.shifted
+        source[work.apart] = scratch.apart
+        targets, nbytes = source[streams.chunk] + streams.target.astype(np.uint64), streams.target_nbytes
+        offsets = _Offsets(
+            moves=moves,
+            sources=tables.add(begin),
+            source_nbytes=tables.add(streams.source_nbytes),
+            targets=tables.add(targets),
+            target_nbytes=tables.add(nbytes),
+            messages=[
+                tables.add(np.concatenate([targets[g.rows], nbytes[g.rows].view(np.uint64)])) for g in work.groups
+            ],
+            receipt=tables.add(Receipt.blank(len(streams))),
+            places=self._placing.add(tables, chunks.rows[work.placed], source[work.placed]),
+            fills=self._placing.add_missing(tables, chunks.missing),
+        )
+        return offsets, int(lengths.max(initial=0))
 
     def _decompress(
-        self, work: _Work, scratch: _Scratch, memory: DeviceMemory, columns: tuple[int, int, int, int]
-    ) -> Receipt:
-        assert self._inflate is not None
-        n_chunks = len(work.inflated)
-        actual = offset_by(scratch.memory, scratch.receipt)
-        sources, source_nbytes, capacity, outputs = (offset_by(memory, c) for c in columns)
+        self, group: _Group, memory: DeviceMemory, offsets: _Offsets, temp: Address, n_streams: int
+    ) -> None:
+        """Enqueue one format's streams."""
+
+        def column(offset: int) -> Address:
+            return offset_by(memory, offset + 8 * group.first)
+
+        actual, _, statuses = Receipt.offsets(n_streams)
         batch = nvcomp.Batch(
-            sources=sources,
-            source_nbytes=source_nbytes,
-            capacity=capacity,
-            actual=actual,
-            outputs=outputs,
-            statuses=Address(actual + 8 * n_chunks),
+            sources=column(offsets.sources),
+            source_nbytes=column(offsets.source_nbytes),
+            capacity=column(offsets.target_nbytes),
+            actual=column(offsets.receipt + actual),
+            outputs=column(offsets.targets),
+            statuses=offset_by(memory, offsets.receipt + statuses + 4 * group.first),
         )
-        with self._api.range("read::decode"):
-            self._api.nvcomp.decompress(
-                self._inflate.format,
-                batch,
-                n_chunks=n_chunks,
-                temp=offset_by(scratch.memory, scratch.temp),
-                temp_nbytes=scratch.temp_nbytes,
-                stream=self._lane.work.handle,
-            )
-        slot = self._lane.receipts.lend(12 * n_chunks)
-        self._api.download(slot.array[: 12 * n_chunks], actual, self._lane.work)
-        slot.give_back(self._lane.work)
-        return Receipt(slot=slot, chunks=work.inflated)
+        self._api.nvcomp.decompress(
+            group.inflate.format,
+            batch,
+            n_chunks=group.n,
+            temp=temp,
+            temp_nbytes=group.temp_nbytes,
+            stream=self._lane.work.handle,
+        )
+
+    def _check(self, group: _Group, messages: Address, receipt: Address, n_streams: int) -> None:
+        """Enqueue the checksums of what has come out, if they were stored."""
+        if group.inflate.checksum is None:
+            return
+        _, sums, _ = Receipt.offsets(n_streams)
+        checksum(
+            self._api,
+            self._lane.work,
+            group.inflate.checksum,
+            table=messages,
+            n=group.n,
+            max_nbytes=group.max_nbytes,
+            result=Address(receipt + sums + 8 * group.first),
+        )

@@ -16,14 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda import nvcomp
+from xarray_gpuzarr.codecs import ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
+from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches
-from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder, Chunks, Receipt
+from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder, Chunks
 from xarray_gpuzarr.decoders.cuda.placing import Placing
-from xarray_gpuzarr.decoders.cuda.routes import INFLATE, compressor
+from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.routes import compressor
 from xarray_gpuzarr.decoders.cuda.staging import Staged, Stager
+from xarray_gpuzarr.decoders.cuda.streams import Streams
 from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
@@ -44,8 +47,6 @@ class Submitted:
     staged: Sequence[Staged]
     done: Event
     receipt: Receipt | None
-    present: Rows
-    """Numbers, in the batch, of the chunks that the receipt counts."""
 
 
 class Read:
@@ -66,8 +67,7 @@ class Read:
         self._lane = lane
         self._api = lane.api
         self._chunk_nbytes = spec.chunk_nbytes
-        stage = compressor(spec)
-        self._inflate = None if stage is None else INFLATE[type(stage)]
+        self._stage = compressor(spec)
         self._most = chunks_per_batch(
             spec.path,
             chunk_nbytes=self._chunk_nbytes,
@@ -75,19 +75,20 @@ class Read:
             batch_nbytes=lane.options.batch_nbytes,
             budget_nbytes=lane.scratch_nbytes,
         )
-        max_nbytes = self._chunk_nbytes if self._inflate is None else self._inflate.max_nbytes
-        self._stager = Stager(lane, source, spec, stage=stage, max_nbytes=max_nbytes)
+        self._stager = Stager(lane, source, spec, stage=self._stage)
         self.out = self._empty(target.shape, np.dtype(cast.dtype))
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
-        self._decoder = BatchDecoder(lane, self._inflate, self._placing, self._chunk_nbytes)
+        self._decoder = BatchDecoder(lane, self._placing, self._chunk_nbytes)
         self._submitted: deque[Submitted] = deque()
 
     def _needed_nbytes(self) -> int:
         """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
         nbytes = aligned(self._chunk_nbytes)
         needed = (_IN_FLIGHT + 1) * nbytes + nbytes
-        if self._inflate is not None and self._inflate.format == "zstd":
-            needed += nvcomp.zstd_temp_nbytes(1, nbytes)
+        if isinstance(self._stage, ZstdSpec):
+            needed += zstd_temp_nbytes(1, nbytes)
+        if isinstance(self._stage, ZlibSpec):
+            needed += nbytes  # moved to where it is aligned
         return needed
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -135,30 +136,12 @@ class Read:
         copied = self._api.event()
         self._api.record(copied, self._lane.copy)
         self._api.wait(self._lane.work, copied)
-        receipt, present = self._decode(batch, staged)
+        receipt = self._decoder.decode(_chunks(batch, staged))
         done = self._api.event()
         self._api.record(done, self._lane.work)
-        self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt, present=present))
+        self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt))
         while len(self._submitted) > _IN_FLIGHT:
             self._retire()
-
-    def _decode(self, batch: Batch, staged: Sequence[Staged]) -> tuple[Receipt | None, Rows]:
-        """Enqueue the decoding of a staged batch; return the receipt, and which chunks of the batch it counts."""
-        empty = np.zeros(0, np.int64)
-        address = np.concatenate([empty.view(np.uint64), *(s.address for s in staged)])
-        nbytes = np.concatenate([empty, *(s.nbytes for s in staged)])
-        decoded = np.concatenate([empty.astype(bool), *(s.decoded for s in staged)])
-        rows = np.concatenate([*(p.plan.row[p.lo : p.hi] for p in batch.pieces), *batch.missing])
-        absent = np.r_[address == 0, np.ones(len(rows) - len(address), bool)]
-        present = np.flatnonzero(~absent)
-        chunks = Chunks(
-            address=address[present],
-            nbytes=nbytes[present],
-            decoded=decoded[present],
-            rows=rows[present],
-            missing=rows[absent],
-        )
-        return self._decoder.decode(chunks), present
 
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
@@ -167,13 +150,22 @@ class Read:
         for staged in oldest.staged:
             for memory in staged.memories:
                 self._lane.free(memory)
-        if oldest.receipt is None:
-            return
-        actual, statuses = oldest.receipt.columns()
-        wrong = np.flatnonzero((statuses != 0) | (actual != self._chunk_nbytes))
-        if len(wrong):
-            at = int(wrong[0])
-            number = int(oldest.present[oldest.receipt.chunks[at]])
-            status = nvcomp.status_name(int(statuses[at]))
-            found = f"nvCOMP says {status}, and {actual[at]} decoded bytes where {self._chunk_nbytes} are expected"
+        complaint = oldest.receipt.complaint() if oldest.receipt is not None else None
+        if complaint is not None:
+            number, found = complaint
             raise corrupt_chunk(*oldest.batch.row(number), found)
+
+
+def _chunks(batch: Batch, staged: Sequence[Staged]) -> Chunks:
+    """Put the segments of a batch together."""
+    none = np.zeros(0, np.int64)
+    address = np.concatenate([none.view(np.uint64), *(s.address for s in staged)])
+    rows = np.concatenate([*(p.plan.row[p.lo : p.hi] for p in batch.pieces), *batch.missing])
+    stored = rows[: len(address)]
+    return Chunks(
+        address=address,
+        nbytes=np.concatenate([none, *(s.nbytes for s in staged)]),
+        rows=stored,
+        missing=np.concatenate([stored[address == 0], rows[len(address) :]]),
+        streams=Streams.join([s.streams for s in staged], [len(s.address) for s in staged]),
+    )

@@ -1,51 +1,16 @@
-"""Which arrays the device decodes, decided from metadata alone: a table from codec to nvCOMP format, and reasons."""
+"""Which arrays the device decodes, and why it does not decode others; decided from metadata alone."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import (
-    BytesBytesSpec,
-    Crc32cSpec,
-    GzipSpec,
-    Lz4Spec,
-    ZlibSpec,
-    ZstdSpec,
-)
+from xarray_gpuzarr.codecs import BytesBytesSpec, Crc32cSpec
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BOX
 from xarray_gpuzarr.cuda.elements import can_cast
-from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
 from xarray_gpuzarr.decoders.base import Route
+from xarray_gpuzarr.decoders.cuda.streams import inflate_of
 from xarray_gpuzarr.metadata import ArraySpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inflate:
-    """How the device undoes one compressor."""
-
-    format: Format
-    """What nvCOMP calls it."""
-    head_nbytes: int = 0
-    """Bytes before the stream that nvCOMP wants."""
-    tail_nbytes: int = 0
-    """Bytes after it."""
-
-    @property
-    def max_nbytes(self) -> int:
-        """Longest encoded chunk."""
-        return MAX_CHUNK_NBYTES[self.format][0]
-
-
-INFLATE: dict[type[BytesBytesSpec], Inflate] = {
-    ZstdSpec: Inflate(format="zstd"),
-    GzipSpec: Inflate(format="gzip"),
-    ZlibSpec: Inflate(format="deflate", head_nbytes=2, tail_nbytes=4),
-    Lz4Spec: Inflate(format="lz4", head_nbytes=4),
-}
-"""RFC 1950: 2 bytes before a deflate stream and an Adler-32 after it. numcodecs: the length before an LZ4 block."""
 
 
 def compressor(spec: ArraySpec) -> BytesBytesSpec | None:
@@ -66,7 +31,7 @@ def _why_not_chain(spec: ArraySpec) -> str | None:
     first = compressor(spec)
     if first is not None and (first is not chain[0] or sum(not isinstance(c, Crc32cSpec) for c in chain) > 1):
         return f"{' > '.join(map(str, chain))}: only checksums may follow one compressor"
-    if first is not None and type(first) not in INFLATE:
+    if first is not None and inflate_of(first) is None:
         return f"codec {first} has no device decoder"
     return _why_not_size(spec, first)
 
@@ -76,7 +41,8 @@ def _why_not_size(spec: ArraySpec, first: BytesBytesSpec | None) -> str | None:
         return f"{spec.grid.ndim} dimensions, the kernels handle {MAX_AXES}"
     if spec.chunk_nbytes // spec.numpy_dtype.itemsize >= MAX_BOX:
         return f"chunks of {spec.grid.chunk_shape} elements, the kernels handle fewer than {MAX_BOX} elements"
-    if first is not None and spec.chunk_nbytes > MAX_CHUNK_NBYTES[INFLATE[type(first)].format][1]:
+    inflate = None if first is None else inflate_of(first)
+    if inflate is not None and spec.chunk_nbytes > inflate.max_nbytes:
         return f"chunks of {spec.chunk_nbytes} bytes are longer than nvCOMP takes"
     return None
 

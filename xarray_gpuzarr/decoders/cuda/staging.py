@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,10 @@ from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.cuda.batches import Piece
 from xarray_gpuzarr.decoders.cuda.image import Image
+from xarray_gpuzarr.decoders.cuda.streams import Streams, find_streams
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec, strip_crc32c
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream, Pending
-from xarray_gpuzarr.frame_columns import device_ready
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan
@@ -44,8 +44,8 @@ class Staged:
     """shape (n,): device address of the chunk; 0 if its object does not exist."""
     nbytes: Column
     """shape (n,): length in bytes, without checksums that have been checked."""
-    decoded: npt.NDArray[np.bool_]
-    """shape (n,): whether the chunk crossed decoded."""
+    streams: Streams
+    """Of the chunks that crossed encoded, numbered as the rows."""
 
 
 class Stager:
@@ -58,18 +58,13 @@ class Stager:
     spec : ArraySpec
     stage : codec spec or None
         The codec that the device decodes; None for plain bytes.
-    max_nbytes : int
-        Longest encoded chunk that the device decodes.
     """
 
-    def __init__(
-        self, lane: Lane, source: ByteSource, spec: ArraySpec, *, stage: BytesBytesSpec | None, max_nbytes: int
-    ) -> None:
+    def __init__(self, lane: Lane, source: ByteSource, spec: ArraySpec, *, stage: BytesBytesSpec | None) -> None:
         self._lane = lane
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._stage = stage
-        self._max_nbytes = max_nbytes
         self._n_checksums = sum(isinstance(c, Crc32cSpec) for c in spec.codecs.bytes_to_bytes)
         self._codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
 
@@ -99,16 +94,14 @@ class Stager:
             start, nbytes = _rows(pieces, self._fetch(pieces, image))
         present = start >= 0
         full_nbytes = nbytes.copy()
-        unready = np.flatnonzero(~self._ready(image, start, nbytes) & present)
-        for row in unready.tolist():
+        ready, streams = self._find_streams(image, start, nbytes)
+        for row in np.flatnonzero(~ready & present).tolist():
             encoded = image.view(int(start[row]), int(full_nbytes[row]))
             start[row] = image.append(self._decode_on_host(pieces, row, encoded))
-        decoded = np.zeros(len(start), bool)
-        decoded[unready] = True
         with lane.api.range("read::transfer"):
             memories, address = image.send(start)
         address[~present] = 0
-        return Staged(pieces=pieces, memories=memories, address=address, nbytes=nbytes, decoded=decoded)
+        return Staged(pieces=pieces, memories=memories, address=address, nbytes=nbytes, streams=streams)
 
     def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[list[tuple[int, int]]]:
         """Carry out the requests of all pieces on free threads; return per piece where in the image answers lie."""
@@ -131,8 +124,8 @@ class Stager:
         threads.crew.run(drain, min(len(requests.todo), threads.thread_budget()))
         return answers
 
-    def _ready(self, image: Image, start: Column, nbytes: Column) -> npt.NDArray[np.bool_]:
-        """Return which chunks the device may decode; `nbytes` loses the checksums that were found right."""
+    def _find_streams(self, image: Image, start: Column, nbytes: Column) -> tuple[npt.NDArray[np.bool_], Streams]:
+        """Return which chunks the device may decode, and their streams; `nbytes` loses checksums that were right."""
         ready = start >= 0
         for row in np.flatnonzero(ready).tolist() if self._n_checksums else ():
             try:
@@ -144,14 +137,15 @@ class Stager:
             else:
                 nbytes[row] = len(payload)
         if self._stage is None:
-            plain: npt.NDArray[np.bool_] = ready & (nbytes == self._chunk_nbytes)
-            return plain
-        ready &= nbytes <= self._max_nbytes
-        trusted = np.zeros(len(start), bool)
+            return ready & (nbytes == self._chunk_nbytes), Streams.none()
+        trusted, parts = np.zeros(len(start), bool), []
         for data, first in image.arrays():
             rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
-            trusted[rows] = device_ready(self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes)
-        return trusted
+            trusted[rows], found = find_streams(
+                self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes
+            )
+            parts.append(replace(found, chunk=rows[found.chunk]))
+        return trusted, Streams.join(parts, [0] * len(parts))
 
     def _decode_on_host(self, pieces: Sequence[Piece], row: int, encoded: memoryview) -> memoryview:
         """Decode a chunk that is unusual or damaged; the codec's word is final."""

@@ -1,0 +1,158 @@
+// Checksums of messages: runs of bytes in device memory.
+//
+// Compiled for one KIND: crc32, crc32c or adler32. All are linear in the bytes but for a constant, so any thread may
+// take any of them, weighted by how many bytes follow. Tiles are counted from the end of the message, which is padded
+// with zeros to a multiple of 16: zeros in front of a message add nothing, and what follows it is taken out again.
+//
+// Grid: n * tiles_per_message blocks of 256 threads; a block adds 64 KiB of one message to its result. `table` has two
+// columns of n words: address, length up to 2^32 - 16. `result` has one, zero at first; see `finish` in checksum.py.
+// Memory: words of 16 bytes, neighbouring threads beside one another; bytes where a word is not all message.
+// Python, per message: zlib.crc32(message), google_crc32c.value(message), zlib.adler32(message)
+// References: RFC 1952 section 8 (CRC-32), RFC 3720 section 12.1 (CRC-32C), RFC 1950 section 8.2 (Adler-32)
+
+typedef long long i8;
+typedef unsigned char u1;
+typedef unsigned int u4;
+typedef unsigned long long u8;
+struct alignas(16) Word { u4 part[4]; };
+
+#ifdef GPUZARR_HOST_SHIM
+// Threads run one after another there: the first one opens what the block shares, the last one closes it.
+#define BLOCK_BARRIER()
+#define UNROLL _Pragma("GCC unroll 32")
+#else
+#define BLOCK_BARRIER() __syncthreads()
+#define UNROLL _Pragma("unroll")
+#endif
+
+constexpr u4 log_stride = 12, stride = 1u << log_stride, tile_nbytes = 65536;  // a stride is a word for every thread
+
+// ---- CRC: a polynomial over GF(2) modulo another one, bit 31 being the coefficient of x^0
+
+template <u4 polynomial> struct Zeros {
+    u4 after[32][32];  // [k][i]: the CRC whose bit i alone is set, followed by 2^k zero bytes
+
+    __device__ constexpr Zeros() : after()
+    {
+        for (int i = 0; i < 32; ++i) {
+            u4 crc = 1u << i;
+            for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? polynomial : 0);
+            after[0][i] = crc;
+        }
+        for (int k = 1; k < 32; ++k)
+            for (int i = 0; i < 32; ++i) after[k][i] = followed(after[k - 1][i], k - 1);
+    }
+
+    __device__ constexpr u4 followed(u4 crc, int k) const
+    {
+        u4 result = 0;
+        UNROLL for (int i = 0; i < 32; ++i) if (crc & 1u << i) result ^= after[k][i];
+        return result;
+    }
+};
+
+template <u4 polynomial> __constant__ constexpr Zeros<polynomial> zeros;
+
+template <u4 polynomial> struct Crc {
+    u4 lane[4] = {0, 0, 0, 0};  // of every part of a word its own, without the factor x^32
+
+    static __device__ u4 followed(u4 crc, u4 nbytes)
+    {
+#pragma unroll 1
+        for (int k = 0; nbytes >> k; ++k)
+            if (nbytes >> k & 1) crc = zeros<polynomial>.followed(crc, k);
+        return crc;
+    }
+
+    __device__ void add(const Word& word)
+    {
+        UNROLL for (int i = 0; i < 4; ++i) lane[i] = zeros<polynomial>.followed(lane[i], log_stride) ^ word.part[i];
+    }
+
+    __device__ void join(u4* total, u4 behind) const
+    {
+        u4 crc = 0;
+        UNROLL for (int i = 0; i < 4; ++i) crc = zeros<polynomial>.followed(crc ^ lane[i], 2);
+        atomicXor(total, followed(crc, behind));
+    }
+
+    static __device__ void put(u8* result, const u4* total, u4 behind, u4 padding)
+    {
+        u4 crc = followed(*total, behind);
+#pragma unroll 1
+        for (u4 bit = 0; bit < 8 * padding; ++bit) crc = crc << 1 ^ (crc >> 31 ? polynomial << 1 | 1 : 0);
+        atomicXor(result, (u8)crc);
+    }
+
+    static __device__ void put_constant(u8* result, u4 nbytes) { atomicXor(result, (u8)(followed(~0u, nbytes) ^ ~0u)); }
+};
+
+typedef Crc<0xedb88320u> crc32;
+typedef Crc<0x82f63b78u> crc32c;
+
+// ---- Adler: the sum of all bytes, and the sum of those sums at every byte
+
+struct adler32 {
+    static constexpr u4 modulus = 65521;
+    u4 a = 0, b = 0, strides = 0;  // strides: the sum of a over those passed since; all fit 32 bits within a tile
+
+    __device__ void add(const Word& word)
+    {
+        strides += a;
+        UNROLL for (int i = 0; i < 16; ++i) b += a += word.part[i / 4] >> i % 4 * 8 & 0xff;
+    }
+
+    __device__ void join(u4* total, u4 behind) const
+    {
+        atomicAdd(total, a);
+        atomicAdd(total + 1, (b + strides * (stride - 16) + a * behind) % modulus);
+    }
+
+    static __device__ void put(u8* result, const u4* total, u4 behind, u4 padding)
+    {
+        const u8 a = total[0] % modulus, b = total[1] + a * ((u8)behind + modulus - padding);
+        atomicAdd(result, b % modulus << 32 | a);
+    }
+
+    static __device__ void put_constant(u8* result, u4 nbytes) { atomicAdd(result, (u8)(nbytes % modulus) << 32); }
+};
+
+// ---- any kind
+
+// 16 bytes of a message; those outside of it are zero.
+__device__ inline Word word_at(const u1* message, i8 nbytes, i8 at)
+{
+    if (at >= 0 && at + 16 <= nbytes) return *(const Word*)(message + at);
+    Word word = {};
+    UNROLL for (int i = 0; i < 16; ++i)
+        if (at + i >= 0 && at + i < nbytes) word.part[i / 4] |= (u4)message[at + i] << i % 4 * 8;
+    return word;
+}
+
+extern "C" __global__ void checksum(u8 table, u8 n, u8 tiles_per_message, u8 results)
+{
+    const u4 row = blockIdx.x / (u4)tiles_per_message, tile = blockIdx.x % (u4)tiles_per_message;
+    const u8* const column = (const u8*)table + row;
+    const u1* const message = (const u1*)column[0];
+    const i8 nbytes = (i8)column[n], behind = (i8)tile * tile_nbytes;
+    const u4 padding = (u4)(0 - column[0] - column[n]) & 15;
+    const i8 end = nbytes + padding - behind;
+    if (nbytes == 0 || end <= 0) return;
+
+    __shared__ u4 total[2];
+    if (threadIdx.x == 0) total[0] = total[1] = 0;
+    BLOCK_BARRIER();
+
+    KIND sum;
+    const i8 n_strides = end < tile_nbytes ? (end + stride - 1) / stride : tile_nbytes / stride;
+    const u4 thread_behind = 16 * (blockDim.x - 1 - threadIdx.x);
+#pragma unroll 1
+    for (i8 i = n_strides; i > 0; --i) sum.add(word_at(message, nbytes, end - i * stride + 16 * threadIdx.x));
+    sum.join(total, thread_behind);
+    BLOCK_BARRIER();
+
+    if (threadIdx.x != blockDim.x - 1) return;
+    u8* const result = (u8*)results + row;
+    KIND::put(result, total, (u4)behind, padding);
+    if (tile == 0) KIND::put_constant(result, (u4)nbytes);
+}
