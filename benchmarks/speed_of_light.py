@@ -1,14 +1,15 @@
 """The limit: how fast these chunks can be decoded here by a plain loop on as many threads as there are cores.
 
 The chunk table is made before the clock starts, and nothing is planned, selected or checked. Chunks are decoded one
-after another into one fresh array in chunk order, so each is contiguous there; readers that must put 3-D chunks into
-place do more than this loop does. Shares no code with xarray_gpuzarr.
+after another into one fresh array in chunk order, so each is contiguous there. Where they would not be in the array
+itself, `placing_limit` reads stored values instead, in C, and puts them into place. Shares no code with xarray_gpuzarr.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ import numpy as np
 import zstandard
 
 from benchmarks.chunk_table import Part, Piece, chunk_counts, chunk_nbytes, in_array_order, read_parts
+from benchmarks.placing_limit import CannotPlaceError, PlacingLoop, is_scattered
 from benchmarks.session import Array, Session
 from benchmarks.workloads import PACKING, CodecName, Operation, Workload
 
@@ -40,6 +42,11 @@ _scratch = Scratch()
 
 def open_limit(workload: Workload, path: Path, operation: Operation) -> Session:
     """Open a workload for the plain loop; see `Session`."""
+    if is_scattered(workload) and (operation == "read" or (operation == "load" and not workload.packed)):
+        try:
+            return Session(run=PlacingLoop(workload, path / workload.variable).read)
+        except CannotPlaceError as reason:
+            print(f"{workload.name}/{operation}: the limit puts nothing into place: {reason}", file=sys.stderr)
     loop = PlainLoop(workload, path / workload.variable)
     if operation == "mean":
         return Session(run=loop.mean)

@@ -12,13 +12,18 @@ from typing import Any, Self, cast
 
 import dask.array as da
 import numpy as np
+import numpy.typing as npt
 from xarray import Variable
 from xarray.core import indexing
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
+from xarray_gpuzarr.decoders import block_memory
+from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import Unplanned
+from xarray_gpuzarr.one_output import compute_into_one_output
+from xarray_gpuzarr.read import read
 
 LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
 
@@ -62,7 +67,32 @@ class BlockReader:
     def __getitem__(self, key: Any) -> Any:
         full = indexing.expanded_indexer(key, self.ndim)
         outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
-        return self.array.oindex[indexing.OuterIndexer(outer)].get_duck_array()
+        picked = self.array.oindex[indexing.OuterIndexer(outer)]
+        if not self.reads_into or not picked.ndim:
+            return picked.get_duck_array()
+        return self._read(picked, block_memory.block_memory.empty(picked.shape, self.dtype))
+
+    def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box into host memory; only if `reads_into`.
+
+        Parameters
+        ----------
+        box : tuple of slice
+        out : ndarray, shape and dtype of the box, any strides
+        """
+        block = self._read(self.array.oindex[indexing.OuterIndexer(box)], out)
+        if block is not out:
+            out[...] = block
+
+    def _read(self, picked: LazilyIndexed, out: npt.NDArray[Any]) -> Any:
+        """Read a selection, into `out` if its elements come in order and without gaps."""
+        return read(self.lazy.stored, picked.key.tuple, HostDecoder(out))
+
+    @property
+    def reads_into(self) -> bool:
+        """Whether `read_into` works: NumPy blocks, no points, at least one element."""
+        lazily_indexed = isinstance(self.array, indexing.LazilyIndexedArray)
+        return lazily_indexed and type(self.lazy.meta()) is np.ndarray and 0 not in (self.ndim, *self.shape)
 
 
 class ShardManager(DaskManager):
@@ -77,7 +107,8 @@ class ShardManager(DaskManager):
         chunks : as for `dask.array.from_array`
         """
         kwargs |= {"meta": data.lazy.meta(), "asarray": False}
-        return da.from_array(data, _whole_shards(chunks, data), **kwargs)
+        array = da.from_array(data, _whole_shards(chunks, data), **kwargs)
+        return compute_into_one_output(array, data) if data.reads_into and not kwargs.get("lock") else array
 
 
 def _whole_shards(chunks: Any, reader: BlockReader) -> Any:

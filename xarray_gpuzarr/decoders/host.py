@@ -28,19 +28,32 @@ _SERIAL_NBYTES = 256 * 1024
 
 
 class HostDecoder:
-    """Decodes on the host; results are NumPy arrays."""
+    """Decodes on the host; results are NumPy arrays.
+
+    Parameters
+    ----------
+    out : ndarray, any strides, or None
+        Where a result of its shape and dtype goes; every other result gets fresh memory.
+    """
+
+    def __init__(self, out: npt.NDArray[Any] | None = None) -> None:
+        self._out = out
 
     @property
     def device(self) -> Device:
         """``"host"``."""
         return "host"
 
-    def route(self, spec: ArraySpec) -> Route:
+    def route(self, spec: ArraySpec, cast: Cast) -> Route:  # noqa: ARG002  # the host casts anything
         """Say whether chunks are decoded in bulk or one by one by zarr-python."""
         other = spec.codecs.other
         if other is None:
             return Route(where="host", why="")
         return Route(where="host, by zarr-python", why=f"codec {other} is decoded chunk by chunk")
+
+    def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return `dtype`: NumPy has them all."""
+        return dtype
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised NumPy array."""
@@ -56,12 +69,17 @@ class HostDecoder:
         cast: Cast,
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
-        out = np.empty(target.shape, cast.dtype)
+        out = self._output(target.shape, np.dtype(cast.dtype))
         job = Job(spec, target, cast, out)
         queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
         threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
         return out
+
+    def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        given = self._out
+        fits = given is not None and (given.shape, given.dtype) == (shape, dtype)
+        return given if given is not None and fits else np.empty(shape, dtype)
 
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
         """Cast a block; it is on the host already."""

@@ -87,7 +87,6 @@ class Job:
         self.spec = spec
         self.cast = cast
         self.out = out
-        self.out_bytes = memoryview(out.reshape(-1).view(np.uint8))
         self.stored = spec.numpy_dtype
         self.chunk_nbytes = spec.chunk_nbytes
         axes = spec.axes
@@ -97,13 +96,18 @@ class Job:
         same_width = self.stored.newbyteorder("=") == out.dtype.newbyteorder("=")
         self.swap = self.stored != out.dtype
         """Whether chunks that are decoded straight into the output have the other byte order."""
-        self.direct = cast.is_copy and same_width and in_order
+        self.direct = cast.is_copy and same_width and in_order and out.flags.c_contiguous
         self.codec = None if spec.codecs.other else ChunkCodec(spec.codecs, self.chunk_nbytes)
         self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
         pieces = target.pieces if isinstance(target, BoxTarget) else ()
         self.in_keys = [[p.in_key(i) for i in range(len(p.chunk))] for p in pieces]
         self.out_keys = [[p.out_key(i) for i in range(len(p.chunk))] for p in pieces]
         self.has_index = any(p.index is not None for p in pieces)
+
+    @cached_property
+    def out_bytes(self) -> memoryview:
+        """The output, shape (out.nbytes,); only if `direct`."""
+        return memoryview(self.out.reshape(-1).view(np.uint8))
 
     @cached_property
     def fill_scalar(self) -> np.generic:
