@@ -31,7 +31,7 @@ def checksum_kernels() -> list[Kernel]:
     return list(_KERNELS.values())
 
 
-def checksum(
+def checksum(  # noqa: PLR0913
     api: DeviceApi, stream: Stream, kind: Kind, *, table: Address, n: int, max_nbytes: int, result: Address
 ) -> None:
     """Add the checksums of messages to a column of zeros; `finish` reads it.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, plan_tiles, plan_walk
+from xarray_gpuzarr.cuda.blosc import blosc_kernels
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
 from xarray_gpuzarr.cuda.elements import ElementCast, Words, can_cast, cast_kernels, pad_words
 
@@ -73,7 +74,7 @@ def all_kernels() -> list[Kernel]:
         for name in ("scatter", "points")
         for defines in cast_kernels()
     ]
-    return [_MOVE, *checksum_kernels(), *placing]
+    return [_MOVE, *checksum_kernels(), *blosc_kernels(), *placing]
 
 
 class _Table:

@@ -59,8 +59,8 @@ template <u4 polynomial> struct Crc {
     static __device__ u4 followed(u4 crc, u4 nbytes)
     {
 #pragma unroll 1
-        for (int k = 0; nbytes >> k; ++k)
-            if (nbytes >> k & 1) crc = zeros<polynomial>.followed(crc, k);
+        for (int k = 0; nbytes; ++k, nbytes >>= 1)
+            if (nbytes & 1) crc = zeros<polynomial>.followed(crc, k);
         return crc;
     }
 
@@ -137,7 +137,7 @@ extern "C" __global__ void checksum(u8 table, u8 n, u8 tiles_per_message, u8 res
     const i8 nbytes = (i8)column[n], behind = (i8)tile * tile_nbytes;
     const u4 padding = (u4)(0 - column[0] - column[n]) & 15;
     const i8 end = nbytes + padding - behind;
-    if (nbytes == 0 || end <= 0) return;
+    if (end <= 0) return;
 
     __shared__ u4 total[2];
     if (threadIdx.x == 0) total[0] = total[1] = 0;

@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import ZlibSpec, ZstdSpec
+from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches
-from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder, Chunks
+from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.routes import compressor
 from xarray_gpuzarr.decoders.cuda.staging import Staged, Stager
-from xarray_gpuzarr.decoders.cuda.streams import Streams
+from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, join
+from xarray_gpuzarr.decoders.cuda.work import Chunks
 from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
@@ -85,10 +86,12 @@ class Read:
         """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
         nbytes = aligned(self._chunk_nbytes)
         needed = (_IN_FLIGHT + 1) * nbytes + nbytes
-        if isinstance(self._stage, ZstdSpec):
+        if isinstance(self._stage, ZstdSpec | BloscSpec):
             needed += zstd_temp_nbytes(1, nbytes)
-        if isinstance(self._stage, ZlibSpec):
+        if isinstance(self._stage, ZlibSpec | BloscSpec):
             needed += nbytes  # moved to where it is aligned
+        if isinstance(self._stage, BloscSpec):
+            needed += nbytes  # decompressed, but still shuffled
         return needed
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -161,11 +164,12 @@ def _chunks(batch: Batch, staged: Sequence[Staged]) -> Chunks:
     none = np.zeros(0, np.int64)
     address = np.concatenate([none.view(np.uint64), *(s.address for s in staged)])
     rows = np.concatenate([*(p.plan.row[p.lo : p.hi] for p in batch.pieces), *batch.missing])
-    stored = rows[: len(address)]
+    stored, counts = rows[: len(address)], [0, *(len(s.address) for s in staged)]
     return Chunks(
         address=address,
         nbytes=np.concatenate([none, *(s.nbytes for s in staged)]),
         rows=stored,
         missing=np.concatenate([stored[address == 0], rows[len(address) :]]),
-        streams=Streams.join([s.streams for s in staged], [len(s.address) for s in staged]),
+        streams=join([Streams.none(), *(s.streams for s in staged)], counts),
+        filters=join([Filters.none(), *(s.filters for s in staged)], counts),
     )

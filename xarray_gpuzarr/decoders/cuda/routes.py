@@ -9,7 +9,7 @@ from xarray_gpuzarr.codecs import BytesBytesSpec, Crc32cSpec
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BOX
 from xarray_gpuzarr.cuda.elements import can_cast
 from xarray_gpuzarr.decoders.base import Route
-from xarray_gpuzarr.decoders.cuda.streams import inflate_of
+from xarray_gpuzarr.decoders.cuda.streams import longest_stream
 from xarray_gpuzarr.metadata import ArraySpec
 
 
@@ -31,7 +31,7 @@ def _why_not_chain(spec: ArraySpec) -> str | None:
     first = compressor(spec)
     if first is not None and (first is not chain[0] or sum(not isinstance(c, Crc32cSpec) for c in chain) > 1):
         return f"{' > '.join(map(str, chain))}: only checksums may follow one compressor"
-    if first is not None and inflate_of(first) is None:
+    if first is not None and longest_stream(first) is None:
         return f"codec {first} has no device decoder"
     return _why_not_size(spec, first)
 
@@ -41,9 +41,9 @@ def _why_not_size(spec: ArraySpec, first: BytesBytesSpec | None) -> str | None:
         return f"{spec.grid.ndim} dimensions, the kernels handle {MAX_AXES}"
     if spec.chunk_nbytes // spec.numpy_dtype.itemsize >= MAX_BOX:
         return f"chunks of {spec.grid.chunk_shape} elements, the kernels handle fewer than {MAX_BOX} elements"
-    inflate = None if first is None else inflate_of(first)
-    if inflate is not None and spec.chunk_nbytes > inflate.max_nbytes:
-        return f"chunks of {spec.chunk_nbytes} bytes are longer than nvCOMP takes"
+    longest = None if first is None else longest_stream(first)
+    if longest is not None and spec.chunk_nbytes > longest:
+        return f"chunks of {spec.chunk_nbytes} bytes, {first} is decoded up to {longest}"
     return None
 
 

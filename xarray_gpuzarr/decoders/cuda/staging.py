@@ -22,7 +22,7 @@ from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.cuda.batches import Piece
 from xarray_gpuzarr.decoders.cuda.image import Image
-from xarray_gpuzarr.decoders.cuda.streams import Streams, find_streams
+from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, join
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec, strip_crc32c
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream, Pending
@@ -46,6 +46,8 @@ class Staged:
     """shape (n,): length in bytes, without checksums that have been checked."""
     streams: Streams
     """Of the chunks that crossed encoded, numbered as the rows."""
+    filters: Filters
+    """Likewise."""
 
 
 class Stager:
@@ -94,14 +96,16 @@ class Stager:
             start, nbytes = _rows(pieces, self._fetch(pieces, image))
         present = start >= 0
         full_nbytes = nbytes.copy()
-        ready, streams = self._find_streams(image, start, nbytes)
+        ready, streams, filters = self._find_streams(image, start, nbytes)
         for row in np.flatnonzero(~ready & present).tolist():
             encoded = image.view(int(start[row]), int(full_nbytes[row]))
             start[row] = image.append(self._decode_on_host(pieces, row, encoded))
         with lane.api.range("read::transfer"):
             memories, address = image.send(start)
         address[~present] = 0
-        return Staged(pieces=pieces, memories=memories, address=address, nbytes=nbytes, streams=streams)
+        return Staged(
+            pieces=pieces, memories=memories, address=address, nbytes=nbytes, streams=streams, filters=filters
+        )
 
     def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[list[tuple[int, int]]]:
         """Carry out the requests of all pieces on free threads; return per piece where in the image answers lie."""
@@ -124,8 +128,13 @@ class Stager:
         threads.crew.run(drain, min(len(requests.todo), threads.thread_budget()))
         return answers
 
-    def _find_streams(self, image: Image, start: Column, nbytes: Column) -> tuple[npt.NDArray[np.bool_], Streams]:
-        """Return which chunks the device may decode, and their streams; `nbytes` loses checksums that were right."""
+    def _find_streams(
+        self, image: Image, start: Column, nbytes: Column
+    ) -> tuple[npt.NDArray[np.bool_], Streams, Filters]:
+        """Return which chunks the device may decode, their streams and filters.
+
+        `nbytes` loses checksums that were right.
+        """
         ready = start >= 0
         for row in np.flatnonzero(ready).tolist() if self._n_checksums else ():
             try:
@@ -137,15 +146,19 @@ class Stager:
             else:
                 nbytes[row] = len(payload)
         if self._stage is None:
-            return ready & (nbytes == self._chunk_nbytes), Streams.none()
-        trusted, parts = np.zeros(len(start), bool), []
+            return ready & (nbytes == self._chunk_nbytes), Streams.none(), Filters.none()
+        trusted = np.zeros(len(start), bool)
+        streams: list[Streams] = []
+        filters: list[Filters] = []
         for data, first in image.arrays():
             rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
-            trusted[rows], found = find_streams(
+            trusted[rows], found, blocks = find_streams(
                 self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes
             )
-            parts.append(replace(found, chunk=rows[found.chunk]))
-        return trusted, Streams.join(parts, [0] * len(parts))
+            streams.append(replace(found, chunk=rows[found.chunk]))
+            filters.append(replace(blocks, chunk=rows[blocks.chunk]))
+        together = [0] * len(streams)
+        return trusted, join(streams, together), join(filters, together)
 
     def _decode_on_host(self, pieces: Sequence[Piece], row: int, encoded: memoryview) -> memoryview:
         """Decode a chunk that is unusual or damaged; the codec's word is final."""

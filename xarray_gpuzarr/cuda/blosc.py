@@ -1,0 +1,98 @@
+"""What Blosc frames take on the GPU beside nvCOMP: unshuffling their blocks, and decoding streams of blosclz.
+
+Knows no frames: walking their headers, and copying streams that are stored raw, is the caller's part. Called by the
+CUDA decoder.
+"""
+
+from __future__ import annotations
+
+from xarray_gpuzarr.cuda.api import Address, DeviceApi, Kernel, Stream
+from xarray_gpuzarr.cuda.axes import N_THREADS
+
+CANNOT_DECOMPRESS = 12
+"""Status of a stream that is damaged or has another length than expected; nvCOMP has the same."""
+
+MAX_NBYTES = 2**31 - 1
+"""Largest block and largest stream, in bytes, compressed or not: more than C-Blosc makes."""
+
+_TILE_NBYTES = 1 << 14
+_STREAMS_PER_BLOCK, _LANES = 4, 32
+_MAX_BLOCKS = 2**31 - 1
+_UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
+_BLOSCLZ = Kernel(file="blosclz.cu", name="blosclz")
+
+
+def blosc_kernels() -> list[Kernel]:
+    """Return the kernels of this module."""
+    return [_UNSHUFFLE, _BLOSCLZ]
+
+
+def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int) -> None:
+    """Put the bytes, or the bits, of decompressed blocks back in order.
+
+    Parameters
+    ----------
+    api : DeviceApi
+    stream : Stream
+    table : Address of uint64, shape (5, n)
+        Addresses of the blocks, of any alignment; addresses for the results, likewise; lengths in bytes, up to
+        `MAX_NBYTES`; typesizes, from 1 to 255; filters: 0 none, 1 shuffle, 2 bitshuffle.
+    n : int
+        Number of blocks.
+    max_nbytes : int
+        Length of the longest block.
+
+    Raises
+    ------
+    ValueError
+        A block is too long, or there are too many for one launch.
+
+    Notes
+    -----
+    Bytes behind the last whole element are copied. C-Blosc leaves a block as it is where bitshuffle is asked for and
+    the number of whole elements is no multiple of 8: the caller gives it filter 0. No result may overlap a block.
+
+    References
+    ----------
+    C-Blosc 1, ``blosc/shuffle-generic.h`` and ``blosc/bitshuffle-generic.h``.
+    """
+    if max_nbytes > MAX_NBYTES:
+        raise ValueError(f"a Blosc block of {max_nbytes} bytes: it may have at most {MAX_NBYTES}")
+    n_tiles = -(-max_nbytes // _TILE_NBYTES)
+    n_blocks = n * n_tiles
+    if n_blocks > _MAX_BLOCKS:
+        raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer Blosc blocks at a time are needed")
+    if n_blocks:
+        api.launch(_UNSHUFFLE, n_blocks, N_THREADS, (table, n, n_tiles), stream)
+
+
+def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: Address, status: Address) -> None:
+    """Decompress streams of blosclz.
+
+    Parameters
+    ----------
+    api : DeviceApi
+    stream : Stream
+    table : Address of uint64, shape (4, n)
+        Addresses of the streams, of any alignment; their lengths in bytes, up to `MAX_NBYTES`; addresses for the
+        results, likewise; their lengths, likewise.
+    n : int
+        Number of streams.
+    actual : Address of uint64, shape (n,)
+        Written: bytes of each result.
+    status : Address of int32, shape (n,)
+        Written: 0, or `CANNOT_DECOMPRESS` where a stream gives fewer bytes than its result should have, or more, or
+        refers to what is not there. As many as `actual` says are then written.
+
+    Notes
+    -----
+    Whatever the streams hold, nothing outside of them is read, and nothing outside of the results is read or written.
+    C-Blosc accepts the same streams.
+
+    References
+    ----------
+    C-Blosc 1, ``blosc/blosclz.c``, function ``blosclz_decompress``.
+    """
+    if n:
+        n_threads = _STREAMS_PER_BLOCK * _LANES
+        api.launch(_BLOSCLZ, -(-n // _STREAMS_PER_BLOCK), n_threads, (table, n, actual, status), stream)

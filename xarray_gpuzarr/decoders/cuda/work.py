@@ -1,0 +1,130 @@
+"""What happens to each chunk and stream of a batch, decided on the host in columns before anything is enqueued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cuda.nvcomp import Nvcomp
+from xarray_gpuzarr.decoders.cuda.placing import Placing
+from xarray_gpuzarr.decoders.cuda.streams import FORMATS, RAW, Filters, Inflate, Streams
+
+Addresses = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """The chunks of a batch, staged on the device. Columns have one row per stored chunk."""
+
+    address: Addresses
+    """First byte as staged: encoded, or decoded if no stream belongs to the chunk; 0 if there is no such object."""
+    nbytes: Rows
+    rows: Rows
+    """shape (n, k), as `ReadPlan.row`."""
+    missing: Rows
+    """shape (m, k): chunks that take the fill value."""
+    streams: Streams
+    filters: Filters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The streams of one format: a run of rows in columns that are sorted by format."""
+
+    inflate: Inflate
+    first: int
+    n: int
+    temp_nbytes: int
+    max_nbytes: int
+    """Longest decoded stream."""
+    alignment: int
+    """What the address of a stream must be a multiple of."""
+
+    @property
+    def rows(self) -> slice:
+        """Its rows."""
+        return slice(self.first, self.first + self.n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What happens to the chunks and streams of a batch. Stream columns are sorted by format, raw streams last."""
+
+    streams: Streams
+    groups: list[Group]
+    begin: Addresses
+    """shape (n_streams,): first byte of each stream."""
+    moved: Rows
+    """Numbers of the streams that are first moved to an aligned place."""
+    raw: Rows
+    """Numbers of the streams that are only moved, to where they belong."""
+    result: Addresses
+    """shape (n_chunks,): address in the result, where a chunk is decompressed straight into it."""
+    shifted: Rows
+    """Numbers of the chunks that are not decompressed, and are first moved to an aligned place."""
+    apart: Rows
+    """Numbers of the chunks that are decoded into scratch, to be placed from there."""
+    shuffled: Rows
+    """Numbers of the chunks that are decompressed into scratch, to be unshuffled from there."""
+    placed: Rows
+    """Numbers of the chunks that a kernel brings to the result."""
+
+    @property
+    def n_coded(self) -> int:
+        """Streams that are decompressed."""
+        return sum(g.n for g in self.groups)
+
+    @property
+    def temp_nbytes(self) -> int:
+        """Scratch memory for nvCOMP: formats use it one after the other."""
+        return max((g.temp_nbytes for g in self.groups), default=0)
+
+
+def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
+    """Decide what happens to each chunk and stream."""
+    streams = chunks.streams.by_format()
+    groups = _groups(streams, nvcomp)
+    begin = chunks.address[streams.chunk] + streams.source.astype(np.uint64)
+    alignment = np.repeat([g.alignment for g in groups], [g.n for g in groups]).astype(np.uint64)
+    n_coded = len(alignment)
+    compressed, shuffled = np.zeros((2, len(chunks.address)), bool)
+    compressed[streams.chunk] = True
+    shuffled[chunks.filters.chunk] = True
+    direct, result = placing.direct(chunks.rows)
+    straight, unit = direct & compressed, np.uint64(placing.unit_nbytes)
+    return Work(
+        streams=streams,
+        groups=groups,
+        begin=begin,
+        moved=np.flatnonzero(begin[:n_coded] % alignment),
+        raw=np.arange(n_coded, len(streams)),
+        result=np.where(compressed, result, chunks.address),
+        shifted=np.flatnonzero(~compressed & (chunks.address % unit != 0)),
+        apart=np.flatnonzero(compressed & ~straight),
+        shuffled=np.flatnonzero(shuffled),
+        placed=np.flatnonzero((chunks.address != 0) & ~straight),
+    )
+
+
+def _groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
+    groups: list[Group] = []
+    counts = np.bincount(streams.format, minlength=len(FORMATS)).tolist()
+    first = 0
+    for inflate, n in zip(FORMATS, counts, strict=True):
+        if not n or inflate is RAW:
+            continue
+        nbytes = streams.target_nbytes[first : first + n]
+        longest, temp_nbytes, alignment = int(nbytes.max()), 0, 1
+        if inflate.nvcomp is not None:
+            total = int(nbytes.sum())
+            temp_nbytes = nvcomp.temp_nbytes(inflate.nvcomp, n_chunks=n, max_nbytes=longest, total_nbytes=total)
+            alignment = nvcomp.alignment(inflate.nvcomp).source
+        group = Group(
+            inflate=inflate, first=first, n=n, temp_nbytes=temp_nbytes, max_nbytes=longest, alignment=alignment
+        )
+        groups.append(group)
+        first += n
+    return groups
