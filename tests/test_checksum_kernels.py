@@ -77,10 +77,20 @@ def test_any_length_at_any_alignment(kind: Kind, nbytes: int, offset: int) -> No
 
 @every_kind
 @pytest.mark.parametrize("byte", [b"\x00", b"\x01", b"\xff"])
-@pytest.mark.parametrize("nbytes", [1, 5552, 5553, TILE_NBYTES, 8_000_003])
+@pytest.mark.parametrize("nbytes", [1, 5552, 5553, TILE_NBYTES, 20_000_003])
 def test_sums_of_equal_bytes_do_not_overflow(kind: Kind, nbytes: int, byte: bytes) -> None:
     content = byte * nbytes
     assert checksums(kind, [placed(content, 5)]) == [ORACLES[kind](content)]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("crc32", 0xCA72F00B), ("crc32c", 0x57ECBA8A), ("adler32", 0x00D10001)])
+def test_longest_message(kind: Kind, value: int) -> None:
+    # All are zeros, which add nothing: one tile is launched, and only there memory is needed. Values from the oracles.
+    nbytes, tile = 2**32 - 16, placed(bytes(TILE_NBYTES))
+    table = np.array([tile.ctypes.data + TILE_NBYTES - nbytes, nbytes, 0], np.uint64)
+    places = {"table": table.ctypes.data, "result": table[2:].ctypes.data}
+    checksum(HostLaunches(), None, kind, n=1, max_nbytes=1, **places)
+    assert finish(kind, table[2:]).tolist() == [value]
 
 
 @every_kind
@@ -144,7 +154,7 @@ def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tests.parent)
 
 
-REPRESENTATIVE = "any_length or many_messages or nothing_to_sum"
+REPRESENTATIVE = "any_length or longest_message or many_messages or nothing_to_sum"
 
 
 def test_sanitizers_find_nothing() -> None:

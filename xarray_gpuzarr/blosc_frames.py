@@ -26,7 +26,6 @@ from xarray_gpuzarr.frame_columns import device_ready
 Bytes = npt.NDArray[np.uint8]
 Column = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.intp]
 
 BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
 """Codecs of streams, by their number in a frame's header; lz4hc is lz4."""
@@ -35,7 +34,6 @@ RAW = 255
 UNFILTERED, SHUFFLE, BITSHUFFLE = range(3)
 """Filters of blocks."""
 
-_CHUNK = 0
 _HEADER_NBYTES = 16
 _MAX_NBYTES = 2**31 - 1 - _HEADER_NBYTES  # BLOSC_MAX_BUFFERSIZE
 _MAX_BLOCK_NBYTES = (2**31 - 1 - 4 * 255) // 3  # BLOSC_MAX_BLOCKSIZE
@@ -111,11 +109,11 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int) -> Blo
     frames = _sound_frames(data, start, nbytes, expected)
     blocks = _cut_blocks(data, frames, expected)
     stored = _stored_streams(frames, expected)
-    streams = np.concatenate([stored, *_walk_splits(data, frames, blocks)], axis=1)
+    streams = np.concatenate([stored, *_walk_splits(data, frames, blocks)], axis=1)  # rows as in BloscStreams
     ready = np.zeros(len(start), np.bool_)
     ready[frames.chunk] = True
-    ready[streams[_CHUNK, ~_sound_streams(data, streams)]] = False
-    kept = ready[streams[_CHUNK]]
+    ready[streams[0, ~_sound_streams(data, streams)]] = False
+    kept = ready[streams[0]]
     if not kept.all():
         streams = streams[:, kept]
     chunk, source, source_nbytes, target, target_nbytes, codec = streams
@@ -162,7 +160,7 @@ class _Frames(NamedTuple):
 class _Blocks(NamedTuple):
     """One row per block: its frame, its place in the chunk, and where its streams are in the data."""
 
-    frame: Rows
+    frame: Column
     start: Column
     nbytes: Column
     n_splits: Column
@@ -191,8 +189,7 @@ def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> 
     sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
     sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes == nbytes)
     sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
-    columns = (chunk, start, nbytes, flags, typesize, blocksize)
-    frames = _Frames._make(column[sound] for column in columns)
+    frames = _Frames._make(column[sound] for column in (chunk, start, nbytes, flags, typesize, blocksize))
     return _Frames._make(column[_has_room(frames, expected)] for column in frames)
 
 
@@ -253,8 +250,8 @@ def _walk_splits(data: Bytes, frames: _Frames, blocks: _Blocks) -> Iterator[Colu
 def _stored_streams(frames: _Frames, expected: int) -> Column:
     """Return each frame that is not compressed as one stream."""
     at = np.flatnonzero(frames.flags & _STORED)
-    columns = (frames.chunk[at], frames.start[at] + _HEADER_NBYTES, expected, 0, expected, RAW)
-    return np.stack(np.broadcast_arrays(*columns))
+    source = frames.start[at] + _HEADER_NBYTES
+    return np.stack(np.broadcast_arrays(frames.chunk[at], source, expected, 0, expected, RAW))
 
 
 def _sound_streams(data: Bytes, streams: Column) -> Flags:
@@ -274,7 +271,7 @@ def _sound_streams(data: Bytes, streams: Column) -> Flags:
 _SPECS: dict[int, BytesBytesSpec] = {ZLIB: ZlibSpec(), ZSTD: ZstdSpec()}
 
 
-def _by_value(at: Rows, values: Column) -> list[Rows]:
+def _by_value(at: Column, values: Column) -> list[Column]:
     """Cut `at` into parts of one value each, the longest first."""
     order = np.argsort(values, kind="stable")
     cuts = np.flatnonzero(np.diff(values[order])) + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -98,11 +98,19 @@ class _Table:
         self._fields[first : first + len(fields)] = fields
         self._pointers += [first + i for i in pointers]
 
-    def pack(self, into: Bytes, at: Address) -> None:
-        """Write the table as it must stand at `at`."""
+    @functools.cached_property
+    def _words(self) -> Words:
+        """All words, pointers counted from the start of the table; once nothing is added any more."""
         fields = np.array([int(f) & _WORD for f in self._fields], np.uint64)
-        fields[self._pointers] += np.uint64(at)
-        into[: self.nbytes] = np.concatenate([fields, *self._columns]).view(np.uint8)
+        return np.concatenate([fields, *self._columns])
+
+    def pack(self, into: Bytes, at: Address, fields: Mapping[int, int]) -> None:
+        """Write the table as it must stand at `at`, with some fields other than they were written."""
+        words = into[: self.nbytes].view(np.uint64)
+        words[:] = self._words
+        words[self._pointers] += np.uint64(at)
+        for field, value in fields.items():
+            words[field] = value
 
 
 class _Placer:
@@ -128,16 +136,20 @@ class _Placer:
         """Bytes of the table."""
         return self._table.nbytes
 
-    def pack(self, into: Bytes, at: Address) -> None:
+    def pack(self, into: Bytes, at: Address, out: Address | None = None) -> None:
         """Write the table.
 
         Parameters
         ----------
         into : uint8, shape (n,) with n >= nbytes, pinned host memory
+            Begins at a multiple of 8.
         at : Address
             Where the table will stand in device memory; aligned to 16 bytes.
+        out : Address, optional
+            First element of another output than the first one, at least as aligned.
         """
-        self._table.pack(into, at)
+        moved = {} if out is None else {_CAST_WORDS: out, self._n_words + _CAST_WORDS: out}
+        self._table.pack(into, at, moved)
 
     def launch(self, api: DeviceApi, stream: Stream, *, at: Address, src: Address, row: Address, n_rows: int) -> None:
         """Place what is wanted of decoded chunks.

@@ -69,7 +69,7 @@ class PinnedRing:
         return slot
 
     def rewind(self) -> None:
-        """Start again with the first slot; only while none is lent. A short read then needs no slot but those it had."""
+        """Start again with the first slot, only while none is lent: a short read then uses the slots it had before."""
         self._next = 0
 
 

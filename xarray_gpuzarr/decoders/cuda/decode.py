@@ -101,11 +101,17 @@ class BatchDecoder:
             np.full(len(work.apart), self._chunk_nbytes),
             np.full(len(work.shuffled), self._chunk_nbytes),
         )
-        ends = np.cumsum(np.r_[0, -(-np.concatenate(lengths) // 16) * 16])
-        memory = self._lane.allocate(int(ends[-1]) + aligned(work.temp_nbytes), self._lane.work)
-        at = np.uint64(memory.address) + ends[:-1].astype(np.uint64)
-        moved, shifted, apart, shuffled = np.split(at, np.cumsum([len(n) for n in lengths[:-1]]))
-        temp = offset_by(memory, int(ends[-1]))
+        room = -(-np.concatenate(lengths) // 16) * 16
+        ends = room.cumsum()
+        used = int(ends[-1]) if len(ends) else 0
+        memory = self._lane.allocate(used + aligned(work.temp_nbytes), self._lane.work)
+        at = (ends - room + memory.address).astype(np.uint64)
+        columns, first = [], 0
+        for n in lengths:
+            columns.append(at[first : first + len(n)])
+            first += len(n)
+        moved, shifted, apart, shuffled = columns
+        temp = offset_by(memory, used)
         return _Scratch(memory=memory, moved=moved, shifted=shifted, apart=apart, shuffled=shuffled, temp=temp)
 
     def _fill_tables(self, tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch) -> _Offsets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +56,9 @@ class Placing:
         )
         fill = np.frombuffer(spec.fill, stored)[0]
         if isinstance(target, PointTarget):
-            self._kernel: Scatter | Points = _points(spec, target, self._element, out=out, fill=fill)
+            self._kernel: Scatter | Points = _points(spec, target, self._element, fill)
         else:
-            self._kernel = Scatter(_axes(spec, target), self._element, out=out, fill=fill)
+            self._kernel = _scatter(spec, target, self._element, fill)
         self.memory = self._send()
         """What all launches share; the read gives it back."""
 
@@ -103,7 +104,7 @@ class Placing:
         nbytes = self._kernel.nbytes
         slot = self._lane.tables.lend(nbytes)
         memory = self._lane.allocate(nbytes, self._lane.work)
-        self._kernel.pack(slot.array[:nbytes], memory.address)
+        self._kernel.pack(slot.array[:nbytes], memory.address, self._out)
         self._lane.api.upload(memory.address, slot.array[:nbytes], self._lane.work)
         slot.give_back(self._lane.work)
         return memory
@@ -116,6 +117,29 @@ def _strides(spec: ArraySpec) -> list[int]:
         strides[axis] = step
         step *= spec.grid.chunk_shape[axis]
     return strides
+
+
+_scatters: dict[tuple[Any, ...], Scatter] = {}
+"""Of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
+_MAX_SCATTERS, _MAX_PIECES = 64, 4096
+
+
+def _scatter(spec: ArraySpec, target: BoxTarget, element: ElementCast, fill: np.generic) -> Scatter:
+    """Return the kernel for a box, planned once for all boxes that are cut alike."""
+    if any(p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces):
+        return Scatter(_axes(spec, target), element, out=_ANYWHERE, fill=fill)
+    columns = tuple((p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces)
+    key = (spec.grid.chunk_shape, spec.axes, element, spec.fill, columns)
+    scatter = _scatters.get(key)
+    if scatter is None:
+        if len(_scatters) >= _MAX_SCATTERS:
+            _scatters.clear()
+        scatter = _scatters[key] = Scatter(_axes(spec, target), element, out=_ANYWHERE, fill=fill)
+    return scatter
+
+
+_ANYWHERE = Address(0)
+"""Results are aligned to 256 bytes, more than any kernel needs."""
 
 
 def _axes(spec: ArraySpec, target: BoxTarget) -> list[AxisColumns]:
@@ -134,7 +158,7 @@ def _axes(spec: ArraySpec, target: BoxTarget) -> list[AxisColumns]:
     ]
 
 
-def _points(spec: ArraySpec, target: PointTarget, element: ElementCast, *, out: Address, fill: np.generic) -> Points:
+def _points(spec: ArraySpec, target: PointTarget, element: ElementCast, fill: np.generic) -> Points:
     groups = target.groups
     within = groups.within @ np.array(_strides(spec), np.int64)
-    return Points(groups.bounds, within, groups.position, element, out=out, fill=fill)
+    return Points(groups.bounds, within, groups.position, element, out=_ANYWHERE, fill=fill)

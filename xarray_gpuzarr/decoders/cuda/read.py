@@ -161,15 +161,20 @@ class Read:
 
 def _chunks(batch: Batch, staged: Sequence[Staged]) -> Chunks:
     """Put the segments of a batch together."""
-    none = np.zeros(0, np.int64)
-    address = np.concatenate([none.view(np.uint64), *(s.address for s in staged)])
     rows = np.concatenate([*(p.plan.row[p.lo : p.hi] for p in batch.pieces), *batch.missing])
-    stored, counts = rows[: len(address)], [0, *(len(s.address) for s in staged)]
+    if not staged:
+        stored = rows[:0]
+        address, nbytes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        streams, filters = Streams.none(), Filters.none()
+    else:
+        address, nbytes = np.concatenate([s.address for s in staged]), np.concatenate([s.nbytes for s in staged])
+        stored, counts = rows[: len(address)], [len(s.address) for s in staged]
+        streams, filters = join([s.streams for s in staged], counts), join([s.filters for s in staged], counts)
     return Chunks(
         address=address,
-        nbytes=np.concatenate([none, *(s.nbytes for s in staged)]),
+        nbytes=nbytes,
         rows=stored,
         missing=np.concatenate([stored[address == 0], rows[len(address) :]]),
-        streams=join([Streams.none(), *(s.streams for s in staged)], counts),
-        filters=join([Filters.none(), *(s.filters for s in staged)], counts),
+        streams=streams,
+        filters=filters,
     )
