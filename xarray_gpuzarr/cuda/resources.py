@@ -75,6 +75,8 @@ class PinnedRing:
 
 _TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""
+MAX_BATCHES = 3
+"""Batches of one read that may be under way. The rings of tables and receipts have a slot more."""
 
 
 class Lane:
@@ -87,9 +89,9 @@ class Lane:
         self.work = api.stream()
         self.slots = PinnedRing(api, options.n_slots, options.slot_nbytes)
         """For encoded bytes."""
-        self.tables = PinnedRing(api, 4, _TABLE_NBYTES)
+        self.tables = PinnedRing(api, MAX_BATCHES + 1, _TABLE_NBYTES)
         """For pointer and size tables on their way up."""
-        self.receipts = PinnedRing(api, 4, _TABLE_NBYTES)
+        self.receipts = PinnedRing(api, MAX_BATCHES + 1, _TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
         self._held: dict[int, DeviceMemory] = {}
 

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
+from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import cast_array, place
-from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
+from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.fetch import Allocate, Pending, PendingStream
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.plan import BoxTarget, PointTarget, ReadPlan, place_boxes
@@ -92,19 +93,14 @@ class _Block:
     def check_absent(self) -> None:
         """Raise if the object of this block may not be absent."""
         if self.job.spec.index is not None:
-            raise StoreReadError(
-                f"shard '{self.plan.keys[0]}' of array '{self.job.spec.path}' has disappeared",
-                tried="to read its chunks, after its index had been read",
-                found="no such object",
-                do="something deletes or rewrites the store: open it again once that has ended",
-            )
+            raise vanished_shard(self.plan)
 
     def place_row(self, lane: Lane, src: memoryview, row: int) -> None:
         """Decode one chunk and place it."""
         try:
             self.decode_row(lane, src, row)
         except FrameError as err:
-            raise self.job.corrupt(self.plan, row, str(err)) from err
+            raise corrupt_chunk(self.plan, row, str(err)) from err
 
     def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
         """Decode one chunk and place it; raises `FrameError`."""
@@ -151,7 +147,7 @@ class BoxBlock(_Block):
                 try:
                     codec.from_stream(stream, self._destination(row) if direct else lane.scratch)
                 except FrameError as err:
-                    raise self.job.corrupt(self.plan, row, str(err)) from err
+                    raise corrupt_chunk(self.plan, row, str(err)) from err
             if direct:
                 self._swap(self._destination(row))
             else:
@@ -202,7 +198,7 @@ class BoxBlock(_Block):
         return Task(run, [(self.plan.keys[int(self.plan.object[row])], wanted)])
 
     def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
-        return self.job.corrupt(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
+        return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
 
     def _swap(self, dst: memoryview) -> None:
         if self.job.swap:

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
+from xarray_gpuzarr.byte_range import ByteRange
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
 from xarray_gpuzarr.decoders.placing import cast_array
-from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec, zarr_chunk_decoder
-from xarray_gpuzarr.plan import BoxTarget, ReadPlan, Target
+from xarray_gpuzarr.plan import BoxTarget, Target
 
 Array = npt.NDArray[Any]
 
@@ -144,15 +143,3 @@ class Job:
         if chunk.shape != self.spec.grid.chunk_shape:
             raise FrameError(f"shape {chunk.shape}, expected {self.spec.grid.chunk_shape}")
         return chunk
-
-    def corrupt(self, plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
-        """Build the error for one chunk that does not decode."""
-        chunk = tuple(plan.chunk[row].tolist())
-        nbytes = int(plan.nbytes[row])
-        extent = "whole" if nbytes == WHOLE_OBJECT else f"{nbytes} bytes at {plan.offset[row]}"
-        return CorruptChunkError(
-            f"cannot decode chunk {chunk} of array '{self.spec.path}'",
-            tried=f"object '{plan.keys[int(plan.object[row])]}', {extent}: {self.spec.codecs}",
-            found=found,
-            do="the stored chunk is damaged: rewrite it, or leave it out of the selection",
-        )

@@ -76,26 +76,61 @@ class Batch:
         return Batch(pieces=tuple(first), missing=self.missing), Batch(pieces=tuple(second))
 
 
-def cut_batches(plans: Iterator[ReadPlan], most: int) -> Iterator[Batch]:
-    """Cut plans into batches of at most `most` chunks; a batch may span several shards."""
-    pieces: list[Piece] = []
-    missing: list[Rows] = []
-    room = most
+class _Growing:
+    """A batch while pieces are added to it."""
+
+    def __init__(self, most: int, most_nbytes: int) -> None:
+        self._pieces: list[Piece] = []
+        self.missing: list[Rows] = []
+        self._room = most
+        self._room_nbytes = most_nbytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds nothing at all."""
+        return not self._pieces and not self.missing
+
+    def add(self, plan: ReadPlan, lo: int, hi: int) -> int:
+        """Take as many of the rows ``[lo, hi)`` as fit, at least one if there is none yet; return the first left."""
+        hi = min(hi, lo + self._room)
+        if plan.spec.index is not None:
+            # Chosen chunks may lie apart, and a request brings what lies between them.
+            ends = plan.offset[lo:hi] + plan.nbytes[lo:hi] - plan.offset[lo]
+            fitting = int(ends.searchsorted(self._room_nbytes, "right"))
+            hi = lo + (fitting if self._pieces else max(1, fitting))
+        if hi > lo:
+            piece = Piece(plan=plan, lo=lo, hi=hi)
+            self._pieces.append(piece)
+            self._room -= hi - lo
+            self._room_nbytes -= piece.nbytes if plan.spec.index is not None else 0
+        return hi
+
+    def done(self) -> Batch:
+        """Return the batch."""
+        return Batch(pieces=tuple(self._pieces), missing=tuple(self.missing))
+
+
+def cut_batches(plans: Iterator[ReadPlan], most: int, most_nbytes: int) -> Iterator[Batch]:
+    """Cut plans into batches of at most `most` chunks, which may span several shards.
+
+    Parameters
+    ----------
+    plans : iterator of ReadPlan
+    most : int
+    most_nbytes : int
+        Bytes that the requests of a batch may bring, unless it has a single chunk.
+    """
+    batch = _Growing(most, most_nbytes)
     for plan in plans:
         if len(plan.missing_row):
-            missing.append(plan.missing_row)
+            batch.missing.append(plan.missing_row)
         for lo, hi in pairwise(plan.parts.tolist()):
             at = lo
-            while at < hi:
-                end = min(hi, at + room)
-                pieces.append(Piece(plan=plan, lo=at, hi=end))
-                room -= end - at
-                at = end
-                if not room:
-                    yield Batch(pieces=tuple(pieces), missing=tuple(missing))
-                    pieces, missing, room = [], [], most
-    if pieces or missing:
-        yield Batch(pieces=tuple(pieces), missing=tuple(missing))
+            while (at := batch.add(plan, at, hi)) < hi:
+                yield batch.done()
+                batch = _Growing(most, most_nbytes)
+    if not batch.is_empty:
+        yield batch.done()
 
 
 def chunks_per_batch(path: str, *, chunk_nbytes: int, needed_nbytes: int, batch_nbytes: int, budget_nbytes: int) -> int:

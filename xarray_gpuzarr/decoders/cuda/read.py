@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Lane
 from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.placing import Placing
@@ -33,11 +32,6 @@ from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
-
-Rows = npt.NDArray[np.int64]
-
-_IN_FLIGHT = 2
-"""Batches the device may have: one that it decodes, one whose bytes are on their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +79,7 @@ class Read:
     def _needed_nbytes(self) -> int:
         """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
         nbytes = aligned(self._chunk_nbytes)
-        needed = (_IN_FLIGHT + 1) * nbytes + nbytes
+        needed = MAX_BATCHES * nbytes + nbytes
         if isinstance(self._stage, ZstdSpec | BloscSpec):
             needed += zstd_temp_nbytes(1, nbytes)
         if isinstance(self._stage, ZlibSpec | BloscSpec):
@@ -104,7 +98,7 @@ class Read:
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
-        for batch in cut_batches(self._drawn(plans), self._most):
+        for batch in cut_batches(self._drawn(plans), self._most, self._most * aligned(self._chunk_nbytes)):
             self._submit_or_halve(batch)
         while self._submitted:
             self._retire()
@@ -143,7 +137,7 @@ class Read:
         done = self._api.event()
         self._api.record(done, self._lane.work)
         self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt))
-        while len(self._submitted) > _IN_FLIGHT:
+        while len(self._submitted) >= MAX_BATCHES:
             self._retire()
 
     def _retire(self) -> None:

@@ -1,0 +1,220 @@
+"""The order of a read's work on the device, and how many calls it takes."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import zstandard
+from helpers.corpus import counting, write
+from helpers.cuda_reads import KIB, LAZY, ON_HOST, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene
+from helpers.damage import assert_explains
+from helpers.shards import with_chunk
+from helpers.simulator import SimulatedDevice
+from helpers.stores import put, take
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import CorruptChunkError, GpuZarrError
+from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+
+
+def assert_reads(device, name, selection=...):
+    """Read a scene; nothing is left behind."""
+    expected = scene(name).expected[selection]
+    np.testing.assert_array_equal(CudaReads(device).values(scene(name).array, selection), expected)
+    device.check()
+
+
+@given(
+    name=st.sampled_from(SCENES),
+    seed=st.integers(0, 2**32),
+    selection=st.sampled_from([..., slice(3, None, 7), slice(40, 5, -3)]),
+    n_slots=st.integers(2, 5),
+    slot_nbytes=st.integers(64 * KIB, 256 * KIB),
+    batch_nbytes=st.integers(1, 512 * KIB),
+)
+def test_values_do_not_depend_on_the_order_of_work_or_on_sizes(name, seed, selection, **options):
+    with limits(**options):
+        assert_reads(SimulatedDevice(seed), name, selection)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_scenes_take_several_batches_and_segments(name):
+    uploads = Counter(n.site for n in noted(name).notes if n.call == "upload")
+
+    assert uploads["Tables.send"] == 4
+    assert uploads["Image.send"] >= 7
+    assert uploads["upload_pageable"] == (name.startswith(("zstd", "gzip")))
+
+
+def noted(name, **options):
+    """Read a scene as late as possible; return the device, which has noted its calls."""
+    device = NotingDevice(LAZY)
+    with limits(**options):
+        assert_reads(device, name)
+    return device
+
+
+def needed(notes):
+    """Return the calls that keep order: what waits, and the record that each of those goes by.
+
+    A synchronisation that does not block on the lazy device is not needed: that device does nothing but what earlier
+    waits have asked for, so the event has been reached on every other device too.
+    """
+    recorded = {}
+    for note in notes:
+        if note.call == "record":
+            recorded[note.event] = note
+        elif note.call == "wait" or note.blocks:
+            yield note
+            yield recorded.get(note.event, note)
+
+
+def turns_red(name, ignored):
+    """Say whether a read without one call goes wrong under some seed."""
+    for seed in SEEDS:
+        try:
+            assert_reads(SimulatedDevice(seed, mutations={ignored}), name)
+        except (AssertionError, GpuZarrError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", [*SCENES, ON_HOST])
+def test_every_wait_and_the_record_that_it_goes_by_is_needed(name):
+    calls = {f"{n.call}:{n.number}": n.site for n in needed(noted(name).notes)}
+    with limits():
+        green = {call: site for call, site in calls.items() if not turns_red(name, call)}
+
+    assert len(calls) >= 10
+    assert green == {}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_host_waits_for_staging_slots_and_for_the_oldest_batch_alone(name):
+    blocking = {n.site for n in noted(name).notes if n.blocks}
+
+    assert blocking <= {"Image.__init__", "upload_pageable", "Read._retire"}
+
+
+def test_tables_and_receipts_need_a_slot_for_each_batch_under_way(monkeypatch):
+    # No guard protects a receipt until the host has looked at it: the ring must be long enough.
+    ring = resources.PinnedRing
+    monkeypatch.setattr(resources, "PinnedRing", lambda api, n, nbytes: ring(api, min(n, 2), nbytes))
+
+    with limits(), pytest.raises((AssertionError, CorruptChunkError)):
+        [assert_reads(SimulatedDevice(seed), "zstd, scattered") for seed in SEEDS]
+
+
+def test_two_more_batches_are_under_way_before_the_host_waits_for_the_first():
+    notes = noted("zstd, scattered", n_slots=16).notes
+    first = next(i for i, n in enumerate(notes) if n.blocks)
+
+    assert notes[first].site == "Read._retire"
+    assert [n.call for n in notes[:first]].count("nvcomp") == 3
+    assert {n.call for n in notes[first:]} >= {"upload", "nvcomp"}
+
+
+@pytest.mark.parametrize("seed", SEEDS[:6])
+def test_result_is_ready_for_any_stream(seed):
+    device = SimulatedDevice(seed)
+    reads, mine, other = CudaReads(device), device.stream(), device.stream()
+
+    with limits(), device.consuming(mine):
+        result = reads.read(scene("zlib, moved first").array)
+    with device.consuming(other):
+        np.testing.assert_array_equal(result.get(), scene("zlib, moved first").expected)
+    del result
+    device.check()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_memory_of_a_result_is_used_again_only_after_the_consumer_is_done(seed):
+    name = "zstd, straight into the result"
+    device = SimulatedDevice(seed, 4 * KIB * KIB)
+    reads, mine = CudaReads(device), device.stream()
+
+    with limits(), device.consuming(mine):
+        for _ in range(3):
+            result = reads.read(scene(name).array)
+            result[...] = 7
+            del result
+        np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
+    device.check()
+
+
+SHAPES = {
+    "scattered": lambda n: ((n, 64), (2, 32)),
+    "straight into the result": lambda n: ((n * 32,), (32,)),
+}
+
+
+def calls_of_second_read(place, n_chunks, compressor):
+    """Return how often each member is called by a read of one shard, once another one has warmed everything up."""
+    shape, chunks = SHAPES[place](n_chunks)
+    data = counting(shape)
+    array = write(MemoryStore(), data, chunks=chunks, shards=shape, compressors=compressor, filters=None)
+    device = NotingDevice(LAZY)
+    reads = CudaReads(device)
+    with limits(slot_nbytes=1024 * KIB, batch_nbytes=1024 * KIB):
+        reads.read(array)
+        before, n_notes = Counter(device.calls), len(device.notes)
+        np.testing.assert_array_equal(reads.values(array), data)
+    device.check()
+    blocks = sum(n.blocks for n in device.notes[n_notes:])
+    return Counter(device.calls) - before + Counter({"blocks": blocks})
+
+
+@pytest.mark.parametrize("n_chunks", [10, 1000])
+@pytest.mark.parametrize(
+    ("place", "compressor", "expected"),
+    [
+        ("scattered", ZstdCodec(), {"upload": 3, "nvcomp": 1, "launch": 1, "download": 1, "allocate": 4}),
+        (
+            "straight into the result",
+            ZstdCodec(),
+            {"upload": 3, "nvcomp": 1, "launch": 0, "download": 1, "allocate": 4},
+        ),
+        ("scattered", None, {"upload": 3, "nvcomp": 0, "launch": 1, "download": 0, "allocate": 4}),
+    ],
+)
+def test_calls_of_one_task(place, compressor, expected, n_chunks):
+    calls = calls_of_second_read(place, n_chunks, compressor)
+
+    assert {name: calls[name] for name in expected} == expected
+    assert (calls["blocks"], calls["synchronize"], calls["wait"]) == (1, 0, 2)
+    assert (calls["empty"], calls["stream"], calls["allocate_pinned"]) == (1, 0, 0)
+
+
+def unlucky():
+    """Return an array one of whose zstd frames has a good header and a content that does not decode."""
+    data = np.tile(counting((64,)), (8, 64))
+    array = write(MemoryStore(), data, name="a/t", chunks=(2, 1024), shards=(4, 4096), compressors=ZstdCodec())
+    frame = bytearray(zstandard.compress(data[2:4, 1024:2048].tobytes()))
+    frame[len(frame) // 2 :] = b"\xff" * (len(frame) - len(frame) // 2)
+    put(array.store, "a/t/c/0/0", with_chunk(take(array.store, "a/t/c/0/0"), 8, 5, bytes(frame)))
+    return array
+
+
+def test_chunk_that_nvcomp_cannot_decode_is_named():
+    device = SimulatedDevice(LAZY)
+
+    with limits(), pytest.raises(CorruptChunkError) as caught:
+        CudaReads(device).read(unlucky())
+
+    assert_explains(caught.value, "chunk (1, 1)", "'/a/t'", "'a/t/c/0/0'", "zstd", "CannotDecompress", "8192")
+    device.check()
+
+
+def test_without_the_receipt_nobody_would_know(monkeypatch):
+    monkeypatch.setattr(Receipt, "complaint", lambda _: None)
+    right = np.tile(counting((64,)), (8, 64))
+
+    with limits():
+        values = CudaReads(SimulatedDevice(LAZY)).values(unlucky())
+
+    assert (values[2:4, 1024:2048] != right[2:4, 1024:2048]).all()
+    assert (values[4:] == right[4:]).all()
