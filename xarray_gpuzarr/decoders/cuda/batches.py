@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -42,6 +42,15 @@ class Piece:
         return (self.hi - self.lo) * aligned(spec.chunk_nbytes + spec.chunk_nbytes // 128 + _SLACK_NBYTES)
 
 
+def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
+    """Return the plan of a chunk, counted over all pieces, and its row there."""
+    for piece in pieces:
+        if number < piece.hi - piece.lo:
+            return piece.plan, piece.lo + number
+        number -= piece.hi - piece.lo
+    raise IndexError(number)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Chunks that are decoded by one call."""
@@ -54,14 +63,6 @@ class Batch:
     def n_chunks(self) -> int:
         """Stored chunks."""
         return sum(p.hi - p.lo for p in self.pieces)
-
-    def row(self, number: int) -> tuple[ReadPlan, int]:
-        """Return the plan of one stored chunk, and its row there."""
-        for piece in self.pieces:
-            if number < piece.hi - piece.lo:
-                return piece.plan, piece.lo + number
-            number -= piece.hi - piece.lo
-        raise IndexError(number)
 
     def halves(self) -> tuple[Batch, Batch]:
         """Cut a batch of at least two chunks in two."""

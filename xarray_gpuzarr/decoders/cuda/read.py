@@ -19,7 +19,7 @@ from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Lane
-from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches
+from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches, row_of
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
@@ -150,7 +150,7 @@ class Read:
         complaint = oldest.receipt.complaint() if oldest.receipt is not None else None
         if complaint is not None:
             number, found = complaint
-            raise corrupt_chunk(*oldest.batch.row(number), found)
+            raise corrupt_chunk(*row_of(oldest.batch.pieces, number), found)
 
 
 def _chunks(batch: Batch, staged: Sequence[Staged]) -> Chunks:

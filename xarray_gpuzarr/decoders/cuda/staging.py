@@ -20,7 +20,7 @@ from xarray_gpuzarr.codecs import BytesBytesSpec, Crc32cSpec
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.cuda.batches import Piece
+from xarray_gpuzarr.decoders.cuda.batches import Piece, row_of
 from xarray_gpuzarr.decoders.cuda.image import Image
 from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, join
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
@@ -97,9 +97,10 @@ class Stager:
         present = start >= 0
         full_nbytes = nbytes.copy()
         ready, streams, filters = self._find_streams(image, start, nbytes)
-        for row in np.flatnonzero(~ready & present).tolist():
-            encoded = image.view(int(start[row]), int(full_nbytes[row]))
-            start[row] = image.append(self._decode_on_host(pieces, row, encoded))
+        doubtful = np.flatnonzero(~ready & present)
+        if len(doubtful):
+            encoded = [image.view(int(start[row]), int(full_nbytes[row])) for row in doubtful]
+            start[doubtful] = [image.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
         with lane.api.range("read::transfer"):
             memories, address = image.send(start)
         address[~present] = 0
@@ -160,21 +161,33 @@ class Stager:
         together = [0] * len(streams)
         return trusted, join(streams, together), join(filters, together)
 
-    def _decode_on_host(self, pieces: Sequence[Piece], row: int, encoded: memoryview) -> memoryview:
-        """Decode a chunk that is unusual or damaged; the codec's word is final."""
-        decoded = memoryview(bytearray(self._chunk_nbytes))
-        try:
-            if self._codec.streams:  # the way that also sees whatever follows the frame
-                self._codec.from_stream(MemoryStream(encoded), decoded)
-            else:
-                self._codec.into(encoded, decoded)
-        except FrameError as err:
-            for piece in pieces:
-                if row < piece.hi - piece.lo:
-                    raise corrupt_chunk(piece.plan, piece.lo + row, str(err)) from err
-                row -= piece.hi - piece.lo
-            raise
+    def _decode_on_host(
+        self, pieces: Sequence[Piece], rows: Column, encoded: Sequence[memoryview]
+    ) -> Sequence[memoryview]:
+        """Decode chunks that are unusual or damaged, on free threads; the codec's word is final."""
+        decoded = [memoryview(bytearray(self._chunk_nbytes)) for _ in encoded]
+        todo = deque(range(len(encoded)))
+
+        def drain(go_on: Callable[[], bool]) -> None:
+            while go_on():
+                try:
+                    number = todo.popleft()
+                except IndexError:
+                    return
+                try:
+                    self._decode(encoded[number], decoded[number])
+                except FrameError as err:
+                    todo.clear()
+                    raise corrupt_chunk(*row_of(pieces, int(rows[number])), str(err)) from err
+
+        threads.crew.run(drain, min(len(encoded), threads.thread_budget()))
         return decoded
+
+    def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
+        if self._codec.streams:  # the way that also sees whatever follows the frame
+            self._codec.from_stream(MemoryStream(encoded), decoded)
+        else:
+            self._codec.into(encoded, decoded)
 
 
 def _rows(pieces: Sequence[Piece], answers: list[list[tuple[int, int]]]) -> tuple[Column, Column]:
