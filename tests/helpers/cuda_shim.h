@@ -1,14 +1,12 @@
 // The words of CUDA that our kernels use, for a C++ compiler: a grid runs as a loop over its blocks and threads.
 //
-// Threads run one after another, in order, each to its end or to a barrier; one that waits keeps its stack, and the next
-// runs on another. A kernel without a barrier may share memory only if the first thread of a block writes all of it, or
-// if any thread adds to it and none but the last one reads. Of a warp all threads must end between the same barriers:
-// else the process aborts. Races go unnoticed. One grid runs at a time in one library.
+// Threads run one after another, each to its end or to its next barrier, where it keeps its stack and the next one runs on
+// another. They start in order, so that a kernel without barriers may share memory if the first thread of a block writes
+// all of it, or if any thread adds to it and none but the last one reads. From barrier to barrier the order is reversed,
+// which shows most of what relies on one. Of a warp all threads must end between the same barriers: else the process
+// aborts. One grid runs at a time in one library.
 #pragma once
-#undef _FORTIFY_SOURCE  // it takes a jump from one stack to another for an error
-#include <csetjmp>
 #include <cstdlib>
-#include <ucontext.h>
 #include <utility>
 
 #define GPUZARR_HOST_SHIM 1
@@ -47,16 +45,54 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
     return result;
 }
 
+// ---- stacks
+
+#ifdef __x86_64__
+typedef void* ShimStack;
+
+// Leaves the stack that is in use in `from`, and goes on where `to` was left. Far faster than <ucontext.h>, which asks
+// the system for its signals each time.
+extern "C" void shim_switch(ShimStack* from, ShimStack* to);
+asm(".pushsection .text\n"
+    ".local shim_switch\n"
+    "shim_switch:\n"
+    "push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15\n"
+    "mov %rsp, (%rdi)\n"
+    "mov (%rsi), %rsp\n"
+    "pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp\n"
+    "ret\n"
+    ".popsection\n");
+
+static void shim_prepare(ShimStack* stack, char* memory, size_t nbytes, void (*run)())
+{
+    void** const top = (void**)((size_t)(memory + nbytes) & ~(size_t)15);
+    top[-2] = (void*)run;
+    *stack = top - 8;  // six registers
+}
+#else
+#include <ucontext.h>
+typedef ucontext_t ShimStack;
+
+static void shim_switch(ShimStack* from, ShimStack* to) { swapcontext(from, to); }
+
+static void shim_prepare(ShimStack* stack, char* memory, size_t nbytes, void (*run)())
+{
+    getcontext(stack);
+    stack->uc_stack.ss_sp = memory;
+    stack->uc_stack.ss_size = nbytes;
+    makecontext(stack, run, 0);
+}
+#endif
+
 // ---- threads that wait
 
 struct ShimFibre {
-    jmp_buf resume;
-    bool is_started, waits;
-    ShimFibre* next;
-    char stack[1 << 16];
+    ShimStack stack;
+    bool waits;
+    char memory[(1 << 16) + 448];  // of stacks a power of two apart, a cache keeps few
 };
-static ShimFibre *shim_fibres, *shim_fibre;  // all of them, as old as the library; the one that runs
-static jmp_buf shim_scheduler;
+static ShimFibre *shim_fibres[1024], *shim_fibre;  // all of them, never freed; the one that runs
+static ShimStack shim_scheduler;
 static void (*shim_thread)();
 static unsigned shim_n_started;
 static bool shim_ended[1024];
@@ -64,7 +100,7 @@ static bool shim_ended[1024];
 static void shim_leave(bool waits)
 {
     shim_fibre->waits = waits;
-    if (!_setjmp(shim_fibre->resume)) _longjmp(shim_scheduler, 1);
+    shim_switch(&shim_fibre->stack, &shim_scheduler);
 }
 
 static void shim_run_threads()
@@ -82,30 +118,36 @@ static void shim_run_threads()
 static void shim_enter(ShimFibre* fibre)
 {
     shim_fibre = fibre;
-    if (_setjmp(shim_scheduler)) return;
-    if (fibre->is_started) _longjmp(fibre->resume, 1);
-    fibre->is_started = true;
-    ucontext_t start;
-    getcontext(&start);
-    start.uc_stack.ss_sp = fibre->stack;
-    start.uc_stack.ss_size = sizeof fibre->stack;
-    makecontext(&start, shim_run_threads, 0);
-    setcontext(&start);
+    shim_switch(&shim_scheduler, &fibre->stack);
+}
+
+static unsigned shim_start_threads()
+{
+    unsigned n = 0;
+    for (shim_n_started = 0; shim_n_started < blockDim.x; shim_enter(shim_fibres[n++])) {
+        ShimFibre*& fibre = shim_fibres[n];
+        if (fibre) continue;
+        fibre = new ShimFibre();
+        shim_prepare(&fibre->stack, fibre->memory, sizeof fibre->memory, shim_run_threads);
+    }
+    return n;
+}
+
+static void shim_check_warps()
+{
+    for (unsigned i = 0; i < blockDim.x; ++i)
+        if (shim_ended[i] != shim_ended[i & ~31u]) abort();
 }
 
 static void shim_run_block()
 {
-    shim_n_started = 0;
-    ShimFibre** end = &shim_fibres;
-    for (; shim_n_started < blockDim.x; end = &(*end)->next) {
-        if (!*end) *end = new ShimFibre();
-        shim_enter(*end);
-    }
-    for (bool any_waits = shim_fibres->waits; any_waits;) {
-        for (unsigned i = 0; i < blockDim.x; ++i)
-            if (shim_ended[i] != shim_ended[i & ~31u]) abort();
+    const unsigned n = shim_start_threads();
+    bool any_waits = shim_fibres[0]->waits;
+    for (unsigned first = n - 1; any_waits; first = n - 1 - first) {
+        shim_check_warps();
         any_waits = false;
-        for (ShimFibre* fibre = shim_fibres; fibre != *end; fibre = fibre->next) {
+        for (unsigned i = 0; i < n; ++i) {
+            ShimFibre* const fibre = shim_fibres[first ? first - i : i];
             if (fibre->waits) shim_enter(fibre);
             any_waits |= fibre->waits;
         }

@@ -105,7 +105,7 @@ __device__ inline void repeat(u1* target, u4 distance, u4 length, u4 lane)
     constexpr u4 n = 4;
     const u1* const source = target - distance;
     u4 from = lane, step = n_lanes;
-    if (distance <= n_lanes && distance < length) {
+    if (distance < n_lanes && distance < length) {
         from %= distance;
         step %= distance;
     }
