@@ -6,7 +6,12 @@ CUDA ?= 13
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
-.PHONY: demo test test-gpu lint types layers check bench bench-smoke docs clean help
+SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
+	/opt/cuda/bin/compute-sanitizer $(VENV)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
+SANITIZE = memcheck racecheck initcheck
+SANITIZE_FLAGS ?=
+
+.PHONY: demo test test-gpu bench-gpu sanitize-gpu lint types layers check bench bench-smoke docs clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -19,6 +24,15 @@ test: $(VENV)/.installed ## Run the whole test suite
 
 test-gpu: $(VENV)/.gpu ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	XARRAY_GPUZARR_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -q
+
+bench-gpu: $(VENV)/.gpu ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
+	$(BIN)/python -m benchmarks.gpu
+
+sanitize-gpu: $(VENV)/.gpu ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
+	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
+		"$(BIN)/python -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
+	for tool in $(SANITIZE); do \
+		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(BIN)/python -m benchmarks.gpu.sanitize || exit 1; done
 
 lint: $(VENV)/.installed ## Check style and format
 	$(BIN)/ruff check

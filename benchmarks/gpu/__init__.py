@@ -1,0 +1,1 @@
+"""Benchmarks of reads to a GPU: ``python -m benchmarks.gpu``."""

@@ -1,0 +1,130 @@
+"""What the benchmark asks of a GPU beside `DeviceApi`: times, whole arrays, a copy within it, and what it is called.
+
+The tests put the simulator behind the same protocol, so that the benchmark's own code runs where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cuda.api import Address, DeviceApi, Stream
+
+Values = npt.NDArray[Any]
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class AbsentError(Exception):
+    """Something that is compared with is not installed, or does not work here; the message says what."""
+
+
+class Gpu(Protocol):
+    """One GPU that reads are measured on."""
+
+    @property
+    def api(self) -> DeviceApi:
+        """What the decoder runs on."""
+
+    @property
+    def device(self) -> str:
+        """What readers of ours are told as ``device``."""
+
+    def about(self) -> dict[str, object]:
+        """Return name, driver and the like, for the report."""
+
+    def cupy(self) -> Any:
+        """Return the module, for peers; raise `AbsentError` if arrays here are not CuPy's."""
+
+    def mark(self, stream: Stream) -> Any:
+        """Note the time at which a stream has done what it has been given so far."""
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the time between two marks, once both have been reached."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+
+    def copy_within(self, to: Address, start: Address, nbytes: int, stream: Stream) -> None:
+        """Copy device memory."""
+
+    def put(self, values: Values) -> Any:
+        """Return a device array of values that lie in ordinary host memory."""
+
+    def same(self, found: Any, expected: Any) -> bool:
+        """Say whether two device arrays hold the same values; NaN equals NaN."""
+
+    def tidy(self) -> None:
+        """Give back memory that only array libraries hold on to."""
+
+
+class NativeGpu:
+    """The first GPU, through CuPy."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        try:
+            self._cupy = importlib.import_module("cupy")
+            module = importlib.import_module("xarray_gpuzarr.cuda.device")
+            self.api = cast("DeviceApi", module.native_device(0))
+        except (ImportError, RuntimeError) as error:  # CuPy's own errors are RuntimeErrors
+            raise AbsentError(f"no GPU to measure on: {type(error).__name__}: {error}") from error
+
+    def about(self) -> dict[str, object]:
+        """Return name, driver and the like, for the report."""
+        runtime = self._cupy.cuda.runtime
+        properties = runtime.getDeviceProperties(0)
+        return {
+            "name": properties["name"].decode(),
+            "compute_capability": f"{properties['major']}.{properties['minor']}",
+            "n_multiprocessors": properties["multiProcessorCount"],
+            "memory_nbytes": properties["totalGlobalMem"],
+            "l2_nbytes": properties["l2CacheSize"],
+            "driver": _DRIVER.read_text().splitlines()[0] if _DRIVER.exists() else "unknown",
+            "driver_cuda": runtime.driverGetVersion(),
+            "runtime_cuda": runtime.runtimeGetVersion(),
+        }
+
+    def cupy(self) -> Any:
+        """Return the module."""
+        return self._cupy
+
+    def mark(self, stream: Stream) -> Any:
+        """Note the time at which a stream has done what it has been given so far."""
+        event = self._cupy.cuda.Event()
+        event.record(cast("Any", stream).for_cupy)
+        return event
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the time between two marks, once both have been reached."""
+        last.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(first, last)) * 1e-3
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        self._cupy.cuda.runtime.deviceSynchronize()
+
+    def copy_within(self, to: Address, start: Address, nbytes: int, stream: Stream) -> None:
+        """Copy device memory."""
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(to, start, nbytes, runtime.memcpyDeviceToDevice, stream.handle)
+
+    def put(self, values: Values) -> Any:
+        """Return a device array of values that lie in ordinary host memory."""
+        return self._cupy.asarray(np.ascontiguousarray(values))
+
+    def same(self, found: Any, expected: Any) -> bool:
+        """Say whether two device arrays hold the same values; NaN equals NaN."""
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return False
+        return bool(self._cupy.array_equal(found, expected, equal_nan=found.dtype.kind == "f"))
+
+    def tidy(self) -> None:
+        """Give back what CuPy's pools hold unused."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        self._cupy.get_default_pinned_memory_pool().free_all_blocks()

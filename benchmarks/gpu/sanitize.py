@@ -1,0 +1,87 @@
+"""``python -m benchmarks.gpu.sanitize``: every family of kernels and one read per codec, small, values compared.
+
+To be run under ``compute-sanitizer``, as ``make sanitize-gpu`` does. Device memory comes from no pool: the tools see
+where each allocation ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from benchmarks.gpu.device import AbsentError, Gpu, NativeGpu
+from benchmarks.gpu.kernels import kernel_contestants
+from benchmarks.gpu.readers import open_array
+from benchmarks.gpu.stores import CODECS, VARIABLE, Layout, Stored, write
+from xarray_gpuzarr import configure, read_array
+
+_SCALE = 1e-3
+
+
+def main(make_gpu: Callable[[], Gpu] = NativeGpu) -> int:
+    """Launch everything; return 1 if a read gave other values than were stored, 2 if there is no GPU, else 0."""
+    configure(memory="current", slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 16)
+    try:
+        gpu = make_gpu()
+    except AbsentError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for contestant in kernel_contestants(gpu, _SCALE):
+        ready = contestant.prepare()
+        ready.measure()
+        ready.close()
+        print(f"{contestant.name}: run")
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = [codec for codec in CODECS if not _reads_right(gpu, codec, Path(folder))]
+    print(f"wrong values: {', '.join(wrong) or 'none'}")
+    return int(bool(wrong))
+
+
+def _reads_right(gpu: Gpu, codec: str, folder: Path) -> bool:
+    """Read an array whole, in part and point by point; a shard of it is missing."""
+    layout = Layout(
+        name=codec,
+        shape=(31, 2999),
+        chunks=(8, 1000),
+        shards=(16, 3000),
+        dtype="float32",
+        codec=codec,
+        field="volume",
+    )
+    stored = write(layout, folder)
+    expected = stored.values()
+    stored.files[1].unlink()
+    expected[layout.shards[0] :] = 0
+    right = [_same(gpu, codec, *pair) for pair in _reads(gpu, stored, expected)]
+    return all(right)
+
+
+def _reads(gpu: Gpu, stored: Stored, expected: np.ndarray[Any, Any]) -> list[tuple[Any, np.ndarray[Any, Any]]]:
+    array = open_array(stored)
+    dataset = xr.open_dataset(stored.path, engine="gpuzarr", chunks=None, consolidated=False, device=gpu.device)
+    lazy = dataset[VARIABLE]
+    rng = np.random.default_rng(0)
+    points = [rng.integers(0, n, 500) for n in expected.shape]
+    picked = lazy.isel({dim: xr.DataArray(at, dims="point") for dim, at in zip(lazy.dims, points, strict=True)})
+    box = slice(3, 30, 2), slice(7, None)
+    return [
+        (read_array(array, device=gpu.device), expected),
+        (read_array(array, box, device=gpu.device), expected[box]),
+        (picked.variable.compute().data, expected[tuple(points)]),
+    ]
+
+
+def _same(gpu: Gpu, codec: str, found: Any, expected: np.ndarray[Any, Any]) -> bool:
+    right = gpu.same(found, gpu.put(expected))
+    print(f"{codec} {found.shape}: {'right' if right else 'wrong'}")
+    return right
+
+
+if __name__ == "__main__":
+    sys.exit(main())

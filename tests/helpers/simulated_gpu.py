@@ -1,0 +1,83 @@
+"""The simulator as the GPU benchmark sees a GPU. What its times are worth is nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu.device import AbsentError
+from helpers import host_kernels
+from helpers.simulated_streams import SimulatedEvent, SimulatedStream, touch_of
+from helpers.simulator import SimulatedDevice
+from xarray_gpuzarr import backend, lazy_array, read
+from xarray_gpuzarr.cuda.api import Address, Kernel
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.host import HostDecoder
+
+
+class SimulatedGpu:
+    """Stands in for `benchmarks.gpu.device.NativeGpu`."""
+
+    device = "cuda"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.launched: Counter[str] = Counter()
+        """How often each kernel was launched, by name."""
+        self.api = SimulatedDevice(seed, run_kernel=self._run_kernel)
+
+    def about(self) -> dict[str, object]:
+        return {"name": "a simulator"}
+
+    def cupy(self) -> Any:
+        raise AbsentError("the simulator's arrays are not CuPy's")
+
+    def mark(self, stream: SimulatedStream) -> SimulatedEvent:
+        event = self.api.event()
+        self.api.record(event, stream)
+        return event
+
+    def seconds(self, first: SimulatedEvent, last: SimulatedEvent) -> float:
+        start = time.perf_counter()
+        self.api.synchronize_event(first)
+        self.api.synchronize_event(last)
+        return time.perf_counter() - start
+
+    def synchronize(self) -> None:
+        self.api.synchronize(self.api.consumer_stream())
+
+    def copy_within(self, to: Address, start: Address, nbytes: int, stream: SimulatedStream) -> None:
+        name, arena = f"copy of {nbytes} bytes", self.api._arena
+        arena.find(start, nbytes, name)
+        arena.find(to, nbytes, name)
+        source, target = arena.view(start, nbytes), arena.view(to, nbytes)
+        touches = touch_of(source, "read"), touch_of(target, "write")
+        with self.api._border.call("copy_within", stream):
+            self.api._scheduler.give(stream, name, lambda: np.copyto(target, source), *touches)
+
+    def put(self, values: np.ndarray) -> Any:
+        return self.api.place(np.ascontiguousarray(values))
+
+    def same(self, found: Any, expected: Any) -> bool:
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return False
+        return np.array_equal(found.get(), expected.get(), equal_nan=found.dtype.kind == "f")
+
+    def tidy(self) -> None:
+        """There is nothing that only the array library holds."""
+
+    def _run_kernel(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
+        self.launched[kernel.name] += 1
+        host_kernels.launch(kernel, n_blocks, n_threads, args)
+
+
+def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
+    """Let reads with ``device="cuda"`` go to the simulator; the host's stay there."""
+    decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder()}
+    for module in (read, lazy_array):
+        patch.setattr(module, "decoder_for", decoders.__getitem__)
+    patch.setattr(backend, "resolve_device", lambda device: device)
