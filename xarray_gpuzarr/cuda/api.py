@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NewType, Protocol
+from typing import TYPE_CHECKING, Any, NewType, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:  # it names addresses as this module does
+    from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 
 Address = NewType("Address", int)
 """An address in device memory, or of pinned host memory as the device sees it."""
@@ -139,8 +142,8 @@ class DeviceApi(Protocol):
         """Run a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
 
     @property
-    def nvcomp(self) -> Any:
-        """The `nvcomp.Nvcomp` binding."""
+    def nvcomp(self) -> Nvcomp:
+        """The binding to nvCOMP."""
 
     def range(self, name: str) -> AbstractContextManager[object]:
         """Mark a range on a profiler's timeline."""

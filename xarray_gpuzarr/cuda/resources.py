@@ -13,6 +13,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Stream
 from xarray_gpuzarr.cuda.options import ResourceOptions
@@ -99,6 +102,17 @@ class Lane:
     def scratch_nbytes(self) -> int:
         """Device memory that one batch of this thread may use besides results."""
         return self.options.scratch_nbytes or self.api.memory_nbytes()[0] // 4
+
+    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
+        """Return an uninitialised device array that `stream` may write to from now on.
+
+        Its memory belongs to the caller's stream, so that it is safe to free there.
+        """
+        consumer, ready = self.api.consumer_stream(), self.api.event()
+        array = self.api.empty(shape, dtype, consumer)
+        self.api.record(ready, consumer)
+        self.api.wait(stream, ready)
+        return array
 
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return device memory for `stream`, to be given back by `free`, or when a read fails."""

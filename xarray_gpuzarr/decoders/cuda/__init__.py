@@ -98,10 +98,7 @@ class CudaDecoder:
         with api.activate():
             lane = resources.lane()
             with lane.reading():
-                consumer, ready = api.consumer_stream(), api.event()
-                out = api.empty(block.shape, values.dtype, consumer)
-                api.record(ready, consumer)
-                api.wait(lane.copy, ready)
+                out = lane.result(block.shape, values.dtype, lane.copy)
                 upload_pageable(lane, api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
                 api.synchronize(lane.copy)
                 return out

@@ -71,7 +71,7 @@ class Read:
             budget_nbytes=lane.scratch_nbytes,
         )
         self._stager = Stager(lane, source, spec, stage=self._stage)
-        self.out = self._empty(target.shape, np.dtype(cast.dtype))
+        self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.work)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
         self._decoder = BatchDecoder(lane, self._placing, self._chunk_nbytes)
         self._submitted: deque[Submitted] = deque()
@@ -87,14 +87,6 @@ class Read:
         if isinstance(self._stage, BloscSpec):
             needed += nbytes  # decompressed, but still shuffled
         return needed
-
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return memory for the result; it belongs to the caller's stream, so freeing it there is safe."""
-        consumer, ready = self._api.consumer_stream(), self._api.event()
-        out = self._api.empty(shape, dtype, consumer)
-        self._api.record(ready, consumer)
-        self._api.wait(self._lane.work, ready)
-        return out
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""

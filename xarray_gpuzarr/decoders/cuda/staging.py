@@ -35,9 +35,8 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Chunks on their way to the device. Columns have one row per chunk of the pieces, in order."""
+    """Chunks on their way to the device. Columns have one row per chunk of the pieces that were staged, in order."""
 
-    pieces: Sequence[Piece]
     memories: Sequence[DeviceMemory]
     """Where the chunks lie; belong to the lane's `copy` stream."""
     address: npt.NDArray[np.uint64]
@@ -104,9 +103,7 @@ class Stager:
         with lane.api.range("read::transfer"):
             memories, address = image.send(start)
         address[~present] = 0
-        return Staged(
-            pieces=pieces, memories=memories, address=address, nbytes=nbytes, streams=streams, filters=filters
-        )
+        return Staged(memories=memories, address=address, nbytes=nbytes, streams=streams, filters=filters)
 
     def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[list[tuple[int, int]]]:
         """Carry out the requests of all pieces on free threads; return per piece where in the image answers lie."""
