@@ -36,7 +36,12 @@ from xarray_gpuzarr import (
     UnsupportedCodecError,
 )
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.every_decoder,
+    pytest.mark.doubtful_frames,
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 INDEX_DAMAGE = {
     "empty object": lambda shard: b"",

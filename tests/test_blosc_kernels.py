@@ -5,11 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numcodecs
 import numpy as np
@@ -31,7 +28,7 @@ from helpers.blosc_runs import (
     run_unshuffle,
     walk,
 )
-from helpers.host_kernels import HostLaunches, require_compiler, sanitized_environment
+from helpers.host_kernels import HostLaunches, require_compiler, run_child, sanitized_environment
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -308,13 +305,6 @@ def test_cut_streams_and_other_lengths_are_damaged(row: Coded, where: float, mor
 
 
 REPRESENTATIVE = "any_ or overlaps or literals or damaged or flipped or to_decode"
-
-
-def run_child(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    tests = Path(__file__).parent
-    environment = environment | {"PYTHONPATH": str(tests)}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tests.parent)
 
 
 def test_sanitizers_find_nothing() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zstandard
 from helpers.corpus import counting, write
-from helpers.cuda_reads import KIB, LAZY, ON_HOST, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene
+from helpers.cuda_reads import KIB, LAZY, ON_HOST, SCENES, SEEDS, CudaReads, NotingDevice, decoded_again, limits, scene
 from helpers.damage import assert_explains
 from helpers.shards import with_chunk
 from helpers.simulator import SimulatedDevice
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import CorruptChunkError, GpuZarrError
+from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
 from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.receipts import NO_CHUNKS, Receipt
+from xarray_gpuzarr.decoders.cuda.staging import Stager
 
 
 def assert_reads(device, name, selection=...):
@@ -172,11 +173,11 @@ def calls_of_second_read(place, n_chunks, compressor):
 @pytest.mark.parametrize(
     ("place", "compressor", "expected"),
     [
-        ("scattered", ZstdCodec(), {"upload": 3, "nvcomp": 1, "launch": 1, "download": 1, "allocate": 4}),
+        ("scattered", ZstdCodec(), {"upload": 3, "nvcomp": 1, "launch": 2, "download": 1, "allocate": 4}),
         (
             "straight into the result",
             ZstdCodec(),
-            {"upload": 3, "nvcomp": 1, "launch": 0, "download": 1, "allocate": 4},
+            {"upload": 3, "nvcomp": 1, "launch": 1, "download": 1, "allocate": 4},
         ),
         ("scattered", None, {"upload": 3, "nvcomp": 0, "launch": 1, "download": 0, "allocate": 4}),
     ],
@@ -199,18 +200,18 @@ def unlucky():
     return array
 
 
-def test_chunk_that_nvcomp_cannot_decode_is_named():
+def test_chunk_that_no_codec_can_decode_is_named():
     device = SimulatedDevice(LAZY)
 
     with limits(), pytest.raises(CorruptChunkError) as caught:
-        CudaReads(device).read(unlucky())
+        CudaReads(device, may_decode_again=True).read(unlucky())
 
-    assert_explains(caught.value, "chunk (1, 1)", "'/a/t'", "'a/t/c/0/0'", "zstd", "CannotDecompress", "8192")
+    assert_explains(caught.value, "chunk (1, 1)", "'/a/t'", "'a/t/c/0/0'", "zstd", "8192")
     device.check()
 
 
 def test_without_the_receipt_nobody_would_know(monkeypatch):
-    monkeypatch.setattr(Receipt, "complaint", lambda _: None)
+    monkeypatch.setattr(Receipt, "doubtful", lambda _: NO_CHUNKS)
     right = np.tile(counting((64,)), (8, 64))
 
     with limits():
@@ -218,3 +219,78 @@ def test_without_the_receipt_nobody_would_know(monkeypatch):
 
     assert (values[2:4, 1024:2048] != right[2:4, 1024:2048]).all()
     assert (values[4:] == right[4:]).all()
+
+
+def refused(n_doubtful):
+    """Return an array, some of whose frames are followed by an empty one, and what it holds."""
+    right = counting((8, 4096))
+    array = write(MemoryStore(), right, name="t", chunks=(2, 1024), shards=(4, 4096), compressors=ZstdCodec())
+    empty = zstandard.compress(b"")
+    for row in range(n_doubtful):
+        frame = zstandard.compress(right[2:4, row * 1024 : (row + 1) * 1024].tobytes())
+        put(array.store, "t/c/0/0", with_chunk(take(array.store, "t/c/0/0"), 8, 4 + row, frame + empty))
+    return array, right
+
+
+@pytest.mark.parametrize("n_doubtful", [1, 4])
+@pytest.mark.parametrize("selection", [..., (slice(1, 7, 2), slice(3, 3000, 7))])
+def test_chunks_that_the_device_cannot_decode_are_decoded_by_the_host(n_doubtful, selection):
+    array, right = refused(n_doubtful)
+    for seed in SEEDS[:8]:
+        device = SimulatedDevice(seed)
+        with limits(), decoded_again() as numbers:
+            values = CudaReads(device, may_decode_again=True).values(array, selection)
+        np.testing.assert_array_equal(values, right[selection])
+        assert len(numbers) == n_doubtful if selection is ... else 0 < len(numbers) <= n_doubtful
+        device.check()
+
+
+def test_every_wait_of_the_second_decoding_and_the_record_that_it_goes_by_is_needed(monkeypatch):
+    array, right = refused(4)
+    device = NotingDevice(LAZY)
+    starts = []
+    monkeypatch.setattr(Stager, "stage_decoded", noting_start(Stager.stage_decoded, device, starts))
+    with limits():
+        CudaReads(device, may_decode_again=True).values(array)
+        calls = [f"{n.call}:{n.number}" for n in needed(device.notes[starts[0] :])]
+        green = [call for call in calls if not goes_wrong(array, right, call)]
+
+    assert len(calls) >= 4
+    assert green == []
+
+
+def noting_start(function, device, starts):
+    """Return `function`, which then tells how many calls there were before it was first entered."""
+
+    def noting(*arguments):
+        starts.append(len(device.notes))
+        return function(*arguments)
+
+    return noting
+
+
+def goes_wrong(array, right, ignored):
+    """Say whether a read without one call goes wrong under some seed."""
+    for seed in SEEDS:
+        device = SimulatedDevice(seed, mutations={ignored})
+        try:
+            np.testing.assert_array_equal(CudaReads(device, may_decode_again=True).values(array), right)
+            device.check()
+        except (AssertionError, GpuZarrError):
+            return True
+    return False
+
+
+def test_chunk_that_vanishes_before_it_is_decoded_again_is_named(monkeypatch):
+    array, _ = refused(1)
+    doubtful = Receipt.doubtful
+
+    def vanish(self):
+        array.store._store_dict.pop("t/c/0/0", None)
+        return doubtful(self)
+
+    monkeypatch.setattr(Receipt, "doubtful", vanish)
+    device = SimulatedDevice(LAZY)
+    with limits(), pytest.raises(StoreReadError, match="has disappeared"):
+        CudaReads(device, may_decode_again=True).read(array)
+    device.check()

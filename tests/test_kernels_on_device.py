@@ -5,6 +5,7 @@ import pytest
 import test_blosc_kernels as blosc_tests
 import test_checksum_kernels as checksum_tests
 import test_kernels as placing_tests
+import test_zstd_kernel as zstd_tests
 from helpers import kernels_on_device
 from helpers.host_kernels import require_compiler
 from helpers.kernels_on_device import Image
@@ -17,6 +18,7 @@ CHOSEN = {
     "unshuffle": lambda: blosc_tests.test_block_of_any_length(blosc_tests.SHUFFLE, 4),
     "bitunshuffle": lambda: blosc_tests.test_block_of_any_length(blosc_tests.BITSHUFFLE, 4),
     "blosclz": lambda: blosc_tests.test_match_that_overlaps_itself(7),
+    "zstd blocks": lambda: zstd_tests.test_each_of_many_frames_is_judged_by_itself(33),
     "checksums": lambda: checksum_tests.test_many_messages_in_one_launch("crc32c"),
 }
 

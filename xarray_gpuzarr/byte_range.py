@@ -5,6 +5,7 @@ Pure integer arithmetic over NumPy columns; no I/O. `plan` calls it to cut the c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -62,19 +63,12 @@ def coalesce(group: Column, offset: Column, nbytes: Column, rule: CoalesceRule) 
         return np.zeros(1, np.int64)
     end = offset + nbytes
     forced = (group[1:] != group[:-1]) | (offset[1:] - end[:-1] > rule.max_gap_nbytes)
-    segments = np.concatenate(([0], np.flatnonzero(forced) + 1, [n_rows]))
+    segments = [0, *(np.flatnonzero(forced) + 1).tolist(), n_rows]
+    starts, ends = offset.tolist(), end.tolist()
     bounds = [0]
-    for lo, hi in pairwise(segments.tolist()):
-        bounds.extend(_cut_by_length(offset, end, lo, hi, rule.max_nbytes))
+    for lo, hi in pairwise(segments):
+        while bounds[-1] < hi:
+            first = bounds[-1]
+            fitting = bisect_right(ends, starts[first] + rule.max_nbytes, lo, hi)
+            bounds.append(max(first + 1, fitting))
     return np.asarray(bounds, np.int64)
-
-
-def _cut_by_length(offset: Column, end: Column, lo: int, hi: int, max_nbytes: int) -> list[int]:
-    """Return the ends of the runs that cut rows ``[lo, hi)`` into ranges of at most `max_nbytes`."""
-    cuts = []
-    while lo < hi:
-        limit = int(offset[lo]) + max_nbytes
-        nxt = lo + max(1, int(np.searchsorted(end[lo:hi], limit, side="right")))
-        cuts.append(nxt)
-        lo = nxt
-    return cuts

@@ -51,8 +51,8 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     -----
     A decision rests on the chunk's own bytes only.
 
-    zstd: one frame that declares `expected` bytes and whose blocks end where the chunk ends, so cut and concatenated
-    frames are refused. Refused as well are a content checksum, which no device decoder verifies, and a dictionary.
+    zstd: a frame that declares `expected` bytes. Refused are a content checksum, which no device decoder verifies, and
+    a dictionary. Where its blocks end is left to the device (`cuda.zstd`).
 
     gzip: the declared length is that of the last member, modulo 2**32. Several members pass only if all others are
     empty, or by such a coincidence.
@@ -100,19 +100,15 @@ def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # no
 
 
 _ZSTD_MAGIC = 0xFD2FB528
-_ZSTD_BLOCK_NBYTES = 128 * 1024
-_COMPRESSED, _RESERVED = 2, 3
-_NO_MORE = -1
-"""Where the next block header of a frame can begin at most, once its last block is met."""
 
 
 def _descriptor_fields() -> Column:
-    """Tabulate what each value of Frame_Header_Descriptor says about the header: shape (5, 256).
+    """Tabulate what each value of Frame_Header_Descriptor says about the header: shape (4, 256).
 
-    The rows: length of the header in bytes; where to read eight bytes that hold Frame_Content_Size, from the start of
-    the frame; bits below it there; its mask; what to add. An unusual descriptor has mask 0 and so declares length 0.
+    The rows: where to read eight bytes that hold Frame_Content_Size, from the start of the frame; bits below it there;
+    its mask; what to add. An unusual descriptor has mask 0 and so declares length 0.
     """
-    fields = np.zeros((5, 256), np.int64)
+    fields = np.zeros((4, 256), np.int64)
     for flag, single_segment in np.ndindex(4, 2):
         if flag or single_segment:
             width = 2**flag
@@ -121,96 +117,27 @@ def _descriptor_fields() -> Column:
             at = max(header - 8, 0)
             shift = 8 * (header - width - at)
             mask = -1 if width == 8 else 2 ** (8 * width) - 1
-            fields[:, flag << 6 | single_segment << 5] = header, at, shift, mask, 256 if width == 2 else 0
+            fields[:, flag << 6 | single_segment << 5] = at, shift, mask, 256 if width == 2 else 0
     return fields
 
 
-def _window_limits() -> Column:
-    """Tabulate Block_Maximum_Size by Window_Descriptor; -1 where the window is more than libzstd ever allows."""
-    descriptor = np.arange(256)
-    window = (8 + (descriptor & 7)) << (7 + (descriptor >> 3))
-    return np.where(descriptor >> 3 > 21, -1, np.minimum(window, _ZSTD_BLOCK_NBYTES))
-
-
 _DESCRIPTOR_FIELDS = _descriptor_fields()
-_WINDOW_LIMITS = _window_limits()
 
 
 def _zstd(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
     words = _words(data, np.int64)
     head = words[start]
-    descriptor = head >> 32 & 0xFF
-    header, at, shift, mask, add = (field[descriptor] for field in _DESCRIPTOR_FIELDS)
+    first = head[0] & 0xFF_FFFF_FFFF
+    if ((head & 0xFF_FFFF_FFFF) == first).all():  # one writer: one descriptor
+        at, shift, mask, add = _DESCRIPTOR_FIELDS[:, first >> 32].tolist()
+        magic = first & 0xFFFFFFFF == _ZSTD_MAGIC
+    else:
+        at, shift, mask, add = _DESCRIPTOR_FIELDS[:, head >> 32 & 0xFF]
+        magic = head & 0xFFFFFFFF == _ZSTD_MAGIC
     # Where the header is longer than the chunk, any bytes of the chunk will do: no block can follow.
     declared = (words[np.minimum(start + at, end - 8)] >> shift & mask) + add
-    sound: Flags = (head & 0xFFFFFFFF == _ZSTD_MAGIC) & (declared == expected)
-    single_segment = descriptor & 0x20 != 0
-    limit = np.where(single_segment, min(expected, _ZSTD_BLOCK_NBYTES), _WINDOW_LIMITS[head >> 40 & 0xFF])
-    at = np.flatnonzero(sound)
-    sound[at] = _zstd_blocks(data, (start + header)[at], end[at], limit[at], expected)
-    return sound
-
-
-def _zstd_blocks(data: Bytes, first: Column, end: Column, limit: Column, expected: int) -> Flags:
-    """Return which frames have sound block headers: `first` to `end`, and sizes that can add up to `expected`."""
-    # libzstd cuts 128 KiB into at most 196 blocks; far more would only be a way to make this walk slow.
-    frame, header, sound = _walk_blocks(data, first, end, 64 + expected // 512)
-    size, kind = header >> 3, header >> 1 & 3
-    # A compressed block has two headers of at least a byte each.
-    wrong = (size > limit[frame]) | (kind == _RESERVED) | ((kind == _COMPRESSED) & (size < 2))
-    sound[frame[wrong]] = False
-    plain = np.flatnonzero(kind != _COMPRESSED)
-    n_compressed = np.bincount(frame, minlength=len(first)) - np.bincount(frame[plain], minlength=len(first))
-    at_least = np.bincount(frame[plain], size[plain], len(first))
-    return sound & (at_least <= expected) & (expected <= at_least + n_compressed * limit)
-
-
-def _walk_blocks(
-    data: Bytes, first: Column, end: Column, n_most: int
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32], Flags]:
-    """Follow the blocks of all frames at once.
-
-    Parameters
-    ----------
-    data : ndarray of uint8, shape (m,)
-    first, end : ndarray of int64, shape (n,)
-        First block header of each frame, and the end of its bytes.
-    n_most : int
-        Blocks after which to give a frame up.
-
-    Returns
-    -------
-    frame : ndarray of intp, shape (n_blocks,)
-        Number of the frame, for every block met.
-    header : ndarray of uint32, shape (n_blocks,)
-        Its Block_Header.
-    closed : ndarray of bool, shape (n,)
-        Whether the last block of the frame ends with its bytes.
-    """
-    # A header is read as the upper bytes of a word that begins one byte earlier, so it never reaches beyond `end`.
-    words = _words(data, np.uint32)
-    at, last_at = first - 1, end - 4
-    closed_at = np.full(len(first), -1)
-    frame = np.flatnonzero(at <= last_at)
-    at, last_at = at[frame], last_at[frame]
-    frames, headers = [frame[:0]], [words[:0]]
-    for _ in range(n_most):
-        if not frame.size:
-            break
-        word = words[at]
-        frames.append(frame)
-        headers.append(word)
-        content = word >> 11
-        content[word & 0x200 != 0] = 1  # RLE: one byte, whatever the size
-        at += content
-        at += 3
-        last_at[word & 0x100 != 0] = _NO_MORE
-        going = at <= last_at
-        if not going.all():
-            closed = last_at == _NO_MORE
-            closed_at[frame[closed]] = at[closed]
-            frame, at, last_at = frame[going], at[going], last_at[going]
-    return np.concatenate(frames), np.concatenate(headers) >> np.uint32(8), closed_at == end - 1
+    ready: Flags = magic & (declared == expected)
+    return ready
 
 
 _READY: dict[type, tuple[int, Callable[[Bytes, Column, Column, int], Flags]]] = {

@@ -127,10 +127,12 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
         last = start + (n - 1) * step
         chunk = np.arange(start // chunk_length, last // chunk_length + 1, dtype=np.int64)
     border = chunk * chunk_length
-    first = np.clip(-((start - border) // step), 0, n)
-    after = np.clip(-((start - border - chunk_length) // step), 0, n)
-    touched = after > first
-    chunk, border, first, after = chunk[touched], border[touched], first[touched], after[touched]
+    # Positions in the selection: the first at or after the border of a chunk, and at or after that of the next one.
+    first = np.maximum(-((start - border) // step), 0)
+    after = np.minimum(-((start - border - chunk_length) // step), n)
+    if step > chunk_length:  # then a chunk may hold none
+        touched = after > first
+        chunk, border, first, after = chunk[touched], border[touched], first[touched], after[touched]
     return AxisPieces(
         chunk=chunk,
         out_start=first,

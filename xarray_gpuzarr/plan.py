@@ -184,44 +184,68 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
         Which neighbours one request fetches.
     """
     n_rows = len(block.row)
+    chunk, row, missing_row = block.chunk, block.row, block.row[:0]
     if spec.index is None:
-        keys = tuple(spec.keys.key(tuple(c)) for c in block.chunk.tolist())
-        order = np.arange(n_rows, dtype=np.int64)
-        obj, offset = order, np.zeros(n_rows, np.int64)
-        nbytes, missing = np.full(n_rows, WHOLE_OBJECT, np.int64), order[:0]
+        keys = tuple(spec.keys.key(tuple(c)) for c in chunk.tolist())
+        obj, offset = np.arange(n_rows, dtype=np.int64), np.zeros(n_rows, np.int64)
+        nbytes = np.full(n_rows, WHOLE_OBJECT, np.int64)
         together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, spec.chunk_nbytes)))
         parts = np.r_[np.arange(0, n_rows, together), n_rows]
     else:
         keys = (str(block.key),)
         order, missing, offset, nbytes = _look_up(spec, block, index)
-        obj = np.zeros(len(order), np.int64)
+        if order is not None:
+            chunk, row, missing_row = chunk.take(order, axis=0), row.take(order, axis=0), row.take(missing, axis=0)
+        obj = np.zeros(len(offset), np.int64)
         parts = coalesce(obj, offset, nbytes, rule)
     return ReadPlan(
         spec=spec,
         target=target,
         keys=keys,
-        chunk=block.chunk[order],
-        row=block.row[order],
+        chunk=chunk,
+        row=row,
         object=obj,
         offset=offset,
         nbytes=nbytes,
         parts=parts,
-        missing_row=block.row[missing],
+        missing_row=missing_row,
     )
 
 
-def _look_up(spec: ArraySpec, block: Block, index: ShardIndex | None) -> tuple[Column, Column, Column, Column]:
-    """Return (stored rows in byte order, missing rows, offset, nbytes) of a block's chunks."""
+def _look_up(spec: ArraySpec, block: Block, index: ShardIndex | None) -> tuple[Column | None, Column, Column, Column]:
+    """Return (stored rows in byte order, missing rows, offset, nbytes) of a block's chunks.
+
+    The order is None if all rows are stored and in byte order already.
+    """
+    none = np.zeros(0, np.int64)
     if index is None:
-        none = np.zeros(0, np.int64)
         return none, np.arange(len(block.row), dtype=np.int64), none, none
-    entry = np.zeros(len(block.row), np.int64)
-    for axis, n in enumerate(spec.grid.chunks_per_shard):
-        entry = entry * n + block.chunk[:, axis] % n
-    offset, nbytes = index.offset[entry], index.nbytes[entry]
-    stored = np.flatnonzero(nbytes != MISSING)
+    entry = _entries(spec, block.chunk)
+    offset, nbytes = index.offset, index.nbytes
+    if entry is not None:
+        offset, nbytes = offset.take(entry), nbytes.take(entry)
+    absent = nbytes == MISSING
+    if not absent.any():
+        if (offset[1:] > offset[:-1]).all():
+            return None, none, offset, nbytes
+        order = np.lexsort((nbytes, offset))
+        return order, none, offset.take(order), nbytes.take(order)
+    stored = np.flatnonzero(~absent)
     stored = stored[np.lexsort((nbytes[stored], offset[stored]))]
-    return stored, np.flatnonzero(nbytes == MISSING), offset[stored], nbytes[stored]
+    return stored, np.flatnonzero(absent), offset[stored], nbytes[stored]
+
+
+def _entries(spec: ArraySpec, chunk: Column) -> Column | None:
+    """Return the number of each chunk in the index of its shard; None for all chunks of a shard.
+
+    The chunks of a block are distinct and in C order, as those of the index are.
+    """
+    if spec.index is not None and len(chunk) == spec.index.n_chunks:
+        return None
+    entry = np.zeros(len(chunk), np.int64)
+    for axis, n in enumerate(spec.grid.chunks_per_shard):
+        entry = entry * n + chunk[:, axis] % n
+    return entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,14 +82,19 @@ def decode_shard_index(
     if spec.checksum:
         _check_crc(encoded, spec, where)
     dtype = np.dtype("<u8" if spec.endian == "little" else ">u8")
-    entries = np.frombuffer(encoded, dtype, 2 * spec.n_chunks).reshape(-1, 2)
-    missing = (entries == _MISSING_ON_DISK).all(axis=1)
-    _check_ranges(entries[~missing], spec, shard_nbytes, where)
-    columns = entries.astype(np.int64)
-    return ShardIndex(
-        offset=np.where(missing, 0, columns[:, 0]),
-        nbytes=np.where(missing, MISSING, columns[:, 1]),
-    )
+    entries = np.frombuffer(encoded, dtype, 2 * spec.n_chunks).astype(np.uint64)
+    offset, nbytes = entries[::2], entries[1::2]
+    missing = np.flatnonzero((offset & nbytes) == _MISSING_ON_DISK)
+    if missing.size:
+        offset[missing], nbytes[missing] = 0, 0
+        stored = np.ones(spec.n_chunks, np.bool_)
+        stored[missing] = False
+        _check_ranges(offset[stored], nbytes[stored], spec, shard_nbytes, where)
+    else:
+        _check_ranges(offset, nbytes, spec, shard_nbytes, where)
+    columns = entries.view(np.int64).reshape(-1, 2).T.copy()
+    columns[1, missing] = MISSING
+    return ShardIndex(offset=columns[0], nbytes=columns[1])
 
 
 def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) -> None:
@@ -99,7 +104,13 @@ def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) ->
         raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
 
 
-def _check_ranges(entries: npt.NDArray[np.uint64], spec: ShardIndexSpec, shard_nbytes: int | None, where: str) -> None:
+def _check_ranges(
+    offset: npt.NDArray[np.uint64],
+    nbytes: npt.NDArray[np.uint64],
+    spec: ShardIndexSpec,
+    shard_nbytes: int | None,
+    where: str,
+) -> None:
     """Refuse ranges that leave the shard, touch the index, or overlap without being equal."""
     limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes
     floor = 0
@@ -107,18 +118,18 @@ def _check_ranges(entries: npt.NDArray[np.uint64], spec: ShardIndexSpec, shard_n
         floor = spec.nbytes
     elif shard_nbytes is not None:
         limit = shard_nbytes - spec.nbytes
-    offset, nbytes = entries[:, 0], entries[:, 1]
-    # nbytes is compared first so that the subtraction cannot wrap around.
-    inside = (nbytes <= limit) & (offset >= floor)
-    inside[inside] &= offset[inside] <= np.uint64(limit) - nbytes[inside]
-    if not inside.all():
-        at = int(np.flatnonzero(~inside)[0])
+    # Two lengths that are each at most `limit` cannot wrap around when they are added.
+    end = offset + nbytes
+    outside = (offset < floor) | (nbytes > limit) | (offset > limit) | (end > limit)
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
         found = f"a chunk of {nbytes[at]} bytes at {offset[at]}, outside [{floor}, {limit})"
         raise _error(where, spec, found)
+    if (offset[1:] >= end[:-1]).all():  # in the order of the grid, as many writers leave them
+        return
     order = np.lexsort((nbytes, offset))
-    start, end = offset[order], (offset + nbytes)[order]
-    equal = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
-    overlap = (start[1:] < end[:-1]) & ~equal
+    start, end = offset[order], end[order]
+    overlap = (start[1:] < end[:-1]) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
     if overlap.any():
         at = int(np.flatnonzero(overlap)[0])
         found = f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap"

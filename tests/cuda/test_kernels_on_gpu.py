@@ -1,6 +1,7 @@
 """The kernels on a GPU, against the same NumPy references and with the same tables as on the host.
 
-The tests are those of `test_kernels`, `test_blosc_kernels` and `test_checksum_kernels`, collected here once more.
+The tests are those of `test_kernels`, `test_blosc_kernels`, `test_checksum_kernels` and `test_zstd_kernel`, collected
+here once more.
 """
 
 import pytest
@@ -47,6 +48,17 @@ from test_kernels import (  # noqa: F401  # collected here
     test_nan_constant_gives_nan,
     test_points_are_what_numpy_indexes,
     test_result_is_not_contracted,
+)
+from test_zstd_kernel import (  # noqa: F401  # collected here
+    test_all_frames_at_once_are_judged_like_each_alone,
+    test_block_sizes_must_be_possible,
+    test_each_of_many_frames_is_judged_by_itself,
+    test_every_window_descriptor_limits_the_block,
+    test_frame_of_endless_blocks_is_given_up,
+    test_no_frames_are_no_launch,
+    test_single_segment_is_its_own_window,
+    test_unusual_zstd_frames_are_left_to_the_host,
+    test_zstd_frame_cut_at_any_byte_is_refused_though_the_rest_follows_it,
 )
 
 from xarray_gpuzarr.cuda.options import ResourceOptions

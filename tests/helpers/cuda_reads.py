@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import zarr
 import zstandard
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
@@ -27,6 +28,7 @@ from helpers.simulator import SimulatedDevice
 from helpers.stores import put, take
 from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.read import StoredArray, read, stored_array
 
 KIB = 1024
@@ -82,22 +84,48 @@ def _site() -> str:
 
 
 class CudaReads:
-    """The CUDA decoder on one device."""
+    """The CUDA decoder on one device.
 
-    def __init__(self, device: SimulatedDevice) -> None:
+    Parameters
+    ----------
+    device : SimulatedDevice
+    may_decode_again : bool
+        Whether the host may decode what the device could not: it would hide that work was done in the wrong order.
+    """
+
+    def __init__(self, device: SimulatedDevice, *, may_decode_again: bool = False) -> None:
         self.device = device
         self.decoder = CudaDecoder(lambda: device)
+        self._may_decode_again = may_decode_again
 
     def read(self, stored: zarr.Array | StoredArray, selection: Any = ...) -> Any:
         """Return an array of the device."""
         described = stored if isinstance(stored, StoredArray) else stored_array(stored)
-        return read(described, selection, self.decoder)
+        with decoded_again() as numbers:
+            result = read(described, selection, self.decoder)
+        assert self._may_decode_again or numbers == []
+        return result
 
     def values(self, stored: zarr.Array | StoredArray, selection: Any = ...) -> np.ndarray:
         """Return what the consumer's stream finds."""
         result = self.read(stored, selection)
         with self.device.activate():
             return result.get()
+
+
+@contextmanager
+def decoded_again() -> Iterator[list[int]]:
+    """Note down the chunks that the device could not decode and the host then does, by their numbers in a batch."""
+    numbers: list[int] = []
+    stage_decoded = Stager.stage_decoded
+
+    def noting(self: Stager, pieces: Any, some: np.ndarray) -> Any:
+        numbers.extend(some.tolist())
+        return stage_decoded(self, pieces, some)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stager, "stage_decoded", noting)
+        yield numbers
 
 
 @contextmanager

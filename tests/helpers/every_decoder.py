@@ -2,6 +2,9 @@
 
 A module that sets ``pytestmark = pytest.mark.every_decoder`` runs once on the host, once on the simulator and, where
 there is a GPU, once there (marked ``gpu``). Results come down before a test looks at them.
+
+What the device could not decode, the host decodes again. That would hide a fault of the device, so only tests marked
+``doubtful_frames`` may need it.
 """
 
 import itertools
@@ -16,6 +19,7 @@ from xarray_gpuzarr import lazy_array, read
 from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device
+from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.metadata import NUMERIC_KINDS
 
@@ -59,12 +63,25 @@ class Downloaded:
             return array.get().astype(cast.dtype)
 
 
+decoded_again: list[str] = []
+"""Keys of objects with chunks that the device could not decode and the host then did, since the test began."""
+
+
+def _noting(stage_decoded: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(stager: Any, pieces: Any, numbers: Any) -> Any:
+        decoded_again.extend(piece.plan.keys[0] for piece in pieces[:1])
+        return stage_decoded(stager, pieces, numbers)
+
+    return noting
+
+
 def use(decoder: str, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let reads that ask for the host be decoded as `decoder` says; return a check of what is left behind."""
     if decoder == "host":
         return lambda: None
     device = SimulatedDevice(seed=next(_seeds), memory_nbytes=1 << 30) if decoder == "simulated" else None
     patch.setattr(resources, "_options", SMALL)
+    patch.setattr(Stager, "stage_decoded", _noting(Stager.stage_decoded))
     downloaded = Downloaded(native_device if device is None else lambda: device)
     for module in (read, lazy_array):
         patch.setattr(module, "decoder_for", lambda _: downloaded)

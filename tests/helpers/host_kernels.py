@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import kernel_source
 
 _SHIM = Path(__file__).with_name("cuda_shim.h")
+_TESTS = Path(__file__).parents[1]
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 _FAST = ("-O2",)
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -66,6 +68,13 @@ def sanitized_environment() -> dict[str, str]:
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter leaks by design
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
+
+
+def run_child(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in another process, where this package's tests can be imported."""
+    environment = environment | {"PYTHONPATH": f"{_TESTS}:{_TESTS.parent}"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=_TESTS.parent)
 
 
 @functools.cache

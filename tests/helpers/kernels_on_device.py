@@ -14,13 +14,15 @@ import numpy.typing as npt
 import pytest
 import test_blosc_kernels as blosc_tests
 import test_checksum_kernels as checksum_tests
+import test_zstd_kernel as zstd_tests
 
-from helpers import kernel_runs
+from helpers import kernel_runs, zstd_runs
 from helpers.kernel_runs import Chunk, Stored
 from xarray_gpuzarr.cuda.api import Address, DeviceApi, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
 from xarray_gpuzarr.cuda.launch import Points, Scatter, move
+from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 
 PATTERN = 0xA5
 _GUARD_NBYTES = 256
@@ -94,11 +96,12 @@ class Image:
 
 
 def use(image: Image, patch: pytest.MonkeyPatch) -> None:
-    """Let `test_kernels`, `test_blosc_kernels` and `test_checksum_kernels` run kernels there."""
+    """Let the tests of all kernels run them there."""
     patch.setattr(kernel_runs, "Guarded", lambda shape, dtype: Output(image, shape, dtype))
     patch.setattr(kernel_runs, "_run", lambda *placed: run_placing(image, *placed))
     patch.setattr(blosc_tests, "run_unshuffle", lambda blocks: run_unshuffle(image, blocks))
     patch.setattr(blosc_tests, "run_blosclz", lambda rows: run_blosclz(image, rows))
+    patch.setattr(zstd_tests, "run_check", lambda frames, expected: run_check(image, frames, expected))
     patch.setattr(checksum_tests, "placed", lambda content, offset=0: (content, offset))
     patch.setattr(checksum_tests, "checksums", lambda kind, messages: run_checksums(image, kind, messages))
 
@@ -161,6 +164,18 @@ def run_blosclz(image: Image, rows: Sequence[blosc_tests.Coded]) -> list[blosc_t
     found = image.content(status, 4 * n).view(np.int32).tolist(), image.content(actual, 8 * n).view(np.uint64).tolist()
     contents = [image.content(t, r.nbytes).tobytes() for r, t in zip(rows, targets, strict=True)]
     return [blosc_tests.Decoded(status=s, actual=a, content=c) for s, a, c in zip(*found, contents, strict=True)]
+
+
+def run_check(image: Image, frames: Sequence[bytes], expected: int) -> list[bool]:
+    image.clear()
+    n = len(frames)
+    table, refused = image.reserve(32 * n), image.reserve(8 * n, byte=0)
+    spare = image.place(SPARE_FRAME)
+    before = _columns([(image.place(f, 1), len(f), zstd_runs.TARGET, expected) for f in frames], 4)
+    image._staged[table - image._memory.address :][: 32 * n] = before.reshape(-1).view(np.uint8)
+    image.run(lambda api, stream: check_zstd(api, stream, table=table, n=n, spare=spare, refused=refused))
+    after = image.content(table, 32 * n).view(np.uint64).reshape(4, n)
+    return zstd_runs.as_told(before, after, image.content(refused, 8 * n).view(np.uint64), spare)
 
 
 def run_checksums(image: Image, kind: Kind, messages: Sequence[tuple[bytes, int]]) -> list[int]:

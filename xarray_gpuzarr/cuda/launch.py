@@ -21,6 +21,7 @@ from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, p
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
 from xarray_gpuzarr.cuda.elements import ElementCast, Words, can_cast, cast_kernels, pad_words
+from xarray_gpuzarr.cuda.zstd import zstd_kernels
 
 __all__ = [
     "COMPILE_OPTIONS",
@@ -74,7 +75,7 @@ def all_kernels() -> list[Kernel]:
         for name in ("scatter", "points")
         for defines in cast_kernels()
     ]
-    return [_MOVE, *checksum_kernels(), *blosc_kernels(), *placing]
+    return [_MOVE, *checksum_kernels(), *blosc_kernels(), *zstd_kernels(), *placing]
 
 
 class _Table:

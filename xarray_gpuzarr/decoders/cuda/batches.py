@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.byte_range import ByteRange
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.plan import ReadPlan
 
@@ -24,22 +26,60 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Rows ``[lo, hi)`` of a plan: one request if they lie in a shard, else one per row."""
 
     plan: ReadPlan
     lo: int
     hi: int
+    first: int
+    """First byte of the request, counted from the start of the object."""
+    nbytes: int
+    """Length of the request in bytes, an estimate if there is one per row."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the piece is expected to need in a pinned slot."""
-        spec = self.plan.spec
-        if spec.index is not None:
-            last = self.hi - 1
-            return aligned(int(self.plan.offset[last] + self.plan.nbytes[last] - self.plan.offset[self.lo]))
-        return (self.hi - self.lo) * aligned(spec.chunk_nbytes + spec.chunk_nbytes // 128 + _SLACK_NBYTES)
+    @classmethod
+    def of(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
+        """Return rows ``[lo, hi)`` of a plan, at least one."""
+        if plan.spec.index is None:
+            return cls(plan, lo, hi, 0, (hi - lo) * _object_nbytes(plan))
+        first = int(plan.offset[lo])
+        return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
+
+    def requests(self) -> list[tuple[str, ByteRange]]:
+        """Return what is to be read."""
+        if self.plan.spec.index is None:
+            return self.plan.requests(self.lo, self.hi)
+        return [(self.plan.keys[0], ByteRange(offset=self.first, nbytes=self.nbytes))]
+
+
+def parts(plan: ReadPlan) -> list[Piece]:
+    """Return a plan as its parts."""
+    bounds = plan.parts.tolist()
+    if plan.spec.index is None:
+        return [Piece.of(plan, lo, hi) for lo, hi in pairwise(bounds)]
+    first, last = plan.offset.take(plan.parts[:-1]), plan.parts[1:] - 1
+    nbytes = plan.offset.take(last) + plan.nbytes.take(last) - first
+    columns = zip(pairwise(bounds), first.tolist(), nbytes.tolist(), strict=True)
+    return [Piece(plan, lo, hi, at, n) for (lo, hi), at, n in columns]
+
+
+def runs(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int, int]]:
+    """Yield (plan, lo, hi) of pieces whose rows follow each other, taken together."""
+    if not pieces:
+        return
+    plan, lo, hi = pieces[0].plan, pieces[0].lo, pieces[0].lo
+    for piece in pieces:
+        if piece.plan is not plan or piece.lo != hi:
+            yield plan, lo, hi
+            plan, lo = piece.plan, piece.lo
+        hi = piece.hi
+    yield plan, lo, hi
+
+
+def _object_nbytes(plan: ReadPlan) -> int:
+    """Return the most bytes that an unsharded chunk is expected to need in a pinned slot."""
+    return aligned(plan.spec.chunk_nbytes + plan.spec.chunk_nbytes // 128 + _SLACK_NBYTES)
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
@@ -71,8 +111,8 @@ class Batch:
         second: list[Piece] = []
         for piece in self.pieces:
             middle = min(piece.hi, max(piece.lo, piece.lo + half - taken))
-            first += [Piece(plan=piece.plan, lo=piece.lo, hi=middle)] if middle > piece.lo else []
-            second += [Piece(plan=piece.plan, lo=middle, hi=piece.hi)] if piece.hi > middle else []
+            first += [Piece.of(piece.plan, piece.lo, middle)] if middle > piece.lo else []
+            second += [Piece.of(piece.plan, middle, piece.hi)] if piece.hi > middle else []
             taken += piece.hi - piece.lo
         return Batch(pieces=tuple(first), missing=self.missing), Batch(pieces=tuple(second))
 
@@ -91,20 +131,28 @@ class _Growing:
         """Whether it holds nothing at all."""
         return not self._pieces and not self.missing
 
-    def add(self, plan: ReadPlan, lo: int, hi: int) -> int:
-        """Take as many of the rows ``[lo, hi)`` as fit, at least one if there is none yet; return the first left."""
+    def add(self, piece: Piece) -> Piece | None:
+        """Take as many rows of a piece as fit, at least one if there is none yet; return those that are left."""
+        plan, lo, hi = piece.plan, piece.lo, piece.hi
+        requested = 0 if plan.spec.index is None else piece.nbytes
+        if hi - lo <= self._room and requested <= self._room_nbytes:
+            self._take(piece, requested)
+            return None
         hi = min(hi, lo + self._room)
         if plan.spec.index is not None:
             # Chosen chunks may lie apart, and a request brings what lies between them.
-            ends = plan.offset[lo:hi] + plan.nbytes[lo:hi] - plan.offset[lo]
+            ends = plan.offset[lo:hi] + plan.nbytes[lo:hi] - piece.first
             fitting = int(ends.searchsorted(self._room_nbytes, "right"))
             hi = lo + (fitting if self._pieces else max(1, fitting))
         if hi > lo:
-            piece = Piece(plan=plan, lo=lo, hi=hi)
-            self._pieces.append(piece)
-            self._room -= hi - lo
-            self._room_nbytes -= piece.nbytes if plan.spec.index is not None else 0
-        return hi
+            taken = Piece.of(plan, lo, hi)
+            self._take(taken, 0 if plan.spec.index is None else taken.nbytes)
+        return Piece.of(plan, hi, piece.hi) if hi < piece.hi else None
+
+    def _take(self, piece: Piece, requested: int) -> None:
+        self._pieces.append(piece)
+        self._room -= piece.hi - piece.lo
+        self._room_nbytes -= requested
 
     def done(self) -> Batch:
         """Return the batch."""
@@ -125,11 +173,12 @@ def cut_batches(plans: Iterator[ReadPlan], most: int, most_nbytes: int) -> Itera
     for plan in plans:
         if len(plan.missing_row):
             batch.missing.append(plan.missing_row)
-        for lo, hi in pairwise(plan.parts.tolist()):
-            at = lo
-            while (at := batch.add(plan, at, hi)) < hi:
+        for part in parts(plan):
+            left = batch.add(part)
+            while left is not None:
                 yield batch.done()
                 batch = _Growing(most, most_nbytes)
+                left = batch.add(left)
     if not batch.is_empty:
         yield batch.done()
 

@@ -17,6 +17,7 @@ from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batches import aligned
 from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
@@ -48,7 +49,9 @@ class _Offsets:
     groups: list[int]
     """Per group, four columns: addresses and lengths of the streams, addresses and lengths of what they give."""
     filters: int
-    receipt: int
+    receipt: tuple[int, int, int]
+    """Lengths, sums and statuses, as `Receipt` has them."""
+    spare: int
     places: Places
     fills: Places
 
@@ -80,15 +83,14 @@ class BatchDecoder:
         self._move(work, memory, offsets)
         with self._api.range("read::decode"):
             for group, columns in zip(work.groups, offsets.groups, strict=True):
-                table, receipt = offset_by(memory, columns), offset_by(memory, offsets.receipt)
-                self._decompress(group, table, receipt, scratch.temp, work.n_coded)
+                self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp)
             self._unshuffle(chunks, offset_by(memory, offsets.filters))
         with self._api.range("read::place"):
             self._placing.launch(memory, offsets.places)
             self._placing.launch(memory, offsets.fills)
         answer = None
         if work.groups:
-            answer = Receipt.ask(self._lane, work.streams, work.n_coded, offset_by(memory, offsets.receipt))
+            answer = Receipt.ask(self._lane, work, offset_by(memory, offsets.receipt[0]))
         self._lane.free(memory)
         self._lane.free(scratch.memory)
         return answer
@@ -141,7 +143,8 @@ class BatchDecoder:
             longest_move=longest,
             groups=groups,
             filters=tables.add(_filter_table(chunks, inner, plain)),
-            receipt=tables.add(Receipt.blank(work.n_coded)),
+            receipt=Receipt.add(tables, work.n_coded),
+            spare=tables.add(SPARE_FRAME),
             places=self._placing.add(tables, chunks.rows[work.placed], plain[work.placed]),
             fills=self._placing.add_missing(tables, chunks.missing),
         )
@@ -151,12 +154,14 @@ class BatchDecoder:
         table = offset_by(memory, offsets.moves)
         move(self._api, self._lane.work, table=table, n=n, max_nbytes=offsets.longest_move)
 
-    def _decompress(self, group: Group, table: Address, receipt: Address, temp: Address, n_coded: int) -> None:
+    def _decompress(self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address) -> None:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
         api, work, n = self._api, self._lane.work, group.n
         sources, source_nbytes, outputs, capacity = (Address(table + 8 * n * k) for k in range(4))
-        columns = zip(Receipt.offsets(n_coded), (8, 8, 4), strict=True)
-        actual, sums, statuses = (Address(receipt + offset + width * group.first) for offset, width in columns)
+        columns = zip(offsets.receipt, (8, 8, 4), strict=True)
+        actual, sums, statuses = (offset_by(memory, at + width * group.first) for at, width in columns)
+        if group.inflate.nvcomp == "zstd":
+            check_zstd(api, work, table=table, n=n, spare=offset_by(memory, offsets.spare), refused=sums)
         if group.inflate.nvcomp is None:
             blosclz(api, work, table=table, n=n, actual=actual, status=statuses)
         else:

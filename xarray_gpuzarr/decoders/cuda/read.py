@@ -13,25 +13,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Lane
-from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches, row_of
+from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches, row_of, runs
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.placing import Placing
-from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.receipts import NO_CHUNKS, Receipt
 from xarray_gpuzarr.decoders.cuda.routes import compressor
 from xarray_gpuzarr.decoders.cuda.staging import Staged, Stager
-from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, join
+from xarray_gpuzarr.decoders.cuda.streams import join
 from xarray_gpuzarr.decoders.cuda.work import Chunks
-from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
+
+Column = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Read:
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
         self._decoder = BatchDecoder(lane, self._placing, self._chunk_nbytes)
         self._submitted: deque[Submitted] = deque()
+        self._doubtful: list[tuple[Batch, Column]] = []
 
     def _needed_nbytes(self) -> int:
         """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
@@ -94,6 +97,8 @@ class Read:
             self._submit_or_halve(batch)
         while self._submitted:
             self._retire()
+        for batch_and_numbers in self._doubtful:
+            self._decode_again(*batch_and_numbers)
         self._lane.free(self._placing.memory)
         return self.out
 
@@ -122,15 +127,19 @@ class Read:
 
     def _submit(self, batch: Batch) -> None:
         staged = [self._stager.stage(pieces) for pieces in self._stager.segments(batch.pieces)]
-        copied = self._api.event()
-        self._api.record(copied, self._lane.copy)
-        self._api.wait(self._lane.work, copied)
-        receipt = self._decoder.decode(_chunks(batch, staged))
-        done = self._api.event()
-        self._api.record(done, self._lane.work)
-        self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt))
+        rows = [plan.row[lo:hi] for plan, lo, hi in runs(batch.pieces)]
+        self._enqueue(batch, staged, _chunks(staged, np.concatenate([*rows, *batch.missing])))
         while len(self._submitted) >= MAX_BATCHES:
             self._retire()
+
+    def _enqueue(self, batch: Batch, staged: Sequence[Staged], chunks: Chunks) -> None:
+        """Decode and place what was staged, once it has crossed."""
+        copied, done = self._api.event(), self._api.event()
+        self._api.record(copied, self._lane.copy)
+        self._api.wait(self._lane.work, copied)
+        receipt = self._decoder.decode(chunks)
+        self._api.record(done, self._lane.work)
+        self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt))
 
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
@@ -139,28 +148,40 @@ class Read:
         for staged in oldest.staged:
             for memory in staged.memories:
                 self._lane.free(memory)
-        complaint = oldest.receipt.complaint() if oldest.receipt is not None else None
-        if complaint is not None:
-            number, found = complaint
-            raise corrupt_chunk(*row_of(oldest.batch.pieces, number), found)
+        doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_CHUNKS
+        if len(doubtful):
+            self._doubtful.append((oldest.batch, doubtful))
+
+    def _decode_again(self, batch: Batch, numbers: Column) -> None:
+        """Let the host decode chunks of a batch that the device could not; its word is final."""
+        step = max(1, self._lane.options.slot_nbytes // self._chunk_nbytes)
+        for first in range(0, len(numbers), step):
+            some = numbers[first : first + step]
+            staged = self._stager.stage_decoded(batch.pieces, some)
+            rows = np.stack([plan.row[row] for plan, row in (row_of(batch.pieces, n) for n in some.tolist())])
+            self._enqueue(Batch(pieces=()), [staged], _chunks([staged], rows))
+            self._retire()
 
 
-def _chunks(batch: Batch, staged: Sequence[Staged]) -> Chunks:
-    """Put the segments of a batch together."""
-    rows = np.concatenate([*(p.plan.row[p.lo : p.hi] for p in batch.pieces), *batch.missing])
+def _chunks(staged: Sequence[Staged], rows: Column) -> Chunks:
+    """Put the segments of a batch together; `rows` are those of staged chunks, then of missing ones."""
     if not staged:
-        stored = rows[:0]
-        address, nbytes = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-        streams, filters = Streams.none(), Filters.none()
-    else:
-        address, nbytes = np.concatenate([s.address for s in staged]), np.concatenate([s.nbytes for s in staged])
-        stored, counts = rows[: len(address)], [len(s.address) for s in staged]
-        streams, filters = join([s.streams for s in staged], counts), join([s.filters for s in staged], counts)
+        none = np.zeros(0, np.int64)
+        staged = [Staged.of_decoded([], none.astype(np.uint64), none)]
+    counts = [len(s.address) for s in staged]
+    address = _joined([s.address for s in staged])
+    stored, missing = rows[: len(address)], rows[len(address) :]
+    if not address.all():
+        missing = np.concatenate([stored[address == 0], missing])
     return Chunks(
         address=address,
-        nbytes=nbytes,
+        nbytes=_joined([s.nbytes for s in staged]),
         rows=stored,
-        missing=np.concatenate([stored[address == 0], rows[len(address) :]]),
-        streams=streams,
-        filters=filters,
+        missing=missing,
+        streams=join([s.streams for s in staged], counts),
+        filters=join([s.filters for s in staged], counts),
     )
+
+
+def _joined[Scalar: np.generic](columns: Sequence[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,59 +11,57 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import Address
 from xarray_gpuzarr.cuda.checksum import finish
-from xarray_gpuzarr.cuda.nvcomp import status_name
 from xarray_gpuzarr.cuda.resources import Lane, Slot
-from xarray_gpuzarr.decoders.cuda.streams import FORMATS, Streams
+from xarray_gpuzarr.decoders.cuda.streams import Streams
+from xarray_gpuzarr.decoders.cuda.tables import Tables
+from xarray_gpuzarr.decoders.cuda.work import Group, Work
+
+NO_CHUNKS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Three columns, one row per decompressed stream: uint64 lengths, uint64 checksums, int32 statuses."""
+    """Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses.
+
+    A sum is the checksum of the decoded bytes where the format has one, else not 0 where the stream was refused.
+    """
 
     slot: Slot
     streams: Streams
     """Sorted by format; the first `n` are decompressed."""
+    groups: Sequence[Group]
     n: int
 
     @staticmethod
-    def offsets(n: int) -> tuple[int, int, int]:
-        """Return where lengths, checksums and statuses of `n` streams begin, in bytes."""
-        return 0, 8 * n, 16 * n
-
-    @staticmethod
-    def blank(n: int) -> npt.NDArray[np.uint64]:
-        """Return the memory of a receipt as it must be before the device writes to it."""
-        return np.zeros(2 * n + (n + 1) // 2, np.uint64)
+    def add(tables: Tables, n: int) -> tuple[int, int, int]:
+        """Add the memory of a receipt, as it must be before the device writes to it; return where its columns begin."""
+        first = tables.add(np.zeros(_nbytes(n) // 8, np.uint64))
+        return first, first + 8 * n, first + 16 * n
 
     @classmethod
-    def ask(cls, lane: Lane, streams: Streams, n: int, address: Address) -> Self:
+    def ask(cls, lane: Lane, work: Work, address: Address) -> Self:
         """Enqueue the download of a receipt."""
-        nbytes = cls.blank(n).nbytes
+        n = work.n_coded
+        nbytes = _nbytes(n)
         slot = lane.receipts.lend(nbytes)
         lane.api.download(slot.array[:nbytes], address, lane.work)
         slot.give_back(lane.work)
-        return cls(slot=slot, streams=streams, n=n)
+        return cls(slot=slot, streams=work.streams, groups=work.groups, n=n)
 
-    def complaint(self) -> tuple[int, str] | None:
-        """Return the number of a chunk that was not decoded as it should, and what is wrong; None if all is well.
-
-        Only once the download is done.
-        """
+    def doubtful(self) -> npt.NDArray[np.int64]:
+        """Return the numbers of the chunks that were not decoded as they should; only once the download is done."""
         n, array = self.n, self.slot.array
         actual, status = array[: 8 * n].view(np.int64), array[16 * n : 20 * n].view(np.int32)
-        expected, formats = self.streams.target_nbytes[:n], self.streams.format[:n]
-        wrong = np.flatnonzero((status != 0) | (actual != expected))
-        if len(wrong):
-            at = int(wrong[0])
-            says = f"{FORMATS[formats[at]].name} on the device says {status_name(int(status[at]))}"
-            return int(self.streams.chunk[at]), f"{says}: {actual[at]} decoded bytes, expected {expected[at]}"
+        wrong = (status != 0) | (actual != self.streams.target_nbytes[:n])
         sums = array[8 * n : 16 * n].view(np.uint64)
-        for number, inflate in enumerate(FORMATS):
-            if inflate.checksum is None:
-                continue
-            rows = np.flatnonzero(formats == number)
-            found, stored = finish(inflate.checksum, sums[rows]), self.streams.checksum[rows]
-            for at in np.flatnonzero(found != stored)[:1].tolist():
-                found_text, stored_text = f"{found[at]:#010x}", f"{stored[at]:#010x}"
-                return int(self.streams.chunk[rows[at]]), f"{inflate.checksum} {found_text}, stored {stored_text}"
-        return None
+        for group in self.groups:
+            rows = group.rows
+            if group.inflate.checksum is not None:
+                wrong[rows] |= finish(group.inflate.checksum, sums[rows]) != self.streams.checksum[rows]
+            else:
+                wrong[rows] |= sums[rows] != 0  # refused before it was decoded
+        return np.unique(self.streams.chunk[:n][wrong]) if wrong.any() else NO_CHUNKS
+
+
+def _nbytes(n: int) -> int:
+    return 16 * n + -(-n // 2) * 8

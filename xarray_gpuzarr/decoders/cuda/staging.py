@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,8 @@ from xarray_gpuzarr.codecs import BytesBytesSpec, Crc32cSpec
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.cuda.batches import Piece, row_of
-from xarray_gpuzarr.decoders.cuda.image import Image
+from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, row_of, runs
+from xarray_gpuzarr.decoders.cuda.image import Image, upload_pageable
 from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, join
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec, strip_crc32c
@@ -31,6 +32,7 @@ from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan
 
 Column = npt.NDArray[np.int64]
+Addresses = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Staged:
 
     memories: Sequence[DeviceMemory]
     """Where the chunks lie; belong to the lane's `copy` stream."""
-    address: npt.NDArray[np.uint64]
+    address: Addresses
     """shape (n,): device address of the chunk; 0 if its object does not exist."""
     nbytes: Column
     """shape (n,): length in bytes, without checksums that have been checked."""
@@ -47,6 +49,12 @@ class Staged:
     """Of the chunks that crossed encoded, numbered as the rows."""
     filters: Filters
     """Likewise."""
+
+    @classmethod
+    def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Column) -> Self:
+        """Return chunks that cross decoded."""
+        none = Streams.none(), Filters.none()
+        return cls(memories=memories, address=address, nbytes=nbytes, streams=none[0], filters=none[1])
 
 
 class Stager:
@@ -74,11 +82,12 @@ class Stager:
         run: list[Piece] = []
         room = self._lane.options.slot_nbytes
         for piece in pieces:
-            if run and piece.nbytes > room:
+            nbytes = aligned(piece.nbytes)
+            if run and nbytes > room:
                 yield run
                 run, room = [], self._lane.options.slot_nbytes
             run.append(piece)
-            room -= piece.nbytes
+            room -= nbytes
         if run:
             yield run
 
@@ -105,12 +114,33 @@ class Stager:
         address[~present] = 0
         return Staged(memories=memories, address=address, nbytes=nbytes, streams=streams, filters=filters)
 
+    def stage_decoded(self, pieces: Sequence[Piece], numbers: Column) -> Staged:
+        """Fetch some chunks of `pieces` anew, decode them on the host, and send them to the device.
+
+        Raises
+        ------
+        CorruptChunkError, StoreReadError
+        """
+        lane = self._lane
+        encoded = []
+        for plan, row in (row_of(pieces, number) for number in numbers.tolist()):
+            data = self._source.start(*plan.requests(row, row + 1)[0])(lambda nbytes: memoryview(bytearray(nbytes)))
+            if data is None:
+                raise vanished_shard(plan)
+            encoded.append(data)
+        chunks = self._decode_on_host(pieces, numbers, encoded)
+        room = aligned(self._chunk_nbytes)
+        memory = lane.allocate(room * len(chunks), lane.copy)
+        upload_pageable(lane, memory.address, chunks)
+        address = memory.address + room * np.arange(len(chunks), dtype=np.uint64)
+        return Staged.of_decoded([memory], address, np.full(len(chunks), self._chunk_nbytes))
+
     def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[list[tuple[int, int]]]:
         """Carry out the requests of all pieces on free threads; return per piece where in the image answers lie."""
         answers: list[list[tuple[int, int]]] = []
         requests = Requests(self._source)
         for piece in pieces:
-            wanted = piece.plan.requests(piece.lo, piece.hi)
+            wanted = piece.requests()
             answers.append([(-1, 0)] * len(wanted))
             requests.todo += [(answers[-1], k, piece.plan, request) for k, request in enumerate(wanted)]
 
@@ -145,16 +175,19 @@ class Stager:
                 nbytes[row] = len(payload)
         if self._stage is None:
             return ready & (nbytes == self._chunk_nbytes), Streams.none(), Filters.none()
+        arrays = list(image.arrays())
+        if len(arrays) == 1 and ready.all():
+            return find_streams(self._stage, arrays[0][0], start, nbytes, self._chunk_nbytes)
         trusted = np.zeros(len(start), bool)
         streams: list[Streams] = []
         filters: list[Filters] = []
-        for data, first in image.arrays():
+        for data, first in arrays:
             rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
             trusted[rows], found, blocks = find_streams(
                 self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes
             )
-            streams.append(replace(found, chunk=rows[found.chunk]))
-            filters.append(replace(blocks, chunk=rows[blocks.chunk]))
+            streams.append(found.numbered(rows))
+            filters.append(blocks.numbered(rows))
         together = [0] * len(streams)
         return trusted, join(streams, together), join(filters, together)
 
@@ -189,17 +222,13 @@ class Stager:
 
 def _rows(pieces: Sequence[Piece], answers: list[list[tuple[int, int]]]) -> tuple[Column, Column]:
     """Return where in the image each chunk begins, -1 if nowhere, and its length."""
-    starts, lengths = [], []
-    for piece, places in zip(pieces, answers, strict=True):
-        at = np.array(places, np.int64)
-        if piece.plan.spec.index is None:
-            starts.append(at[:, 0])
-            lengths.append(at[:, 1])
-        else:
-            offset = piece.plan.offset[piece.lo : piece.hi]
-            starts.append(at[0, 0] + offset - offset[0])
-            lengths.append(piece.plan.nbytes[piece.lo : piece.hi])
-    return np.concatenate(starts), np.concatenate(lengths)
+    if pieces[0].plan.spec.index is None:
+        at = np.array([place for places in answers for place in places], np.int64)
+        return at[:, 0].copy(), at[:, 1].copy()
+    columns = [(plan.offset[lo:hi], plan.nbytes[lo:hi]) for plan, lo, hi in runs(pieces)]
+    offset, nbytes = columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
+    moved = [places[0][0] - piece.first for piece, places in zip(pieces, answers, strict=True)]
+    return offset + np.repeat(moved, [piece.hi - piece.lo for piece in pieces]), nbytes.copy()
 
 
 _Item = tuple[list[tuple[int, int]], int, ReadPlan, tuple[str, ByteRange]]

@@ -7,8 +7,8 @@ decoded, so that the columns hold before anything has an address.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -96,79 +96,99 @@ def longest_stream(stage: BytesBytesSpec) -> int | None:
     return blosc.MAX_NBYTES if isinstance(stage, BloscSpec) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
+class _Column:
+    """One column of a `Columns`, by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __get__(self, columns: Columns, kind: type[Columns]) -> Rows:
+        column: Rows = columns.table[self.number]
+        return column
+
+
+class Columns:
+    """Columns of int64 that are the rows of one table.
+
+    Parameters
+    ----------
+    table : int64, shape (k, n)
+    """
+
+    n_columns: ClassVar[int]
+    chunk = _Column(0)
+    """Number of the chunk that a row belongs to."""
+
+    def __init__(self, table: Rows) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return int(self.table.shape[1])
+
+    @classmethod
+    def of(cls, n: int, **columns: npt.NDArray[Any] | int) -> Self:
+        """Return `n` rows; columns that are not given are 0."""
+        table = np.zeros((cls.n_columns, n), np.int64)
+        rows = cls(table)
+        for name, column in columns.items():
+            getattr(rows, name)[:] = column
+        return rows
+
+    @classmethod
+    def none(cls) -> Self:
+        """Return no rows."""
+        return cls.of(0)
+
+    def numbered(self, numbers: Rows) -> Self:
+        """Return the rows with other numbers for their chunks."""
+        table = self.table.copy()
+        table[0] = numbers[table[0]]
+        return type(self)(table)
+
+
+class Streams(Columns):
     """One row per compressed stream."""
 
-    chunk: Rows
-    """Number of the chunk that holds the stream."""
-    format: npt.NDArray[np.uint8]
+    n_columns = 7
+    format = _Column(1)
     """Index into `FORMATS`."""
-    source: Rows
+    source = _Column(2)
     """First byte of the stream, counted from the start of the encoded chunk."""
-    source_nbytes: Rows
-    target: Rows
+    source_nbytes = _Column(3)
+    target = _Column(4)
     """Where its first decoded byte belongs, counted from the start of the decoded chunk."""
-    target_nbytes: Rows
-    checksum: npt.NDArray[np.uint32]
+    target_nbytes = _Column(5)
+    checksum = _Column(6)
     """Stored checksum of the decoded bytes, where the format has one."""
 
-    def __len__(self) -> int:
-        return len(self.chunk)
-
-    def by_format(self) -> Self:
+    def by_format(self) -> Streams:
         """Return the streams sorted by format."""
-        if len(self) == 0 or (self.format[0] == self.format).all():
+        if (self.format[1:] >= self.format[:-1]).all():
             return self
-        order = np.argsort(self.format, kind="stable")
-        columns: dict[str, Any] = {f.name: getattr(self, f.name)[order] for f in fields(self)}
-        return type(self)(**columns)
-
-    @classmethod
-    def none(cls) -> Self:
-        """Return no streams."""
-        column = np.zeros(0, np.int64)
-        return cls(
-            chunk=column,
-            format=column.astype(np.uint8),
-            source=column,
-            source_nbytes=column,
-            target=column,
-            target_nbytes=column,
-            checksum=column.astype(np.uint32),
-        )
+        return Streams(self.table.take(np.argsort(self.format, kind="stable"), axis=1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
-    """One row per block of bytes that are shuffled, or lie among such blocks; as `cuda.blosc.unshuffle` wants them."""
+class Filters(Columns):
+    """One row per block of bytes that are shuffled, or lie among such blocks; as `cuda.blosc.unshuffle` wants them.
 
-    chunk: Rows
-    """Number of the chunk that holds the block. The blocks of a chunk that has rows fill it."""
-    start: Rows
+    The blocks of a chunk that has rows fill it.
+    """
+
+    n_columns = 5
+    start = _Column(1)
     """First byte of the block, counted from the start of the decoded chunk."""
-    nbytes: Rows
-    typesize: Rows
-    filter: Rows
-
-    def __len__(self) -> int:
-        return len(self.chunk)
-
-    @classmethod
-    def none(cls) -> Self:
-        """Return no blocks."""
-        column = np.zeros(0, np.int64)
-        return cls(chunk=column, start=column, nbytes=column, typesize=column, filter=column)
+    nbytes = _Column(2)
+    typesize = _Column(3)
+    filter = _Column(4)
 
 
-def join[Columns: (Streams, Filters)](parts: Sequence[Columns], n_chunks: Sequence[int]) -> Columns:
+def join[C: Columns](parts: Sequence[C], n_chunks: Sequence[int]) -> C:
     """Put columns of several runs of chunks together; `n_chunks` are the lengths of the runs."""
     if len(parts) == 1:
         return parts[0]
-    first = np.cumsum([0, *n_chunks]).tolist()
-    numbered = [replace(p, chunk=p.chunk + n) for p, n in zip(parts, first, strict=False)]
-    names = [f.name for f in fields(parts[0])]
-    return type(parts[0])(**{name: np.concatenate([getattr(p, name) for p in numbered]) for name in names})
+    table = np.concatenate([p.table for p in parts], axis=1)
+    table[0] += np.repeat(np.cumsum([0, *n_chunks[:-1]]), [len(p) for p in parts])
+    return type(parts[0])(table)
 
 
 def find_streams(
@@ -200,16 +220,9 @@ def find_streams(
     most = longest_stream(stage)
     ready = (nbytes <= (most or 0)) & device_ready(stage, data, start, nbytes, expected)
     chunk = np.flatnonzero(ready)
-    whole = Streams(
-        chunk=chunk,
-        format=np.zeros(len(chunk), np.uint8),
-        source=np.zeros(len(chunk), np.int64),
-        source_nbytes=nbytes[chunk],
-        target=np.zeros(len(chunk), np.int64),
-        target_nbytes=np.full(len(chunk), expected, np.int64),
-        checksum=np.zeros(len(chunk), np.uint32),
-    )
-    return ready, _open(ENVELOPES[type(stage)], whole, data, start), Filters.none()
+    whole = Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes.take(chunk), target_nbytes=expected)
+    _open(ENVELOPES[type(stage)], whole, data, start)
+    return ready, whole, Filters.none()
 
 
 def _find_in_blosc(
@@ -220,37 +233,34 @@ def _find_in_blosc(
     for codec, envelope in _IN_BLOSC.items():
         at = np.flatnonzero(walk.codec == codec)
         if len(at):
-            whole = Streams(
+            whole = Streams.of(
+                len(at),
                 chunk=walk.chunk[at],
-                format=np.zeros(len(at), np.uint8),
                 source=walk.source[at] - start[walk.chunk[at]],
                 source_nbytes=walk.source_nbytes[at],
                 target=walk.target[at],
                 target_nbytes=walk.target_nbytes[at],
-                checksum=np.zeros(len(at), np.uint32),
             )
-            parts.append(_open(envelope, whole, data, start))
-    filters = Filters(
+            _open(envelope, whole, data, start)
+            parts.append(whole)
+    filters = Filters.of(
+        len(walk.block_chunk),
         chunk=walk.block_chunk,
         start=walk.block_start,
         nbytes=walk.block_nbytes,
         typesize=walk.block_typesize,
-        filter=walk.block_filter.astype(np.int64),
+        filter=walk.block_filter,
     )
     return walk.ready, join(parts, [0] * len(parts)) if parts else Streams.none(), filters
 
 
-def _open(envelope: Envelope, whole: Streams, data: Bytes, start: Rows) -> Streams:
+def _open(envelope: Envelope, whole: Streams, data: Bytes, start: Rows) -> None:
     """Take streams out of what stands around them."""
-    checksum = whole.checksum
     if envelope.checksum_from_end:
         end = start[whole.chunk] + whole.source + whole.source_nbytes
         at = (end - envelope.checksum_from_end)[:, None] + np.arange(4)
-        checksum = data[at].view(envelope.checksum_dtype)[:, 0].astype(np.uint32)
-    return replace(
-        whole,
-        format=np.full(len(whole), FORMATS.index(envelope.inflate), np.uint8),
-        source=whole.source + envelope.head_nbytes,
-        source_nbytes=whole.source_nbytes - (envelope.head_nbytes + envelope.tail_nbytes),
-        checksum=checksum,
-    )
+        whole.checksum[:] = data[at].view(envelope.checksum_dtype)[:, 0]
+    whole.format[:] = FORMATS.index(envelope.inflate)
+    if envelope.head_nbytes or envelope.tail_nbytes:
+        whole.source[:] += envelope.head_nbytes
+        whole.source_nbytes[:] -= envelope.head_nbytes + envelope.tail_nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,8 @@ from xarray_gpuzarr.decoders.cuda.streams import FORMATS, RAW, Filters, Inflate,
 
 Addresses = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
+
+NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,26 +90,30 @@ def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
     """Decide what happens to each chunk and stream."""
     streams = chunks.streams.by_format()
     groups = _groups(streams, nvcomp)
-    begin = chunks.address[streams.chunk] + streams.source.astype(np.uint64)
-    alignment = np.repeat([g.alignment for g in groups], [g.n for g in groups]).astype(np.uint64)
-    n_coded = len(alignment)
-    compressed, shuffled = np.zeros((2, len(chunks.address)), bool)
+    begin = chunks.address.take(streams.chunk) + streams.source.view(np.uint64)
+    n_coded = sum(g.n for g in groups)
+    compressed = np.zeros(len(chunks.address), bool)
     compressed[streams.chunk] = True
-    shuffled[chunks.filters.chunk] = True
     direct, result = placing.direct(chunks.rows)
     straight, unit = direct & compressed, np.uint64(placing.unit_nbytes)
     return Work(
         streams=streams,
         groups=groups,
         begin=begin,
-        moved=np.flatnonzero(begin[:n_coded] % alignment),
+        moved=_misaligned(begin, groups),
         raw=np.arange(n_coded, len(streams)),
         result=np.where(compressed, result, chunks.address),
         shifted=np.flatnonzero(~compressed & (chunks.address % unit != 0)),
         apart=np.flatnonzero(compressed & ~straight),
-        shuffled=np.flatnonzero(shuffled),
+        shuffled=np.unique(chunks.filters.chunk) if len(chunks.filters) else NO_ROWS,
         placed=np.flatnonzero((chunks.address != 0) & ~straight),
     )
+
+
+def _misaligned(begin: Addresses, groups: Sequence[Group]) -> Rows:
+    """Return the numbers of the streams that do not begin where their format wants them to."""
+    parts = [np.flatnonzero(begin[g.rows] & np.uint64(g.alignment - 1)) + g.first for g in groups if g.alignment > 1]
+    return np.concatenate(parts) if parts else NO_ROWS
 
 
 def _groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:

@@ -1,4 +1,7 @@
-"""zstd frames that a device decoder may be given: none that is cut, odd or damaged, whatever lies around it."""
+"""zstd frames that nvCOMP is given: none that is cut, odd or damaged, whatever lies around it.
+
+Headers are judged on the host, in columns; the blocks of what passes by a kernel, here on the host as well.
+"""
 
 import gzip
 
@@ -7,22 +10,38 @@ import pytest
 import zstandard
 from helpers import zstd_frames as by_hand
 from helpers.effort import many
+from helpers.host_kernels import require_compiler, run_child, sanitized_environment
 from helpers.zstd_frames import COMPRESSED, KIB, RAW, RESERVED, RLE, flushed_zstd, is_plain, zstd
+from helpers.zstd_runs import run_check
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.codecs import ZstdSpec
+from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
 from xarray_gpuzarr.frame_columns import device_ready
 
 TEXT = b"a shard holds chunks; " * 900
 RNG = np.random.default_rng(7)
 
 
+@pytest.fixture(autouse=True)
+def compiler():
+    require_compiler()
+
+
 def ready(frames, expected):
     """Lay the frames side by side, with nothing before the first and after the last, and judge them."""
     nbytes = np.array([len(frame) for frame in frames], np.int64)
     data = np.frombuffer(b"".join(frames), np.uint8)
-    return device_ready(ZstdSpec(), data, np.cumsum(nbytes) - nbytes, nbytes, expected).tolist()
+    return judged(data, np.cumsum(nbytes) - nbytes, nbytes, expected)
+
+
+def judged(data, start, nbytes, expected):
+    """Judge chunks of some data."""
+    found = device_ready(ZstdSpec(), data, start, nbytes, expected)
+    at = np.flatnonzero(found)
+    found[at] = run_check([data[start[i] : start[i] + nbytes[i]].tobytes() for i in at], expected)
+    return found.tolist()
 
 
 def test_frame_flushed_in_the_middle_is_ready():
@@ -68,7 +87,7 @@ def test_zstd_frame_cut_at_any_byte_is_refused_though_the_rest_follows_it(frame,
     data = np.frombuffer(frame + frame, np.uint8)
     nbytes = np.arange(2 * len(frame) + 1)
 
-    found = device_ready(ZstdSpec(), data, np.zeros_like(nbytes), nbytes, expected)
+    found = judged(data, np.zeros_like(nbytes), nbytes, expected)
 
     assert np.flatnonzero(found).tolist() == [len(frame)]
 
@@ -206,3 +225,27 @@ def test_frame_without_compressed_blocks_is_accepted_only_if_libzstd_decodes_it(
     frame = by_hand.header(content_size=expected, width=2, window=0) + by_hand.blocks(*rows)
     if ready([frame], expected) == [True]:
         assert len(zstandard.ZstdDecompressor().decompress(frame)) == expected
+
+
+def test_spare_frame_is_one_that_libzstd_decodes():
+    assert zstandard.ZstdDecompressor().decompress(SPARE_FRAME.tobytes()[:10]) == b"A"
+    assert SPARE_FRAME.nbytes == 16
+
+
+def test_no_frames_are_no_launch():
+    assert run_check([], 9) == []
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 200])
+def test_each_of_many_frames_is_judged_by_itself(n):
+    frames = [PLAIN if i % 3 else PLAIN + b"\0" for i in range(n)]
+
+    assert run_check(frames, len(TEXT)) == [bool(i % 3) for i in range(n)]
+
+
+def test_sanitizers_find_nothing():
+    chosen = "cut_at or limits or sizes or endless or all_frames or each_of_many"
+    child = run_child(sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", chosen)
+
+    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
+    assert " passed" in child.stdout
