@@ -1,27 +1,26 @@
-"""Codecs as frozen data: what Zarr metadata says about a chunk's bytes, and nothing that decodes them.
+"""Codecs as frozen data: what a chunk's bytes are, and nothing that parses or decodes them.
 
-`parse_codecs` reads the v3 ``codecs`` list and `parse_v2_codecs` the v2 ``compressor``, ``filters``, ``order`` and
-``dtype``; both give one `CodecPipeline`. Decoders interpret it. A codec that is not known here becomes `OtherSpec`
+`codec_json` makes them of Zarr metadata, decoders interpret them. A codec that is not known here becomes `OtherSpec`
 and keeps its JSON, so that zarr-python's own codec can be asked to decode it.
 
 References
 ----------
-Zarr v3 core specification, "Codecs"; Zarr v2 specification, "Metadata"; numcodecs configuration ids.
+Zarr v3 core specification, "Codecs"; Zarr v2 specification, "Metadata"; numcodecs; the registered Zarr extensions.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from xarray_gpuzarr.errors import MetadataError
-
-Json = Any
-"""A decoded JSON value."""
+import numpy as np
 
 Endian = Literal["little", "big"]
+
+ChecksumAlgorithm = Literal["crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"]
+Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
+OutOfRange = Literal["clamp", "wrap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +90,123 @@ class BloscSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crc32cSpec:
-    """Payload followed by its CRC-32C, little-endian uint32."""
+class ChecksumSpec:
+    """A payload and a checksum of it, a little-endian uint32."""
+
+    algorithm: ChecksumAlgorithm = "crc32c"
+    at_start: bool = False
+    """Whether the checksum stands before the payload, rather than behind it."""
+    seed: int = 0
+    """What the algorithm starts from; of ``jenkins_lookup3`` only."""
 
     def __str__(self) -> str:
-        return "crc32c"
+        return self.algorithm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffleSpec:
+    """First bytes of all elements, then their second bytes, and so on (numcodecs)."""
+
+    elementsize: int
+    """Bytes of one element."""
+
+    def __str__(self) -> str:
+        return f"shuffle({self.elementsize})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentitySpec:
+    """A codec that decodes to the bytes that it is given: what it loses was lost when it encoded."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementSpec:
+    """A codec of elements one after another; the base of those that follow."""
+
+    decoded: str
+    """Dtype of decoded elements as NumPy writes it, byte order included, such as ``">f4"``."""
+    encoded: str
+    """Dtype of encoded elements."""
+
+    def _named(self, name: str) -> str:
+        """Write the name of a codec and its dtypes, for people."""
+        decoded, encoded = np.dtype(self.decoded).name, np.dtype(self.encoded).name
+        return f"{name}({decoded})" if decoded == encoded else f"{name}({decoded} as {encoded})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsTypeSpec(ElementSpec):
+    """Elements converted as C does (numcodecs)."""
+
+    name: Literal["astype", "quantize"] = "astype"
+
+    def __str__(self) -> str:
+        return self._named(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaSpec(ElementSpec):
+    """The first element, then differences between neighbours (numcodecs)."""
+
+    def __str__(self) -> str:
+        return self._named("delta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedScaleOffsetSpec(ElementSpec):
+    """Decoded as ``encoded / scale + offset``, in NumPy's arithmetic with Python numbers (numcodecs)."""
+
+    scale: float
+    """An int stays one."""
+    offset: float
+
+    def __str__(self) -> str:
+        return self._named("fixedscaleoffset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackBitsSpec(ElementSpec):
+    """A byte that counts unused bits, then eight booleans a byte, the first one highest (numcodecs)."""
+
+    def __str__(self) -> str:
+        return "packbits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleOffsetSpec(ElementSpec):
+    """Decoded as ``encoded / scale + offset`` within one dtype; integers divide without a rest (Zarr extension)."""
+
+    scale: float
+    """Exactly a number of the dtype."""
+    offset: float
+
+    def __str__(self) -> str:
+        return f"scale_offset(scale={self.scale}, offset={self.offset})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastValueSpec(ElementSpec):
+    """Elements converted by value, by stated rules (Zarr extension)."""
+
+    rounding: Rounding
+    out_of_range: OutOfRange | None
+    """What numbers become that the dtype has no place for; None if they are errors."""
+    scalar_map: tuple[tuple[str, str], ...]
+    """Encoded numbers and what they decode to, before any rule; as text, since NaN equals nothing."""
+
+    def __str__(self) -> str:
+        return self._named("cast_value")
+
+    @property
+    def numbers(self) -> dict[float, float]:
+        """The scalar map as numbers: ints where the dtype is one of integers."""
+        of_key, of_value = (float if np.dtype(d).kind == "f" else int for d in (self.encoded, self.decoded))
+        return {of_key(key): of_value(value) for key, value in self.scalar_map}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +237,24 @@ class OtherSpec:
         return self.name
 
 
+CompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
+StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
+ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec
 ArrayBytesSpec = BytesSpec | ShardingSpec | OtherSpec
-BytesBytesSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec | Crc32cSpec | OtherSpec
-CodecSpec = TransposeSpec | ArrayBytesSpec | BytesBytesSpec
+BytesBytesSpec = StageSpec | IdentitySpec | OtherSpec
+"""In format 2, codecs of elements work on bytes too."""
+CodecSpec = ArrayArraySpec | ArrayBytesSpec | BytesBytesSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecPipeline:
     """The codecs of one chunk in the order in which they encode."""
 
-    array_to_array: tuple[TransposeSpec | OtherSpec, ...] = ()
+    array_to_array: tuple[ArrayArraySpec, ...] = ()
     array_to_bytes: ArrayBytesSpec
     bytes_to_bytes: tuple[BytesBytesSpec, ...] = ()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[CodecSpec]:
         return iter((*self.array_to_array, self.array_to_bytes, *self.bytes_to_bytes))
 
     def __str__(self) -> str:
@@ -150,158 +265,32 @@ class CodecPipeline:
         """First codec that only zarr-python can decode inside a chunk, or None."""
         return next((c for c in self if isinstance(c, OtherSpec | ShardingSpec)), None)
 
-
-_BYTES_TO_BYTES_NAMES: dict[str, type[Any]] = {
-    "zstd": ZstdSpec,
-    "gzip": GzipSpec,
-    "zlib": ZlibSpec,
-    "lz4": Lz4Spec,
-    "crc32c": Crc32cSpec,
-    "numcodecs.zstd": ZstdSpec,
-    "numcodecs.gzip": GzipSpec,
-    "numcodecs.zlib": ZlibSpec,
-    "numcodecs.lz4": Lz4Spec,
-}
-
-_V2_SHUFFLE = {-1: "auto", 0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
+    @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        """What turns stored bytes into the elements of a chunk, in the order in which it decodes; not transposes."""
+        return tuple(c for c in reversed((*self.array_to_array, *self.bytes_to_bytes)) if isinstance(c, StageSpec))
 
 
-def parse_codecs(codecs: Sequence[Json]) -> CodecPipeline:
-    """Read a v3 ``codecs`` list.
+def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:
+    """Return how long what decodes to `nbytes` bytes is.
 
     Parameters
     ----------
-    codecs : sequence of JSON
-        ``{"name": ..., "configuration": {...}}`` objects or plain names.
+    spec : stage of a pipeline
+    nbytes : int
 
-    Raises
-    ------
-    MetadataError
-        An entry has no name, or a known codec lacks a value that it needs.
+    Returns
+    -------
+    int or None
+        Bytes; None if that depends on what they hold, or if nothing decodes to so many.
     """
-    before: list[TransposeSpec | OtherSpec] = []
-    serializer: ArrayBytesSpec | None = None
-    after: list[BytesBytesSpec] = []
-    for entry in codecs:
-        spec = _parse_codec(entry)
-        if isinstance(spec, BytesSpec | ShardingSpec):
-            serializer = spec
-        elif isinstance(spec, TransposeSpec) or (isinstance(spec, OtherSpec) and serializer is None):
-            before.append(spec)
-        else:
-            after.append(spec)
-    if serializer is None:
-        # An unknown array->bytes codec (vlen-utf8, packbits ...) is the last of the leading ones.
-        if not before or not isinstance(before[-1], OtherSpec):
-            raise _bad_codec(codecs, "no codec turns the array into bytes")
-        serializer = OtherSpec(name=before[-1].name, configuration=before[-1].configuration)
-        before.pop()
-    return CodecPipeline(array_to_array=tuple(before), array_to_bytes=serializer, bytes_to_bytes=tuple(after))
-
-
-def _parse_codec(entry: Json) -> CodecSpec:
-    if isinstance(entry, str):
-        entry = {"name": entry}
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-        raise _bad_codec(entry, "an entry without a name")
-    name, conf = entry["name"], entry.get("configuration") or {}
-    try:
-        return _known_codec(name, conf)
-    except (AttributeError, KeyError, TypeError, ValueError) as err:
-        raise _bad_codec(entry, f"{type(err).__name__}: {err}") from err
-
-
-def _known_codec(name: str, conf: Mapping[str, Json]) -> CodecSpec:  # noqa: PLR0911  # one per kind of codec
-    if name == "bytes":
-        return BytesSpec(endian=conf.get("endian"))
-    if name == "transpose" and not isinstance(conf["order"], str):
-        return TransposeSpec(order=tuple(int(axis) for axis in conf["order"]))
-    if name in _BYTES_TO_BYTES_NAMES:
-        spec: CodecSpec = _BYTES_TO_BYTES_NAMES[name]()
-        return spec
-    if name == "blosc":
-        return BloscSpec(cname=str(conf["cname"]), shuffle=str(conf["shuffle"]), typesize=conf.get("typesize"))
-    if name == "numcodecs.blosc":
-        return _v2_blosc(conf)
-    if name == "sharding_indexed":
-        return ShardingSpec(
-            chunk_shape=tuple(int(n) for n in conf["chunk_shape"]),
-            codecs=parse_codecs(conf["codecs"]),
-            index_codecs=parse_codecs(conf["index_codecs"]),
-            index_location=conf.get("index_location", "end"),
-        )
-    return OtherSpec(name=name, configuration=json.dumps(dict(conf), sort_keys=True, default=str))
-
-
-def parse_v2_codecs(
-    *,
-    compressor: Json | None,
-    filters: Sequence[Json] | None,
-    order: Literal["C", "F"],
-    endian: Endian | None,
-    ndim: int,
-) -> CodecPipeline:
-    """Read the codec part of a v2 ``.zarray``.
-
-    Parameters
-    ----------
-    compressor : JSON object or None
-    filters : sequence of JSON objects or None
-    order : "C" or "F"
-        Memory layout of a chunk; "F" is a transpose that reverses the axes.
-    endian : "little", "big" or None
-        Byte order named by the v2 ``dtype``.
-    ndim : int
-        Number of axes of the array.
-    """
-    transposed = order == "F" and ndim > 1
-    before: tuple[TransposeSpec | OtherSpec, ...] = (
-        (TransposeSpec(order=tuple(reversed(range(ndim)))),) if transposed else ()
-    )
-    after: list[BytesBytesSpec] = [_v2_other(f) for f in filters or ()]
-    if compressor is not None:
-        after.append(_v2_compressor(compressor))
-    return CodecPipeline(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=tuple(after))
-
-
-def _v2_compressor(conf: Json) -> BytesBytesSpec:
-    known: dict[str, type[Any]] = {
-        "zstd": ZstdSpec,
-        "gzip": GzipSpec,
-        "zlib": ZlibSpec,
-        "lz4": Lz4Spec,
-    }
-    if not isinstance(conf, Mapping):
-        raise _bad_codec(conf, "a v2 codec that is not an object")
-    codec_id = conf.get("id")
-    if codec_id == "blosc":
-        return _v2_blosc(conf)
-    if codec_id in known:
-        spec: BytesBytesSpec = known[codec_id]()
-        return spec
-    return _v2_other(conf)
-
-
-def _v2_blosc(conf: Mapping[str, Json]) -> BloscSpec:
-    shuffle = conf.get("shuffle", 1)
-    return BloscSpec(
-        cname=str(conf.get("cname", "lz4")),
-        shuffle=_V2_SHUFFLE.get(shuffle, str(shuffle)),
-        typesize=conf.get("typesize"),
-    )
-
-
-def _v2_other(conf: Json) -> OtherSpec:
-    if not isinstance(conf, Mapping) or not isinstance(conf.get("id"), str):
-        raise _bad_codec(conf, "a v2 codec without an id")
-    rest = {k: v for k, v in conf.items() if k != "id"}
-    return OtherSpec(name=conf["id"], configuration=json.dumps(rest, sort_keys=True, default=str))
-
-
-def _bad_codec(entry: Json, found: str) -> MetadataError:
-    return MetadataError(
-        "cannot read the codecs of an array",
-        tried=json.dumps(entry, default=str),
-        found=found,
-        do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
-    )
+    if isinstance(spec, ChecksumSpec):
+        return nbytes + 4
+    if isinstance(spec, PackBitsSpec):
+        return 1 + -(-nbytes // 8)
+    if isinstance(spec, ElementSpec):
+        n_elements, rest = divmod(nbytes, np.dtype(spec.decoded).itemsize)
+        return None if rest else n_elements * np.dtype(spec.encoded).itemsize
+    if isinstance(spec, ShuffleSpec):
+        return None if nbytes % max(1, spec.elementsize) else nbytes
+    return None

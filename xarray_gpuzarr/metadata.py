@@ -25,14 +25,16 @@ from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.registry import get_pipeline_class
 
+from xarray_gpuzarr.codec_json import parse_codecs, parse_v2_codecs
 from xarray_gpuzarr.codecs import (
     BytesSpec,
+    ChecksumSpec,
     CodecPipeline,
-    Crc32cSpec,
+    ElementSpec,
     Endian,
     ShardingSpec,
-    parse_codecs,
-    parse_v2_codecs,
+    TransposeSpec,
+    encoded_nbytes,
 )
 from xarray_gpuzarr.grid import ChunkGrid
 from xarray_gpuzarr.shard_index import ShardIndexSpec
@@ -65,7 +67,7 @@ class ArraySpec:
     path: str
     """Path of the array inside the store, with a leading slash."""
     dtype: str
-    """Stored dtype as NumPy writes it, byte order included, such as ``">f4"``."""
+    """Dtype of the elements of a decoded chunk as NumPy writes it, byte order included, such as ``">f4"``."""
     grid: ChunkGrid
     codecs: CodecPipeline
     """How one inner chunk is encoded."""
@@ -94,11 +96,20 @@ class ArraySpec:
         return int(np.prod(self.grid.chunk_shape, dtype=np.int64)) * self.numpy_dtype.itemsize
 
     @property
+    def encoded_nbytes(self) -> int:
+        """Bytes of one inner chunk as filters have encoded it, and no compressor yet."""
+        nbytes = self.chunk_nbytes
+        for stage in reversed(self.codecs.stages):
+            nbytes = encoded_nbytes(stage, nbytes) or nbytes
+        return nbytes
+
+    @property
     def axes(self) -> tuple[int, ...]:
         """Axis of the array that each axis of a decoded chunk holds (all transposes together)."""
         order = tuple(range(self.grid.ndim))
-        for transpose in self.codecs.array_to_array:
-            order = tuple(order[axis] for axis in getattr(transpose, "order", order))
+        for codec in self.codecs.array_to_array:
+            if isinstance(codec, TransposeSpec):
+                order = tuple(order[axis] for axis in codec.order)
         return order
 
 
@@ -163,7 +174,8 @@ def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | 
     if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
         return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
     shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
-    codecs, chunk_shape, index = parse_codecs(document["codecs"]), shard_shape, None
+    dtype = np.dtype(metadata.data_type.to_native_dtype())
+    codecs, chunk_shape, index = parse_codecs(document["codecs"], dtype), shard_shape, None
     if isinstance(codecs.array_to_bytes, ShardingSpec):
         sharding = codecs.array_to_bytes
         if codecs.array_to_array or codecs.bytes_to_bytes:
@@ -173,9 +185,8 @@ def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | 
         if index is None:
             return Unplanned(reason=f"shard index codecs {sharding.index_codecs}")
         codecs, chunk_shape = sharding.codecs, sharding.chunk_shape
-    dtype = np.dtype(metadata.data_type.to_native_dtype())
     stored = codecs.array_to_bytes
-    if isinstance(stored, BytesSpec):
+    if isinstance(stored, BytesSpec) and not any(isinstance(c, ElementSpec) for c in codecs.array_to_array):
         dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
     return ArraySpec(
         path="/" + array.path,
@@ -202,7 +213,7 @@ def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
     codecs = sharding.index_codecs
     after = codecs.bytes_to_bytes
     plain = isinstance(codecs.array_to_bytes, BytesSpec) and not codecs.array_to_array
-    if not plain or len(after) > 1 or not all(isinstance(c, Crc32cSpec) for c in after):
+    if not plain or len(after) > 1 or not all(c == ChecksumSpec() for c in after):
         return None
     endian: Endian | None = codecs.array_to_bytes.endian  # type: ignore[union-attr]
     return ShardIndexSpec(

@@ -7,7 +7,7 @@ import imagecodecs
 import numpy as np
 import zstandard
 
-from helpers.zstd_frames import is_plain
+from helpers.zstd_frames import declares
 
 CODECS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 ENCODE = {
@@ -182,7 +182,7 @@ PLAUSIBLE = {
     "lz4": lambda stream, length: True,
     "snappy": snappy_declares,
     "zlib": zlib_is_plain,
-    "zstd": is_plain,
+    "zstd": declares,
 }
 
 
@@ -253,6 +253,23 @@ def decode(data, found, expected):
 
 
 BLOCK_COLUMNS = ("block_chunk", "block_start", "block_nbytes", "block_typesize", "block_filter")
+
+
+def check_inside(found, start, nbytes, expected):
+    """Check that what is found lies inside its chunk and target, and that the targets are filled once."""
+    first, end = start[found.chunk], (start + nbytes)[found.chunk]
+    streams_fill = np.bincount(found.chunk, found.target_nbytes, len(start))
+    blocks_fill = np.bincount(found.block_chunk, found.block_nbytes, len(start))
+
+    assert (first + 16 <= found.source).all()
+    assert (found.source_nbytes > 0).all()
+    assert (found.source + found.source_nbytes <= end).all()
+    assert (found.target >= 0).all()
+    assert (found.target_nbytes > 0).all()
+    assert (found.target + found.target_nbytes <= expected).all()
+    assert (streams_fill == expected * found.ready).all()
+    assert np.isin(blocks_fill[found.ready], [0, expected]).all()
+    assert not blocks_fill[~found.ready].any()
 
 
 def rows(found, *names):

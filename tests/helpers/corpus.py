@@ -9,6 +9,7 @@ import zarr
 from zarr.codecs import (
     BloscCodec,
     BytesCodec,
+    CastValue,
     Crc32cCodec,
     GzipCodec,
     ScaleOffset,
@@ -58,20 +59,67 @@ V3_CODECS: dict[str, Keywords] = {
 }
 """Chains that the host decodes in bulk; every one suits a 2-d array of 4-byte integers."""
 
-V3_CODECS_BY_ZARR: dict[str, Keywords] = {
-    "bz2": {"compressors": zn.BZ2(level=1)},
-    "lzma": {"compressors": zn.LZMA()},
-    "shuffle": {"compressors": [zn.Shuffle(elementsize=4), ZstdCodec()]},
+I4_DELTA, TRANSPOSE = zn.Delta(dtype="<i4"), TransposeCodec(order=(1, 0))
+
+V3_FILTERS: dict[str, Keywords] = {
+    "shuffle": {"compressors": zn.Shuffle(elementsize=4)},
+    "shuffle+zstd": {"compressors": [zn.Shuffle(elementsize=4), ZstdCodec()]},
+    "shuffle+blosc": {"compressors": [zn.Shuffle(elementsize=12), BloscCodec(cname="blosclz", shuffle="shuffle")]},
+    "zstd+shuffle": {"compressors": [ZstdCodec(), zn.Shuffle(elementsize=1)]},
     "crc32": {"compressors": zn.CRC32()},
+    "crc32 at the end": {"compressors": zn.CRC32(location="end")},
     "numcodecs.crc32c": {"compressors": zn.CRC32C()},
     "adler32": {"compressors": zn.Adler32()},
     "fletcher32": {"compressors": zn.Fletcher32()},
-    "jenkins_lookup3": {"compressors": zn.JenkinsLookup3(initval=0)},
-    "delta": {"filters": zn.Delta(dtype="<i4"), "compressors": ZstdCodec()},
-    "fixedscaleoffset": {"filters": zn.FixedScaleOffset(offset=0, scale=1, dtype="<i4", astype="<i4")},
+    "jenkins_lookup3": {"compressors": zn.JenkinsLookup3(initval=7)},
+    "zlib+fletcher32": {"compressors": [zn.Zlib(), zn.Fletcher32()]},
+    "fletcher32+zlib": {"compressors": [zn.Fletcher32(), zn.Zlib()]},
+    "zstd that the host decodes+crc32": {"compressors": [ZstdCodec(checksum=True), zn.CRC32()]},
+    "zstd+adler32+crc32": {"compressors": [ZstdCodec(), zn.Adler32(), zn.CRC32()]},
+    "delta": {"filters": I4_DELTA, "compressors": None},
+    "delta+zstd": {"filters": I4_DELTA, "compressors": ZstdCodec()},
+    "delta+zstd that the host decodes": {"filters": I4_DELTA, "compressors": ZstdCodec(checksum=True)},
+    "delta as another dtype": {"filters": zn.Delta(dtype="<i4", astype="<i2"), "compressors": zn.LZ4()},
+    "delta+shuffle+gzip+crc32": {
+        "filters": I4_DELTA,
+        "compressors": [zn.Shuffle(elementsize=4), GzipCodec(), zn.CRC32()],
+    },
+    "transpose+delta": {"filters": [TRANSPOSE, I4_DELTA]},
+    "big-endian+delta": {"filters": I4_DELTA, "serializer": BytesCodec(endian="big")},
+    "fixedscaleoffset": {"filters": zn.FixedScaleOffset(offset=5, scale=2, dtype="<i4", astype="<i2")},
+    "fixedscaleoffset+delta": {
+        "filters": [zn.FixedScaleOffset(offset=5, scale=1, dtype="<i4", astype="<i2"), zn.Delta(dtype="<i2")],
+        "compressors": ZstdCodec(),
+    },
     "astype": {"filters": zn.AsType(encode_dtype="<i8", decode_dtype="<i4")},
-    "scale_offset": {"filters": ScaleOffset(offset=5, scale=1)},
-    "delta+transpose": {"filters": [TransposeCodec(order=(1, 0)), zn.Delta(dtype="<i4")]},
+    "astype+shuffle+zstd": {
+        "filters": zn.AsType(encode_dtype="<f8", decode_dtype="<i4"),
+        "compressors": [zn.Shuffle(elementsize=8), ZstdCodec()],
+    },
+    "astype+transpose": {"filters": [zn.AsType(encode_dtype="<f8", decode_dtype="<i4"), TRANSPOSE]},
+    "big-endian+astype+crc32c": {
+        "filters": zn.AsType(encode_dtype="<u2", decode_dtype="<i4"),
+        "serializer": BytesCodec(endian="big"),
+        "compressors": Crc32cCodec(),
+    },
+    "elements that begin anywhere+crc32": {
+        "filters": zn.AsType(encode_dtype="<f8", decode_dtype="<i4"),
+        "compressors": zn.CRC32(),
+    },
+    "scale_offset": {"filters": ScaleOffset(offset=5, scale=3)},
+    "scale_offset+transpose": {"filters": [ScaleOffset(offset=-5), TRANSPOSE], "compressors": zn.Zlib()},
+    "cast_value": {"filters": CastValue(data_type="int16")},
+    "big-endian+scale_offset+cast_value": {
+        "filters": [ScaleOffset(offset=-1), CastValue(data_type="uint8")],
+        "serializer": BytesCodec(endian="big"),
+    },
+}
+"""Chains with filters that are decoded in bulk, for the same arrays."""
+
+V3_CODECS_BY_ZARR: dict[str, Keywords] = {
+    "bz2": {"compressors": zn.BZ2(level=1)},
+    "lzma": {"compressors": zn.LZMA()},
+    "delta+bz2": {"filters": I4_DELTA, "compressors": [zn.BZ2(), ZstdCodec()]},
 }
 """Chains that only zarr-python decodes, for the same arrays."""
 
@@ -90,18 +138,33 @@ V2_CODECS: dict[str, Keywords] = {
     for shuffle in (0, 1, 2, -1)
 }
 
-V2_CODECS_BY_ZARR: dict[str, Keywords] = {
-    "bz2": {"compressors": numcodecs.BZ2()},
-    "lzma": {"compressors": numcodecs.LZMA()},
+V2_FILTERS: dict[str, Keywords] = {
     "delta+zstd": {"filters": numcodecs.Delta(dtype="<i4"), "compressors": numcodecs.Zstd()},
     "delta+order-F": {"filters": numcodecs.Delta(dtype="<i4"), "compressors": None, "order": "F"},
     "shuffle+lz4": {"filters": numcodecs.Shuffle(4), "compressors": numcodecs.LZ4()},
-    "fixedscaleoffset": {"filters": numcodecs.FixedScaleOffset(offset=0, scale=1, dtype="<i4", astype="<i4")},
-    "astype": {"filters": numcodecs.AsType(encode_dtype="<i8", decode_dtype="<i4")},
+    "fixedscaleoffset": {"filters": numcodecs.FixedScaleOffset(offset=5, scale=2, dtype="<i4", astype=">i2")},
+    "astype": {"filters": numcodecs.AsType(encode_dtype=">i8", decode_dtype="<i4")},
+    "fletcher32": {"filters": numcodecs.Fletcher32(), "compressors": numcodecs.Zlib()},
     "two filters": {
         "filters": [numcodecs.Delta(dtype="<i4"), numcodecs.Shuffle(4)],
         "compressors": numcodecs.Blosc(shuffle=0),
     },
+    "elements behind bytes": {
+        "filters": [numcodecs.Shuffle(4), numcodecs.Delta(dtype="<u2"), numcodecs.CRC32(location="end")],
+        "compressors": numcodecs.Zstd(),
+    },
+    "compressors among filters": {
+        "filters": [numcodecs.Shuffle(4), numcodecs.Zlib(), numcodecs.Adler32()],
+        "compressors": None,
+    },
+    "filter as compressor": {"filters": None, "compressors": numcodecs.Delta(dtype=">i4")},
+}
+"""Chains with filters that are decoded in bulk."""
+
+V2_CODECS_BY_ZARR: dict[str, Keywords] = {
+    "bz2": {"compressors": numcodecs.BZ2()},
+    "lzma": {"compressors": numcodecs.LZMA()},
+    "delta+bz2": {"filters": numcodecs.Delta(dtype="<i4"), "compressors": numcodecs.BZ2()},
 }
 
 GRIDS: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {

@@ -49,9 +49,19 @@ def is_plain(frame, expected):
     """Say whether `frame` is one zstd frame of `expected` bytes that leaves nothing to doubt."""
     stream = io.BytesIO(frame)
     try:
-        limit = _read_header(stream, expected)
-        return expected > 0 and limit is not None and _read_blocks(stream, limit, expected) and not stream.read(1)
-    except EOFError:
+        size, window = _read_header(stream)
+        limit = min(window, 128 * KIB)
+        sound = size == expected > 0 and window < 2**32
+        return sound and _read_blocks(stream, limit, expected) and not stream.read(1)
+    except (EOFError, ValueError):
+        return False
+
+
+def declares(frame, expected):
+    """Say whether `frame` has the fewest bytes of one, and a header that declares `expected` bytes."""
+    try:
+        return len(frame) >= 10 and _read_header(io.BytesIO(frame))[0] == expected
+    except (EOFError, ValueError):
         return False
 
 
@@ -62,11 +72,11 @@ def _take(stream, n):
     return int.from_bytes(found, "little")
 
 
-def _read_header(stream, expected):
-    """Return Block_Maximum_Size, or None for a frame that is refused."""
+def _read_header(stream):
+    """Return Frame_Content_Size, None if it is left out, and Window_Size; `ValueError` for a frame that is refused."""
     magic, descriptor = _take(stream, 4), f"{_take(stream, 1):08b}"
     if magic != 0xFD2FB528 or descriptor[3:] != "00000":
-        return None
+        raise ValueError
     window = None
     if descriptor[2] == "0":
         window_descriptor = _take(stream, 1)
@@ -82,9 +92,7 @@ def _read_header(stream, expected):
         "110": lambda: _take(stream, 8),
         "111": lambda: _take(stream, 8),
     }.get(descriptor[:3], lambda: None)()
-    window = size if window is None else window
-    too_wide = window is not None and window >= 2**32 and descriptor[2] == "0"
-    return None if size != expected or too_wide else min(window, 128 * KIB)
+    return size, size if window is None else window
 
 
 def _read_blocks(stream, limit, expected):

@@ -20,7 +20,8 @@ from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, plan_tiles, plan_walk
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
-from xarray_gpuzarr.cuda.elements import ElementCast, Words, can_cast, cast_kernels, pad_words
+from xarray_gpuzarr.cuda.elements import ElementCast, Words, can_cast, cast_kernels, pad_words, usual_casts
+from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.cuda.zstd import zstd_kernels
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "can_cast",
     "kernel_source",
     "move",
+    "usual_kernels",
 ]
 
 COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
@@ -75,6 +77,12 @@ def all_kernels() -> list[Kernel]:
         for name in ("scatter", "points")
         for defines in cast_kernels()
     ]
+    return [_MOVE, *checksum_kernels(), *blosc_kernels(), *zstd_kernels(), *filter_kernels(), *placing]
+
+
+def usual_kernels() -> list[Kernel]:
+    """Return the kernels that most reads launch; the others, mostly casts, are built when they are first needed."""
+    placing = [Kernel(file="scatter.cu", name="scatter", defines=defines) for defines in usual_casts()]
     return [_MOVE, *checksum_kernels(), *blosc_kernels(), *zstd_kernels(), *placing]
 
 

@@ -27,9 +27,6 @@ from xarray_gpuzarr.plan import BoxTarget, PointTarget, ReadPlan, place_boxes
 
 Array = npt.NDArray[Any]
 
-_RAW_RUN_NBYTES = 8 * 1024 * 1024
-"""Raw bytes that one task reads straight into the output."""
-
 
 def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:
     """Turn one plan into tasks."""
@@ -126,8 +123,9 @@ class BoxBlock(_Block):
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that read straight into the output, decode as they read, or take a part each."""
         codec = self.job.codec
-        if codec is not None and codec.raw and all(self.direct):
-            yield from self._raw_tasks()
+        runs = self._raw_runs() if codec is not None and codec.raw and all(self.direct) else None
+        if runs is not None:
+            yield from self._raw_tasks(runs)
         elif self.job.streams:
             for row in range(len(self.rows)):
                 yield Task(self._streamer(row), self.plan.requests(row, row + 1), streamed=True)
@@ -160,8 +158,11 @@ class BoxBlock(_Block):
         first = self.out_byte[row]
         return self.job.out_bytes[first : first + self.job.chunk_nbytes]
 
-    def _raw_tasks(self) -> Iterator[Task]:
-        """Read runs of raw chunks that lie side by side, in the object and in the output, with no copy at all."""
+    def _raw_runs(self) -> Sequence[int] | None:
+        """Cut rows where raw chunks do not lie side by side both in the object and in the output.
+
+        None if requests for parts, which join runs, cost less than the copy that they need.
+        """
         plan, nbytes = self.plan, self.job.chunk_nbytes
         wrong = np.flatnonzero((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT))
         if len(wrong):
@@ -169,10 +170,17 @@ class BoxBlock(_Block):
         out_byte = np.asarray(self.out_byte, np.int64)
         apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]
-        for lo, hi in pairwise(bounds):
-            total = (hi - lo) * nbytes
-            for done in range(0, total, _RAW_RUN_NBYTES):
-                yield self._raw_task(lo, done, min(_RAW_RUN_NBYTES, total - done))
+        n_runs = len(bounds) - 1
+        joined = n_runs >= len(plan.parts) and self.job.spec.index is not None
+        return None if joined and len(plan.offset) * nbytes < n_runs * self.job.rule.max_gap_nbytes else bounds
+
+    def _raw_tasks(self, runs: Sequence[int]) -> Iterator[Task]:
+        """Read runs of raw chunks with no copy at all."""
+        longest = self.job.rule.max_raw_nbytes
+        for lo, hi in pairwise(runs):
+            total = (hi - lo) * self.job.chunk_nbytes
+            for done in range(0, total, longest):
+                yield self._raw_task(lo, done, min(longest, total - done))
 
     def _raw_task(self, row: int, done: int, nbytes: int) -> Task:
         first, total = self.out_byte[row] + done, done + nbytes

@@ -12,29 +12,33 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import google_crc32c
 import imagecodecs
 import numcodecs
-import numpy as np
 import zstandard
 
 from xarray_gpuzarr.codecs import (
     BloscSpec,
-    BytesBytesSpec,
+    ChecksumSpec,
     CodecPipeline,
-    Crc32cSpec,
+    CompressorSpec,
+    ElementSpec,
     GzipSpec,
     Lz4Spec,
+    ShuffleSpec,
+    StageSpec,
     ZlibSpec,
     ZstdSpec,
+    encoded_nbytes,
 )
+from xarray_gpuzarr.decoders.host_checksums import strip_checksum
+from xarray_gpuzarr.decoders.host_filters import decode_elements, unshuffle
+from xarray_gpuzarr.decoders.scratch import buffer
 from xarray_gpuzarr.fetch import ByteStream
 from xarray_gpuzarr.frames import FrameError, declared_nbytes, has_zstd_checksum
 
 DecodeInto = Callable[[memoryview, memoryview], None]
 """Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
 
-_CRC_NBYTES = 4
 _STREAM_PIECE_NBYTES = 512 * 1024
 _STAGE_SLACK_NBYTES = 64 * 1024
 """No codec in the middle of a chain makes a chunk twice its size, but for headers."""
@@ -137,28 +141,10 @@ _LIBRARY_ERRORS = (
 )
 
 
-def strip_crc32c(src: memoryview) -> memoryview:
-    """Check the CRC-32C that ends `src` and return what stands before it.
-
-    Raises
-    ------
-    FrameError
-        Too short, or another checksum.
-    """
-    if len(src) < _CRC_NBYTES:
-        raise FrameError(f"{len(src)} bytes, too short for a checksum")
-    payload = src[:-_CRC_NBYTES]
-    stored = int.from_bytes(src[-_CRC_NBYTES:], "little")
-    actual = google_crc32c.value(np.frombuffer(payload, np.uint8))  # it refuses memoryviews
-    if stored != actual:
-        raise FrameError(f"CRC-32C {actual:#010x}, stored {stored:#010x}")
-    return payload
-
-
-def _decode_all(spec: BytesBytesSpec, src: memoryview, most: int) -> memoryview:
+def _decode_all(spec: StageSpec, src: memoryview, most: int) -> memoryview:
     """Decode a stage whose result has no known length, but is refused if it declares more than `most` bytes."""
-    if isinstance(spec, Crc32cSpec):
-        return strip_crc32c(src)
+    if not isinstance(spec, CompressorSpec):
+        raise FrameError(f"{len(src)} bytes are no whole number of elements")
     declared = declared_nbytes(spec, src)
     if declared is not None and declared > most:
         raise FrameError(f"a frame of {declared} bytes")
@@ -166,8 +152,17 @@ def _decode_all(spec: BytesBytesSpec, src: memoryview, most: int) -> memoryview:
     return memoryview(codec.decode(src)).cast("B")
 
 
-def _decode_last(spec: BytesBytesSpec, src: memoryview, dst: memoryview) -> None:
-    """Decode the stage that gives the chunk itself."""
+def _decode_into(spec: StageSpec, src: memoryview, dst: memoryview) -> None:
+    """Decode a stage into memory of just its length."""
+    if isinstance(spec, ShuffleSpec):
+        unshuffle(spec, src, dst)
+    elif isinstance(spec, ElementSpec):
+        decode_elements(spec, src, dst)
+    else:
+        _decompress(spec, src, dst)
+
+
+def _decompress(spec: StageSpec, src: memoryview, dst: memoryview) -> None:
     try:
         _FAST[type(spec)](src, dst)
     except _LIBRARY_ERRORS as refusal:
@@ -178,7 +173,7 @@ def _decode_last(spec: BytesBytesSpec, src: memoryview, dst: memoryview) -> None
 
 
 class ChunkCodec:
-    """The bytes-to-bytes part of a pipeline, ready to decode chunks. Safe to share between threads.
+    """All that turns the bytes of a chunk into its elements, ready to decode chunks. Safe to share between threads.
 
     Parameters
     ----------
@@ -189,9 +184,11 @@ class ChunkCodec:
     """
 
     def __init__(self, pipeline: CodecPipeline, chunk_nbytes: int) -> None:
-        self._stages: Sequence[BytesBytesSpec] = tuple(reversed(pipeline.bytes_to_bytes))
+        self._stages = pipeline.stages
         self._chunk_nbytes = chunk_nbytes
-        self.in_place = all(isinstance(s, Crc32cSpec) for s in self._stages)
+        self._nbytes = _decoded_nbytes(self._stages, chunk_nbytes)
+        self._most = 2 * max(n or 0 for n in (*self._nbytes, chunk_nbytes)) + _STAGE_SLACK_NBYTES
+        self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
@@ -200,14 +197,10 @@ class ChunkCodec:
 
     def view(self, src: memoryview) -> memoryview:
         """Return the decoded chunk as a part of `src`; only if `in_place`."""
-        try:
-            for _ in self._stages:
-                src = strip_crc32c(src)
-        except FrameError as err:
-            raise self._explained("crc32c", err) from err
-        if len(src) != self._chunk_nbytes:
-            raise FrameError(f"{len(src)} bytes, expected {self._chunk_nbytes}")
-        return src
+        decoded = self._decode(src, None)
+        if len(decoded) != self._chunk_nbytes:
+            raise FrameError(f"{len(decoded)} bytes, expected {self._chunk_nbytes}")
+        return decoded
 
     def into(self, src: memoryview, dst: memoryview) -> None:
         """Decode a chunk into the whole of `dst`.
@@ -223,32 +216,46 @@ class ChunkCodec:
         FrameError
             The bytes do not decode to exactly that many; names the codec.
         """
-        if self.in_place:
-            dst[:] = self.view(src)
-            return
-        stage: BytesBytesSpec = self._stages[-1]
-        try:
-            for stage in self._stages[:-1]:
-                src = _decode_all(stage, src, most=2 * self._chunk_nbytes + _STAGE_SLACK_NBYTES)
-            stage = self._stages[-1]
-            if isinstance(stage, Crc32cSpec):
-                dst[:] = self._sized(strip_crc32c(src))
-            else:
-                _decode_last(stage, src, dst)
-        except _LIBRARY_ERRORS as err:
-            raise self._explained(str(stage), err) from err
+        decoded = self._decode(src, dst)
+        if decoded is not dst:
+            if len(decoded) != len(dst):
+                raise FrameError(f"{len(decoded)} bytes, expected {len(dst)}")
+            dst[:] = decoded
+
+    def _decode(self, src: memoryview, dst: memoryview | None) -> memoryview:
+        """Decode a chunk, into `dst` if the last stage moves bytes."""
+        last = len(self._stages) - 1
+        for number, (stage, nbytes) in enumerate(zip(self._stages, self._nbytes, strict=True)):
+            try:
+                if isinstance(stage, ChecksumSpec):
+                    src = strip_checksum(stage, src)
+                elif nbytes is None:
+                    src = _decode_all(stage, src, self._most)
+                else:
+                    out = dst if dst is not None and number == last else memoryview(buffer(f"stage {number}", nbytes))
+                    _decode_into(stage, src, out)
+                    src = out
+            except _LIBRARY_ERRORS as err:
+                raise _explained(str(stage), err, self._chunk_nbytes if nbytes is None else nbytes) from err
+        return src
 
     def from_stream(self, stream: ByteStream, dst: memoryview) -> None:
         """Decode a chunk into the whole of `dst` as its bytes are read; only if `streams`. Otherwise as `into`."""
         try:
             _zstd_stream(stream, dst)
         except (FrameError, zstandard.ZstdError) as err:
-            raise self._explained("zstd", err) from err
+            raise _explained("zstd", err, len(dst)) from err
 
-    def _sized(self, src: memoryview) -> memoryview:
-        if len(src) != self._chunk_nbytes:
-            raise FrameError(f"{len(src)} bytes")
-        return src
 
-    def _explained(self, codec: str, err: BaseException) -> FrameError:
-        return FrameError(f"{codec}: {err} (expected {self._chunk_nbytes} decoded bytes)")
+def _decoded_nbytes(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int | None]:
+    """Return how many bytes each stage gives; None before another compressor than the first one that encodes."""
+    lengths: list[int | None] = []
+    known: int | None = chunk_nbytes
+    for stage in reversed(stages):
+        lengths.append(known)
+        known = None if known is None else encoded_nbytes(stage, known)
+    return lengths[::-1]
+
+
+def _explained(codec: str, err: BaseException, nbytes: int) -> FrameError:
+    return FrameError(f"{codec}: {err} (expected {nbytes} decoded bytes)")

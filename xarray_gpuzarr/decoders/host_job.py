@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,33 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import ByteRange
+from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
 from xarray_gpuzarr.decoders.placing import cast_array
+from xarray_gpuzarr.decoders.scratch import buffer
+from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec, zarr_chunk_decoder
 from xarray_gpuzarr.plan import BoxTarget, Target
 
 Array = npt.NDArray[Any]
 
-_KEPT_NBYTES = 8 * 1024 * 1024
-"""A thread keeps buffers up to this size; fresh memory costs a page fault per 4 KiB."""
-
 _STREAMED_NBYTES = 16 * 1024 * 1024
 """Chunks from this size on are decoded as they are read, where the codec can: no buffer holds them encoded."""
-
-_kept = threading.local()
-
-
-def _buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return scratch of this thread, contents undefined, valid until `name` is asked for again."""
-    kept: npt.NDArray[np.uint8] | None = getattr(_kept, name, None)
-    if kept is None or len(kept) < nbytes:
-        kept = np.empty(nbytes, np.uint8)
-        if nbytes <= _KEPT_NBYTES:
-            setattr(_kept, name, kept)
-    return kept[:nbytes]
 
 
 class Lane:
@@ -49,7 +35,7 @@ class Lane:
     @cached_property
     def scratch(self) -> memoryview:
         """Memory for the decoded bytes of one chunk."""
-        return memoryview(_buffer("scratch", self._job.chunk_nbytes))
+        return memoryview(buffer("scratch", self._job.chunk_nbytes))
 
     @cached_property
     def chunk(self) -> Array:
@@ -62,11 +48,11 @@ class Lane:
         job = self._job
         only_copied = job.cast.is_copy and job.stored == job.out.dtype
         n_elements = 0 if only_copied else job.chunk_nbytes // job.stored.itemsize
-        return _buffer("work", n_elements * job.out.itemsize).view(job.out.dtype)
+        return buffer("work", n_elements * job.out.itemsize).view(job.out.dtype)
 
     def staging(self, nbytes: int) -> memoryview:
         """Return memory for encoded bytes, valid until the next call."""
-        return memoryview(_buffer("staging", nbytes))
+        return memoryview(buffer("staging", nbytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +61,16 @@ class Task:
 
     run: Callable[[Lane, list[Any]], None]
     """Takes what `ByteSource.start`, or `start_stream`, returned for each request."""
-    requests: Sequence[tuple[str, ByteRange]] = ()
+    requests: Sequence[Request] = ()
     streamed: bool = False
 
 
 class Job:
     """One read: what all its plans have in common."""
 
-    def __init__(self, spec: ArraySpec, target: Target, cast: Cast, out: Array) -> None:
+    def __init__(self, spec: ArraySpec, target: Target, cast: Cast, *, out: Array, rule: CoalesceRule) -> None:
         self.spec = spec
+        self.rule = rule
         self.cast = cast
         self.out = out
         self.stored = spec.numpy_dtype

@@ -1,28 +1,13 @@
 // One element on its way from a decoded chunk to the result: swap bytes, convert, mask, scale, add.
 //
-// Included by the kernels that place elements, compiled for one pair of STORED and RESULT each. Types are named as in
-// NumPy: kind, then width in BYTES, so u8 has 64 bits. With COPY, STORED and RESULT are the same unsigned type and may
-// cover several elements; only bytes are swapped then.
+// Included by the kernels that place elements, compiled for one pair of STORED and RESULT each. With COPY, these are the
+// same unsigned type and may cover several elements; only bytes are swapped then.
 //
-// Values equal NumPy's on x86-64 bit for bit, NaN payloads included. Every step is rounded on its own, and denormals
-// are kept although the compiler may have been told to flush those of 32 bits: hence assembly and integer arithmetic.
+// Values equal NumPy's on x86-64 bit for bit, NaN payloads included.
 // NumPy: values = stored.astype(result); hit = values == mask; values *= scale; values += offset; values[hit] = nan
-// A floating value that an integer result cannot hold has no defined result, as in NumPy and C. Where an element and a
-// constant are both NaN, NumPy keeps the payload of either; here it is that of the element.
+// Where an element and a constant are both NaN, NumPy keeps the payload of either; here it is that of the element.
 
-typedef signed char i1;
-typedef short i2;
-typedef int i4;
-typedef long long i8;
-typedef unsigned char u1;
-typedef unsigned short u2;
-typedef unsigned int u4;
-typedef unsigned long long u8;
-typedef float f4;
-typedef double f8;
-struct alignas(16) u16 { u8 low, high; };
-struct b1 { u1 byte; };
-struct f2 { u2 bits; };
+#include "numbers.cuh"
 
 #ifdef GPUZARR_HOST_SHIM
 // Threads run one after another there, so the first one prepares what the block shares.
@@ -41,22 +26,6 @@ struct Cast {
     const STORED* missing;  // if not null, stands for every stored element
 };
 
-template <class To, class From> __device__ inline To bits(From value)
-{
-    static_assert(sizeof(To) == sizeof(From), "bits of different width");
-    union { From from; To to; } both;
-    both.from = value;
-    return both.to;
-}
-
-__device__ inline u8 swapped(u8 word, u4 nbytes)
-{
-    word = (word & 0x00ff00ff00ff00ffull) << 8 | (word >> 8 & 0x00ff00ff00ff00ffull);
-    if (nbytes >= 4) word = (word & 0x0000ffff0000ffffull) << 16 | (word >> 16 & 0x0000ffff0000ffffull);
-    if (nbytes >= 8) word = word << 32 | word >> 32;
-    return word;
-}
-
 #ifdef COPY
 
 __device__ inline u16 swapped(u16 unit, u4 nbytes)
@@ -70,195 +39,6 @@ __device__ inline RESULT cast_element(STORED stored, const Cast& cast)
 }
 
 #else
-
-template <int nbytes> struct Unsigned;
-template <> struct Unsigned<1> { typedef u1 type; };
-template <> struct Unsigned<2> { typedef u2 type; };
-template <> struct Unsigned<4> { typedef u4 type; };
-template <> struct Unsigned<8> { typedef u8 type; };
-
-// Width of the significand, without its hidden bit, of the type that has so many bits.
-template <class Bits> struct Significand;
-template <> struct Significand<u2> { static constexpr int width = 10; };
-template <> struct Significand<u4> { static constexpr int width = 23; };
-template <> struct Significand<u8> { static constexpr int width = 52; };
-
-template <class Bits> struct Float {
-    static constexpr int width = Significand<Bits>::width;
-    static constexpr Bits sign = (Bits)((Bits)1 << (8 * sizeof(Bits) - 1));
-    static constexpr Bits quiet = (Bits)((Bits)1 << (width - 1));
-    static constexpr Bits infinity = (Bits)((Bits)(sign - 1) >> width << width);
-    static constexpr Bits nan = infinity | quiet;
-};
-
-template <class Bits> __device__ inline bool is_nan(Bits x)
-{
-    return (x & (Float<Bits>::sign - 1)) > Float<Bits>::infinity;
-}
-
-template <class Bits> __device__ inline bool is_equal(Bits a, Bits b)
-{
-    return (a == b && !is_nan(a)) || !((a | b) & (Float<Bits>::sign - 1));
-}
-
-// ---- arithmetic, one rounding each
-
-#ifdef GPUZARR_HOST_SHIM
-__device__ inline f4 rounded_product(f4 a, f4 b) { return a * b; }
-__device__ inline f8 rounded_product(f8 a, f8 b) { return a * b; }
-__device__ inline f4 rounded_sum(f4 a, f4 b) { return a + b; }
-__device__ inline f8 rounded_sum(f8 a, f8 b) { return a + b; }
-__device__ inline f4 narrowed(f8 a) { return (f4)a; }
-__device__ inline f8 widened(f4 a) { return (f8)a; }
-#else
-__device__ inline f4 rounded_product(f4 a, f4 b)
-{
-    f4 r;
-    asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-__device__ inline f8 rounded_product(f8 a, f8 b)
-{
-    f8 r;
-    asm("mul.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
-    return r;
-}
-__device__ inline f4 rounded_sum(f4 a, f4 b)
-{
-    f4 r;
-    asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-    return r;
-}
-__device__ inline f8 rounded_sum(f8 a, f8 b)
-{
-    f8 r;
-    asm("add.rn.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));
-    return r;
-}
-__device__ inline f4 narrowed(f8 a)
-{
-    f4 r;
-    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(r) : "d"(a));
-    return r;
-}
-__device__ inline f8 widened(f4 a)
-{
-    f8 r;
-    asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a));
-    return r;
-}
-#endif
-
-// GPUs forget the payload of a NaN; x86 keeps that of the first operand, and makes new NaNs negative.
-template <class F, class Bits> __device__ inline F with_payload(F result, F a, F b)
-{
-    if (!is_nan(bits<Bits>(result))) return result;
-    if (is_nan(bits<Bits>(a))) return bits<F>((Bits)(bits<Bits>(a) | Float<Bits>::quiet));
-    if (is_nan(bits<Bits>(b))) return bits<F>((Bits)(bits<Bits>(b) | Float<Bits>::quiet));
-    return bits<F>((Bits)(Float<Bits>::nan | Float<Bits>::sign));
-}
-
-__device__ inline f4 product(f4 a, f4 b) { return with_payload<f4, u4>(rounded_product(a, b), a, b); }
-__device__ inline f8 product(f8 a, f8 b) { return with_payload<f8, u8>(rounded_product(a, b), a, b); }
-__device__ inline f4 sum(f4 a, f4 b) { return with_payload<f4, u4>(rounded_sum(a, b), a, b); }
-__device__ inline f8 sum(f8 a, f8 b) { return with_payload<f8, u8>(rounded_sum(a, b), a, b); }
-
-// ---- conversion
-
-__device__ inline f4 as_f4(f8 x)
-{
-    const u8 b = bits<u8>(x);
-    if (is_nan(b)) return bits<f4>((u4)(b >> 32 & 0x80000000u) | Float<u4>::nan | (u4)(b >> 29 & 0x007fffffu));
-    return narrowed(x);
-}
-
-__device__ inline f8 as_f8(f4 x)
-{
-    const u4 b = bits<u4>(x);
-    if (is_nan(b)) return bits<f8>((u8)(b & 0x80000000u) << 32 | Float<u8>::nan | (u8)(b & 0x007fffffu) << 29);
-    return widened(x);
-}
-
-__device__ inline f4 as_f4(f2 x)
-{
-    const u4 sign = (u4)(x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
-    if (rest >= 0x7c00u) return bits<f4>(sign | Float<u4>::infinity | (rest & 0x03ffu) << 13);
-    if (rest >= 0x0400u) return bits<f4>(sign | ((rest << 13) + (112u << 23)));
-    if (rest == 0) return bits<f4>(sign);
-    return bits<f4>(sign | (bits<u4>((f4)rest) - (24u << 23)));  // a multiple of 2^-24
-}
-
-__device__ inline f8 as_f8(f2 x)
-{
-    const u8 sign = (u8)(x.bits & 0x8000u) << 48, rest = x.bits & 0x7fffu;
-    return rest > 0x7c00u ? bits<f8>(sign | Float<u8>::infinity | (rest & 0x03ffu) << 42) : as_f8(as_f4(x));
-}
-
-// Round to nearest, ties to even, straight from 32 or 64 bits. A NaN keeps the top of its payload.
-template <class Bits> __device__ inline f2 rounded_to_half(Bits x)
-{
-    typedef Float<Bits> From;
-    constexpr int bias = sizeof(Bits) == 4 ? 127 : 1023, drop = From::width - 10;
-    const u2 sign = (u2)(x >> (8 * sizeof(Bits) - 16) & 0x8000u);
-    const Bits rest = x & (From::sign - 1);
-    if (rest > From::infinity) {
-        const u2 payload = (u2)(rest >> drop & 0x03ffu);
-        return f2{(u2)(sign | 0x7c00u | (payload ? payload : 1u))};
-    }
-    const Bits even = (Bits)1 << drop;
-    if (rest >= (Bits)(bias + 16) << From::width) return f2{(u2)(sign | 0x7c00u)};
-    if (rest >= (Bits)(bias - 14) << From::width) {
-        const Bits rounded = rest + (even / 2 - 1) + (rest >> drop & 1);
-        return f2{(u2)(sign | (u2)((rounded >> drop) - ((Bits)(bias - 15) << 10)))};
-    }
-    // Below 2^-14 halves are multiples of 2^-24: shift the significand there, one bit at least being lost.
-    const int shift = bias - 1 - (int)(rest >> From::width) + (From::width - 23);
-    if (shift > From::width + 1) return f2{sign};
-    const Bits significand = (rest & (((Bits)1 << From::width) - 1)) | (Bits)1 << From::width;
-    const Bits rounded = significand + (((Bits)1 << (shift - 1)) - 1) + (significand >> shift & 1);
-    return f2{(u2)(sign | (u2)(rounded >> shift))};
-}
-
-template <class T> struct Kind { static constexpr bool is_float = false; };
-template <> struct Kind<f2> { static constexpr bool is_float = true; };
-template <> struct Kind<f4> { static constexpr bool is_float = true; };
-template <> struct Kind<f8> { static constexpr bool is_float = true; };
-
-template <class R> struct As {  // integers; floating values go through f8, which holds all of f2 and f4
-    template <class S> static __device__ R from(S x) { return (R)x; }
-    static __device__ R from(b1 x) { return (R)(x.byte != 0); }
-    static __device__ R from(f2 x) { return (R)as_f8(x); }
-    static __device__ R from(f4 x) { return (R)as_f8(x); }
-};
-template <> struct As<b1> {
-    template <class S> static __device__ b1 from(S x) { return b1{(u1)(x != 0)}; }
-    static __device__ b1 from(f2 x) { return b1{(u1)((x.bits & 0x7fffu) != 0)}; }
-    static __device__ b1 from(f4 x) { return b1{(u1)((bits<u4>(x) & 0x7fffffffu) != 0)}; }
-};
-template <> struct As<f4> {
-    template <class S> static __device__ f4 from(S x) { return (f4)x; }
-    static __device__ f4 from(b1 x) { return (f4)(x.byte != 0); }
-    static __device__ f4 from(f2 x) { return as_f4(x); }
-    static __device__ f4 from(f4 x) { return x; }
-    static __device__ f4 from(f8 x) { return as_f4(x); }
-};
-template <> struct As<f8> {
-    template <class S> static __device__ f8 from(S x) { return (f8)x; }
-    static __device__ f8 from(b1 x) { return (f8)(x.byte != 0); }
-    static __device__ f8 from(f2 x) { return as_f8(x); }
-    static __device__ f8 from(f4 x) { return as_f8(x); }
-    static __device__ f8 from(f8 x) { return x; }
-};
-template <> struct As<f2> {  // NumPy takes integers through f4
-    template <class S> static __device__ f2 from(S x) { return rounded_to_half(bits<u4>(As<f4>::from(x))); }
-    static __device__ f2 from(f8 x) { return rounded_to_half(bits<u8>(x)); }
-    static __device__ f2 from(f2 x) { return x; }
-};
-
-__device__ inline f2 product(f2 a, f2 b) { return As<f2>::from(product(as_f4(a), as_f4(b))); }
-__device__ inline f2 sum(f2 a, f2 b) { return As<f2>::from(sum(as_f4(a), as_f4(b))); }
-
-// ---- the whole cast
 
 template <class R, bool is_float = Kind<R>::is_float> struct Arithmetic {  // no integer result has any
     static __device__ R apply(R value, const Cast&) { return value; }

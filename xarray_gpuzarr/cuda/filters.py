@@ -1,0 +1,190 @@
+"""Filters on the GPU: codecs of elements, whole batches of chunks at a time.
+
+Each class is one codec, ready to launch: what it needs to know beside addresses is in its `words`, which lie in device
+memory. Knows no Zarr. Called by the CUDA decoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cuda.api import Address, DeviceApi, Kernel, Stream
+from xarray_gpuzarr.cuda.axes import N_THREADS
+from xarray_gpuzarr.cuda.elements import REAL_DTYPES, Words, pad_words
+
+Rule = Literal["astype", "scaled", "scaled_integer", "cast_value"]
+Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
+
+_ELEMENTS_PER_TILE, _BOOLEANS_PER_TILE = 16 * N_THREADS, 32 * N_THREADS
+_MAX_BLOCKS = 2**31 - 1
+_LANES = 32
+_ELEMENTS = Kernel(file="elements.cu", name="elements")
+_DELTA = Kernel(file="delta.cu", name="delta")
+_FLOAT_DELTA = {
+    name: Kernel(file="float_delta.cu", name="float_delta", defines=(("SUM", name),)) for name in ("f2", "f4", "f8")
+}
+_PACKBITS = Kernel(file="packbits.cu", name="packbits")
+
+
+def filter_kernels() -> list[Kernel]:
+    """Return the kernels of this module."""
+    return [_ELEMENTS, _DELTA, *_FLOAT_DELTA.values(), _PACKBITS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the chunks of a launch lie, in device memory."""
+
+    table: Address
+    """Of uint64, shape (2, n): addresses of encoded and of decoded chunks, aligned to their elements."""
+    n: int
+    """Number of chunks."""
+    n_elements: int
+    """Elements of every chunk; fewer than 2**31."""
+    flags: Address
+    """Of uint64, shape (n,). Must hold zeros. Written: 1 where a chunk is not what it should be, or holds an element
+    whose decoded value is left to the host."""
+    words: Address
+    """The codec's `words`."""
+
+
+class Filter(Protocol):
+    """A codec of elements."""
+
+    @property
+    def words(self) -> Words:
+        """What the kernel reads besides."""
+
+    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+        """Decode chunks.
+
+        Raises
+        ------
+        ValueError
+            So many chunks do not fit one launch.
+        """
+
+
+def why_no_filter(*dtypes: np.dtype[Any]) -> str | None:
+    """Return why the kernels do not decode elements of some dtypes, in words, or None if they do."""
+    return next((f"elements of {d}" for d in dtypes if f"{d.kind}{d.itemsize}" not in REAL_DTYPES), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elements:
+    """A codec of each element by itself."""
+
+    encoded: np.dtype[Any]
+    decoded: np.dtype[Any]
+    rule: Rule
+    rounding: Rounding = "nearest-even"
+    scale: float = 1
+    """Of the rules that scale: exactly a number of `inner`."""
+    offset: float = 0
+    mapped: tuple[tuple[int, float], ...] = ()
+    """Encoded integers, and what they decode to before any rule."""
+
+    @property
+    def inner(self) -> np.dtype[Any]:
+        """Dtype in which elements are scaled."""
+        is_inner = self.encoded.kind == "f" or self.rule == "scaled_integer"
+        return self.encoded.newbyteorder("=") if is_inner else np.dtype("f8")
+
+    @cached_property
+    def words(self) -> Words:
+        """Fields of ``struct Codec``, and the pairs of numbers behind them."""
+        rule, rounding = get_args(Rule).index(self.rule), get_args(Rounding).index(self.rounding)
+        with np.errstate(over="ignore"):
+            scale, offset = (_word(np.array([number]).astype(self.inner)) for number in (self.scale, self.offset))
+            pairs = [
+                (_word(np.array([key], self.encoded.newbyteorder("="))), _word(np.array([value]).astype(self._native)))
+                for key, value in self.mapped
+            ]
+        head = [dtype_words(self.encoded), dtype_words(self.decoded), rule, rounding, scale, offset, len(pairs), 0]
+        return np.array([*head, *(word for pair in pairs for word in pair)], np.uint64)
+
+    @property
+    def _native(self) -> np.dtype[Any]:
+        return self.decoded.newbyteorder("=")
+
+    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+        """Decode chunks; see `Filter.launch`."""
+        n_tiles = -(-places.n_elements // _ELEMENTS_PER_TILE)
+        args = (places.table, places.n, n_tiles, places.n_elements, places.words, places.flags)
+        _launch(api, stream, _ELEMENTS, places.n * n_tiles, args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """Differences between neighbours, added up in the dtype that NumPy takes for both."""
+
+    encoded: np.dtype[Any]
+    decoded: np.dtype[Any]
+
+    @property
+    def words(self) -> Words:
+        """None."""
+        return np.zeros(0, np.uint64)
+
+    @property
+    def inner(self) -> np.dtype[Any]:
+        """Dtype in which elements are added up."""
+        return np.result_type(self.encoded, self.decoded)
+
+    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+        """Decode chunks; see `Filter.launch`."""
+        dtypes = dtype_words(self.encoded), dtype_words(self.decoded)
+        args = (places.table, places.n, places.n_elements, *dtypes)
+        if self.inner.kind == "f":
+            _launch(api, stream, _FLOAT_DELTA[f"f{self.inner.itemsize}"], places.n, args, n_threads=_LANES)
+        else:
+            _launch(api, stream, _DELTA, places.n, args)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackBits:
+    """Eight booleans a byte."""
+
+    @property
+    def words(self) -> Words:
+        """None."""
+        return np.zeros(0, np.uint64)
+
+    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+        """Decode chunks, of any alignment; see `Filter.launch`."""
+        n_tiles = -(-places.n_elements // _BOOLEANS_PER_TILE)
+        args = (places.table, places.n, n_tiles, places.n_elements, places.flags)
+        _launch(api, stream, _PACKBITS, places.n * n_tiles, args)
+
+
+def dtype_words(dtype: np.dtype[Any]) -> int:
+    """Return a dtype as ``dtypes.cuh`` takes it apart."""
+    is_swapped = dtype.itemsize > 1 and not dtype.isnative
+    return dtype.itemsize | ord(dtype.kind) << 8 | is_swapped << 16
+
+
+def _word(number: npt.NDArray[Any]) -> int:
+    """Return a number of one element as it stands in a register: with its sign in all higher bits."""
+    if number.dtype.kind == "i":
+        return int(number[0]) % 2**64
+    return int(pad_words(number)[0])
+
+
+def _launch(
+    api: DeviceApi,
+    stream: Stream,
+    kernel: Kernel,
+    n_blocks: int,
+    args: tuple[int, ...],
+    *,
+    n_threads: int = N_THREADS,
+) -> None:
+    if n_blocks > _MAX_BLOCKS:
+        raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer chunks at a time are needed")
+    if n_blocks:
+        api.launch(kernel, n_blocks, n_threads, args, stream)

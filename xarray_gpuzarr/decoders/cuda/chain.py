@@ -1,0 +1,182 @@
+"""What the device does to the bytes of a chunk, in order: one compressor, one shuffle, codecs of elements.
+
+Decided from metadata alone. Checksums around what is stored are checked on the host, before the bytes cross. A chain
+that does not fit this order, or has a codec that no kernel undoes, is a reason instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.codecs import (
+    AsTypeSpec,
+    BloscSpec,
+    CastValueSpec,
+    ChecksumSpec,
+    CompressorSpec,
+    DeltaSpec,
+    ElementSpec,
+    FixedScaleOffsetSpec,
+    PackBitsSpec,
+    ScaleOffsetSpec,
+    ShuffleSpec,
+    StageSpec,
+    encoded_nbytes,
+)
+from xarray_gpuzarr.cuda.axes import MAX_BOX
+from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
+from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
+from xarray_gpuzarr.decoders.cuda.streams import longest_stream
+from xarray_gpuzarr.metadata import ArraySpec
+
+_MAX_TYPESIZE = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementStage:
+    """A codec of elements."""
+
+    filter: Filter
+    nbytes: int
+    """Encoded bytes of a chunk."""
+    n_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """What is done to each chunk, in this order."""
+
+    checksums: tuple[ChecksumSpec, ...]
+    """Checked and taken off by the host."""
+    compressor: CompressorSpec | None
+    shuffle: ShuffleSpec | None
+    elements: tuple[ElementStage, ...]
+    inner_nbytes: int
+    """Bytes of a chunk once it is decompressed, before it is unshuffled."""
+    chunk_nbytes: int
+    """Bytes of a decoded chunk."""
+
+    @property
+    def reads_staged(self) -> bool:
+        """Whether the first codec of elements reads chunks as they were staged."""
+        return self.compressor is None and self.shuffle is None
+
+    @property
+    def step_nbytes(self) -> tuple[int, ...]:
+        """Bytes that a chunk takes in scratch before each codec of elements."""
+        nbytes = [stage.nbytes for stage in self.elements]
+        return (0, *nbytes[1:]) if nbytes and self.reads_staged else tuple(nbytes)
+
+
+def chain_of(spec: ArraySpec) -> Chain | str:
+    """Return the chain of an array, or why the device has none."""
+    left = deque(spec.codecs.stages)
+    checksums = tuple(_taken(left, ChecksumSpec))
+    compressor = next(_taken(left, CompressorSpec), None)
+    shuffle = next(_taken(left, ShuffleSpec), None)
+    elements = list(_taken(left, ElementSpec))
+    if left:
+        return f"{spec.codecs}: checksums, one compressor, one shuffle and codecs of elements are undone, in this order"
+    stages: list[ElementStage] = []
+    nbytes = spec.chunk_nbytes
+    for codec in reversed(elements):
+        stage = _element_stage(codec, nbytes)
+        if isinstance(stage, str):
+            return stage
+        stages.insert(0, stage)
+        nbytes = stage.nbytes
+    why = _why_not_bytes(compressor, shuffle, nbytes)
+    return why or Chain(
+        checksums=checksums,
+        compressor=compressor,
+        shuffle=shuffle,
+        elements=tuple(stages),
+        inner_nbytes=nbytes,
+        chunk_nbytes=spec.chunk_nbytes,
+    )
+
+
+def _taken(stages: deque[StageSpec], kind: Any) -> Iterator[Any]:
+    """Take leading stages of a kind away, one by one."""
+    while stages and isinstance(stages[0], kind):
+        yield stages.popleft()
+
+
+def _why_not_bytes(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
+    if shuffle is not None and isinstance(compressor, BloscSpec):
+        return f"{compressor}, then {shuffle}: chunks are unshuffled once"
+    if shuffle is not None and (shuffle.elementsize > _MAX_TYPESIZE or nbytes % shuffle.elementsize):
+        return f"{shuffle}: elements have up to {_MAX_TYPESIZE} bytes, and fill a chunk"
+    if shuffle is not None and nbytes > MAX_SHUFFLED_NBYTES:
+        return f"chunks of {nbytes} bytes, {shuffle} is decoded up to {MAX_SHUFFLED_NBYTES}"
+    if compressor is not None and nbytes > longest_stream(compressor):
+        return f"chunks of {nbytes} bytes, {compressor} is decoded up to {longest_stream(compressor)}"
+    return None
+
+
+def _element_stage(codec: ElementSpec, nbytes: int) -> ElementStage | str:
+    """Return the stage that gives `nbytes` bytes a chunk."""
+    encoded, decoded = np.dtype(codec.encoded), np.dtype(codec.decoded)
+    before, n_elements = encoded_nbytes(codec, nbytes), nbytes // decoded.itemsize
+    if before is None:
+        return f"{codec}: chunks of {nbytes} bytes are no whole number of elements"
+    if n_elements >= MAX_BOX:
+        return f"{codec}: chunks of {n_elements} elements, the kernels handle fewer than {MAX_BOX}"
+    why = why_no_filter(encoded, decoded)
+    found = why or _FILTERS[type(codec)](codec, encoded, decoded)
+    if isinstance(found, str):
+        return f"{codec}: {found}"
+    return ElementStage(filter=found, nbytes=before, n_elements=n_elements)
+
+
+DType = np.dtype[Any]
+
+
+def _astype(_: AsTypeSpec, encoded: DType, decoded: DType) -> Filter:
+    return Elements(rule="astype", encoded=encoded, decoded=decoded)
+
+
+def _fixed_scale_offset(codec: FixedScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
+    return Elements(rule="scaled", encoded=encoded, decoded=decoded, scale=codec.scale, offset=codec.offset)
+
+
+def _scale_offset(codec: ScaleOffsetSpec, encoded: DType, decoded: DType) -> Filter:
+    rule: Rule = "scaled" if decoded.kind == "f" else "scaled_integer"
+    return Elements(rule=rule, encoded=encoded, decoded=decoded, scale=codec.scale, offset=codec.offset)
+
+
+def _packbits(_codec: PackBitsSpec, _encoded: DType, _decoded: DType) -> Filter:
+    return PackBits()
+
+
+def _delta(_: DeltaSpec, encoded: DType, decoded: DType) -> Filter | str:
+    delta = Delta(encoded=encoded, decoded=decoded)
+    kinds = "f" if delta.inner.kind == "f" else "iu"
+    return delta if decoded.kind in kinds else f"NumPy adds up elements of {delta.inner}"
+
+
+def _cast_value(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter | str:
+    if np.dtype("f2") in (encoded.newbyteorder("="), decoded.newbyteorder("=")):
+        return "no kernel for float16"
+    if codec.scalar_map and encoded.kind == "f":
+        return "no kernel for a scalar map of floating numbers"
+    is_exact = np.can_cast(encoded, decoded) and not (encoded.kind in "iu" and encoded.itemsize == 8)
+    if decoded.kind == "f" and codec.rounding != "nearest-even" and not is_exact:
+        return f"no kernel rounds floating numbers {codec.rounding}"
+    mapped = tuple((int(key), value) for key, value in codec.numbers.items())
+    return Elements(rule="cast_value", encoded=encoded, decoded=decoded, rounding=codec.rounding, mapped=mapped)
+
+
+_FILTERS: dict[type[ElementSpec], Callable[[Any, DType, DType], Filter | str]] = {
+    AsTypeSpec: _astype,
+    CastValueSpec: _cast_value,
+    DeltaSpec: _delta,
+    FixedScaleOffsetSpec: _fixed_scale_offset,
+    PackBitsSpec: _packbits,
+    ScaleOffsetSpec: _scale_offset,
+}
