@@ -1,4 +1,8 @@
-"""Writes workloads into a cache directory, once, from a fixed seed; nothing is timed here."""
+"""Writes workloads, from a fixed seed; nothing is timed here.
+
+Arrays are put together by hand from a few distinct chunks that are compressed once: what is measured is decoding, each
+stored copy is read and decoded anew, and zarr-python is the first to read them. Datasets are written by xarray.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,25 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
-import numcodecs
+import google_crc32c
 import numpy as np
 import xarray as xr
 import zarr
-from numcodecs.abc import Codec as NumcodecsCodec
-from zarr.abc.codec import BytesBytesCodec
-from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from benchmarks.fields import make_field
-from benchmarks.workloads import PACKING, CodecName, Workload
+from benchmarks.workloads import PACKING, Workload
 
 CACHE_VARIABLE = "GPUZARR_BENCH_DIR"
 
-_WRITER_VERSION = 1
+_WRITER_VERSION = 2
 """Raised whenever fields or stores change, so that stale stores are not read."""
-
-_CODECS: Mapping[CodecName, Callable[[], BytesBytesCodec | None]] = {
-    "none": lambda: None,
-    "zstd": lambda: ZstdCodec(level=3),
-    "gzip": lambda: GzipCodec(level=5),
-    "blosc-zstd": lambda: BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"),
-    "blosc-lz4": lambda: BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),
-    "blosclz-bitshuffle": lambda: BloscCodec(cname="blosclz", clevel=9, shuffle="bitshuffle"),
-}
-_CODECS_V2: Mapping[CodecName, Callable[[], NumcodecsCodec]] = {
-    "blosc-zstd": lambda: numcodecs.Blosc(cname="zstd", clevel=3, shuffle=numcodecs.Blosc.SHUFFLE),
-}
 
 
 def cache_directory() -> Path:
@@ -59,10 +51,10 @@ def write_workload(workload: Workload, directory: Path) -> Path:
     pathlib.Path
         The store: a group that holds `workload.variable`.
     """
-    described = replace(workload, summary="", operations=("read",))
+    described = replace(workload, name="", summary="", operations=("read",))
     packing = PACKING if workload.packed else ""
     digest = hashlib.sha256(f"{_WRITER_VERSION} {described}{packing}".encode()).hexdigest()[:10]
-    path = directory / f"{workload.name}-{digest}.zarr"
+    path = directory / f"{workload.name.replace(' ', '-')}-{digest}.zarr"
     if path.exists():
         return path
     partial = directory / f"{path.stem}.{os.getpid()}.partial"
@@ -71,7 +63,7 @@ def write_workload(workload: Workload, directory: Path) -> Path:
     if workload.packed:
         _write_dataset(workload, partial)
     else:
-        _write_array(workload, partial)
+        write_tiled(workload, partial)
     partial.rename(path)
     return path
 
@@ -81,26 +73,74 @@ def stored_nbytes(path: Path) -> int:
     return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
-def _compressors(workload: Workload) -> tuple[BytesBytesCodec, ...] | NumcodecsCodec | None:
-    if workload.zarr_format == 2:
-        return _CODECS_V2[workload.codec]()
-    codec = _CODECS[workload.codec]()
-    return (codec,) if codec else None
+def write_tiled(workload: Workload, path: Path) -> list[bytes]:
+    """Write an array of repeated chunks into a new group.
 
+    Parameters
+    ----------
+    workload : Workload
+    path : pathlib.Path
+        The group; must not exist.
 
-def _write_array(workload: Workload, path: Path) -> None:
+    Returns
+    -------
+    list of bytes
+        The distinct chunks, compressed.
+    """
     group = zarr.create_group(path, zarr_format=workload.zarr_format)
-    array = group.create_array(
+    compressor = workload.compressor.for_zarr(workload.itemsize, workload.zarr_format)
+    group.create_array(
         workload.variable,
         shape=workload.shape,
         dtype=workload.dtype,
         chunks=workload.chunks,
         shards=workload.shards,
-        compressors=_compressors(workload),
+        compressors=() if compressor is None else (compressor,),
         filters=None,
+        fill_value=0,
         dimension_names=workload.dims if workload.zarr_format == 3 else None,
+        attributes=_attributes(workload),
     )
-    array[...] = make_field(workload.field, workload.shape)
+    keys = list(product(*(range(-(-n // w)) for n, w in zip(workload.shape, workload.whole, strict=True))))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        encoded = list(threads.map(workload.compressor.encode, workload.tiles()))
+        list(threads.map(lambda key: write_object(workload, path, encoded, key), keys))
+    return encoded
+
+
+def object_files(workload: Workload, path: Path) -> list[Path]:
+    """Return the files of all stored objects, in C order of the grid of shards, or of chunks where there are none."""
+    keys = product(*(range(-(-n // w)) for n, w in zip(workload.shape, workload.whole, strict=True)))
+    return [object_file(workload, path / workload.variable, key) for key in keys]
+
+
+def object_file(workload: Workload, array: Path, key: Sequence[int]) -> Path:
+    """Return the file of one stored object of the array at `array`."""
+    parts = list(map(str, key))
+    return array / (".".join(parts) if workload.zarr_format == 2 else "/".join(["c", *parts]))
+
+
+def write_object(workload: Workload, path: Path, encoded: Sequence[bytes], key: tuple[int, ...]) -> None:
+    """Write one chunk, or one shard: its chunks one after another, then the index and its CRC-32C."""
+    first = [k * n for k, n in zip(key, workload.chunks_per_shard, strict=True)]
+    within = np.indices(workload.chunks_per_shard).reshape(len(first), -1)
+    number = np.ravel_multi_index(tuple(within + np.array(first)[:, None]), workload.grid)
+    chunks = [encoded[i] for i in (number % len(encoded)).tolist()]
+    file = object_file(workload, path / workload.variable, key)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as out:
+        out.writelines(chunks)
+        if workload.shards:
+            nbytes = np.array([len(c) for c in chunks], "<u8")
+            index = np.stack([np.cumsum(nbytes) - nbytes, nbytes], axis=1).astype("<u8").tobytes()
+            out.write(index + int(google_crc32c.value(index)).to_bytes(4, "little"))
+
+
+def _attributes(workload: Workload) -> dict[str, Any]:
+    if not workload.packed:
+        return {}
+    packing = {"scale_factor": PACKING.scale_factor, "add_offset": PACKING.add_offset}
+    return packing | {"_FillValue": PACKING.missing}
 
 
 def _write_dataset(workload: Workload, path: Path) -> None:
@@ -113,6 +153,7 @@ def _write_dataset(workload: Workload, path: Path) -> None:
     field = make_field(workload.field, workload.shape)
     attrs = {"long_name": "2 metre temperature", "units": "K"}
     dataset = xr.Dataset({workload.variable: (workload.dims, field, attrs)}, coords=coords)
+    compressor = workload.compressor.for_zarr(workload.itemsize, 3)
     encoding = {
         "dtype": workload.dtype,
         "scale_factor": PACKING.scale_factor,
@@ -120,6 +161,6 @@ def _write_dataset(workload: Workload, path: Path) -> None:
         "_FillValue": PACKING.missing,
         "chunks": workload.chunks,
         "shards": workload.shards,
-        "compressors": _compressors(workload),
+        "compressors": () if compressor is None else (compressor,),
     }
     dataset.to_zarr(path, mode="w", zarr_format=3, consolidated=False, encoding={workload.variable: encoding})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xarray_gpuzarr.byte_range import CoalesceRule, coalesce
 
-RULE = CoalesceRule(max_gap_nbytes=10, max_nbytes=100)
+RULE = CoalesceRule(max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=100)
 
 rules = st.builds(CoalesceRule, max_gap_nbytes=st.integers(0, 30), max_nbytes=st.integers(1, 80))
 

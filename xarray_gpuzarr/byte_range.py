@@ -33,13 +33,16 @@ class CoalesceRule:
     """When neighbouring chunks are fetched by one request.
 
     Chunks of one object are joined while the unwanted bytes between two of them are at most `max_gap_nbytes`
-    and the joined range is at most `max_nbytes` long. A single chunk larger than that is never cut.
+    and the joined range is at most `max_nbytes` long. A single chunk larger than that is never cut, unless it is raw
+    and read straight into the result, in pieces of `max_raw_nbytes`.
     """
 
     max_gap_nbytes: int
     """Unwanted bytes between two chunks that are cheaper to read than to skip."""
     max_nbytes: int
-    """Largest joined range in bytes."""
+    """Longest joined range in bytes."""
+    max_raw_nbytes: int
+    """Longest range that is read straight into the result, in bytes: no core's cache need hold it."""
 
 
 def coalesce(group: Column, offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:

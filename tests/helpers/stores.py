@@ -54,6 +54,11 @@ class RecordingStore(WrapperStore):
         return sorted((key, r.start, r.end) for key, r in bounded)
 
     @property
+    def opened(self) -> list[str]:
+        """Keys of the shards whose index was asked for, alone or with everything else."""
+        return [key for key, wanted in self.requests if wanted is None or isinstance(wanted, SuffixByteRequest)]
+
+    @property
     def keys(self) -> set[str]:
         """Keys of every object that was asked for."""
         return {key for key, _ in self.requests}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT
-from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
+from xarray_gpuzarr.errors import CorruptChunkError, DeviceUnavailableError, StoreReadError
 from xarray_gpuzarr.plan import ReadPlan
 
 
@@ -27,4 +27,15 @@ def vanished_shard(plan: ReadPlan) -> StoreReadError:
         tried="to read its chunks, after its index had been read",
         found="no such object",
         do="something deletes or rewrites the store: open it again once that has ended",
+    )
+
+
+def no_direct_files(why: str) -> DeviceUnavailableError:
+    """Return the error of a machine where files cannot be read straight into device memory."""
+    return DeviceUnavailableError(
+        'storage="gds" cannot be used here',
+        tried="GPUDirect Storage, with kvikio",
+        found=why,
+        do='storage="auto", which reads through host memory here; or, on a machine that has GPUDirect Storage, '
+        'pip install "xarray-gpuzarr[gds13]" (gds12 for CUDA 12)',
     )

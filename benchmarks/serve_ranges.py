@@ -1,0 +1,230 @@
+"""A program: an HTTP server for a directory, with byte ranges, ETags, S3's way to list, latency, faults and a log.
+
+``python -m benchmarks.serve_ranges DIRECTORY`` prints its port and serves until it is ended; `range_server` starts it.
+Objects are files; requests need no signature. What is said below ``/-/`` sets and shows the state of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from benchmarks.range_server import Fault, LoggedRequest
+
+_HANG_SECONDS = 3600
+_PIECE_NBYTES = 1 << 20
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.directory = directory
+        self.latency_s = 0.0
+        self.log: list[LoggedRequest] = []
+        self.faults: list[Fault] = []
+        self.most_at_once = 0
+        self._n_at_once = 0
+        self._lock = threading.Lock()
+
+    def enter(self, change: int) -> None:
+        """Count a request that begins to wait for its answer, or ends to."""
+        with self._lock:
+            self._n_at_once += change
+            self.most_at_once = max(self.most_at_once, self._n_at_once)
+
+    def fault_for(self, method: str, path: str) -> Fault | None:
+        """Return the first fault that this request meets, counting it."""
+        with self._lock:
+            for fault in self.faults:
+                if method != fault.get("method", "GET") or fault.get("path", "") not in path:
+                    continue
+                if fault.get("skip", 0) > 0:
+                    fault["skip"] -= 1
+                    return None
+                if fault.get("times", 1) > 0:
+                    if "times" in fault:
+                        fault["times"] -= 1
+                    return fault
+        return None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients hang up as they please."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/-/"):
+            said = {"log": self.server.log, "most_at_once": self.server.most_at_once}
+            self._say(HTTPStatus.OK, json.dumps(said).encode(), "application/json")
+            return
+        self._answer()
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if not self.path.startswith("/-/"):
+            self._say(HTTPStatus.METHOD_NOT_ALLOWED)
+            return
+        for name, value in json.loads(body).items():
+            setattr(self.server, name, value)
+        self._say(HTTPStatus.OK)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self) -> None:
+        server, url = self.server, urlsplit(self.path)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        server.log.append(
+            {"method": self.command, "path": url.path, "range": self.headers.get("Range"), "headers": headers}
+        )
+        server.enter(1)
+        time.sleep(server.latency_s)
+        server.enter(-1)  # before the client can know of the answer
+        fault = server.fault_for(self.command, url.path)
+        if fault is not None and not self._before(fault):
+            return
+        query = parse_qs(url.query)
+        if "list-type" in query:
+            self._list(unquote(url.path).strip("/"), query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
+        else:
+            self._object(self._file(), fault)
+
+    def _file(self) -> Path:
+        return self.server.directory / unquote(urlsplit(self.path).path).lstrip("/")
+
+    def _before(self, fault: Fault) -> bool:
+        """Carry out what a fault does before anything is read; return whether to go on."""
+        kind = fault["kind"]
+        if kind == "status":
+            self._say(HTTPStatus(int(fault["value"])), b"<Error><Code>Injected</Code></Error>", "application/xml")
+        elif kind == "hang":
+            time.sleep(_HANG_SECONDS)
+        elif kind == "slow":
+            time.sleep(float(fault["value"]))
+        elif kind == "replaced":
+            (self.server.directory / str(fault["value"])).replace(self._file())
+        return kind not in ("status", "hang")
+
+    def _object(self, path: Path, fault: Fault | None) -> None:
+        try:
+            file = path.open("rb", buffering=0)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            self._say(HTTPStatus.NOT_FOUND, b"<Error><Code>NoSuchKey</Code></Error>", "application/xml")
+            return
+        with file:
+            found = os.fstat(file.fileno())
+            kind = fault["kind"] if fault else ""
+            wanted = None if kind == "no ranges" else self.headers.get("Range")
+            try:
+                first, end = _bounds(wanted, found.st_size)
+            except ValueError:
+                self._say(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+                return
+            moved = kind in ("wrong range", "wrong bytes") and first > 0
+            at = first - moved
+            declared = at if kind == "wrong range" else first
+            length = end - first
+            if kind == "short":
+                length //= 2
+            self._head(found, declared, length, partial=wanted is not None)
+            if self.command == "GET":
+                self._send(file.fileno(), at, length // 2 if kind == "cut" else length)
+            if kind == "cut":
+                self.close_connection = True
+
+    def _head(self, found: os.stat_result, first: int, length: int, *, partial: bool) -> None:
+        self.send_response(HTTPStatus.PARTIAL_CONTENT if partial else HTTPStatus.OK)
+        self.send_header("Content-Length", str(length))
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", f'"{found.st_mtime_ns:x}-{found.st_size:x}"')
+        self.send_header("Last-Modified", formatdate(found.st_mtime, usegmt=True))
+        if partial:
+            self.send_header("Content-Range", f"bytes {first}-{first + length - 1}/{found.st_size}")
+        self.end_headers()
+
+    def _send(self, fd: int, at: int, length: int) -> None:
+        self.wfile.flush()
+        out = self.connection.fileno()
+        while length > 0:
+            sent = os.sendfile(out, fd, at, min(length, _PIECE_NBYTES))
+            if sent == 0:
+                self.close_connection = True
+                return
+            at, length = at + sent, length - sent
+
+    def _list(self, bucket: str, prefix: str, delimiter: str) -> None:
+        root = self.server.directory / bucket
+        entries, common = "", set()
+        for path in sorted(p for p in root.rglob("*") if p.is_file()):
+            key = path.relative_to(root).as_posix()
+            rest = key[len(prefix) :]
+            if not key.startswith(prefix):
+                continue
+            if delimiter and delimiter in rest:
+                common.add(prefix + rest.split(delimiter)[0] + delimiter)
+                continue
+            found = path.stat()
+            when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.st_mtime))
+            entries += (
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{when}</LastModified>"
+                f'<ETag>"{found.st_mtime_ns:x}"</ETag><Size>{found.st_size}</Size></Contents>'
+            )
+        entries += "".join(f"<CommonPrefixes><Prefix>{escape(c)}</Prefix></CommonPrefixes>" for c in sorted(common))
+        head = '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        body = f"{head}<Name>{escape(bucket)}</Name><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        self._say(HTTPStatus.OK, body.encode(), "application/xml")
+
+    def _say(self, status: HTTPStatus, body: bytes = b"", kind: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _bounds(wanted: str | None, nbytes: int) -> tuple[int, int]:
+    """Return the half-open range that a ``Range`` header means; raises ValueError if it holds no byte."""
+    if wanted is None:
+        return 0, nbytes
+    first, _, last = wanted.removeprefix("bytes=").partition("-")
+    begin, end = (int(first), int(last) + 1 if last else nbytes) if first else (max(0, nbytes - int(last)), nbytes)
+    if begin >= min(end, nbytes):
+        raise ValueError(wanted)
+    return begin, min(end, nbytes)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve a directory on a free port of loopback; print the port."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve_ranges")
+    parser.add_argument("directory", type=Path)
+    server = _Server(parser.parse_args(arguments).directory.resolve())
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

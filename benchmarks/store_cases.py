@@ -1,0 +1,319 @@
+"""Cases behind a server on loopback: throughput against the bare client at several latencies, and requests counted.
+
+The server (`range_server`) is a process of its own, so client and server share the cores of the machine: at no latency,
+what is measured is who uses least of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import tensorstore
+import zarr
+from obstore.store import S3Store
+from zarr.storage import FsspecStore, ObjectStore
+
+from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
+from benchmarks.range_server import RangeServer
+from benchmarks.stores import write_workload
+from benchmarks.workloads import Workload
+from xarray_gpuzarr import index_cache, read_array
+from xarray_gpuzarr.bench_readers import PIPELINES
+
+LATENCIES_MS = (0, 10, 50)
+N_AT_ONCE = 32
+"""Requests that the bare client has under way: as many as one read of ours."""
+_MEANINGFUL_SCALE = 0.01
+_LONG_AGO_S = 1e9
+"""When stores were written, for servers and clients that do not trust what is new."""
+_KEYS = {"access_key_id": "bench", "secret_access_key": "bench", "region": "us-east-1"}
+
+SHARDS = {
+    codec: Workload(
+        name=f"remote-{codec}",
+        summary=f"float32, 1 MB chunks, 16 a shard, 8 shards, {codec}",
+        shape=(32_768_000,),
+        chunks=(256_000,),
+        shards=(4_096_000,),
+        dtype="float32",
+        codec=codec,
+        field="series",
+    )
+    for codec in ("none", "zstd 3")
+}
+VOLUME = Workload(
+    name="remote-volume",
+    summary="uint16 volume, 32^3 chunks, 64 a shard, 8 shards, zstd",
+    shape=(256, 256, 256),
+    chunks=(32, 32, 32),
+    shards=(128, 128, 128),
+    dtype="uint16",
+    codec="zstd 3",
+    field="volume",
+)
+
+Read = Callable[[Any], Any]
+"""Read a selection; every call starts from the stored bytes."""
+
+
+def cases(scale: float, folder: Path) -> list[Case]:
+    """Return the cases of this module.
+
+    Parameters
+    ----------
+    scale : float
+        Share of the elements; 1 for results that mean something.
+    folder : pathlib.Path
+        Cache of stores.
+    """
+    latencies = LATENCIES_MS if scale >= _MEANINGFUL_SCALE else LATENCIES_MS[1:2]
+    shards = [w if scale == 1 else w.scaled(scale) for w in SHARDS.values()]
+    volume = VOLUME if scale == 1 else VOLUME.scaled(scale)
+    return [
+        *(_throughput_case(workload, latency, folder) for workload in shards for latency in latencies),
+        _requests_case(volume, folder),
+    ]
+
+
+class Served:
+    """A server of a folder of stores, until the last of its users has closed it."""
+
+    def __init__(self, n_users: int, folder: Path, latency_ms: float) -> None:
+        self._n_users = n_users
+        self._stack = ExitStack()
+        self.server = self._stack.enter_context(RangeServer(folder))
+        self.server.set(latency_s=latency_ms / 1e3)
+
+    def close(self) -> None:
+        """Let one user go."""
+        self._n_users -= 1
+        if self._n_users == 0:
+            self._stack.close()
+
+
+# ---- readers
+
+
+def s3_store(server: RangeServer, path: Path) -> S3Store:
+    """Return obstore's client of a store below the folder that is served; the folder's parent is the bucket."""
+    options = {"allow_http": True}
+    return S3Store("stores", prefix=path.name, endpoint=server.url, client_options=options, **_KEYS)  # type: ignore[arg-type]
+
+
+def fsspec_store(server: RangeServer, path: Path) -> FsspecStore:
+    """Return s3fs's client of the same store."""
+    options = {
+        "key": "bench",
+        "secret": "bench",
+        "endpoint_url": server.url,
+        "client_kwargs": {"region_name": "us-east-1"},
+        "config_kwargs": {"max_pool_connections": 64},
+    }
+    return FsspecStore.from_url(f"s3://stores/{path.name}", storage_options=options, read_only=True)
+
+
+def _ours(make: Callable[[RangeServer, Path], Any], server: RangeServer, path: Path, variable: str) -> Read:
+    array = zarr.open_array(make(server, path), path=variable, mode="r")
+    return lambda selection: read_array(array, selection, device="host")
+
+
+def _zarr(pipeline: str, server: RangeServer, path: Path, variable: str) -> Read:
+    # Strict: a codec that zarrs lacks is an error here instead of a silent change to zarr-python.
+    with zarr.config.set({"codec_pipeline.path": PIPELINES[pipeline], "codec_pipeline.strict": True}):
+        array = zarr.open_array(_obstore(server, path), path=variable, mode="r")
+    return lambda selection: array[selection]
+
+
+def _obstore(server: RangeServer, path: Path) -> ObjectStore[S3Store]:
+    return ObjectStore(s3_store(server, path), read_only=True)
+
+
+def _tensorstore(server: RangeServer, path: Path, variable: str) -> Read:
+    kvstore = {"driver": "http", "base_url": f"{server.url}/stores/{path.name}/{variable}/"}
+    array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True, read=True).result()
+    return lambda selection: np.asarray(array[selection].read(order="C").result())
+
+
+_OPENERS: dict[str, Callable[[RangeServer, Path, str], Read]] = {
+    "gpuzarr, obstore": partial(_ours, _obstore),
+    "gpuzarr, s3fs": partial(_ours, fsspec_store),
+    **{f"zarr {pipeline}, obstore": partial(_zarr, pipeline) for pipeline in PIPELINES},
+    "TensorStore": _tensorstore,
+}
+
+
+def _contestants(
+    workload: Workload,
+    served: Callable[[int], Served],
+    prepare: Callable[[Served, str], Ready],
+    more: Sequence[str] = (),
+) -> list[Contestant]:
+    names = [*_OPENERS, *more]
+    shared = served(len(names))
+
+    def prepared(name: str) -> Ready:
+        try:
+            return prepare(shared, name)
+        except BaseException:
+            shared.close()
+            raise
+
+    def side(name: str) -> Any:
+        return "limit" if name in more else "ours" if name.startswith("gpuzarr") else "peer"
+
+    return [
+        Contestant(name=name, side=side(name), nbytes=workload.nbytes, prepare=partial(prepared, name))
+        for name in names
+    ]
+
+
+def _served(workload: Workload, folder: Path, latency_ms: float) -> tuple[Path, Callable[[int], Served]]:
+    """Write a store into a folder of its own that can be served as a bucket."""
+    path = write_workload(workload, folder / "served" / "stores")
+    for file in path.rglob("*"):
+        os.utime(file, (_LONG_AGO_S, _LONG_AGO_S))
+    return path, lambda n_users: Served(n_users, path.parent.parent, latency_ms)
+
+
+# ---- throughput
+
+
+def _throughput_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
+    def contestants() -> list[Contestant]:
+        path, served = _served(workload, folder, latency_ms)
+        expected = zarr.open_array(path / workload.variable, mode="r")[...]
+
+        def prepare(shared: Served, name: str) -> Ready:
+            if name in _CLIENTS:
+                return _prepare_client(shared, path, workload.variable, _CLIENTS[name])
+            read = _OPENERS[name](shared.server, path, workload.variable)
+            if not np.array_equal(read(...), expected):
+                raise WrongValuesError("other values than were stored")
+            return Ready(measure=lambda: _timed(partial(read, ...)), close=shared.close)
+
+        return _contestants(workload, served, prepare, [*_CLIENTS])
+
+    return Case(
+        name=f"store/{workload.codec} {latency_ms} ms",
+        summary=f"{workload.summary}; whole array from a server that answers {latency_ms} ms late",
+        contestants=contestants,
+    )
+
+
+def _timed(run: Callable[[], object]) -> float:
+    index_cache.cache.clear()
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+Wanted = tuple[str, int, int]
+"""Key, first byte and end of a range."""
+
+
+def _prepare_client(shared: Served, path: Path, variable: str, fetch: Callable[[S3Store, list[Wanted]], None]) -> Ready:
+    """Let our reader ask once, so that the bare client can ask for the same ranges."""
+    server, store = shared.server, s3_store(shared.server, path)
+    index_cache.cache.clear()
+    read = _ours(_obstore, server, path, variable)
+    server.requests()
+    read(...)
+    wanted = [_wanted(request["path"], request["range"], path) for request in server.requests()]
+    fetch(store, wanted)
+    return Ready(
+        measure=lambda: _timed(partial(fetch, store, wanted)), facts={"requests": len(wanted)}, close=shared.close
+    )
+
+
+def _wanted(url: str, header: str | None, path: Path) -> Wanted:
+    key = url.removeprefix(f"/stores/{path.name}/")
+    length = (path / key).stat().st_size
+    first, _, last = (header or "bytes=0-").removeprefix("bytes=").partition("-")
+    if not first:
+        return key, length - int(last), length
+    return key, int(first), int(last) + 1 if last else length
+
+
+def _by_threads(store: S3Store, wanted: list[Wanted]) -> None:
+    with ThreadPoolExecutor(N_AT_ONCE) as pool:
+        for _ in pool.map(lambda w: len(obstore.get_range(store, w[0], start=w[1], end=w[2])), wanted):
+            pass
+
+
+def _into_array(store: S3Store, wanted: list[Wanted]) -> None:
+    """Put what comes into one array, as any reader has to."""
+    ends = np.cumsum([end - start for _, start, end in wanted]).tolist()
+    out = np.empty(ends[-1], np.uint8)
+
+    def one(request: Wanted, at: int) -> None:
+        data = np.frombuffer(obstore.get_range(store, request[0], start=request[1], end=request[2]), np.uint8)
+        np.copyto(out[at - len(data) : at], data)
+
+    with ThreadPoolExecutor(N_AT_ONCE) as pool:
+        for _ in pool.map(one, wanted, ends):
+            pass
+
+
+def _by_loop(store: S3Store, wanted: list[Wanted]) -> None:
+    async def all_of_them() -> None:
+        gate = asyncio.Semaphore(N_AT_ONCE)
+
+        async def one(key: str, start: int, end: int) -> None:
+            async with gate:
+                await obstore.get_range_async(store, key, start=start, end=end)
+
+        await asyncio.gather(*(one(*w) for w in wanted))
+
+    asyncio.run(all_of_them())
+
+
+_CLIENTS = {
+    "bare obstore, threads": _by_threads,
+    "bare obstore, asyncio": _by_loop,
+    "bare obstore, into one array": _into_array,
+}
+"""The same ranges, as many at a time as one read of ours has, and nothing done with them but what is said."""
+
+
+# ---- requests
+
+
+def _requests_case(workload: Workload, folder: Path) -> Case:
+    chunk = tuple(slice(0, n) for n in workload.chunks)
+    shard = tuple(slice(0, n) for n in workload.whole)
+    selections = {
+        "one chunk": chunk,
+        "another of its shard": (*chunk[:-1], slice(workload.chunks[-1], 2 * workload.chunks[-1])),
+        "one plane": (slice(0, 1),),
+        "one shard": shard,
+        "whole array": (...,),
+    }
+
+    def contestants() -> list[Contestant]:
+        path, served = _served(workload, folder, 0)
+
+        def prepare(shared: Served, name: str) -> Ready:
+            read = _OPENERS[name](shared.server, path, workload.variable)
+            facts = {}
+            for what, selection in selections.items():
+                if what != "another of its shard":
+                    index_cache.cache.clear()
+                shared.server.requests()
+                read(selection)
+                facts[what] = len(shared.server.requests())
+            return Ready(measure=dict, facts=facts, close=shared.close)
+
+        return _contestants(workload, served, prepare)
+
+    summary = f"{workload.summary}; requests for a selection"
+    return Case(name="store/requests", summary=summary, contestants=contestants)

@@ -1,0 +1,142 @@
+"""How kvikio, which a stand-in plays, reads files into device memory: which call for which length, and errors."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from xarray_gpuzarr import StoreReadError
+from xarray_gpuzarr.cuda import files
+from xarray_gpuzarr.cuda.files import PARALLEL_NBYTES, NativeFile, why_no_files
+
+
+class Stream:
+    """A stream of which only the handle matters."""
+
+    def __init__(self, handle=0x10):
+        self.handle = handle
+
+
+class FakeKvikio:
+    """`kvikio` as far as it is called; `log` has the calls in order, `failing` those that raise."""
+
+    def __init__(self, *, compat=False):
+        self.log = []
+        self.failing = set()
+        self.compat = compat
+
+    def modules(self):
+        top = ModuleType("kvikio")
+        top.CuFile = self.cufile
+        top.stream_register = lambda handle, flags: self.call("stream_register", handle, flags)
+        top.stream_deregister = lambda handle: self.call("stream_deregister", handle)
+        defaults = ModuleType("kvikio.defaults")
+        defaults.is_compat_mode_preferred = lambda: self.compat
+        return {"kvikio": top, "kvikio.defaults": defaults}
+
+    def call(self, name, *args):
+        self.log.append((name, *args))
+        if name in self.failing:
+            raise RuntimeError(f"{name} failed")
+
+    def cufile(self, path, flags):
+        self.call("CuFile", path, flags)
+
+        def pread(buffer, nbytes, file_offset):
+            self.call("pread", buffer.__cuda_array_interface__["data"][0], nbytes, file_offset)
+            return SimpleNamespace(get=lambda: self.call("get") or nbytes)
+
+        def raw_read_async(buffer, handle, nbytes, file_offset):
+            self.call("raw_read_async", buffer.__cuda_array_interface__["data"][0], handle, nbytes, file_offset)
+            return SimpleNamespace(check_bytes_done=lambda: self.call("check_bytes_done") or nbytes)
+
+        return SimpleNamespace(pread=pread, raw_read_async=raw_read_async, close=lambda: self.call("close"))
+
+
+@pytest.fixture
+def kvikio(monkeypatch):
+    fake = FakeKvikio()
+    for name, module in fake.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    why_no_files.cache_clear()
+    yield fake
+    why_no_files.cache_clear()
+
+
+def opened(kvikio):
+    return NativeFile("/data/shard", lambda stream: kvikio.log.append(("synchronize", stream.handle)))
+
+
+def test_short_read_is_left_to_the_stream_which_is_announced_once(kvikio):
+    file, stream = opened(kvikio), Stream()
+
+    reads = [file.read(0x1000 + 4096 * n, 4096, 8192 * n, stream) for n in range(2)]
+    assert [read.finish() for read in reads] == [4096, 4096]
+    file.close()
+
+    assert kvikio.log == [
+        ("CuFile", "/data/shard", "r"),
+        ("stream_register", 0x10, 0),
+        ("raw_read_async", 0x1000, 0x10, 4096, 0),
+        ("raw_read_async", 0x2000, 0x10, 4096, 8192),
+        ("check_bytes_done",),
+        ("check_bytes_done",),
+        ("close",),
+    ]
+
+
+def test_long_read_is_cut_into_tasks_once_the_stream_is_idle(kvikio):
+    read = opened(kvikio).read(0x1000, PARALLEL_NBYTES, 0, Stream())
+
+    assert read.finish() == PARALLEL_NBYTES
+    assert kvikio.log[1:] == [("synchronize", 0x10), ("pread", 0x1000, PARALLEL_NBYTES, 0), ("get",)]
+
+
+def test_finishing_twice_waits_once(kvikio):
+    read = opened(kvikio).read(0x1000, 10, 0, Stream())
+
+    assert [read.finish(), read.finish()] == [10, 10]
+    assert kvikio.log.count(("check_bytes_done",)) == 1
+
+
+def test_stream_that_dies_is_taken_back(kvikio):
+    stream = Stream(0x20)
+    opened(kvikio).read(0x1000, 10, 0, stream).finish()
+
+    del stream
+
+    assert kvikio.log[-1] == ("stream_deregister", 0x20)
+
+
+@pytest.mark.parametrize("call", ["CuFile", "raw_read_async", "pread", "check_bytes_done", "get", "stream_register"])
+def test_failure_is_an_error_that_names_the_file(kvikio, call):
+    kvikio.failing.add(call)
+    nbytes = PARALLEL_NBYTES if call in ("pread", "get") else 10
+
+    with pytest.raises(StoreReadError, match="/data/shard") as caught:
+        opened(kvikio).read(0x1000, nbytes, 0, Stream(0x30)).finish()
+
+    assert f"{call} failed" in caught.value.found
+    assert 'storage="posix"' in caught.value.do
+
+
+def test_files_can_be_read_where_kvikio_says_so(kvikio):
+    assert why_no_files() is None
+
+
+def test_compatibility_mode_is_no_gpudirect_storage(kvikio):
+    kvikio.compat = True
+
+    assert "compatibility mode" in why_no_files()
+
+
+@pytest.mark.parametrize("error", [ImportError("no kvikio"), OSError("libcuda.so.1: cannot open shared object file")])
+def test_kvikio_that_cannot_be_imported_is_a_reason(monkeypatch, error):
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(files.importlib, "import_module", fail)
+    why_no_files.cache_clear()
+
+    assert str(error) in why_no_files()
+    why_no_files.cache_clear()

@@ -1,0 +1,70 @@
+"""`configure`: one function for all settings of a process; `cuda.options` and `fetch.options` hold and explain them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.fetch import options as fetching
+from xarray_gpuzarr.fetch.options import FetchOptions
+
+_RESOURCES = frozenset(f.name for f in fields(ResourceOptions))
+_FETCHING = frozenset(f.name for f in fields(FetchOptions))
+
+
+def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
+    """Set, for this process and from the next read on, how stores are asked for bytes and what memory a GPU may give.
+
+    Parameters
+    ----------
+    share : bool
+        Also make the memory resource of reads RMM's current one on the current device, and let CuPy allocate through
+        RMM: one pool for reads and for what is computed from them. Needs a GPU.
+    **options
+        Fields of `FetchOptions` and `ResourceOptions`; those left out go back to the environment's value or the
+        default.
+
+    Returns
+    -------
+    dict
+        All options that are in force now, as keywords of this function.
+
+    Raises
+    ------
+    OptionError
+        An unknown name or an unusable value. Nothing has changed then.
+
+    Examples
+    --------
+    >>> import xarray_gpuzarr
+    >>> xarray_gpuzarr.configure(max_requests=32, index_cache_nbytes=2**20)["max_requests"]
+    32
+    >>> xarray_gpuzarr.configure()["max_requests"]  # the default again
+    64
+    """
+    check_options(options)
+    fetching.configure_fetch(**{name: options[name] for name in options if name in _FETCHING})
+    resources.configure(share=share, **{name: options[name] for name in options if name in _RESOURCES})
+    return options_in_force()
+
+
+def options_in_force() -> dict[str, Any]:
+    """Return all options that are in force, as keywords of `configure`."""
+    return {**asdict(fetching.fetch_options()), **asdict(resources.resource_options())}
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Raise `OptionError` if `configure` would refuse these options."""
+    if unknown := options.keys() - _FETCHING - _RESOURCES:
+        raise OptionError(
+            "unknown option",
+            tried=", ".join(sorted(unknown)),
+            found="the known ones are " + ", ".join(sorted(_FETCHING | _RESOURCES)),
+            do="give one of them",
+        )
+    fetching.chosen_options({name: options[name] for name in options if name in _FETCHING})
+    resources.chosen_options({name: options[name] for name in options if name in _RESOURCES})

@@ -1,0 +1,130 @@
+"""Local files read straight into device memory with GPUDirect Storage, through kvikio.
+
+`why_no_files` says whether cuFile really reaches the GPU here: kvikio's compatibility mode copies through host memory,
+which this package does better itself. Importing this module needs no kvikio.
+
+References
+----------
+kvikio 26.10, `CuFile.pread`, `CuFile.raw_read_async`; NVIDIA GPUDirect Storage, "cuFile API Reference Guide".
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from xarray_gpuzarr.cuda.api import Address, FileRead, Stream
+from xarray_gpuzarr.errors import StoreReadError
+
+PARALLEL_NBYTES = 16 * 1024 * 1024
+"""Reads from this length on are cut up for kvikio's threads; shorter ones are left to the stream, many at once."""
+
+
+@cache
+def why_no_files() -> str | None:
+    """Say why files cannot be read straight into device memory on this machine; None if they can."""
+    try:
+        defaults = importlib.import_module("kvikio.defaults")
+    except (ImportError, OSError) as err:  # OSError: a library that it loads is missing
+        return f"kvikio cannot be imported ({err})"
+    if defaults.is_compat_mode_preferred():
+        return "kvikio is in compatibility mode: cuFile or its driver (nvidia-fs) is missing, or was switched off"
+    return None
+
+
+class NativeFile:
+    """One file, open for reads into device memory.
+
+    Parameters
+    ----------
+    path : str
+    synchronize : callable
+        Blocks until a stream has done its work.
+    """
+
+    def __init__(self, path: str, synchronize: Callable[[Stream], None]) -> None:
+        self._path = path
+        self._synchronize = synchronize
+        try:
+            self._file = importlib.import_module("kvikio").CuFile(path, "r")
+        except (RuntimeError, OSError) as err:
+            raise _failed(path, "open", err) from err
+
+    def read(self, to: Address, nbytes: int, offset: int, stream: Stream) -> FileRead:
+        """Start reading a range of the file; see `DeviceFile.read`."""
+        buffer = _DeviceBuffer(to, nbytes)
+        try:
+            if nbytes >= PARALLEL_NBYTES:
+                # kvikio's threads know nothing of the stream: what it was given before must be done.
+                self._synchronize(stream)
+                return NativeRead(self._file.pread(buffer, nbytes, file_offset=offset).get, self._path, buffer)
+            _register(stream)
+            future = self._file.raw_read_async(buffer, stream.handle, nbytes, file_offset=offset)
+        except (RuntimeError, OSError) as err:
+            raise _failed(self._path, f"read {nbytes} bytes at {offset}", err) from err
+        return NativeRead(future.check_bytes_done, self._path, buffer)
+
+    def close(self) -> None:
+        """Close the file; only once all its reads are finished."""
+        self._file.close()
+
+
+class NativeRead:
+    """A read that was started; keeps what it writes to described until it is finished."""
+
+    def __init__(self, wait: Callable[[], int], path: str, buffer: _DeviceBuffer) -> None:
+        self._wait: Callable[[], int] | None = wait
+        self._path = path
+        self._buffer = buffer
+        self._n_read = 0
+
+    def finish(self) -> int:
+        """Block until the bytes are there; return their number."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            try:
+                self._n_read = int(wait())
+            except (RuntimeError, OSError) as err:
+                raise _failed(self._path, "wait for a read into device memory", err) from err
+        return self._n_read
+
+
+class _DeviceBuffer:
+    """Device memory as kvikio takes it."""
+
+    def __init__(self, address: Address, nbytes: int) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (int(address), False),
+            "version": 3,
+        }
+
+
+_lock = threading.Lock()
+_registered: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _register(stream: Stream) -> None:
+    """Announce a stream to cuFile, once: its own first use of an unknown one is not safe among threads."""
+    with _lock:
+        if stream in _registered:
+            return
+        kvikio = importlib.import_module("kvikio")
+        handle = stream.handle
+        kvikio.stream_register(handle, 0)
+        _registered.add(stream)
+        weakref.finalize(stream, kvikio.stream_deregister, handle)
+
+
+def _failed(path: str, action: str, err: Exception) -> StoreReadError:
+    return StoreReadError(
+        f"cannot read {path} into device memory",
+        tried=f"{action}, with kvikio",
+        found=f"{type(err).__name__}: {err}",
+        do='check the file and the installation of GPUDirect Storage, or say storage="posix"',
+    )

@@ -1,0 +1,250 @@
+"""Chunks of local files straight into device memory: the host sees their first and last bytes only.
+
+For chunks that the device can judge by so little: raw ones, and those of a codec that is one stream. What turns out to
+be unusual is fetched again, by the host, as everything else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.byte_range import WHOLE_OBJECT
+from xarray_gpuzarr.counters import counters
+from xarray_gpuzarr.cuda.api import Address, DeviceFile, DeviceMemory
+from xarray_gpuzarr.cuda.launch import move
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned
+from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.staging import Flags, Staged, Stager
+from xarray_gpuzarr.decoders.cuda.streams import ENVELOPES, Filters, Streams, find_streams, longest_stream, shuffled
+from xarray_gpuzarr.decoders.faults import no_direct_files, vanished_shard
+from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.metadata import ArraySpec
+
+Column = npt.NDArray[np.int64]
+
+_PAGE_NBYTES = 4096
+"""What cuFile reads without a copy begins and ends at such positions of a file."""
+_EDGE_NBYTES = 32
+"""Bytes of either end of a chunk that the host looks at: headers of all codecs and the checksums behind them are
+shorter."""
+_SKETCH_NBYTES = 2 * _EDGE_NBYTES
+
+
+def why_not_chain(chain: Chain) -> str | None:
+    """Say why the host must see all bytes of chunks that are stored so; None if it need not."""
+    if chain.checksums:
+        return "checksums around chunks are checked on the host"
+    if chain.compressor is not None and type(chain.compressor) not in ENVELOPES:
+        return "Blosc frames are walked on the host"
+    return None
+
+
+def stager_for(lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain) -> Stager:
+    """Return what brings chunks of an array to the device: by itself if that is wanted and can be, or through the host.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        ``storage="gds"`` was asked for, and this device cannot read files.
+    """
+    if source.storage == "posix" or why_not_chain(chain) is not None:
+        return Stager(lane, source, spec, chain=chain)
+    why_not = lane.api.why_no_files()
+    if why_not is None:
+        return DirectStager(lane, source, spec, chain=chain)
+    if source.storage == "gds":
+        raise no_direct_files(why_not)
+    return Stager(lane, source, spec, chain=chain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """A range of a file, widened to pages, and where it goes."""
+
+    path: str
+    key: str
+    first: int
+    """First byte that is read."""
+    nbytes: int
+    at: int
+    """Where it goes, counted from the start of the memory that is taken for all ranges."""
+
+
+class DirectStager(Stager):
+    """Brings the chunks of one array to the device; files are read by the device itself."""
+
+    def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+        """Return all pieces together: no slot limits them."""
+        if pieces:
+            yield list(pieces)
+
+    def stage(self, pieces: Sequence[Piece]) -> Staged:
+        """Read pieces into device memory, look at both ends of every chunk, and fetch again what is unusual.
+
+        Raises
+        ------
+        CorruptChunkError, StoreReadError
+        """
+        lane = self._lane
+        with lane.stage("fetch"):
+            ranges, at, nbytes = _layout(pieces, self._source)
+            memory = lane.allocate(max((r.at + aligned(r.nbytes) for r in ranges), default=0), lane.copy)
+            self._read(ranges, memory)
+        present = at >= 0
+        address = np.where(present, at, 0).astype(np.uint64) + np.uint64(memory.address) * present
+        ready, streams, filters = self._judge(address, nbytes, present)
+        staged = Staged(
+            memories=[memory],
+            address=address,
+            nbytes=nbytes,
+            streams=streams,
+            filters=filters,
+            encoded=ready & bool(self._chain.elements),
+        )
+        doubtful = np.flatnonzero(present & ~ready)
+        return self._with_decoded(staged, pieces, doubtful) if len(doubtful) else staged
+
+    def _read(self, ranges: Sequence[_Range], memory: DeviceMemory) -> None:
+        """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`."""
+        lane, files = self._lane, dict[str, DeviceFile]()
+        with ExitStack() as stack:
+            reads = []
+            for wanted in ranges:
+                if wanted.path not in files:
+                    files[wanted.path] = stack.enter_context(closing(lane.api.open_file(wanted.path)))
+                to = Address(memory.address + wanted.at)
+                read = files[wanted.path].read(to, wanted.nbytes, wanted.first, lane.copy)
+                stack.callback(read.finish)
+                reads.append((wanted, read))
+            for wanted, read in reads:
+                n_read = read.finish()
+                counters.add(read_nbytes=n_read)
+                self._source.check(wanted.key)
+                if n_read != wanted.nbytes:
+                    raise _short(wanted, n_read)
+
+    def _judge(self, address: npt.NDArray[np.uint64], nbytes: Column, present: Flags) -> tuple[Flags, Streams, Filters]:
+        """Return which chunks the device may decode, their streams and filters."""
+        chain, compressor = self._chain, self._chain.compressor
+        if compressor is None:
+            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.none()
+        else:
+            rows = np.flatnonzero(present & (nbytes <= longest_stream(compressor)))
+            sketches, lengths = self._sketches(address[rows], nbytes[rows])
+            starts = np.arange(len(rows), dtype=np.int64) * _SKETCH_NBYTES
+            trusted, streams, _ = find_streams(compressor, sketches, starts, lengths, chain.inner_nbytes)
+            streams.source_nbytes[:] += (nbytes[rows] - lengths)[streams.chunk]
+            streams = streams.numbered(rows)
+            ready = np.zeros(len(nbytes), np.bool_)
+            ready[rows] = trusted
+        if chain.shuffle is not None:
+            return ready, streams, shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
+        return ready, streams, Filters.none()
+
+    def _sketches(self, address: npt.NDArray[np.uint64], nbytes: Column) -> tuple[npt.NDArray[np.uint8], Column]:
+        """Bring both ends of chunks to the host, side by side; return them and the bytes that each has.
+
+        A chunk that is no longer than a sketch is there as a whole.
+        """
+        lane, most = self._lane, self._lane.options.slot_nbytes // _SKETCH_NBYTES
+        lengths = np.minimum(nbytes, _SKETCH_NBYTES)
+        sketches = np.zeros((len(nbytes), _SKETCH_NBYTES), np.uint8)
+        for lo in range(0, len(nbytes), most):
+            hi = min(lo + most, len(nbytes))
+            gathered = lane.allocate((hi - lo) * _SKETCH_NBYTES, lane.copy)
+            self._gather(gathered.address, address[lo:hi], nbytes[lo:hi])
+            slot = lane.slots.lend((hi - lo) * _SKETCH_NBYTES)
+            into = slot.array[: (hi - lo) * _SKETCH_NBYTES]
+            lane.api.download(into, gathered.address, lane.copy)
+            lane.api.synchronize(lane.copy)
+            sketches[lo:hi] = into.reshape(-1, _SKETCH_NBYTES)
+            slot.give_back(lane.copy)
+            lane.free(gathered)
+        return sketches.reshape(-1), lengths
+
+    def _gather(self, to: int, address: npt.NDArray[np.uint64], nbytes: Column) -> None:
+        """Move the ends of chunks to one place on the device."""
+        lane, n = self._lane, len(nbytes)
+        long = nbytes > _SKETCH_NBYTES
+        place = np.uint64(to) + np.arange(n, dtype=np.uint64) * np.uint64(_SKETCH_NBYTES)
+        table = np.zeros((3, 2, n), np.uint64)
+        table[0], table[1] = address, place
+        table[0, 1, long] += (nbytes[long] - _EDGE_NBYTES).astype(np.uint64)
+        table[1, 1] += np.uint64(_EDGE_NBYTES)
+        table[2] = np.where(long, _EDGE_NBYTES, nbytes), np.where(long, _EDGE_NBYTES, 0)
+        slot = lane.slots.lend(table.nbytes)
+        slot.array[: table.nbytes] = table.reshape(-1).view(np.uint8)
+        memory = lane.allocate(table.nbytes, lane.copy)
+        lane.upload(memory.address, slot.array[: table.nbytes], lane.copy)
+        slot.give_back(lane.copy)
+        move(lane.api, lane.copy, table=memory.address, n=2 * n, max_nbytes=_SKETCH_NBYTES)
+        lane.free(memory)
+
+    def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Column) -> Staged:
+        """Put chunks that the host decodes in place of those that were read."""
+        decoded = self.stage_decoded(pieces, doubtful)
+        staged.address[doubtful] = decoded.address
+        staged.nbytes[doubtful] = decoded.nbytes
+        return Staged(
+            memories=[*staged.memories, *decoded.memories],
+            address=staged.address,
+            nbytes=staged.nbytes,
+            streams=staged.streams,
+            filters=staged.filters,
+            encoded=staged.encoded,
+        )
+
+
+def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], Column, Column]:
+    """Return what is to be read, and per row where the chunk begins in memory, -1 if nowhere, and its length."""
+    ranges: list[_Range] = []
+    starts, lengths, used = [], [], 0
+    for piece in pieces:
+        for key, wanted in piece.requests():
+            path = source.local_path(key)
+            size = _size(path)
+            if size is None:
+                if piece.plan.spec.index is not None:
+                    source.check(key)
+                    raise vanished_shard(piece.plan)
+                starts.append(np.array([-1]))
+                lengths.append(np.array([0]))
+                continue
+            offset = wanted.offset
+            nbytes = size if wanted.nbytes == WHOLE_OBJECT else wanted.nbytes
+            first = offset // _PAGE_NBYTES * _PAGE_NBYTES
+            end = max(offset + nbytes, min(size, -(-(offset + nbytes) // _PAGE_NBYTES) * _PAGE_NBYTES))
+            ranges.append(_Range(path=path, key=key, first=first, nbytes=end - first, at=used))
+            if piece.plan.spec.index is None:
+                starts.append(np.array([used]))
+                lengths.append(np.array([nbytes]))
+            else:
+                rows = slice(piece.lo, piece.hi)
+                starts.append(used + piece.plan.offset[rows] - first)
+                lengths.append(piece.plan.nbytes[rows])
+            used += -(-(end - first) // 256) * 256
+    return ranges, np.concatenate(starts).astype(np.int64), np.concatenate(lengths).astype(np.int64)
+
+
+def _size(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _short(wanted: _Range, n_read: int) -> StoreReadError:
+    return StoreReadError(
+        f"{wanted.path} is shorter than its shard index or its size said",
+        tried=f"{wanted.nbytes} bytes at {wanted.first}, straight into device memory",
+        found=f"{n_read} bytes",
+        do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
+    )

@@ -1,0 +1,77 @@
+"""Encoded bytes from a store into memory that the decoder chose.
+
+Two sources behind one protocol: `LocalSource` reads files by position, straight into the caller's buffer and on the
+caller's thread; `StoreSource` asks any other zarr store for byte ranges, many at a time, on zarr's own event loop. Both
+are small, frozen and picklable, and hold no open file. Nothing is decoded or cached here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from zarr.abc.store import Store
+from zarr.storage import LocalStore
+
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.options import FetchOptions, configure_fetch, fetch_options
+from xarray_gpuzarr.fetch.read_ahead import ReadAhead
+from xarray_gpuzarr.fetch.remote import StoreSource
+from xarray_gpuzarr.fetch.source import (
+    Allocate,
+    ByteSource,
+    ByteStream,
+    Edge,
+    MemoryStream,
+    ObjectChangedError,
+    ObjectSource,
+    Pending,
+    PendingEdge,
+    PendingStream,
+    Request,
+    Storage,
+    Version,
+)
+
+__all__ = [
+    "Allocate",
+    "ByteSource",
+    "ByteStream",
+    "Edge",
+    "FetchOptions",
+    "LocalSource",
+    "MemoryStream",
+    "ObjectChangedError",
+    "ObjectSource",
+    "Pending",
+    "PendingEdge",
+    "PendingStream",
+    "ReadAhead",
+    "Request",
+    "Storage",
+    "StoreSource",
+    "Version",
+    "byte_source",
+    "configure_fetch",
+    "fetch_options",
+]
+
+
+def byte_source(store: Store, storage: Storage = "auto") -> ObjectSource:
+    """Return the best source for a zarr store.
+
+    Raises
+    ------
+    OptionError
+        ``storage="gds"`` was asked for, and the store is no directory of local files.
+    """
+    if type(store) is LocalStore:
+        return LocalSource(root=os.fspath(store.root), storage=storage)
+    if storage == "gds":
+        raise OptionError(
+            'storage="gds" cannot be used here',
+            tried=f"storage='gds' for {store!r}",
+            found="GPUDirect Storage reads local files only",
+            do="leave storage out, or open the store by its local path",
+        )
+    return StoreSource(store=store)

@@ -1,0 +1,257 @@
+"""One way to ask for each kind of store: bytes, and what the store says of the object that they come from.
+
+obstore, and fsspec's S3 and HTTP, say with each answer which version of an object it is, and which of its bytes; so a
+replaced object and a server that sends other bytes are noticed. All other stores are asked through zarr's interface,
+which says nothing. Credentials, options, retries and time-outs are those of the store that the user opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+
+import numpy as np
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.buffer import cpu
+from zarr.storage import FsspecStore, ObjectStore
+
+from xarray_gpuzarr.fetch.source import Version, is_settled
+
+_ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""What zarr's stores take for a missing object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Bytes of an object, and what the store said of it."""
+
+    data: memoryview
+    object_nbytes: int | None = None
+    version: Version = None
+    settled: bool = False
+
+
+class Client(Protocol):
+    """One way to ask a store."""
+
+    @property
+    def identity(self) -> Hashable:
+        """What the client reads from, equal for equal stores; None if its answers bear no version."""
+
+    @property
+    def lost_by_fork(self) -> Hashable:
+        """What a forked process cannot use if its parent has; None if there is nothing."""
+
+    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+        """Ask for bytes of an object, all of them if `request` is None; return None if there is no such object."""
+
+
+def client_for(store: Store) -> Client:
+    """Return the way to ask a store; for subclasses and wrappers, which may do anything, zarr's own."""
+    if type(store) is ObjectStore:
+        return ObstoreClient(store.store)
+    if type(store) is FsspecStore:
+        kind = f"{type(store.fs).__module__}.{type(store.fs).__name__}"
+        if kind == "s3fs.core.S3FileSystem":
+            return S3fsClient(store)
+        if kind == "fsspec.implementations.http.HTTPFileSystem":
+            return HttpClient(store)
+    if f"{type(store).__module__}.{type(store).__name__}" == "icechunk.store.IcechunkStore":
+        return IcechunkClient(store)
+    return StoreClient(store)
+
+
+class StoreClient:
+    """Any store, through zarr's interface."""
+
+    identity: Hashable = None
+    lost_by_fork: Hashable = None
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+        """See `Client.get`."""
+        # The host prototype is named, so that zarr.config.enable_gpu() does not move encoded bytes to a device.
+        buffer = await self._store.get(key, cpu.buffer_prototype, request)
+        if buffer is None:
+            return None
+        return Answer(data=memoryview(np.ascontiguousarray(buffer.as_numpy_array()).view(np.uint8)))
+
+
+class IcechunkClient(StoreClient):
+    """An icechunk session; one that only reads is of one snapshot, which never changes."""
+
+    lost_by_fork: Hashable = "icechunk"
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.identity = ("icechunk", str(store.session.snapshot_id)) if store.read_only else None
+
+    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+        """See `Client.get`."""
+        answer = await super().get(key, request)
+        if answer is None or self.identity is None:
+            return answer
+        return Answer(data=answer.data, version=self.identity, settled=True)
+
+
+class ObstoreClient:
+    """An obstore store: S3, GCS, Azure, HTTP, local or in memory. obstore itself refuses other bytes than asked for."""
+
+    lost_by_fork: Hashable = "obstore"
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        config = sorted((getattr(store, "config", None) or {}).items())
+        place = (type(store).__name__, getattr(store, "url", None), str(getattr(store, "prefix", None)), config)
+        self.identity: Hashable = None if place[0] == "MemoryStore" else ("obstore", _digest(place))
+
+    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+        """See `Client.get`."""
+        import obstore  # noqa: PLC0415  # not everyone has it
+
+        try:
+            try:
+                result = await obstore.get_async(self._store, key, options=_obstore_options(request))
+            except obstore.exceptions.NotSupportedError:
+                if not isinstance(request, SuffixByteRequest):
+                    raise
+                # Azure knows no suffix ranges.
+                end = (await obstore.head_async(self._store, key))["size"]
+                request = RangeByteRequest(max(0, end - request.suffix), end)
+                result = await obstore.get_async(self._store, key, options=_obstore_options(request))
+            data = memoryview(await result.bytes_async())
+        except _ABSENT:
+            return None
+        meta = result.meta
+        version, settled = _version(
+            (meta["e_tag"], meta["version"], meta["size"]), meta["last_modified"], datetime.now(UTC)
+        )
+        return Answer(data=data, object_nbytes=meta["size"], version=version, settled=settled)
+
+
+def _obstore_options(request: ByteRequest | None) -> Any:
+    if isinstance(request, RangeByteRequest):
+        return {"range": (request.start, request.end)}
+    if isinstance(request, SuffixByteRequest):
+        return {"range": {"suffix": request.suffix}}
+    return {} if request is None else {"range": {"offset": request.offset}}
+
+
+class S3fsClient:
+    """s3fs: its own calls and retries, for the headers that its `cat_file` keeps to itself."""
+
+    def __init__(self, store: FsspecStore) -> None:
+        self._fs: Any = store.fs
+        self._path = store.path
+        self.identity: Hashable = ("s3fs", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
+        self.lost_by_fork: Hashable = id(self._fs)
+
+    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+        """See `Client.get`."""
+        from s3fs.core import _error_wrapper, version_id_kw  # noqa: PLC0415  # not everyone has it
+
+        bucket, name, version = self._fs.split_path(f"{self._path.rstrip('/')}/{key}")
+        options = {**version_id_kw(version), **_range_header(request)}
+
+        async def call() -> tuple[bytes, Mapping[str, str]]:
+            response = await self._fs._call_s3("get_object", Bucket=bucket, Key=name, **options)  # noqa: SLF001
+            try:
+                return await response["Body"].read(), response["ResponseMetadata"]["HTTPHeaders"]
+            finally:
+                response["Body"].close()
+
+        try:
+            data, headers = await _error_wrapper(call, retries=self._fs.retries)
+        except _ABSENT:
+            return None
+        return _http_answer(data, headers, request)
+
+
+class HttpClient:
+    """fsspec's HTTP: its own session and options."""
+
+    def __init__(self, store: FsspecStore) -> None:
+        self._fs: Any = store.fs
+        self._path = store.path
+        self._absent = store.allowed_exceptions
+        self.identity: Hashable = ("http", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
+        self.lost_by_fork: Hashable = id(self._fs)
+
+    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+        """See `Client.get`."""
+        options = dict(self._fs.kwargs)
+        options["headers"] = {**options.get("headers", {}), **_range_header(request)}
+        session, url = await self._fs.set_session(), f"{self._path.rstrip('/')}/{key}"
+        async with session.get(self._fs.encode_url(url), **options) as response:
+            data = await response.read()
+            try:
+                self._fs._raise_not_found_for_status(response, url)  # noqa: SLF001
+            except self._absent:
+                return None
+            return _http_answer(data, response.headers, request)
+
+
+def _range_header(request: ByteRequest | None) -> dict[str, str]:
+    if isinstance(request, RangeByteRequest):
+        return {"Range": f"bytes={request.start}-{request.end - 1}"}
+    if isinstance(request, SuffixByteRequest):
+        return {"Range": f"bytes=-{request.suffix}"}
+    return {} if request is None else {"Range": f"bytes={request.offset}-"}
+
+
+def _http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | None) -> Answer:
+    """Make sure that a body is what was asked for, and read what the headers say of the object."""
+    said = headers.get("content-range")
+    if request is None or said is None:  # a server that knows no ranges sends everything
+        object_nbytes: int | None = len(data)
+        first, end = _asked_for(request, len(data))
+        wanted = memoryview(data)[first:end]
+    else:
+        span, _, length = said.removeprefix("bytes ").partition("/")
+        first, end = (int(n) for n in span.split("-"))
+        end += 1
+        object_nbytes = int(length) if length.isdecimal() else None
+        if (first, end) != _asked_for(request, object_nbytes or end) or end - first != len(data):
+            raise OSError(f"the server answered {_range_header(request)['Range']} with {said}, {len(data)} bytes")
+        wanted = memoryview(data)
+    modified, now = headers.get("last-modified"), headers.get("date")
+    version, settled = _version(
+        (headers.get("etag"), headers.get("x-amz-version-id"), object_nbytes),
+        parsedate_to_datetime(modified) if modified else None,
+        parsedate_to_datetime(now) if now else datetime.now(UTC),
+    )
+    return Answer(data=wanted, object_nbytes=object_nbytes, version=version, settled=settled)
+
+
+def _asked_for(request: ByteRequest | None, total: int) -> tuple[int, int]:
+    """Return the bytes that a request means in an object of a known length."""
+    if isinstance(request, SuffixByteRequest):
+        return max(0, total - request.suffix), total
+    if isinstance(request, RangeByteRequest):
+        return min(request.start, total), min(request.end, total)
+    return (request.offset if isinstance(request, OffsetByteRequest) else 0), total
+
+
+def _version(
+    marks: tuple[str | None, str | None, int | None], modified: datetime | None, now: datetime
+) -> tuple[Version, bool]:
+    """Return the version that a server's marks (ETag, version, length) and times tell, and whether it is settled.
+
+    A tag may be made of a time in whole seconds, as nginx makes it; so no tag of an object just written is trusted.
+    """
+    if modified is not None and modified.year < 1980:  # obstore, of a server that does not say
+        modified = None
+    if marks[0] is None and marks[1] is None and modified is None:
+        return None, False
+    return (*marks, modified), modified is None or is_settled((now - modified).total_seconds())
+
+
+def _digest(place: object) -> str:
+    """Return a short name for what a store reads from; secrets among its options stay out of it."""
+    return hashlib.sha256(repr(place).encode()).hexdigest()

@@ -1,0 +1,117 @@
+"""How bytes are asked for: one small record per process, set by `xarray_gpuzarr.configure` or by the environment."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from xarray_gpuzarr.byte_range import CoalesceRule
+from xarray_gpuzarr.option_values import check_number, given_numbers
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """How stores are asked for bytes.
+
+    Raises
+    ------
+    OptionError
+        A value is of the wrong type or too small.
+    """
+
+    max_gap_nbytes: int | None = None
+    """Unwanted bytes between two chunks of a shard that are read rather than skipped; None: 64 KiB in local files,
+    1 MiB elsewhere."""
+    max_request_nbytes: int | None = None
+    """Longest request that is made of several chunks. A shard that is no longer than two of them, decoded, and not in a
+    local file, is asked for as a whole with its index. None: 4 MiB; in local files 2 MiB, and 8 MiB of raw bytes that
+    are read straight into the result."""
+    max_requests: int = 64
+    """Requests that this process has under way at once, to all stores that are not local files."""
+    index_cache_nbytes: int = 64 * _MIB
+    """Memory for the indexes of shards that were read before; 0: none is kept."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"max_gap_nbytes": 0, "max_request_nbytes": 1}.items():
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), least)
+        check_number("max_requests", self.max_requests, 1)
+        check_number("index_cache_nbytes", self.index_cache_nbytes, 0)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> FetchOptions:
+        """Return the options that ``XARRAY_GPUZARR_<FIELD>`` variables ask for; defaults where there is none.
+
+        Parameters
+        ----------
+        environ : mapping of str to str
+            Sizes may carry a unit: ``67108864``, ``64 MiB``, ``2GB``.
+
+        Raises
+        ------
+        OptionError
+            A variable holds something unusable.
+        """
+        return cls(**given_numbers((f.name for f in fields(cls)), environ))
+
+    def rule(self, *, max_gap_nbytes: int, max_nbytes: int, max_raw_nbytes: int) -> CoalesceRule:
+        """Return the rule for a kind of store, whose own limits hold where no others were set."""
+        gap = max_gap_nbytes if self.max_gap_nbytes is None else self.max_gap_nbytes
+        if self.max_request_nbytes is None:
+            return CoalesceRule(max_gap_nbytes=gap, max_nbytes=max_nbytes, max_raw_nbytes=max_raw_nbytes)
+        longest = self.max_request_nbytes
+        return CoalesceRule(max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=longest)
+
+
+_lock = threading.Lock()
+_options: FetchOptions | None = None
+
+
+def fetch_options() -> FetchOptions:
+    """Return the options in force: what `configure_fetch` set, else what the environment says."""
+    global _options  # noqa: PLW0603  # one setting per process
+    options = _options
+    if options is None:
+        with _lock:
+            options = _options = _options or FetchOptions.from_environment()
+    return options
+
+
+def configure_fetch(**options: object) -> FetchOptions:
+    """Set how stores are asked for bytes, for this process and from the next read on.
+
+    Parameters
+    ----------
+    **options
+        Fields of `FetchOptions`; those left out go back to the environment's value or the default.
+
+    Returns
+    -------
+    FetchOptions
+        What is in force now.
+
+    Raises
+    ------
+    OptionError
+        An unusable value.
+    """
+    global _options  # noqa: PLW0603  # one setting per process
+    changed = chosen_options(options)
+    with _lock:
+        _options = changed
+    return changed
+
+
+def chosen_options(options: Mapping[str, object]) -> FetchOptions:
+    """Return the options that the environment asks for, changed as `options` says.
+
+    Raises
+    ------
+    OptionError
+        An unusable value.
+    """
+    return replace(FetchOptions.from_environment(), **options)  # type: ignore[arg-type]  # checked by the class

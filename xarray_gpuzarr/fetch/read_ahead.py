@@ -1,0 +1,31 @@
+"""Reading ahead for a queue of requests: asks the source to prefetch, and rests once that has shown to be needless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from xarray_gpuzarr.fetch.source import ByteSource, Request
+
+_REST = 7
+"""Requests that are not looked at after one whose bytes were in the page cache already: looking costs 5 us."""
+
+
+class ReadAhead:
+    """Prefetches the requests of one read that are queued. Safe to call from several threads.
+
+    Parameters
+    ----------
+    source : ByteSource
+    """
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._rest = 1  # the first request is carried out at once
+
+    def __call__(self, requests: Iterable[Request]) -> None:
+        """Let the system read ahead for requests that have just been queued."""
+        for request in requests:
+            if self._rest:
+                self._rest -= 1
+            elif not self._source.prefetch(*request):
+                self._rest = _REST

@@ -1,0 +1,258 @@
+"""Any zarr store that is not a directory of local files: requests under way on zarr's own event loop.
+
+There is one loop in a process, zarr's, on a thread of its own: stores bind their sessions to the loop that they first
+ran on, and waiting for it from another running loop, a notebook's for one, cannot lock up. Retries and time-outs are
+those of the store's client; zarr's ``async.timeout`` holds for every request where it is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import zarr
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.sync import _get_loop
+
+from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch import forks
+from xarray_gpuzarr.fetch.clients import Answer, Client, client_for
+from xarray_gpuzarr.fetch.options import fetch_options
+from xarray_gpuzarr.fetch.source import (
+    Allocate,
+    ByteStream,
+    Edge,
+    MemoryStream,
+    Pending,
+    PendingEdge,
+    PendingStream,
+    Storage,
+    Version,
+    changed,
+    failed,
+    short,
+)
+
+_MIB = 1024**2
+
+
+class StoreSource:
+    """Any zarr store, through byte-range requests.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+    """
+
+    __slots__ = ("_client", "store")
+
+    def __init__(self, *, store: Store) -> None:
+        self.store = store
+        self._client: Client = client_for(store)
+
+    def __repr__(self) -> str:
+        return f"StoreSource(store={self.store!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.store,)
+
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        return (type(self).__qualname__, self.identity or self.store)
+
+    @property
+    def rule(self) -> CoalesceRule:
+        """1 MiB gaps, since a round trip costs more, and 4 MiB requests: many connections together are quick."""
+        return fetch_options().rule(max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
+
+    @property
+    def lookahead(self) -> int:
+        """32 requests of up to 4 MiB for one read: enough to hide a round trip of 50 ms at 2 GB/s."""
+        return 32
+
+    @property
+    def is_remote(self) -> bool:
+        """True: what is started is under way."""
+        return True
+
+    @property
+    def identity(self) -> Hashable:
+        """What the client says of the store."""
+        return self._client.identity
+
+    @property
+    def storage(self) -> Storage:
+        """``posix``: answers come to the host."""
+        return "posix"
+
+    def local_path(self, key: str) -> str:
+        """Raise: there is none."""
+        raise ValueError(self._name(key))
+
+    def check(self, key: str, version: Version = None) -> None:
+        """Raise: there is no local file."""
+        raise ValueError(self._name(key), version)
+
+    def prefetch(self, key: str, wanted: ByteRange) -> bool:  # noqa: ARG002  # starting is reading ahead
+        """Do nothing: requests are started early instead."""
+        return False
+
+    def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:
+        """Ask the store now; the returned object waits for the answer."""
+        return _PendingRange(self._ask(key, _request(wanted)), wanted, version)
+
+    def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
+        """Ask the store now; the returned object waits for the answer."""
+        return _PendingEdge(
+            self._ask(key, SuffixByteRequest(nbytes) if location == "end" else RangeByteRequest(0, nbytes))
+        )
+
+    def start_whole(self, key: str) -> PendingEdge:
+        """Ask the store now; the returned object waits for the answer."""
+        return _PendingEdge(self._ask(key, None))
+
+    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
+        """Ask the store for the whole range now; what it returns is held as it is."""
+        return _PendingStream(self._ask(key, _request(wanted)), wanted, version)
+
+    def cancel(self, pending: object) -> None:
+        """Give up a request that has not been answered."""
+        if isinstance(pending, _Pending):
+            pending.asked.future.cancel()
+
+    def _ask(self, key: str, request: ByteRequest | None) -> _Asked:
+        loop = _get_loop()
+        if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
+            raise StoreReadError(
+                f"cannot read {self._name(key)} here",
+                tried="a read from inside zarr's own event loop, which would wait for itself",
+                found="a coroutine that zarr runs called a blocking read",
+                do="read from another thread: await asyncio.to_thread(...)",
+            )
+        if self._client.lost_by_fork is not None:
+            forks.use(self._client.lost_by_fork, self._name(key))
+        future = asyncio.run_coroutine_threadsafe(_gated(loop, self._client.get(key, request)), loop)
+        return _Asked(future=future, name=self._name(key), request=request)
+
+    def _name(self, key: str) -> str:
+        return f"{' '.join(str(self.store).split())}/{key}"
+
+
+def _rebuild(store: Store) -> StoreSource:
+    return StoreSource(store=store)
+
+
+def _request(wanted: ByteRange) -> ByteRequest | None:
+    if wanted.nbytes != WHOLE_OBJECT:
+        return RangeByteRequest(wanted.offset, wanted.offset + wanted.nbytes)
+    return OffsetByteRequest(wanted.offset) if wanted.offset else None
+
+
+_PAST_THE_END = re.compile(r"\b416\b|not satisfiable|InvalidRange|but object was only", re.IGNORECASE)
+"""What servers and clients say of a range that begins behind the last byte."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A request that is under way."""
+
+    future: Future[Answer | None]
+    name: str
+    request: ByteRequest | None
+
+    def answer(self) -> Answer | None:
+        limit_s = zarr.config.get("async.timeout", None)
+        try:
+            return self.future.result(limit_s)
+        except Exception as err:  # a store may raise anything; it is named in the message
+            if limit_s is not None and isinstance(err, TimeoutError) and not self.future.done():
+                self.future.cancel()
+                err = TimeoutError(f"no answer in {limit_s} s, zarr's async.timeout")
+            elif _PAST_THE_END.search(str(err)):
+                return Answer(data=memoryview(b""))
+            raise failed(self.name, f"read {_words(self.request)}", err) from err
+
+
+def _words(request: ByteRequest | None) -> str:
+    if isinstance(request, RangeByteRequest):
+        return f"{request.end - request.start} bytes at {request.start}"
+    if isinstance(request, SuffixByteRequest):
+        return f"the last {request.suffix} bytes"
+    return "the whole object" if request is None else f"all bytes from {request.offset} on"
+
+
+class _Pending:
+    """A request that waits to be finished."""
+
+    __slots__ = ("__weakref__", "asked")
+
+    def __init__(self, asked: _Asked) -> None:
+        self.asked = asked
+
+
+class _PendingRange(_Pending):
+    __slots__ = ("_version", "_wanted")
+
+    def __init__(self, asked: _Asked, wanted: ByteRange, version: Version) -> None:
+        super().__init__(asked)
+        self._wanted, self._version = wanted, version
+
+    def __call__(self, _allocate: Allocate) -> memoryview | None:
+        return _checked(self.asked, self._wanted, self._version)
+
+
+class _PendingStream(_Pending):
+    __slots__ = ("_version", "_wanted")
+
+    def __init__(self, asked: _Asked, wanted: ByteRange, version: Version) -> None:
+        super().__init__(asked)
+        self._wanted, self._version = wanted, version
+
+    def __call__(self) -> ByteStream | None:
+        data = _checked(self.asked, self._wanted, self._version)
+        return None if data is None else MemoryStream(data)
+
+
+def _checked(asked: _Asked, wanted: ByteRange, version: Version) -> memoryview | None:
+    """Wait for a range; refuse one of another version or of another length."""
+    answer = asked.answer()
+    if version is not None and (answer is None or answer.version != version):
+        raise changed(asked.name, version, answer and answer.version)
+    if answer is None:
+        return None
+    if wanted.nbytes not in (WHOLE_OBJECT, len(answer.data)):
+        raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
+    return answer.data
+
+
+class _PendingEdge(_Pending):
+    __slots__ = ()
+
+    def __call__(self) -> Edge | None:
+        answer = self.asked.answer()
+        if answer is None:
+            return None
+        return Edge(
+            data=answer.data, object_nbytes=answer.object_nbytes, version=answer.version, settled=answer.settled
+        )
+
+
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+async def _gated[T](loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a request once no more than ``max_requests`` of this process are under way."""
+    limit = fetch_options().max_requests
+    gate = _gates.get(loop)
+    if gate is None or gate[0] != limit:
+        gate = _gates[loop] = (limit, asyncio.Semaphore(limit))
+    try:
+        async with gate[1]:
+            return await coroutine
+    finally:
+        coroutine.close()

@@ -1,0 +1,204 @@
+"""What a source of bytes offers: protocols, and the small values that pass through them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Buffer, Callable, Hashable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.errors import StoreReadError
+
+Allocate = Callable[[int], memoryview]
+"""Given a length in bytes, return writable host memory of that length."""
+
+Pending = Callable[[Allocate], memoryview | None]
+"""Finish a read that was started; None if the object does not exist.
+
+The bytes lie in the memory that `Allocate` returned, or in memory of the source's own if it has them already.
+"""
+
+Request = tuple[str, ByteRange]
+"""Key of an object and which of its bytes."""
+
+Storage = Literal["auto", "posix", "gds"]
+"""How local files reach a GPU: through host memory (``posix``), or straight into device memory with GPUDirect Storage
+(``gds``). ``auto`` is ``gds`` wherever that is possible. Other stores, and reads on the host, know one way only."""
+
+Version = Hashable
+"""What tells one version of an object from any other, such as its ETag and length; None if the store does not say."""
+
+
+SETTLED_S = 2.0
+"""Age from which the times of an object tell a later change: the coarsest clock in use (that of FAT) ticks in 2 s."""
+
+
+def is_settled(age_s: float) -> bool:
+    """Say whether an object is so old that any later change will give it other times."""
+    return age_s > SETTLED_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """The first or last bytes of an object, or all of it."""
+
+    data: memoryview
+    object_nbytes: int | None
+    """Length of the whole object, where the source knows it."""
+    version: Version = None
+    """Of the object that the bytes come from."""
+    settled: bool = False
+    """Whether any later change of the object will give it another version: not just written, by a coarse clock."""
+
+
+PendingEdge = Callable[[], Edge | None]
+
+
+class ByteStream(Protocol):
+    """The bytes of a range, from first to last, for codecs that decode as they read."""
+
+    def read(self, nbytes: int) -> Buffer:
+        """Return up to `nbytes` further bytes; none at the end.
+
+        Raises
+        ------
+        StoreReadError
+            The store failed, or the object ends before the range does.
+        """
+
+    def close(self) -> None:
+        """Let go of what the stream holds open."""
+
+
+PendingStream = Callable[[], ByteStream | None]
+"""Open a stream that was asked for; None if the object does not exist."""
+
+
+class ByteSource(Protocol):
+    """Where a decoder gets the bytes of one array's objects from."""
+
+    @property
+    def rule(self) -> CoalesceRule:
+        """Which neighbouring chunks one request should fetch."""
+
+    @property
+    def lookahead(self) -> int:
+        """Requests worth starting, or reading ahead, before their bytes are needed."""
+
+    @property
+    def storage(self) -> Storage:
+        """How bytes should reach a GPU; ``posix`` where the objects are no local files."""
+
+    def local_path(self, key: str) -> str:
+        """Return the path of an object that is a local file."""
+
+    def check(self, key: str) -> None:
+        """Raise `ObjectChangedError` if a local file is not of the version that its index was read from."""
+
+    def prefetch(self, key: str, wanted: ByteRange) -> bool:
+        """Let the system read ahead what will be wanted soon; return whether it had to."""
+
+    def start(self, key: str, wanted: ByteRange) -> Pending:
+        """Start reading a byte range of an object.
+
+        Raises
+        ------
+        StoreReadError
+            On finishing: the store failed or returned another number of bytes.
+        """
+
+    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
+        """Start reading a byte range that is too large to be held at once."""
+
+
+class ObjectSource(ByteSource, Protocol):
+    """A store's own source, which knows which version of an object it reads."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether what is started is under way, and a round trip is worth saving."""
+
+    @property
+    def identity(self) -> Hashable:
+        """What the source reads from, equal in every copy of it; None if that cannot be told."""
+
+    def check(self, key: str, version: Version = None) -> None:
+        """Raise `ObjectChangedError` if a local file is not of a version."""
+
+    def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:
+        """Start reading a byte range of an object, of the given version if there is one.
+
+        Raises
+        ------
+        ObjectChangedError
+            On finishing: the object has another version now, or is gone.
+        StoreReadError
+            On finishing: the store failed or returned another number of bytes.
+        """
+
+    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
+        """Start reading a byte range that is too large to be held at once; raises as `start` does."""
+
+    def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
+        """Start reading the first or last `nbytes` bytes of an object."""
+
+    def start_whole(self, key: str) -> PendingEdge:
+        """Start reading a whole object."""
+
+    def cancel(self, pending: object) -> None:
+        """Give up what was started and has not been finished."""
+
+
+_DETAILS = re.compile("\n+Debug source:")
+"""Where obstore begins to repeat itself in Rust's words."""
+
+
+class ObjectChangedError(StoreReadError):
+    """An object is not the one that its index was read from."""
+
+
+class MemoryStream:
+    """Bytes that are there already."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def read(self, nbytes: int) -> Buffer:
+        """Return up to `nbytes` further bytes; none at the end."""
+        piece, self._data = self._data[:nbytes], self._data[nbytes:]
+        return piece
+
+    def close(self) -> None:
+        """Let go of the bytes."""
+        self._data = memoryview(b"")
+
+
+def failed(name: str, action: str, err: Exception) -> StoreReadError:
+    """Return the error of a store that failed."""
+    return StoreReadError(
+        f"cannot read {name}",
+        tried=action,
+        found=f"{type(err).__name__}: {_DETAILS.split(str(err))[0].rstrip() or 'no details given'}",
+        do="check that the object exists, that you may read it, and that the store can be reached; then read again",
+    )
+
+
+def short(name: str, offset: int, wanted: int, got: int) -> StoreReadError:
+    """Return the error of an object that ends too soon."""
+    return StoreReadError(
+        f"{name} is shorter than its shard index or its size said",
+        tried=f"{wanted} bytes at {offset}",
+        found=f"{got} bytes",
+        do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
+    )
+
+
+def changed(name: str, was: Version, now: Version) -> ObjectChangedError:
+    """Return the error of an object that was replaced while it was read."""
+    return ObjectChangedError(
+        f"{name} was replaced while it was read",
+        tried=f"version {was}, which its index was read from",
+        found="no object" if now is None else f"version {now}",
+        do="read again once nothing writes to it",
+    )

@@ -1,0 +1,87 @@
+"""Settings from environment variables: how numbers and sizes are written, and how unusable ones are refused.
+
+Knows no setting. `cuda.options` and `fetch.options` are records of settings that are read through it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from xarray_gpuzarr.errors import OptionError
+
+_PREFIX = "XARRAY_GPUZARR_"
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
+_UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
+
+
+def parse_nbytes(text: str) -> int:
+    """Return a size such as ``"64 MiB"`` in bytes, rounded down.
+
+    Parameters
+    ----------
+    text : str
+        A decimal number and, in any case, nothing, B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or TiB (of 1024).
+
+    Raises
+    ------
+    ValueError
+        The text is not of that form.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", text, re.ASCII | re.IGNORECASE)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(text)
+    return int(Fraction(match[1]) * unit)
+
+
+def given_numbers(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the numbers that ``XARRAY_GPUZARR_<NAME>`` variables give; what is not set is left out.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Those that end in ``nbytes`` may carry a unit.
+    environ : mapping of str to str
+
+    Raises
+    ------
+    OptionError
+        A variable holds no number.
+    """
+    return {name: _parse_number(name, environ[variable(name)]) for name in names if variable(name) in environ}
+
+
+def check_number(name: str, value: object, least: int) -> None:
+    """Raise `OptionError` unless a setting is a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise unusable(name, f"{name}={value!r}", f"not a whole number of at least {least}")
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return _PREFIX + name.upper()
+
+
+def unusable(name: str, tried: str, found: str) -> OptionError:
+    """Return the error of a setting that cannot be used."""
+    return OptionError(
+        f"unusable option {name!r}",
+        tried=tried,
+        found=found,
+        do=f"change {name}, or unset {variable(name)}, to get the default",
+    )
+
+
+def _parse_number(name: str, text: str) -> int:
+    tried = f"{variable(name)}={text!r}"
+    if name.endswith("nbytes"):
+        try:
+            return parse_nbytes(text)
+        except ValueError:
+            raise unusable(name, tried, "not a size such as 67108864, 64 MiB or 2GB") from None
+    if not re.fullmatch(r"[0-9]+", text):
+        raise unusable(name, tried, "not a whole number")
+    return int(text)

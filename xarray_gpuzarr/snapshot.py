@@ -1,0 +1,201 @@
+"""One read's view of its shards: every chunk comes from the version of its shard that the index was read from.
+
+`Snapshot` is the source that a decoder is given. It finds the index of each shard, in the cache or in the store, asks
+for index and chunks of a small shard at once, and lets requests for chunks fail if the shard was replaced since. `read`
+then takes another snapshot. Decodes nothing but indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+from weakref import WeakSet
+
+from xarray_gpuzarr import index_cache
+from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.counted_read import counted, counted_stream
+from xarray_gpuzarr.counters import counters
+from xarray_gpuzarr.fetch import (
+    Edge,
+    MemoryStream,
+    ObjectSource,
+    Pending,
+    PendingEdge,
+    PendingStream,
+    Version,
+    fetch_options,
+)
+from xarray_gpuzarr.index_cache import CachedIndex
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import Block, ReadPlan, Target, plan_read
+from xarray_gpuzarr.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
+
+PendingPlan = Callable[[], ReadPlan]
+"""Wait for the index of a block's shard; return the plan of the block."""
+
+_HELD_NBYTES = 128 * 1024 * 1024
+"""Most bytes of shards that came with their index and wait for their chunks to be asked for."""
+
+
+class Snapshot:
+    """The objects of one array during one read: a `ByteSource`.
+
+    Parameters
+    ----------
+    source : ObjectSource
+    spec : ArraySpec
+    use_cache : bool
+        False after a read has shown that an index in the cache is out of date.
+    """
+
+    def __init__(self, source: ObjectSource, spec: ArraySpec, *, use_cache: bool = True) -> None:
+        self._source = source
+        self._spec = spec
+        self._use_cache = use_cache
+        self._options = fetch_options()
+        self.rule: CoalesceRule = source.rule
+        self.lookahead = source.lookahead
+        self.storage = source.storage
+        self._versions: dict[str, Version] = {}
+        self._held: dict[str, _Held] = {}
+        self._under_way: WeakSet[object] | None = WeakSet() if source.is_remote else None
+
+    def local_path(self, key: str) -> str:
+        """Return the path of an object that is a local file."""
+        return self._source.local_path(key)
+
+    def check(self, key: str) -> None:
+        """Raise if a local file is not of the version that its index was read from."""
+        self._source.check(key, self._versions.get(key))
+
+    def prefetch(self, key: str, wanted: ByteRange) -> bool:
+        """Let the system read ahead; see `ByteSource.prefetch`."""
+        return self._source.prefetch(key, wanted)
+
+    def start(self, key: str, wanted: ByteRange) -> Pending:
+        """Start reading a byte range of the version of an object that its index was read from."""
+        data = self._take(key, wanted)
+        if data is not None:
+            return lambda _allocate: data
+        pending = self._source.start(key, wanted, self._versions.get(key))
+        return counted(self._tracked(pending))
+
+    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
+        """Start reading a byte range that is too large to be held at once."""
+        data = self._take(key, wanted)
+        if data is not None:
+            return lambda: MemoryStream(data)
+        return counted_stream(self._tracked(self._source.start_stream(key, wanted, self._versions.get(key))))
+
+    def start_plan(self, target: Target, block: Block) -> PendingPlan:
+        """Ask for the index of a block's shard, unless it is in the cache.
+
+        Parameters
+        ----------
+        target : BoxTarget or PointTarget
+        block : Block
+            From `plan_blocks` with this target.
+
+        Returns
+        -------
+        callable
+            Raises StoreReadError or ShardIndexError if the shard cannot be read.
+        """
+        spec, key = self._spec.index, block.key
+        if spec is None or key is None:
+            return lambda: plan_read(self._spec, target, block, None, self.rule)
+        cached = index_cache.cache.get((self._source.identity, key, spec)) if self._use_cache else None
+        if cached is not None:
+            return lambda: self._plan_from_cache(target, block, spec, cached)
+        whole = self._wants_whole(block, spec)
+        asked = self._tracked(self._source.start_whole(key) if whole else self._ask(key, spec))
+        return lambda: self._plan(target, block, spec, asked, whole=whole)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give up requests that nobody waited for."""
+        for pending in list(self._under_way or ()):
+            self._source.cancel(pending)
+        self._held.clear()
+
+    def _ask(self, key: str, spec: ShardIndexSpec) -> PendingEdge:
+        return self._source.start_edge(key, spec.location, spec.nbytes)
+
+    def _tracked[T](self, pending: T) -> T:
+        if self._under_way is not None:
+            self._under_way.add(pending)
+        return pending
+
+    def _wants_whole(self, block: Block, spec: ShardIndexSpec) -> bool:
+        """Say whether one request for the whole shard beats one for the index and then two for chunks."""
+        longest = spec.n_chunks * self._spec.chunk_nbytes + spec.nbytes
+        waiting = sum(held.longest for held in self._held.values())
+        return (
+            self._source.is_remote
+            and longest <= 2 * self.rule.max_nbytes
+            and 2 * len(block.chunk) >= spec.n_chunks
+            and waiting + longest <= _HELD_NBYTES
+        )
+
+    def _plan_from_cache(self, target: Target, block: Block, spec: ShardIndexSpec, cached: CachedIndex) -> ReadPlan:
+        key = str(block.key)
+        self._versions[key] = cached.version
+        plan = plan_read(self._spec, target, block, cached.index, self.rule)
+        if len(plan.offset):
+            return plan
+        # No request for a chunk will show whether the shard has been replaced.
+        return self._plan(target, block, spec, self._ask(key, spec), whole=False)
+
+    def _plan(self, target: Target, block: Block, spec: ShardIndexSpec, asked: PendingEdge, *, whole: bool) -> ReadPlan:
+        key, edge = str(block.key), asked()
+        self._versions.pop(key, None)
+        if edge is None:
+            return plan_read(self._spec, target, block, None, self.rule)
+        encoded = _index_of(edge.data, spec) if whole else edge.data
+        where = f"'{key}' of array '{self._spec.path}'"
+        index = decode_shard_index(encoded, spec, shard_nbytes=edge.object_nbytes, where=where)
+        self._keep(key, spec, index, edge)
+        plan = plan_read(self._spec, target, block, index, self.rule)
+        wanted = int(plan.nbytes.sum()) if whole else 0
+        if wanted:
+            self._held[key] = _Held(edge.data, wanted, spec.n_chunks * self._spec.chunk_nbytes)
+        counters.add(read_nbytes=len(edge.data))
+        return plan
+
+    def _keep(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
+        """Remember which version an index is of, and the index itself if a change of the shard will show."""
+        if edge.version is None:
+            return
+        self._versions[key] = edge.version
+        if edge.settled and self._source.identity is not None:
+            entry = CachedIndex(index=index, version=edge.version)
+            index_cache.cache.put((self._source.identity, key, spec), entry, self._options.index_cache_nbytes)
+
+    def _take(self, key: str, wanted: ByteRange) -> memoryview | None:
+        """Return bytes of a shard that came with its index; let go of the shard with the last of them."""
+        held = self._held.get(key)
+        if held is None:
+            return None
+        held.left_nbytes -= wanted.nbytes
+        if held.left_nbytes <= 0:
+            del self._held[key]
+        return held.data[wanted.offset : wanted.offset + wanted.nbytes]
+
+
+class _Held:
+    """A shard that came with its index."""
+
+    __slots__ = ("data", "left_nbytes", "longest")
+
+    def __init__(self, data: memoryview, left_nbytes: int, longest: int) -> None:
+        self.data = data
+        self.left_nbytes = left_nbytes
+        """Bytes of chunks that have not been asked for."""
+        self.longest = longest
+        """Most bytes that the shard may take."""
+
+
+def _index_of(shard: memoryview, spec: ShardIndexSpec) -> memoryview:
+    return shard[: spec.nbytes] if spec.location == "start" else shard[-spec.nbytes :]
