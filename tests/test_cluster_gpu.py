@@ -1,0 +1,204 @@
+"""The simulated GPU in the real workers of a cluster: resources, streams, the plugin's life, a client without a GPU."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import xarray as xr
+from distributed import Event, wait
+from helpers.clusters import SECONDS, eventually, local_cluster
+from helpers.common_work import COMMON_WORK
+from helpers.datasets import open_stock, write_weather
+from helpers.host_kernels import require_compiler
+from helpers.simulated_array import SimulatedArray
+from helpers.simulated_worker import SimulatedGpu, here
+
+from xarray_gpuzarr import CorruptChunkError, DeviceUnavailableError, OptionError, register, stats
+from xarray_gpuzarr.cuda.launch import usual_kernels
+from xarray_gpuzarr.cuda.resources import resource_options
+from xarray_gpuzarr.decoders.stand_in import CupyStandIn
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
+
+N_WORKERS, N_THREADS = 2, 2
+SMALL = {"slot_nbytes": 64 * 1024, "n_slots": 2, "scratch_nbytes": 1 << 26}
+LANE_NBYTES = 2 * 64 * 1024 + 8 * 256 * 1024
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cluster") / "weather.zarr"
+    write_weather(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def workers():
+    """A client without a GPU, of two processes that have one each."""
+    require_compiler()
+    with local_cluster(N_WORKERS, N_THREADS) as client:
+        client.register_plugin(SimulatedGpu(memory_nbytes=1 << 28))
+        yield client
+
+
+@pytest.fixture
+def client(workers):
+    """The same client; whatever a test has registered is gone again, and nothing was done wrong on any device."""
+    yield workers
+    with suppress(ValueError):
+        workers.unregister_worker_plugin("xarray_gpuzarr")
+    workers.run(lambda: here().check())
+
+
+@pytest.fixture
+def ds(path):
+    return xr.open_dataset(path, engine="gpuzarr", chunks={}, device="workers")
+
+
+def of_devices(client, attribute):
+    """Return what the devices of all workers say."""
+    return list(client.run(lambda name: getattr(here(), name), attribute).values())
+
+
+def hold(event):
+    """Keep a thread of a worker busy until the event."""
+    event.wait(SECONDS)
+
+
+def pinned_nbytes():
+    return here()._pinned.nbytes
+
+
+class TestPlugin:
+    def test_prepares_every_worker(self, client):
+        register(client, device="cuda", pool=True, **SMALL)
+
+        assert of_devices(client, "shared") == [["if plain"]] * N_WORKERS
+        assert all(built[-len(usual_kernels()) :] == usual_kernels() for built in of_devices(client, "built"))
+        assert set(client.run(pinned_nbytes).values()) == {N_THREADS * LANE_NBYTES}
+        assert {o.slot_nbytes for o in client.run(resource_options).values()} == {SMALL["slot_nbytes"]}
+
+    def test_is_registered_once(self, client):
+        register(client, **SMALL)
+        before = [calls["share"] for calls in of_devices(client, "calls")]
+
+        register(client, **SMALL)
+
+        assert [calls["share"] for calls in of_devices(client, "calls")] == before
+
+    def test_other_settings_replace_the_earlier_ones(self, client):
+        register(client, **SMALL)
+
+        register(client, **SMALL | {"n_slots": 3})
+
+        assert of_devices(client, "shared") == [["never"]] * N_WORKERS
+        assert set(client.run(pinned_nbytes).values()) == {N_THREADS * (LANE_NBYTES + 64 * 1024)}
+
+    def test_gives_everything_back(self, client, ds):
+        register(client, pool=True, **SMALL)
+        ds.u10.mean().gpuzarr.to_host().compute()
+
+        client.unregister_worker_plugin("xarray_gpuzarr")
+
+        assert set(client.run(pinned_nbytes).values()) == {0}
+        assert of_devices(client, "shared") == [[]] * N_WORKERS
+        assert {o.n_slots for o in client.run(resource_options).values()} == {3}
+
+    def test_reads_work_before_and_after(self, client, ds, path):
+        expected = open_stock(path)["count"].sum("time").values
+        total = ds["count"].sum("time").gpuzarr.to_host()
+
+        for change in (lambda: register(client, **SMALL), lambda: client.unregister_worker_plugin("xarray_gpuzarr")):
+            change()
+            np.testing.assert_array_equal(total.values, expected)
+
+    def test_waits_for_no_busy_thread(self, client):
+        go_on = Event("go on")
+        busy = [client.submit(hold, go_on, pure=False, workers=w) for w in client.scheduler_info()["workers"]]
+        eventually(lambda: sorted(map(len, client.processing().values())), [1] * N_WORKERS)
+
+        register(client, **SMALL)
+
+        assert {future.status for future in busy} == {"pending"}
+        go_on.set()
+        wait(busy)
+
+    def test_unknown_settings_are_refused_by_the_client(self, client):
+        with pytest.raises(OptionError, match="slots"):
+            register(client, slots=3)
+        with pytest.raises(OptionError, match="'tpu'"):
+            register(client, device="tpu")
+
+    def test_restarted_and_later_workers_are_prepared(self, client):
+        register(client, **SMALL)
+        client.restart_workers(list(client.scheduler_info()["workers"])[:1], timeout=SECONDS)
+        client.cluster.scale(N_WORKERS + 1)
+        client.wait_for_workers(N_WORKERS + 1, timeout=SECONDS)
+
+        prepared = [N_THREADS * LANE_NBYTES] * (N_WORKERS + 1)
+        assert eventually(lambda: list(client.run(pinned_nbytes).values()), prepared) == prepared
+        client.cluster.scale(N_WORKERS)
+        assert eventually(lambda: len(client.nthreads()), N_WORKERS) == N_WORKERS
+
+
+class TestClientWithoutGpu:
+    @pytest.mark.parametrize("work", COMMON_WORK)
+    def test_common_work(self, client, ds, path, work):
+        result = COMMON_WORK[work](ds).gpuzarr.to_host().compute()
+
+        xr.testing.assert_allclose(result, COMMON_WORK[work](open_stock(path)).compute(), rtol=1e-5)
+
+    def test_blocks_are_device_arrays(self, client, ds):
+        kinds = ds.u10.data.map_blocks(lambda block: np.array([[[type(block) is SimulatedArray]]]), chunks=(1, 1, 1))
+
+        assert kinds.compute().all()
+
+    def test_blocks_that_workers_hold_come_to_the_host(self, client, ds, path):
+        held = ds.u10.persist()
+
+        loaded = held.gpuzarr.to_host().compute()
+
+        np.testing.assert_array_equal(loaded.values, open_stock(path).u10.values)
+
+    def test_map_blocks_with_a_function_of_the_device(self, client, ds, path):
+        doubled = ds["count"].copy(data=ds["count"].data.map_blocks(np.add, ds["count"].data))
+
+        loaded = doubled.gpuzarr.to_host().compute()
+
+        np.testing.assert_array_equal(loaded.values, 2 * open_stock(path)["count"].values)
+
+    def test_dataset_says_where_it_lives_and_opens_without_a_gpu(self, client, ds):
+        assert ds.gpuzarr.device == "cuda"
+        assert type(ds.u10.data._meta) is CupyStandIn
+        assert type(ds.gpuzarr.to_host().u10.data._meta) is np.ndarray
+
+    def test_bytes_and_stages_are_counted(self, client, ds):
+        before = stats(client)
+        ds[["u10", "count"]].sum().gpuzarr.to_host().compute()
+
+        between = stats(client) - before
+
+        assert len(between.rows) == N_WORKERS
+        assert between.total.n_reads == 2 * 3
+        assert between.total.decoded_nbytes == 10 * 6 * 8 * (4 + 8)
+        assert between.total.copied_nbytes > 0
+        assert {"index", "fetch", "transfer", "decode", "wait"} <= set(between.total.seconds)
+
+    def test_corrupt_shard_is_named(self, client, tmp_path):
+        write_weather(tmp_path / "w.zarr")
+        shard = tmp_path / "w.zarr" / "u10" / "c" / "1" / "0" / "0"
+        shard.write_bytes(bytes(64) + shard.read_bytes()[64:])
+        ds = xr.open_dataset(tmp_path / "w.zarr", engine="gpuzarr", chunks={}, device="workers")
+
+        with pytest.raises(CorruptChunkError, match="u10/c/1/0/0"):
+            ds.u10.mean().gpuzarr.to_host().compute()
+
+    def test_result_without_a_copy_to_the_host_fails_at_once(self, client, ds):
+        with pytest.raises(Exception, match="no GPU"):
+            ds.u10.compute()
+
+    def test_reading_here_says_what_to_do(self, path):
+        lazy = xr.open_dataset(path, engine="gpuzarr", device="workers")
+
+        with pytest.raises(DeviceUnavailableError, match=r"chunks=\{\}.*to_host"):
+            lazy.u10.load()

@@ -1,0 +1,67 @@
+"""Preparing the workers of a cluster from its client, in one line. Imports no distributed before that line."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xarray_gpuzarr.worker import GpuZarrPlugin
+
+
+def register(client: Any, *, device: str = "auto", pool: bool = False, **options: Any) -> Any:
+    """Prepare all workers, and those that come later, for reading with this engine.
+
+    Workers read without it as well; then the first read of each thread checks, compiles and allocates. Calling it again
+    with the same arguments does nothing, with others replaces what was set.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Of a `LocalCluster`, a `LocalCUDACluster` or any other cluster.
+    device : "auto", "cuda" or "host"
+        "cuda" refuses workers that cannot use a GPU; "auto" leaves them as they are.
+    pool : bool
+        Let reads, RMM and CuPy use one pool on workers that have none. Pools that dask-cuda or you have installed stay
+        in use either way, and CuPy allocates from them.
+    **options
+        Fields of `ResourceOptions`, such as ``slot_nbytes``, for the workers.
+
+    Returns
+    -------
+    None
+        With an asynchronous client, an awaitable.
+
+    Raises
+    ------
+    OptionError
+        An unknown option or an unusable value.
+    DeviceUnavailableError
+        A worker has not what it needs; says which and what. No worker keeps the plugin then.
+    """
+    from xarray_gpuzarr.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
+
+    plugin = GpuZarrPlugin(device=device, pool=pool, **options)
+    return client.sync(_register, client, plugin)
+
+
+async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
+    before = await client.run_on_scheduler(_registered, name=plugin.name)
+    if before not in (None, plugin.settings):
+        await client.unregister_worker_plugin(plugin.name)
+    try:
+        await client.register_plugin(plugin)
+    except BaseException:
+        with suppress(ValueError):  # it came no further than the client
+            await client.unregister_worker_plugin(plugin.name)
+        raise
+
+
+def _registered(dask_scheduler: Any, name: str) -> dict[str, Any] | None:
+    """Return the settings of the plugin that the scheduler hands to workers, None if it has none."""
+    pickled = dask_scheduler.worker_plugins.get(name)
+    if pickled is None:
+        return None
+    settings: dict[str, Any] = pickle.loads(pickled).settings  # noqa: S301  # the scheduler was given it by a client
+    return settings

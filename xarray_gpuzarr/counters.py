@@ -1,0 +1,129 @@
+"""What this process has read since it started: shards, bytes, and the seconds that its threads spent in each stage.
+
+Counting is done once a read or a request, never once a chunk of a shard, and takes about two microseconds. Nothing is
+sent anywhere: `cluster_stats` asks for a snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields
+from time import perf_counter
+from typing import Literal, Self, get_args
+from uuid import uuid4
+
+Stage = Literal["index", "fetch", "transfer", "decode", "place", "wait", "zarr"]
+"""What a thread may be doing.
+
+``index``: reading shard indexes, and planning. ``fetch``: reading chunks from the store. ``transfer``: handing them to
+the GPU. ``decode``: decoding and placing on the host; for a GPU, handing over the work. ``place``: handing over the
+placing. ``wait``: waiting for the GPU. ``zarr``: reading what zarr-python alone can read.
+"""
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Sums over all reads of a process."""
+
+    n_reads: int = 0
+    """Reads that have ended well: one for each dask task or lazy selection."""
+    n_shards: int = 0
+    """Shards that they touched; chunks, where these are objects of their own."""
+    read_nbytes: int = 0
+    """Bytes that came from stores, with indexes and the gaps that are read through; also of reads that failed."""
+    copied_nbytes: int = 0
+    """Bytes that were copied to a GPU."""
+    decoded_nbytes: int = 0
+    """Bytes of the chunks that were decoded, in their stored dtype, before any selection within a chunk."""
+    seconds: dict[Stage, float] = field(default_factory=dict)
+    """Summed over threads; no second counts twice. Stages that never ran are absent."""
+
+    def __add__(self, other: Self) -> Self:
+        return self._merge(other, 1)
+
+    def __sub__(self, other: Self) -> Self:
+        return self._merge(other, -1)
+
+    def _merge(self, other: Self, sign: int) -> Self:
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _NUMBERS}
+        stages = [stage for stage in STAGES if stage in self.seconds or stage in other.seconds]
+        seconds = {s: self.seconds.get(s, 0.0) + sign * other.seconds.get(s, 0.0) for s in stages}
+        return type(self)(**sums, seconds=seconds)
+
+
+_NUMBERS = tuple(f.name for f in fields(Counts) if f.name != "seconds")
+
+
+class Counters:
+    """Sums that many threads add to."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin at nothing, as another process; for a process that was forked off, where a lock may be held forever."""
+        self.process = uuid4().hex
+        """Tells this process from any other, on any machine."""
+        self._lock = threading.Lock()
+        self._numbers = dict.fromkeys(_NUMBERS, 0)
+        self._seconds: dict[Stage, float] = {}
+        self._of_thread = _OfThread()
+
+    def add(self, **numbers: int) -> None:
+        """Add to fields of `Counts`."""
+        with self._lock:
+            for name, number in numbers.items():
+                self._numbers[name] += number
+
+    def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
+        """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
+        return _Timed(self, stage)
+
+    def snapshot(self) -> Counts:
+        """Return the sums so far; stages that are under way count once they have ended."""
+        with self._lock:
+            seconds = {stage: self._seconds[stage] for stage in STAGES if stage in self._seconds}
+            return Counts(**self._numbers, seconds=seconds)
+
+    @property
+    def current(self) -> Stage | None:
+        """The stage of the calling thread."""
+        return self._of_thread.stage
+
+    def switch(self, stage: Stage | None) -> Stage | None:
+        """Start the calling thread's clock for another stage, None for no stage; return the stage before."""
+        mine, now = self._of_thread, perf_counter()
+        before, since = mine.stage, mine.since
+        mine.stage, mine.since = stage, now
+        if before is not None:
+            with self._lock:
+                self._seconds[before] = self._seconds.get(before, 0.0) + now - since
+        return before
+
+
+class _OfThread(threading.local):
+    stage: Stage | None = None
+    since: float = 0.0
+
+
+class _Timed:
+    __slots__ = ("_before", "_counters", "_stage")
+
+    def __init__(self, counters: Counters, stage: Stage | None) -> None:
+        self._counters = counters
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        self._before = self._counters.switch(self._stage)
+
+    def __exit__(self, *_: object) -> None:
+        self._counters.switch(self._before)
+
+
+counters = Counters()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=counters.restart)

@@ -1,0 +1,92 @@
+"""What one task needs at its peak, worked out from metadata before anything is read.
+
+The same numbers bound what the CUDA decoder takes: it cuts a read into batches by them. Called by the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES
+from xarray_gpuzarr.decoders.cuda.batches import chunks_per_batch
+from xarray_gpuzarr.decoders.cuda.read import needed_nbytes, staged_nbytes
+from xarray_gpuzarr.decoders.cuda.routes import why_not_device
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.read import StoredArray
+
+_CUDA_NBYTES = 1024**3
+"""Device memory that CUDA, its libraries and this engine's kernels take in one process: an allowance, not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMemory:
+    """Bytes that one task of one thread needs at most, all at once."""
+
+    result_nbytes: int
+    """What the task gives, on its device."""
+    staged_nbytes: int = 0
+    """Device memory for encoded chunks: no more batches are under way than `MAX_BATCHES`."""
+    scratch_nbytes: int = 0
+    """Device memory for decoded chunks and nvCOMP's scratch, of one batch: they are used in the order of a stream."""
+    table_nbytes: int = 0
+    """Device memory for pointer and size tables."""
+    host_nbytes: int = 0
+    """Host memory, if the host decodes what then crosses in one copy."""
+    pinned_nbytes: int = 0
+    """Pinned host memory of the thread, taken once and kept."""
+
+    @property
+    def device_nbytes(self) -> int:
+        """Peak on the GPU."""
+        return self.result_nbytes + self.staged_nbytes + self.scratch_nbytes + self.table_nbytes
+
+    def n_fitting(self, gpu_nbytes: int) -> int:
+        """Return how many such tasks fit a GPU at once, beside an allowance of 1 GiB for CUDA itself."""
+        return max(0, gpu_nbytes - _CUDA_NBYTES) // max(1, self.device_nbytes)
+
+
+def task_memory(
+    stored: StoredArray, block_shape: tuple[int, ...], *, options: ResourceOptions, gpu_nbytes: int
+) -> TaskMemory:
+    """Work out what reading one block to a GPU takes.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    block_shape : tuple of int
+        Elements of the block along each axis; its first element is the first one of a chunk.
+    options : ResourceOptions
+        Where it leaves `scratch_nbytes` open, a thread takes a quarter of the GPU.
+    gpu_nbytes : int
+        Memory of the GPU.
+
+    Raises
+    ------
+    DeviceMemoryError
+        Not even one chunk can be decoded within the scratch memory of a thread.
+    """
+    result = prod(block_shape) * np.dtype(stored.cast.dtype).itemsize
+    pinned = options.n_slots * options.slot_nbytes + 2 * (MAX_BATCHES + 1) * TABLE_NBYTES
+    spec = stored.spec
+    if not isinstance(spec, ArraySpec) or why_not_device(spec, stored.cast) is not None:
+        return TaskMemory(result_nbytes=result, host_nbytes=2 * result, pinned_nbytes=pinned)
+    n_chunks = prod(-(-n // chunk) for n, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
+    needed, staged = needed_nbytes(spec), staged_nbytes(spec)
+    batch = chunks_per_batch(
+        spec.path,
+        chunk_nbytes=spec.chunk_nbytes,
+        needed_nbytes=needed,
+        batch_nbytes=options.batch_nbytes,
+        budget_nbytes=options.scratch_nbytes or gpu_nbytes // 4,
+    )
+    return TaskMemory(
+        result_nbytes=result,
+        staged_nbytes=min(n_chunks, MAX_BATCHES * batch) * staged,
+        scratch_nbytes=min(n_chunks, batch) * (needed - MAX_BATCHES * staged),
+        table_nbytes=MAX_BATCHES * TABLE_NBYTES,
+        pinned_nbytes=pinned,
+    )
