@@ -14,29 +14,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import google_crc32c
 import numpy as np
+import zarr
 
+from benchmarks.opened import Opened, Task
 from benchmarks.readers import READERS
-from benchmarks.session import Array, Session
-from benchmarks.workloads import Operation, Workload
+from benchmarks.results import Peak, Sample
+from xarray_gpuzarr.bench_child import checksum
+from xarray_gpuzarr.bench_readers import ReaderAbsentError
 
 _ANSWER_SECONDS = 600
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """Request: open a store; answered with None."""
-
-    workload: Workload
-    path: Path
-    operation: Operation
-
-
-Command = Open | Literal["fingerprint", "sample", "peak", "close"]
-"""Requests; answered with None, `Fingerprint`, `Sample`, `Peak`, None."""
+Command = Task | Literal["fingerprint", "sample", "peak", "close"]
+"""Requests: open a store, or what to do with the open one; answered with None, `Fingerprint` or None, `Sample`, `Peak`,
+None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +39,7 @@ class Fingerprint:
     dtype: str
     shape: tuple[int, ...]
     checksum: int
-    """CRC-32C of the values, all NaN alike; 0 for a scalar."""
+    """CRC-32 of the values, all NaN alike; 0 for a scalar."""
     scalar: float
     """The value of a scalar, else 0."""
 
@@ -57,28 +50,12 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One timed read."""
-
-    wall_s: float
-    cpu_s: float
-    """Of all threads of the process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
-    """Memory of the first read of a fresh process."""
-
-    peak_nbytes: int
-    """Most that was allocated at once since the read began, the result included."""
-    result_nbytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A reader raised, or its process ended."""
 
     message: str
+    absent: bool = False
+    """Whether it cannot take part here, which is no fault."""
 
 
 Answer = Fingerprint | Sample | Peak | Failure | None
@@ -118,59 +95,59 @@ def serve(connection: Connection, reader_name: str) -> None:
     """Answer requests until the parent closes the connection."""
     warnings.simplefilter("ignore")
     reader = READERS[reader_name]
-    session: Session | None = None
-    reader.configure()
+    zarr.config.set(dict(reader.settings))
+    opened: Opened | None = None
     while True:
         try:
             command: Command = connection.recv()
         except EOFError:
             return
+        answer: Answer = None
         try:
-            answer: Answer = None
-            if isinstance(command, Open):
-                session = reader.open(command.workload, command.path, command.operation)
+            if isinstance(command, Task):
+                opened = reader.open(command)
             elif command == "close":
-                session = None
+                opened = None
+                gc.collect()
             else:
-                assert session is not None
-                answer = _ANSWERS[command](session)
+                assert opened is not None
+                answer = _ANSWERS[command](opened)
+        except ReaderAbsentError as err:
+            answer = Failure(message=str(err), absent=True)
         except Exception as err:  # noqa: BLE001 - peers raise anything; the report names it
             answer = Failure(message=f"{type(err).__name__}: {err}")
-        gc.collect()
         connection.send(answer)
 
 
-def _sample(session: Session) -> Sample:
+def _sample(opened: Opened) -> Sample:
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
-    result = session.run()
+    result = opened.run()
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     del result
     return Sample(wall_s=wall_s, cpu_s=cpu_s)
 
 
-def _fingerprint(session: Session) -> Fingerprint:
-    result = session.restore(session.run())
+def _fingerprint(opened: Opened) -> Fingerprint | None:
+    if not opened.compared:
+        opened.run()
+        return None
+    result = opened.values()
     scalar = float(result) if result.ndim == 0 else 0.0
-    checksum = 0 if result.ndim == 0 else _checksum(result)
-    return Fingerprint(dtype=result.dtype.str, shape=result.shape, checksum=checksum, scalar=scalar)
+    number = 0 if result.ndim == 0 else checksum(result)
+    return Fingerprint(dtype=result.dtype.str, shape=result.shape, checksum=number, scalar=scalar)
 
 
-def _checksum(values: Array) -> int:
-    if values.dtype.kind == "f":
-        values = np.where(np.isnan(values), np.asarray(np.nan, values.dtype), values)
-    return int(google_crc32c.value(np.ascontiguousarray(values).reshape(-1).view(np.uint8)))
-
-
-def _peak(session: Session) -> Peak:
+def _peak(opened: Opened) -> Peak:
     import memray  # noqa: PLC0415 - only here, it is slow to import
 
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory) / "record"
         destination = memray.FileDestination(record)
         with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
-            result = session.run()
-        return Peak(peak_nbytes=memray.FileReader(record).metadata.peak_memory, result_nbytes=result.nbytes)
+            result: Any = opened.run()
+        nbytes = result.nbytes if isinstance(result, np.ndarray) else 0
+        return Peak(peak_nbytes=memray.FileReader(record).metadata.peak_memory, result_nbytes=nbytes)
 
 
-_ANSWERS: dict[str, Callable[[Session], Answer]] = {"fingerprint": _fingerprint, "sample": _sample, "peak": _peak}
+_ANSWERS: dict[str, Callable[[Opened], Answer]] = {"fingerprint": _fingerprint, "sample": _sample, "peak": _peak}

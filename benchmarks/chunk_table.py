@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.session import Array
+from benchmarks.opened import Array
+from benchmarks.stores import object_file
 from benchmarks.workloads import Workload
 
 _PART_NBYTES = 2 * 1024 * 1024
@@ -60,26 +61,15 @@ class Part:
         return self.pieces[-1].offset + self.pieces[-1].nbytes - self.offset
 
 
-def read_parts(workload: Workload, path: Path) -> list[Part]:
-    """Return the reads that fetch all chunks of the array at `path`."""
-    raw = workload.codec == "none"
-    return [part for file, pieces in _objects(workload, path) for part in _parts(file, pieces, raw=raw)]
-
-
-def chunk_nbytes(workload: Workload) -> int:
-    """Return the bytes of one decoded chunk."""
-    return prod(workload.chunks) * np.dtype(workload.dtype).itemsize
-
-
-def chunk_counts(workload: Workload) -> tuple[int, ...]:
-    """Return stored chunks per axis; shards at the edge are whole."""
-    whole = workload.shards or workload.chunks
-    return tuple(-(-n // w) * (w // c) for n, w, c in zip(workload.shape, whole, workload.chunks, strict=True))
+def read_parts(workload: Workload, path: Path, *, whole_chunks: bool = False) -> list[Part]:
+    """Return the reads that fetch all chunks of the array at `path`; raw chunks may be cut unless told otherwise."""
+    cut = workload.codec == "none" and not whole_chunks
+    return [part for file, pieces in _objects(workload, path) for part in _parts(file, pieces, cut=cut)]
 
 
 def in_array_order(chunks: Array, workload: Workload) -> Array:
     """Put chunk-ordered elements where they belong in the array."""
-    counts, ndim = chunk_counts(workload), len(workload.shape)
+    counts, ndim = workload.grid, len(workload.shape)
     tiled = chunks.reshape(*counts, *workload.chunks)
     order = [axis for pair in zip(range(ndim), range(ndim, 2 * ndim), strict=True) for axis in pair]
     padded = tiled.transpose(order).reshape([n * c for n, c in zip(counts, workload.chunks, strict=True)])
@@ -88,10 +78,9 @@ def in_array_order(chunks: Array, workload: Workload) -> Array:
 
 def _objects(workload: Workload, path: Path) -> Iterator[tuple[Path, list[Piece]]]:
     """Return each object with its stored chunks in file order."""
-    nbytes, counts = chunk_nbytes(workload), chunk_counts(workload)
-    per_shard = tuple(w // c for w, c in zip(workload.shards or workload.chunks, workload.chunks, strict=True))
+    nbytes, counts, per_shard = workload.chunk_nbytes, workload.grid, workload.chunks_per_shard
     for key in product(*(range(n // p) for n, p in zip(counts, per_shard, strict=True))):
-        file = path / (".".join(map(str, key)) if workload.zarr_format == 2 else "/".join(["c", *map(str, key)]))
+        file = object_file(workload, path, key)
         entries = _index(file, prod(per_shard)) if workload.shards else [(0, file.stat().st_size)]
         first = np.multiply(key, per_shard)[:, None]
         inside = np.indices(per_shard).reshape(len(per_shard), -1) + first
@@ -106,11 +95,11 @@ def _index(file: Path, n_chunks: int) -> list[tuple[int, int]]:
     return [(offset, nbytes) for offset, nbytes in data.view("<u8").reshape(-1, 2).tolist()]
 
 
-def _parts(file: Path, stored: Iterable[Piece], *, raw: bool) -> Iterator[Part]:
-    """Group neighbouring pieces; raw chunks larger than a part are cut."""
-    limit = _RAW_PART_NBYTES if raw else _PART_NBYTES
+def _parts(file: Path, stored: Iterable[Piece], *, cut: bool) -> Iterator[Part]:
+    """Group neighbouring pieces; where told so, those that are larger than a part are cut."""
+    limit = _RAW_PART_NBYTES if cut else _PART_NBYTES
     group: list[Piece] = []
-    for piece in (cut for whole in stored for cut in (_cut(whole) if raw else [whole])):
+    for piece in (piece for whole in stored for piece in (_cut(whole) if cut else [whole])):
         if group and _must_end(group, piece, limit):
             yield Part(str(file), tuple(group))
             group = []

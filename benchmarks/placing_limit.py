@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.chunk_table import Part, chunk_counts, chunk_nbytes, read_parts
-from benchmarks.session import Array
+from benchmarks.chunk_table import Part, read_parts
+from benchmarks.compressors import Family
+from benchmarks.opened import Array
 from benchmarks.stores import cache_directory
-from benchmarks.workloads import CodecName, Workload
+from benchmarks.workloads import Workload
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COLUMNS = (
@@ -69,7 +70,7 @@ class _Library:
 
 
 _BLOSC = _Library(2, "imagecodecs._blosc", "blosc_decompress_ctx")
-_LIBRARIES: Mapping[CodecName, _Library] = {
+_LIBRARIES: Mapping[Family, _Library] = {
     "none": _Library(0),
     "zstd": _Library(1, "imagecodecs._zstd", "ZSTD_decompressDCtx", "ZSTD_createDCtx", "ZSTD_freeDCtx"),
     "gzip": _Library(
@@ -79,9 +80,7 @@ _LIBRARIES: Mapping[CodecName, _Library] = {
         "libdeflate_alloc_decompressor",
         "libdeflate_free_decompressor",
     ),
-    "blosc-zstd": _BLOSC,
-    "blosc-lz4": _BLOSC,
-    "blosclz-bitshuffle": _BLOSC,
+    "blosc": _BLOSC,
 }
 
 
@@ -102,19 +101,19 @@ class PlacingLoop:
     def __init__(self, workload: Workload, path: Path) -> None:
         self.workload = workload
         self._read_and_place = _compiled()
-        parts = read_parts(workload, path)
-        codec = _LIBRARIES[workload.codec]
+        parts = read_parts(workload, path, whole_chunks=True)
+        codec = _library(workload)
         n_threads = len(os.sched_getaffinity(0))
         columns = _columns(workload, parts)
         columns["staging"] = np.empty(n_threads * int(columns["part_nbytes"].max()), np.uint8)
-        columns["decoded"] = np.empty(n_threads * chunk_nbytes(workload), np.uint8)
+        columns["decoded"] = np.empty(n_threads * workload.chunk_nbytes, np.uint8)
         self._kept = columns, (ctypes.c_char_p * len(parts))(*(os.fsencode(part.path) for part in parts))
         self._job = _Job(
             n_threads=n_threads,
             n_parts=len(parts),
             ndim=len(workload.shape),
             codec=codec.number,
-            chunk_nbytes=chunk_nbytes(workload),
+            chunk_nbytes=workload.chunk_nbytes,
             staging_nbytes=columns["staging"].nbytes // n_threads,
             paths=self._kept[1],
             **{name: column.ctypes.data for name, column in columns.items()},
@@ -133,17 +132,22 @@ class PlacingLoop:
         return out
 
 
+def _library(workload: Workload) -> _Library:
+    family = workload.compressor.family
+    if family not in _LIBRARIES:
+        raise CannotPlaceError(f"written for {', '.join(_LIBRARIES)}")
+    return _LIBRARIES[family]
+
+
 def _columns(workload: Workload, parts: list[Part]) -> dict[str, Array]:
     """Return what the C file needs to know of each part and each piece."""
     pieces = [piece for part in parts for piece in part.pieces]
-    nbytes, dtype = chunk_nbytes(workload), np.dtype(workload.dtype)
-    if any(piece.out_nbytes != nbytes for piece in pieces):
-        raise CannotPlaceError("chunks are larger than what is read at once")
+    nbytes, itemsize = workload.chunk_nbytes, workload.itemsize
     slots = np.array([piece.out_start for piece in pieces]) // nbytes
-    origin = np.stack(np.unravel_index(slots, chunk_counts(workload)), axis=1) * workload.chunks
+    origin = np.stack(np.unravel_index(slots, workload.grid), axis=1) * workload.chunks
     extent = np.clip(np.array(workload.shape) - origin, 0, workload.chunks)
-    extent[:, -1] *= dtype.itemsize
-    out_strides = _strides(workload.shape, dtype.itemsize)
+    extent[:, -1] *= itemsize
+    out_strides = _strides(workload.shape, itemsize)
     starts = [piece.offset - part.offset for part in parts for piece in part.pieces]
     columns = {
         "part_offset": [part.offset for part in parts],
@@ -153,7 +157,7 @@ def _columns(workload: Workload, parts: list[Part]) -> dict[str, Array]:
         "piece_nbytes": [piece.nbytes for piece in pieces],
         "piece_out": origin @ out_strides,
         "piece_extent": extent,
-        "chunk_strides": _strides(workload.chunks, dtype.itemsize),
+        "chunk_strides": _strides(workload.chunks, itemsize),
         "out_strides": out_strides,
     }
     return {name: np.ascontiguousarray(column, np.int64) for name, column in columns.items()}

@@ -1,32 +1,26 @@
-"""The registry of readers: each opens a store once, untimed, and returns a function that reads all of it.
+"""All readers of the host, and what each does with a store: the shipped registry, and the limits.
 
-Optional peers are imported by the reader that needs them, so that a child process holds only its own libraries.
+How a library opens an array and reads a box of it stands in `xarray_gpuzarr.bench_readers`, which ``gpuzarr bench``
+uses too; here it becomes a whole read, a read in pieces, or a mean. Readers to a GPU are in `gpu.readers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import product
+from typing import get_args
 
 import numpy as np
-import zarr
 
-from benchmarks.session import Session, Side
+from benchmarks.opened import Array, Opened, Task
+from benchmarks.results import Side
 from benchmarks.speed_of_light import open_limit
+from benchmarks.stages import compute, open_compute_stage, open_decode_stage, open_read_stage
 from benchmarks.workloads import Operation, Workload
-
-Opener = Callable[[Workload, Path, Operation], Session]
-
-Chunking = Literal["no dask", "chunks={}", "chunks=shards"]
-
-PIPELINES: Mapping[str, str] = {
-    "default": "zarr.core.codec_pipeline.BatchedCodecPipeline",
-    "Fused": "zarr.core.codec_pipeline.FusedCodecPipeline",
-    "zarrs": "zarrs.ZarrsCodecPipeline",
-}
-"""Name in the report -> class; zarr-python fixes the pipeline when an array is opened."""
+from xarray_gpuzarr.bench_readers import READERS as SHIPPED
+from xarray_gpuzarr.bench_readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,94 +30,105 @@ class Reader:
     name: str
     side: Side
     operations: tuple[Operation, ...]
-    open: Opener
-    pipeline: str = "default"
-    """Key of `PIPELINES`, set in the process before anything is opened."""
-
-    def configure(self) -> None:
-        """Set what is global to a process."""
-        # Strict: a codec that zarrs lacks is an error here instead of a silent change to zarr-python.
-        zarr.config.set({"codec_pipeline.path": PIPELINES[self.pipeline], "codec_pipeline.strict": True})
+    open: Callable[[Task], Opened]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Of zarr-python, set in the process before anything is opened."""
+    shipped: ArrayReader | None = None
+    """Where it comes from the shipped registry."""
 
 
-def _open_zarr(workload: Workload, path: Path, _: Operation) -> Session:
-    array = zarr.open_array(path / workload.variable, mode="r")
-    return Session(run=lambda: np.asarray(array[...]))
+def whole_box(workload: Workload) -> Box:
+    """Return the box that is the whole array."""
+    return tuple(slice(0, n) for n in workload.shape)
 
 
-def _open_gpuzarr(workload: Workload, path: Path, _: Operation) -> Session:
-    from xarray_gpuzarr import read_array  # noqa: PLC0415
-
-    array = zarr.open_array(path / workload.variable, mode="r")
-    return Session(run=lambda: np.asarray(read_array(array, device="host")))
-
-
-def _open_tensorstore(workload: Workload, path: Path, _: Operation) -> Session:
-    import tensorstore  # noqa: PLC0415
-
-    driver = "zarr3" if workload.zarr_format == 3 else "zarr"
-    kvstore = {"driver": "file", "path": f"{path / workload.variable}/"}
-    store = tensorstore.open({"driver": driver, "kvstore": kvstore}, open=True, read=True).result()
-    return Session(run=lambda: np.asarray(store.read(order="C").result()))
+def object_boxes(workload: Workload) -> Iterator[Box]:
+    """Return the box of every shard, or of every chunk where there are none, cut at the array's edge."""
+    counts = (range(-(-n // w)) for n, w in zip(workload.shape, workload.whole, strict=True))
+    for key in product(*counts):
+        axes = zip(key, workload.whole, workload.shape, strict=True)
+        yield tuple(slice(k * w, min(n, (k + 1) * w)) for k, w, n in axes)
 
 
-def _xarray_opener(engine: str, chunking: Chunking) -> Opener:
-    def open_xarray(workload: Workload, path: Path, operation: Operation) -> Session:
-        import xarray as xr  # noqa: PLC0415
-
-        options: dict[str, Any] = {"device": "host"} if engine == "gpuzarr" else {}
-        # cache=False: a lazy variable would keep what the first round loaded.
-        dataset = xr.open_dataset(
-            path,
-            engine=engine,
-            chunks=_dask_chunks(workload, chunking),
-            cache=False,
-            consolidated=False,
-            **options,
+def _open_boxes(reader: ArrayReader, task: Task) -> Opened:
+    """Open an array for one of the operations that read stored values."""
+    workload = task.workload
+    read_box = reader.open(Location(store=str(task.path), variable=workload.variable))
+    if task.operation == "read":
+        box = whole_box(workload)
+        return Opened(run=lambda: np.asarray(read_box(box)))
+    boxes = list(object_boxes(workload))
+    if task.operation == "compute":
+        return Opened(
+            run=lambda: [compute(np.asarray(read_box(box))) for box in boxes],
+            check=lambda: np.asarray(read_box(whole_box(workload))),
         )
-        variable = dataset[workload.variable]
-        if operation == "mean":
-            return Session(run=lambda: np.asarray(variable.mean().compute().data))
-        return Session(run=lambda: np.asarray(variable.compute().data))
-
-    return open_xarray
+    return _open_pieces(read_box, boxes, task)
 
 
-def _dask_chunks(workload: Workload, chunking: Chunking) -> dict[str, int] | None:
-    if chunking == "no dask":
-        return None
-    if chunking == "chunks={}":
-        return {}
-    return dict(zip(workload.dims, workload.shards or workload.chunks, strict=True))
+def _open_pieces(read_box: ReadBox, boxes: list[Box], task: Task) -> Opened:
+    """Read box after box on so many threads, each dropped at once."""
+    threads = ThreadPoolExecutor(task.concurrency)
+
+    def visit(box: Box) -> None:
+        np.asarray(read_box(box))
+
+    def assembled() -> Array:
+        out = np.empty(task.workload.shape, task.workload.dtype)
+        for box in boxes:
+            out[box] = np.asarray(read_box(box))
+        return out
+
+    return Opened(run=lambda: list(threads.map(visit, boxes)), check=assembled)
 
 
-def _array_reader(name: str, side: Side, opener: Opener, pipeline: str = "default") -> Reader:
-    return Reader(name=name, side=side, operations=("read",), open=opener, pipeline=pipeline)
+def _open_load(reader: ArrayReader, task: Task) -> Opened:
+    location = Location(store=str(task.path), variable=task.workload.variable)
+    if task.operation == "mean":
+        engine, chunking = _engine_of(reader.name)
+        options = {"device": reader.device} if engine == "gpuzarr" else {}
+        variable = open_variable(location, engine, chunking, **options)
+        return Opened(run=lambda: np.asarray(variable.mean().compute().data))
+    read_box, box = reader.open(location), whole_box(task.workload)
+    return Opened(run=lambda: np.asarray(read_box(box)))
 
 
-def _xarray_reader(engine: str, chunking: Chunking, pipeline: str = "default") -> Reader:
+def _engine_of(name: str) -> tuple[str, Chunking]:
+    """Return engine and chunking, which stand in the name of a reader that goes through xarray."""
+    how, _, chunking = name.partition(", ")
+    found = next(c for c in get_args(Chunking) if c == chunking)
+    return how.split()[1], found
+
+
+def _from_shipped(reader: ArrayReader) -> Reader:
+    stored = reader.operation == "read"
+    operations: tuple[Operation, ...] = ("read", "chunks", "compute") if stored else ("load", "mean")
+
+    def open_reader(task: Task) -> Opened:
+        return (_open_boxes if stored else _open_load)(reader, task)
+
     return Reader(
-        name=f"xarray gpuzarr, {chunking}" if engine == "gpuzarr" else f"xarray {engine} {pipeline}, {chunking}",
-        side="ours" if engine == "gpuzarr" else "peer",
-        operations=("load", "mean"),
-        open=_xarray_opener(engine, chunking),
-        pipeline=pipeline,
+        name=reader.name,
+        side="ours" if reader.ours else "peer",
+        operations=operations,
+        open=open_reader,
+        settings=reader.settings,
+        shipped=reader,
     )
 
 
-_READERS = (
-    _array_reader("zarr default", "peer", _open_zarr),
-    _array_reader("zarr Fused", "peer", _open_zarr, "Fused"),
-    _array_reader("zarrs", "peer", _open_zarr, "zarrs"),
-    _array_reader("TensorStore", "peer", _open_tensorstore),
-    _array_reader("gpuzarr", "ours", _open_gpuzarr),
-    _xarray_reader("zarr", "chunks={}"),
-    *(_xarray_reader("zarr", "chunks=shards", pipeline) for pipeline in PIPELINES),
-    *(_xarray_reader("zarr", "no dask", pipeline) for pipeline in PIPELINES),
-    _xarray_reader("gpuzarr", "chunks={}"),
-    _xarray_reader("gpuzarr", "no dask"),
-    Reader(name="limit", side="limit", operations=("read", "load", "mean"), open=open_limit),
+_LIMITS: tuple[tuple[str, tuple[Operation, ...], Callable[[Task], Opened]], ...] = (
+    ("limit", ("read", "load", "mean", "chunks"), open_limit),
+    ("read", ("stages",), open_read_stage),
+    ("decode", ("stages",), open_decode_stage),
+    ("compute", ("stages",), open_compute_stage),
 )
 
-READERS: Mapping[str, Reader] = {reader.name: reader for reader in _READERS}
+READERS: Mapping[str, Reader] = {
+    reader.name: reader
+    for reader in (
+        *(_from_shipped(reader) for reader in SHIPPED.values() if reader.device == "host"),
+        *(Reader(name=name, side="limit", operations=ops, open=opener) for name, ops, opener in _LIMITS),
+    )
+}
 """Name -> reader, in the order in which they start; the first one's values are the reference."""

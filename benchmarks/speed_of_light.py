@@ -20,10 +20,11 @@ import imagecodecs
 import numpy as np
 import zstandard
 
-from benchmarks.chunk_table import Part, Piece, chunk_counts, chunk_nbytes, in_array_order, read_parts
+from benchmarks.chunk_table import Part, Piece, in_array_order, read_parts
+from benchmarks.compressors import Family
+from benchmarks.opened import Array, Opened, Task
 from benchmarks.placing_limit import CannotPlaceError, PlacingLoop, is_scattered
-from benchmarks.session import Array, Session
-from benchmarks.workloads import PACKING, CodecName, Operation, Workload
+from benchmarks.workloads import PACKING, Workload
 
 DecodeInto = Callable[[memoryview, memoryview], object]
 
@@ -40,29 +41,47 @@ class Scratch(threading.local):
 _scratch = Scratch()
 
 
-def open_limit(workload: Workload, path: Path, operation: Operation) -> Session:
-    """Open a workload for the plain loop; see `Session`."""
+def open_limit(task: Task) -> Opened:
+    """Open a workload for the plain loop; see `Opened`."""
+    workload, operation, path = task.workload, task.operation, task.path / task.workload.variable
     if is_scattered(workload) and (operation == "read" or (operation == "load" and not workload.packed)):
         try:
-            return Session(run=PlacingLoop(workload, path / workload.variable).read)
+            return Opened(run=PlacingLoop(workload, path).read)
         except CannotPlaceError as reason:
             print(f"{workload.name}/{operation}: the limit puts nothing into place: {reason}", file=sys.stderr)
-    loop = PlainLoop(workload, path / workload.variable)
+    loop = PlainLoop(workload, path, n_threads=task.concurrency if operation == "chunks" else None)
     if operation == "mean":
-        return Session(run=loop.mean)
+        return Opened(run=loop.mean)
+    if operation == "chunks":
+        return Opened(run=loop.visit, compared=False)
     run = loop.load if operation == "load" and workload.packed else loop.read
-    return Session(run=run, restore=lambda chunks: in_array_order(chunks, workload))
+    return Opened(run=run, check=lambda: in_array_order(run(), workload))
 
 
 class PlainLoop:
-    """Chunks of one array, decoded in file order by threads that take the next part that is left."""
+    """Chunks of one array, decoded in file order by threads that take the next part that is left.
 
-    def __init__(self, workload: Workload, path: Path) -> None:
+    Parameters
+    ----------
+    workload : Workload
+    path : pathlib.Path
+        The array.
+    n_threads : int, optional
+        As many as there are cores, if left out.
+    parts : list of Part, optional
+        What to read; everything if left out.
+    """
+
+    def __init__(
+        self, workload: Workload, path: Path, *, n_threads: int | None = None, parts: list[Part] | None = None
+    ) -> None:
         self.workload = workload
-        self.parts = read_parts(workload, path)
-        self.n_elements = prod(chunk_counts(workload)) * prod(workload.chunks)
-        self.n_threads = len(os.sched_getaffinity(0))
+        self.parts = read_parts(workload, path) if parts is None else parts
+        self.n_elements = prod(workload.grid) * prod(workload.chunks)
+        self.n_threads = n_threads or len(os.sched_getaffinity(0))
         self.pool = ThreadPoolExecutor(self.n_threads)
+        self.fetch: Callable[[Part], memoryview] = _read_encoded
+        """Where encoded bytes of a part come from."""
         if workload.packed:
             metadata = json.loads((path / "zarr.json").read_text())
             self.scale, self.offset = (metadata["attributes"][name] for name in ("scale_factor", "add_offset"))
@@ -75,6 +94,12 @@ class PlainLoop:
         raw = self.workload.codec == "none"
         self._share((lambda part: _read_raw(part, view)) if raw else (lambda part: self._decode(part, view)))
         return out
+
+    def visit(self) -> Array:
+        """Decode every chunk into memory of its thread, and drop it; return nothing of use."""
+        raw = self.workload.codec == "none"
+        self._share(self.fetch if raw else (lambda part: sum(1 for _ in self._decoded_chunks(part))))
+        return np.asarray(0)
 
     def load(self) -> Array:
         """Return decoded values in chunk order."""
@@ -96,15 +121,15 @@ class PlainLoop:
         return [result for future in futures for result in future.result()]
 
     def _decode(self, part: Part, out: memoryview) -> None:
-        encoded, decode = _read_encoded(part), _DECODERS[self.workload.codec]
+        encoded, decode = self.fetch(part), _DECODERS[self.workload.compressor.family]
         for piece in part.pieces:
             first = piece.offset - part.offset
             decode(encoded[first : first + piece.nbytes], out[piece.out_start : piece.out_start + piece.out_nbytes])
 
     def _decoded_chunks(self, part: Part) -> Iterator[tuple[Piece, Array]]:
-        encoded, decode = _read_encoded(part), _DECODERS[self.workload.codec]
-        if len(_scratch.decoded) != chunk_nbytes(self.workload):
-            _scratch.decoded = np.empty(chunk_nbytes(self.workload), np.uint8)
+        encoded, decode = self.fetch(part), _DECODERS[self.workload.compressor.family]
+        if len(_scratch.decoded) != self.workload.chunk_nbytes:
+            _scratch.decoded = np.empty(self.workload.chunk_nbytes, np.uint8)
         for piece in part.pieces:
             first = piece.offset - part.offset
             decode(encoded[first : first + piece.nbytes], memoryview(_scratch.decoded))
@@ -173,10 +198,8 @@ def _blosc(src: memoryview, dst: memoryview) -> None:
     imagecodecs.blosc_decode(src, numthreads=1, out=dst)
 
 
-_DECODERS: dict[CodecName, DecodeInto] = {
+_DECODERS: dict[Family, DecodeInto] = {
     "zstd": _zstd,
     "gzip": _gzip,
-    "blosc-zstd": _blosc,
-    "blosc-lz4": _blosc,
-    "blosclz-bitshuffle": _blosc,
+    "blosc": _blosc,
 }

@@ -3,82 +3,44 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
-from benchmarks.gpu.ceilings import FORMATS, device_copy, nvcomp_alone, nvcomp_side_by_side, pinned_upload
+from benchmarks.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.gpu.ceilings import FORMATS, device_copy, nvcomp_side_by_side, pinned_upload
+from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.kernels import kernel_contestants
-from benchmarks.gpu.measure import Case, Contestant, Ready, WrongValuesError, wall_seconds
-from benchmarks.gpu.readers import OURS, OURS_BLOCKS, OURS_DASK, OURS_UPLOAD, OURS_XARRAY, READERS, Reader, open_array
+from benchmarks.gpu.readers import (
+    OURS,
+    OURS_BLOCKS,
+    OURS_DASK,
+    OURS_UPLOAD,
+    OURS_XARRAY,
+    READERS,
+    Reader,
+    open_array,
+    open_boxes,
+)
+from benchmarks.gpu.scene import Scene
 from benchmarks.gpu.stages import RecordedReads, count_calls
-from benchmarks.gpu.stores import INNER_CODECS, SHUFFLES, VARIABLE, Layout, Stored, write
+from benchmarks.measure import Case, Contestant, Ready
+from benchmarks.published import BLOG, BLOG_PRODUCTS
+from benchmarks.readers import object_boxes
+from benchmarks.stages import compute
+from benchmarks.workloads import ERA5, SHARDED_VOLUME, Workload
 from xarray_gpuzarr import read_array
+from xarray_gpuzarr.bench_readers import READERS as SHIPPED
+from xarray_gpuzarr.bench_readers import ArrayReader
 from xarray_gpuzarr.read import stored_array
 
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What the contestants of one case share: an array, written when it is first needed, and its values."""
-
-    gpu: Gpu
-    layout: Layout
-    folder: Path
-
-    @cached_property
-    def stored(self) -> Stored:
-        """The array on disk."""
-        return write(self.layout, self.folder)
-
-    @cached_property
-    def expected(self) -> Any:
-        """What readers should return, on the device; packed values as stock xarray unpacks them."""
-        if not self.layout.packed:
-            return self.gpu.put(self.stored.values())
-        stock = xr.open_dataset(self.stored.path, engine="zarr", chunks=None, consolidated=False)
-        return self.gpu.put(stock[VARIABLE].to_numpy())
-
-    def contestant(self, reader: Reader, *, cold: bool = False) -> Contestant:
-        """Return a reader of the whole array."""
-        return Contestant(
-            name=reader.name, nbytes=self.layout.nbytes, prepare=functools.partial(self._prepare, reader, cold)
-        )
-
-    def _prepare(self, reader: Reader, cold: bool) -> Ready:  # noqa: FBT001  # through functools.partial
-        run = reader.open(self.gpu, self.stored)
-        self.check(run())
-        facts: dict[str, float | str] = {"ratio": round(self.stored.ratio, 2)}
-        if not cold:
-            return Ready(measure=lambda: wall_seconds(self.gpu, run), facts=facts)
-        facts["in memory when cold"] = round(self.stored.drop_from_cache(), 3)
-
-        def measure() -> float:
-            self.stored.drop_from_cache()
-            return wall_seconds(self.gpu, run)
-
-        return Ready(measure=measure, facts=facts)
-
-    def check(self, result: Any) -> None:
-        """Raise if a result has other values than were stored."""
-        self.gpu.synchronize()
-        if not self.gpu.same(result, self.expected):
-            raise WrongValuesError(f"{result.dtype} {result.shape} with other values than were stored")
-
-    def upload(self) -> Contestant:
-        """Return the upload of the stored bytes alone."""
-        return pinned_upload(self.gpu, lambda: self.stored, nbytes=self.layout.nbytes)
-
-    def nvcomp(self, n: int | None = None) -> Contestant:
-        """Return nvCOMP alone with as many chunks as the array has, or `n`."""
-        n = n or self.layout.nbytes // self.layout.chunk_nbytes
-        return nvcomp_alone(self.gpu, lambda: self.stored, n, nbytes=n * self.layout.chunk_nbytes)
+_THREE_WAYS = (("NumPy", "zarr default"), ("CuPy", "zarr enable_gpu"), ("custom", "gpuzarr cuda"))
+"""What the blog calls a way to read, and who goes it here."""
 
 
 class Cases:
@@ -97,61 +59,114 @@ class Cases:
         self._folder = folder
         self._scale = scale
         self._chunk_scale = min(1.0, 100 * scale)
-        self._per_shard = max(4, round(400 * scale))
-        self._chunk = round(256_000 * self._chunk_scale)
-        self._published = self._scene(self._series("published", n_shards=8))
-        volume = self._volume("blosc zstd shuffle")
-        self._boxes = self._scene(replace(volume, name="boxes", shape=volume.shards))
+        self._per_shard = max(4, round(BLOG.full.chunks_per_shard[0] * scale))
+        self._chunk = round(BLOG.full.chunks[0] * self._chunk_scale)
+        self.blog = self._scene(self._series("blog", n_shards=8))
+        """The published array."""
+        volume = self._volume("blosc zstd 5 shuffle")
+        self._boxes = self._scene(replace(volume, name="boxes", shape=volume.whole))
         """A shard whose chunks are unshuffled, and lie scattered in the result."""
 
     def all(self) -> list[Case]:
         """Return every case, in the order in which they are to be run."""
+        blog = self.blog
         return [
-            _case("published, warm", "8 shards x 400 chunks x 1.024 MB, zstd", 110, self._warm),
-            _case("ceilings", "copies, and nvCOMP on resident data", 25, self._ceilings),
-            _case("stages", "one read, by what host and device do", 12, self._stages),
-            _case("host cost", "of one shard, without I/O and waiting", 8, self._host_cost),
-            _case("published, cold", "the same, not in the page cache", 50, self._cold),
-            _case("kernels", "alone, on resident data", 25, lambda: kernel_contestants(self._gpu, self._scale)),
+            blog.case("blog, warm", "8 shards x 400 chunks x 1.024 MB, zstd", 110, self._warm),
+            Case(name="ceilings", summary="copies; nvCOMP on resident data", seconds=25, contestants=self._ceilings),
+            replace(
+                blog.case("blog, stages", "one shard of it, each stage alone", 8, self._blog_stages),
+                about=blog.about_stages,
+            ),
+            Case(name="stages", summary="one read, by what host and device do", seconds=12, contestants=self._stages),
+            Case(name="host cost", summary="of one shard, no I/O, no waiting", seconds=8, contestants=self._host_cost),
+            blog.case("blog, cold", "the same, not in the page cache", 50, self._cold),
+            Case(name="kernels", summary="alone, on resident data", seconds=25, contestants=self._kernels),
             *self._chunk_sizes(),
-            _case("shards", "of the published array, read_array", 15, self._shards),
-            *(self._codec(codec) for codec in ("raw", "gzip", "lz4", "zlib")),
+            blog.case("shards", "of the blog's array, by read_array", 15, self._shards),
+            *(self._codec(codec) for codec in ("none", "gzip 5", "lz4", "zlib 5")),
             *self._volumes(),
             self._era5(),
             *(self._blosc(cname) for cname in INNER_CODECS),
+            blog.case("blog, compute", f"shard by shard, {BLOG_PRODUCTS} products of each", 50, self._compute),
         ]
 
-    def _scene(self, layout: Layout) -> Scene:
-        return Scene(gpu=self._gpu, layout=layout, folder=self._folder)
+    def _scene(self, workload: Workload) -> Scene:
+        return Scene(gpu=self._gpu, workload=workload, folder=self._folder)
 
-    def _series(self, name: str, *, n_shards: int = 1, codec: str = "zstd") -> Layout:
+    def _series(self, name: str, *, n_shards: int = 1, codec: str = "zstd 3") -> Workload:
         n = self._per_shard * self._chunk
-        return Layout(
-            name=name,
-            shape=(n_shards * n,),
-            chunks=(self._chunk,),
-            shards=(n,),
-            dtype="float32",
-            codec=codec,
-            field="series",
-        )
+        return replace(BLOG.full, name=name, shape=(n_shards * n,), chunks=(self._chunk,), shards=(n,), codec=codec)
+
+    # ---- the blog's array
 
     def _warm(self) -> list[Contestant]:
-        blocks = Contestant(name=OURS_BLOCKS.name, nbytes=self._published.layout.nbytes, prepare=self._prepare_blocks)
-        return [*map(self._published.contestant, READERS), blocks]
+        scene = self.blog
+        blocks = Contestant(name=OURS_BLOCKS.name, nbytes=scene.workload.nbytes, prepare=self._prepare_blocks)
+        return [*map(scene.contestant, READERS), blocks, scene.upload(), scene.nvcomp()]
 
     def _prepare_blocks(self) -> Ready:
-        run = OURS_BLOCKS.open(self._gpu, self._published.stored)
-        self._published.check(run().compute())
+        run = OURS_BLOCKS.open(self._gpu, self.blog.stored)
+        self.blog.check(run().compute())
         return Ready(measure=lambda: wall_seconds(self._gpu, run))
 
     def _cold(self) -> list[Contestant]:
-        readers = (OURS, OURS_DASK[-1], *(r for r in READERS if not r.name.startswith("ours")), OURS_UPLOAD)
-        return [self._published.contestant(reader, cold=True) for reader in readers]
+        readers = (OURS, OURS_DASK[-1], *(r for r in READERS if r.side == "peer"), OURS_UPLOAD)
+        return [self.blog.contestant(reader, cold=True) for reader in readers]
+
+    def _blog_stages(self) -> list[Contestant]:
+        scene, n = self.blog, self._per_shard
+        transfer = pinned_upload(self._gpu, lambda: scene.stored.files[:1], nbytes=scene.shard_nbytes)
+        return [
+            scene.file_read(),
+            replace(transfer, name="transfer"),
+            replace(scene.nvcomp(n), name="decode"),
+            scene.products(BLOG_PRODUCTS),
+        ]
+
+    def _compute(self) -> list[Contestant]:
+        return [
+            Contestant(
+                name=f"{way}: {name}",
+                side="ours" if SHIPPED[name].ours else "peer",
+                nbytes=self.blog.workload.nbytes,
+                prepare=functools.partial(self._prepare_compute, SHIPPED[name]),
+            )
+            for way, name in _THREE_WAYS
+        ]
+
+    def _prepare_compute(self, reader: ArrayReader) -> Ready:
+        read_box = open_boxes(self._gpu, self.blog.stored, reader)
+        boxes = list(object_boxes(self.blog.workload))
+
+        def on_host() -> list[Any]:
+            return [compute(np.asarray(read_box(box))) for box in boxes]
+
+        def on_device() -> list[Any]:
+            shards = (read_box(box) for box in boxes)
+            return [[self._gpu.product(shard) for _ in range(BLOG_PRODUCTS)][-1] for shard in shards]
+
+        run = on_device if reader.device == "cuda" else on_host
+        run()
+        return Ready(measure=lambda: wall_seconds(self._gpu, run))
+
+    def _shards(self) -> list[Contestant]:
+        def prepare(n: int) -> Ready:
+            array = open_array(self.blog.stored)
+            box = slice(0, n * self.blog.workload.whole[0])
+            return Ready(
+                measure=lambda: wall_seconds(self._gpu, lambda: read_array(array, box, device=self._gpu.device))
+            )
+
+        each = self.blog.shard_nbytes
+        return [
+            Contestant(name=f"{n} of 8", nbytes=n * each, prepare=functools.partial(prepare, n)) for n in (1, 2, 4, 8)
+        ]
+
+    # ---- what limits it, and where its time goes
 
     def _ceilings(self) -> list[Contestant]:
-        scene, n = self._published, self._per_shard
-        nbytes = scene.layout.nbytes
+        scene, n = self.blog, self._per_shard
+        nbytes = scene.workload.nbytes
         return [
             device_copy(self._gpu, round(2**32 * self._scale)),
             scene.upload(),
@@ -160,98 +175,85 @@ class Cases:
             nvcomp_side_by_side(self._gpu, lambda: scene.stored, n, n_streams=8, nbytes=nbytes),
         ]
 
+    def _kernels(self) -> list[Contestant]:
+        return kernel_contestants(self._gpu, self._scale)
+
     def _stages(self) -> list[Contestant]:
         def prepare(scene: Scene) -> Ready:
             reads = _first_shard(scene, with_marks=True)
             reads.run()
             return Ready(measure=reads.stages)
 
-        return [_of_one_shard(scene, prepare) for scene in (self._published, self._boxes)]
+        return [_of_one_shard(scene, prepare) for scene in (self.blog, self._boxes)]
 
     def _host_cost(self) -> list[Contestant]:
         def prepare(scene: Scene) -> Ready:
             reads = _first_shard(scene, with_marks=False)
             reads.run()
             python, native = count_calls(reads.run)
-            n = prod(scene.layout.chunks_per_shard)
+            n = prod(scene.workload.chunks_per_shard)
             return Ready(measure=reads.host_seconds, facts={"chunks": n, "Python calls": python, "C calls": native})
 
-        return [_of_one_shard(scene, prepare) for scene in (self._published, self._boxes)]
+        return [_of_one_shard(scene, prepare) for scene in (self.blog, self._boxes)]
 
-    def _shards(self) -> list[Contestant]:
-        def prepare(n: int) -> Ready:
-            array = open_array(self._published.stored)
-            box = slice(0, n * self._published.layout.shards[0])
-            return Ready(
-                measure=lambda: wall_seconds(self._gpu, lambda: read_array(array, box, device=self._gpu.device))
-            )
+    # ---- other chunks, other codecs
 
-        each = self._published.layout.nbytes // 8
-        return [
-            Contestant(name=f"{n} of 8", nbytes=n * each, prepare=functools.partial(prepare, n)) for n in (1, 2, 4, 8)
-        ]
-
-    def _chunk_sizes(self) -> list[Case]:
+    def _chunk_sizes(self) -> Iterator[Case]:
         """Return cases of one shard of 410 MB in chunks of other sizes."""
-        cases = []
         whole = self._series("")
         for kilobytes in (64, 256, 1024, 4096):
             chunk = round(250 * kilobytes * self._chunk_scale)
             n = max(1, whole.shape[0] // chunk) * chunk
             layout = replace(whole, name=f"chunks {kilobytes} kB", shape=(n,), shards=(n,), chunks=(chunk,))
-            cases.append(self._reads(layout, 9))
-        return cases
+            yield self._reads(layout, 9)
 
     def _codec(self, codec: str) -> Case:
         return self._reads(self._series(f"codec {codec}", codec=codec), 8)
 
-    def _reads(self, layout: Layout, seconds: float, more: Iterable[Reader] = ()) -> Case:
-        """Return a case of ours on both sides, and what limits them, where that is a single call."""
+    def _reads(self, workload: Workload, seconds: float, more: Iterable[Reader] = ()) -> Case:
+        """Return a case of ours on both sides, and what limits them: the upload, and nvCOMP where it is one call."""
+        scene = self._scene(workload)
 
         def contestants() -> list[Contestant]:
-            scene = self._scene(layout)
-            alone = [scene.upload()] if layout.codec == "raw" else []
-            alone += [scene.nvcomp()] if layout.codec in FORMATS else []
+            alone = [scene.upload()]
+            alone += [scene.nvcomp()] if workload.compressor.family in FORMATS else []
             return [*(scene.contestant(r) for r in (OURS, OURS_UPLOAD, *more)), *alone]
 
-        return _case(layout.name, layout.codec, seconds, contestants)
+        return scene.case(workload.name, workload.codec, seconds, contestants)
 
-    def _volumes(self) -> list[Case]:
-        codecs = ("zstd", "blosc zstd shuffle", "blosc lz4 bitshuffle", "raw")
-        return [self._reads(self._volume(codec), 9, (OURS_DASK[-1],)) for codec in codecs]
+    def _volumes(self) -> Iterator[Case]:
+        for codec in ("zstd 3", "blosc zstd 5 shuffle", "blosc lz4 5 bitshuffle", "none"):
+            yield self._reads(self._volume(codec), 9, (OURS_DASK[-1],))
 
-    def _volume(self, codec: str) -> Layout:
+    def _volume(self, codec: str) -> Workload:
         """Return 8 shards, at full scale of 256^3 elements, in chunks of 32^3."""
-        chunk = max(4, round(32 * self._chunk_scale))
+        chunk = max(4, round(SHARDED_VOLUME.chunks[0] * self._chunk_scale))
         shard = chunk * max(2, round(8 * self._scale ** (1 / 3)))
-        return Layout(
+        return replace(
+            SHARDED_VOLUME,
             name=f"volume {codec}",
             shape=(2 * shard,) * 3,
             chunks=(chunk,) * 3,
             shards=(shard,) * 3,
-            dtype="uint16",
             codec=codec,
-            field="volume",
         )
 
     def _era5(self) -> Case:
         steps = max(2, round(240 * self._scale))
-        chunks = [max(4, round(n * self._chunk_scale)) for n in (181, 360)]
-        layout = Layout(
+        chunks = [max(4, round(n * self._chunk_scale)) for n in ERA5.chunks[1:]]
+        workload = replace(
+            ERA5,
             name="ERA5-like, CF",
             shape=(4 * steps, *(2 * n - 1 for n in chunks)),
             chunks=(1, *chunks),
             shards=(steps, *(2 * n for n in chunks)),
-            dtype="int16",
-            codec="zstd",
-            field="era5",
         )
+        scene = self._scene(workload)
 
         def contestants() -> list[Contestant]:
-            scene = self._scene(layout)
-            return [scene.contestant(reader) for reader in (OURS_XARRAY, *OURS_DASK[1:])]
+            return [*(scene.contestant(reader) for reader in (OURS_XARRAY, *OURS_DASK[1:])), scene.upload()]
 
-        return _case(layout.name, "int16 packed, masked and scaled", 12, contestants)
+        return scene.case(workload.name, "int16 packed, masked and scaled", 12, contestants)
 
     def _blosc(self, cname: str) -> Case:
         """Return a case of all shuffles of one inner codec."""
@@ -259,7 +261,7 @@ class Cases:
         def contestants() -> list[Contestant]:
             found = []
             for shuffle in SHUFFLES:
-                codec = f"blosc {cname} {shuffle}"
+                codec = f"blosc {cname} 5 {shuffle}"
                 scene = self._scene(self._series(codec, codec=codec))
                 found += [
                     replace(scene.contestant(reader), name=f"{shuffle}: {reader.name}")
@@ -267,20 +269,15 @@ class Cases:
                 ]
             return found
 
-        return _case(f"blosc {cname}", "float32, three shuffles", 13, contestants)
-
-
-def _case(name: str, summary: str, seconds: float, contestants: Callable[[], Sequence[Contestant]]) -> Case:
-    return Case(name=name, summary=summary, seconds=seconds, contestants=contestants)
+        return Case(name=f"blosc {cname}", summary="float32, three shuffles", seconds=13, contestants=contestants)
 
 
 def _first_shard(scene: Scene, *, with_marks: bool) -> RecordedReads:
-    box = tuple(slice(0, n) for n in scene.layout.shards)
+    box = tuple(slice(0, n) for n in scene.workload.whole)
     return RecordedReads(scene.gpu, stored_array(open_array(scene.stored)), box, with_marks=with_marks)
 
 
 def _of_one_shard(scene: Scene, prepare: Callable[[Scene], Ready]) -> Contestant:
-    layout = scene.layout
-    name = f"{layout.codec}, {'boxes' if len(layout.shape) > 1 else 'runs'}"
-    nbytes = prod(layout.shards) * np.dtype(layout.dtype).itemsize
-    return Contestant(name=name, nbytes=nbytes, prepare=functools.partial(prepare, scene))
+    workload = scene.workload
+    name = f"{workload.codec}, {'boxes' if len(workload.shape) > 1 else 'runs'}"
+    return Contestant(name=name, nbytes=scene.shard_nbytes, prepare=functools.partial(prepare, scene))

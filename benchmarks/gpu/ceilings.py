@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.gpu.clocks import device_seconds, wall_seconds
 from benchmarks.gpu.device import Gpu
-from benchmarks.gpu.measure import Contestant, Ready, WrongValuesError, device_seconds, wall_seconds
 from benchmarks.gpu.memory import Workspace
-from benchmarks.gpu.results import COPY_ROW
 from benchmarks.gpu.stores import Stored
+from benchmarks.measure import Contestant, Ready, WrongValuesError
+from benchmarks.results import COPY_ROW
 from xarray_gpuzarr.cuda.api import Address
 from xarray_gpuzarr.cuda.nvcomp import Batch, Format
 
@@ -41,15 +43,15 @@ def device_copy(gpu: Gpu, nbytes: int) -> Contestant:
 
         return Ready(measure=lambda: device_seconds(gpu, space.stream, launch), close=space.close)
 
-    return Contestant(name=COPY_ROW[1], nbytes=nbytes, moved_nbytes=2 * nbytes, prepare=prepare)
+    return Contestant(name=COPY_ROW[1], side="limit", nbytes=nbytes, moved_nbytes=2 * nbytes, prepare=prepare)
 
 
-def pinned_upload(gpu: Gpu, stored: Callable[[], Stored], *, nbytes: int) -> Contestant:
-    """Return the upload of a store's bytes, as they are on disk, from pinned host memory."""
+def pinned_upload(gpu: Gpu, stored_files: Callable[[], Sequence[Path]], *, nbytes: int) -> Contestant:
+    """Return the upload of some files' bytes from pinned host memory."""
 
     def prepare() -> Ready:
         space = Workspace(gpu)
-        files = stored().files
+        files = stored_files()
         lengths = [f.stat().st_size for f in files]
         staged = gpu.api.allocate_pinned(max(lengths))
         first = np.fromfile(files[0], np.uint8)
@@ -63,7 +65,7 @@ def pinned_upload(gpu: Gpu, stored: Callable[[], Stored], *, nbytes: int) -> Con
         facts = {"stored GB": sum(lengths) / 1e9}
         return Ready(measure=lambda: device_seconds(gpu, space.stream, launch), facts=facts, close=space.close)
 
-    return Contestant(name="upload of the stored bytes, pinned", nbytes=nbytes, prepare=prepare)
+    return Contestant(name="upload of the stored bytes, pinned", side="limit", nbytes=nbytes, prepare=prepare)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,27 +93,51 @@ class Resident:
             stream=self.space.stream.handle,
         )
 
+    def outcome(self) -> tuple[list[int], list[int]]:
+        """Run it once; return the status and the actual length of every chunk."""
+        self.launch()
+        statuses = self.space.get(self.batch.statuses, "i4", self.n)
+        return statuses.tolist(), self.space.get(self.batch.actual, "u8", self.n).tolist()
+
+    def content(self, number: int = 0) -> bytes:
+        """Return what was decoded for one chunk."""
+        return self.space.get(Address(self.result + number * self.nbytes), "u1", self.nbytes).tobytes()
+
     def check(self, first: bytes) -> None:
         """Run it once; raise `WrongValuesError` if a chunk has not its length, or the first other bytes."""
-        self.launch()
-        actual = self.space.get(self.batch.actual, "u8", self.n)
-        statuses = self.space.get(self.batch.statuses, "i4", self.n)
-        content = self.space.get(self.result, "u1", self.nbytes).tobytes()
-        if (actual != self.nbytes).any() or statuses.any() or content != first:
-            raise WrongValuesError(f"statuses {set(statuses.tolist())}, lengths {set(actual.tolist())}")
+        statuses, actual = self.outcome()
+        if set(actual) != {self.nbytes} or any(statuses) or self.content() != first:
+            raise WrongValuesError(f"statuses {set(statuses)}, lengths {set(actual)}")
 
 
 def resident(gpu: Gpu, stored: Stored, n: int) -> Resident:
-    """Bring the chunks of a store to the device, `n` in all, each at a multiple of 16 bytes."""
-    fmt, head, tail = FORMATS[stored.layout.codec]
+    """Bring the chunks of a store to the device, `n` in all."""
+    fmt, head, tail = FORMATS[stored.workload.compressor.family]
     streams = [e[head : len(e) - tail] for e in stored.encoded]
-    space, nbytes = Workspace(gpu), stored.layout.chunk_nbytes
-    lengths = np.array([len(streams[i % len(streams)]) for i in range(n)])
-    ends = np.cumsum(-(-lengths // 16) * 16)
-    image = np.zeros(int(ends[-1]), np.uint8)
-    starts = ends - -(-lengths // 16) * 16
-    for i, start in enumerate(starts.tolist()):
-        image[start : start + lengths[i]] = np.frombuffer(streams[i % len(streams)], np.uint8)
+    return resident_streams(gpu, fmt, [streams[i % len(streams)] for i in range(n)], stored.workload.chunk_nbytes)
+
+
+def resident_streams(gpu: Gpu, fmt: Format, streams: Sequence[bytes], nbytes: int, *, shift: int = 0) -> Resident:
+    """Bring streams to the device, each `shift` bytes behind a multiple of 16.
+
+    Parameters
+    ----------
+    gpu : Gpu
+    fmt : str
+        What nvCOMP calls their format.
+    streams : sequence of bytes
+    nbytes : int
+        What each decodes to.
+    shift : int
+        Below 16.
+    """
+    space, n = Workspace(gpu), len(streams)
+    lengths = np.array([len(stream) for stream in streams])
+    homes = -(-(lengths + shift) // 16) * 16
+    starts = np.cumsum(homes) - homes + shift
+    image = np.zeros(int(homes.sum()), np.uint8)
+    for start, stream in zip(starts.tolist(), streams, strict=True):
+        image[start : start + len(stream)] = np.frombuffer(stream, np.uint8)
     at, result = space.put(image), space.empty(n * nbytes)
     temp_nbytes = gpu.api.nvcomp.temp_nbytes(fmt, n_chunks=n, max_nbytes=nbytes, total_nbytes=n * nbytes)
 
@@ -137,11 +163,11 @@ def nvcomp_alone(gpu: Gpu, stored: Callable[[], Stored], n: int, *, nbytes: int)
 
     def prepare() -> Ready:
         batch = resident(gpu, stored(), n)
-        batch.check(stored().layout.tiles()[0].tobytes())
+        batch.check(stored().workload.tiles()[0].tobytes())
         measure = functools.partial(device_seconds, gpu, batch.space.stream, batch.launch)
         return Ready(measure=measure, close=batch.space.close)
 
-    return Contestant(name=f"nvCOMP alone, one call, chunks: {n}", nbytes=nbytes, prepare=prepare)
+    return Contestant(name=f"nvCOMP alone, one call, chunks: {n}", side="limit", nbytes=nbytes, prepare=prepare)
 
 
 def nvcomp_side_by_side(gpu: Gpu, stored: Callable[[], Stored], n: int, *, n_streams: int, nbytes: int) -> Contestant:
@@ -150,12 +176,13 @@ def nvcomp_side_by_side(gpu: Gpu, stored: Callable[[], Stored], n: int, *, n_str
     def prepare() -> Ready:
         batches = [resident(gpu, stored(), n) for _ in range(n_streams)]
         for batch in batches:
-            batch.check(stored().layout.tiles()[0].tobytes())
+            batch.check(stored().workload.tiles()[0].tobytes())
         launch_all = functools.partial(_each, [batch.launch for batch in batches])
         close_all = functools.partial(_each, [batch.space.close for batch in batches])
         return Ready(measure=lambda: wall_seconds(gpu, launch_all), close=close_all)
 
-    return Contestant(name=f"nvCOMP alone, {n_streams} streams, chunks on each: {n}", nbytes=nbytes, prepare=prepare)
+    name = f"nvCOMP alone, {n_streams} streams, chunks on each: {n}"
+    return Contestant(name=name, side="limit", nbytes=nbytes, prepare=prepare)
 
 
 def _each(calls: Sequence[Callable[[], object]]) -> None:

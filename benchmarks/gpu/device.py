@@ -12,15 +12,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.measure import AbsentError
+from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Address, DeviceApi, Stream
+from xarray_gpuzarr.decoders import decoder_for
 
 Values = npt.NDArray[Any]
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-
-
-class AbsentError(Exception):
-    """Something that is compared with is not installed, or does not work here; the message says what."""
 
 
 class Gpu(Protocol):
@@ -57,6 +56,12 @@ class Gpu(Protocol):
 
     def same(self, found: Any, expected: Any) -> bool:
         """Say whether two device arrays hold the same values; NaN equals NaN."""
+
+    def upload(self, values: Values) -> Any:
+        """Return a device array of values in ordinary host memory, brought up as the decoder does it."""
+
+    def product(self, values: Any) -> Any:
+        """Enqueue the product of a device array with itself, all of its elements in a row; return it."""
 
     def tidy(self) -> None:
         """Give back memory that only array libraries hold on to."""
@@ -123,6 +128,15 @@ class NativeGpu:
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
             return False
         return bool(self._cupy.array_equal(found, expected, equal_nan=found.dtype.kind == "f"))
+
+    def upload(self, values: Values) -> Any:
+        """Return a device array of values in ordinary host memory, brought up as the decoder does it."""
+        return decoder_for(self.device).upload(values, Cast(dtype=values.dtype.str))
+
+    def product(self, values: Any) -> Any:
+        """Enqueue the product of a device array with itself."""
+        flat = values.reshape(-1)
+        return flat @ flat
 
     def tidy(self) -> None:
         """Give back what CuPy's pools hold unused."""

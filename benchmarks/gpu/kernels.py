@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.fields import make_field
+from benchmarks.gpu.clocks import device_seconds
 from benchmarks.gpu.device import Gpu
-from benchmarks.gpu.measure import Contestant, Ready, WrongValuesError, device_seconds
 from benchmarks.gpu.memory import Workspace
+from benchmarks.measure import Contestant, Ready, WrongValuesError
 from xarray_gpuzarr.blosc_frames import BLOSCLZ, walk_blosc
 from xarray_gpuzarr.cuda.api import Address
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle

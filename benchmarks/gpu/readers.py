@@ -1,4 +1,4 @@
-"""The registry of readers to the GPU: ours, and whatever else is installed.
+"""The readers to the GPU: those of the shipped registry, ours on several threads, and uploads of what hosts read.
 
 Each opens a store once, untimed, and returns a function that reads all of it into one array on the device.
 """
@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import dask
 import numpy as np
-import xarray as xr
 import zarr
 
-from benchmarks.gpu.device import AbsentError, Gpu
-from benchmarks.gpu.stores import VARIABLE, Stored
-from xarray_gpuzarr import read_array
+from benchmarks.gpu.device import Gpu
+from benchmarks.gpu.stores import Stored
+from benchmarks.measure import AbsentError
+from benchmarks.readers import whole_box
+from benchmarks.results import Side
+from xarray_gpuzarr.bench_readers import READERS as SHIPPED
+from xarray_gpuzarr.bench_readers import ArrayReader, Box, Location, ReaderAbsentError, open_variable
 
 Read = Callable[[], Any]
+ReadBox = Callable[[Box], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,37 +32,81 @@ class Reader:
     """One row of a table."""
 
     name: str
+    side: Side
     open: Callable[[Gpu, Stored], Read]
     """May raise `AbsentError`."""
 
 
+def location_of(stored: Stored) -> Location:
+    """Return where the readers of the registry find an array."""
+    return Location(store=str(stored.path), variable=stored.workload.variable)
+
+
 def open_array(stored: Stored) -> zarr.Array[Any]:
     """Return a stored array, opened by zarr-python."""
-    array = zarr.open_group(stored.path, mode="r")[VARIABLE]
+    array = zarr.open_group(stored.path, mode="r")[stored.workload.variable]
     assert isinstance(array, zarr.Array)
     return array
 
 
-def _open_read_array(gpu: Gpu, stored: Stored) -> Read:
-    array = open_array(stored)
-    return lambda: read_array(array, device=gpu.device)
+def open_boxes(gpu: Gpu, stored: Stored, reader: ArrayReader) -> ReadBox:
+    """Open a reader of the registry; its settings of zarr-python are in force while it opens and reads.
+
+    Raises
+    ------
+    AbsentError
+    """
+    if reader.device == "cuda" and not reader.ours:
+        gpu.cupy()
+    absent = None if reader.device == "cuda" else reader.why_absent()
+    if absent is not None or (reader.needs and not _is_there(reader.needs[0])):
+        raise AbsentError(absent or f"not installed: {reader.needs}")
+    settings: Mapping[str, object] = reader.settings
+    try:
+        with zarr.config.set(dict(settings)):
+            read_box = reader.open(location_of(stored))
+    except ReaderAbsentError as error:
+        raise AbsentError(str(error)) from error
+
+    def read(box: Box) -> Any:
+        with zarr.config.set(dict(settings)):
+            return read_box(box)
+
+    return read
 
 
-def _variable(gpu: Gpu, stored: Stored, chunks: dict[str, int] | None) -> xr.Variable:
-    # cache=False: a lazy variable would keep what the first run loaded.
-    dataset = xr.open_dataset(
-        stored.path, engine="gpuzarr", chunks=chunks, cache=False, consolidated=False, device=gpu.device
-    )
-    return dataset[VARIABLE].variable
+def _is_there(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
-def _open_xarray(gpu: Gpu, stored: Stored) -> Read:
-    variable = _variable(gpu, stored, None)
-    return lambda: variable.compute().data
+def _shipped(name: str) -> Reader:
+    """Return a reader of the registry whose results are on the device already."""
+    reader = SHIPPED[name]
+
+    def open_whole(gpu: Gpu, stored: Stored) -> Read:
+        read_box, box = open_boxes(gpu, stored, reader), whole_box(stored.workload)
+        return lambda: read_box(box)
+
+    return Reader(name=name, side="ours" if reader.ours else "peer", open=open_whole)
+
+
+def _uploaded(name: str) -> Reader:
+    """Return a reader of the registry that reads to the host; results are uploaded as CuPy does it."""
+    reader = SHIPPED[name]
+
+    def open_whole(gpu: Gpu, stored: Stored) -> Read:
+        read_box, box = open_boxes(gpu, stored, reader), whole_box(stored.workload)
+        return lambda: gpu.put(np.asarray(read_box(box)))
+
+    return Reader(name=f"{name}, then upload", side="ours" if reader.ours else "peer", open=open_whole)
 
 
 def _open_dask(gpu: Gpu, stored: Stored, *, n_threads: int) -> Read:
-    variable = _variable(gpu, stored, {})
+    variable = open_variable(location_of(stored), "gpuzarr", "chunks={}", device=gpu.device)
 
     def run() -> Any:
         with dask.config.set(scheduler="threads", num_workers=n_threads):
@@ -68,7 +116,7 @@ def _open_dask(gpu: Gpu, stored: Stored, *, n_threads: int) -> Read:
 
 
 def _open_blocks(gpu: Gpu, stored: Stored) -> Read:
-    variable = _variable(gpu, stored, {})
+    variable = open_variable(location_of(stored), "gpuzarr", "chunks={}", device=gpu.device)
 
     def run() -> Any:
         with dask.config.set(scheduler="threads", num_workers=4):
@@ -77,43 +125,24 @@ def _open_blocks(gpu: Gpu, stored: Stored) -> Read:
     return run
 
 
-def _open_upload(gpu: Gpu, stored: Stored) -> Read:
-    array = open_array(stored)
-    return lambda: gpu.put(read_array(array, device="host"))
-
-
-def _open_zarr(gpu: Gpu, stored: Stored) -> Read:
-    gpu.cupy()
-    array = open_array(stored)
-
-    def run() -> Any:
-        with zarr.config.enable_gpu():
-            return array[...]
-
-    return run
-
-
-def _open_tensorstore(gpu: Gpu, stored: Stored) -> Read:
-    tensorstore = _imported("tensorstore")
-    kvstore = {"driver": "file", "path": f"{stored.path / VARIABLE}/"}
-    store = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True, read=True).result()
-    return lambda: gpu.put(np.asarray(store.read(order="C").result()))
-
-
 def _open_nvcomp(gpu: Gpu, stored: Stored) -> Read:
     """Read shards whole, upload them, and decode their chunks in batches with nvCOMP's own Python classes."""
-    cupy, nvcomp = gpu.cupy(), _imported("nvidia.nvcomp")
-    layout = stored.layout
-    if layout.codec != "zstd" or len(layout.shape) > 1:
+    cupy = gpu.cupy()
+    workload = stored.workload
+    if workload.compressor.family != "zstd" or len(workload.shape) > 1:
         raise AbsentError("written here for zstd and one dimension")
+    try:
+        nvcomp = importlib.import_module("nvidia.nvcomp")
+    except ImportError as error:
+        raise AbsentError(f"not installed: {error}") from error
     stream = cupy.cuda.Stream(non_blocking=True)
     raw = nvcomp.BitstreamKind.RAW
     codec = nvcomp.Codec(algorithm="Zstd", bitstream_kind=raw, cuda_stream=stream.ptr)
-    n, nbytes = layout.chunks_per_shard[0], layout.chunk_nbytes
+    n, nbytes = workload.chunks_per_shard[0], workload.chunk_nbytes
 
     def run() -> Any:
         with stream:
-            out = cupy.empty(layout.shape, layout.dtype)
+            out = cupy.empty(workload.shape, workload.dtype)
             flat, held = out.view(np.uint8), []
             for shard, file in enumerate(stored.files):
                 data = np.fromfile(file, np.uint8)
@@ -129,25 +158,23 @@ def _open_nvcomp(gpu: Gpu, stored: Stored) -> Read:
     return run
 
 
-def _imported(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise AbsentError(f"not installed: {error}") from error
-
-
-OURS = Reader(name="ours, read_array", open=_open_read_array)
-OURS_XARRAY = Reader(name="ours, xarray without dask", open=_open_xarray)
+OURS = _shipped("gpuzarr cuda")
+OURS_XARRAY = _shipped("xarray gpuzarr cuda, no dask")
 OURS_DASK = tuple(
-    Reader(name=f"ours, dask, {n} thread{'s'[: n > 1]}", open=functools.partial(_open_dask, n_threads=n))
+    Reader(
+        name=f"xarray gpuzarr cuda, chunks={{}}, {n} thread{'s'[: n > 1]}",
+        side="ours",
+        open=functools.partial(_open_dask, n_threads=n),
+    )
     for n in (1, 2, 4)
 )
-OURS_UPLOAD = Reader(name="ours on the host, then upload", open=_open_upload)
-OURS_BLOCKS = Reader(name="ours, dask, 4 threads, blocks kept apart", open=_open_blocks)
+OURS_UPLOAD = _uploaded("gpuzarr")
+OURS_BLOCKS = Reader(name="the same, 4 threads, blocks kept apart", side="ours", open=_open_blocks)
 PEERS = (
-    Reader(name="zarr-python, enable_gpu", open=_open_zarr),
-    Reader(name="nvCOMP's Python classes", open=_open_nvcomp),
-    Reader(name="TensorStore, then upload", open=_open_tensorstore),
+    _shipped("zarr enable_gpu"),
+    _shipped("zarr enable_gpu, kvikio"),
+    Reader(name="nvCOMP's Python classes", side="peer", open=_open_nvcomp),
+    *(_uploaded(name) for name in ("TensorStore", "zarrs")),
 )
 READERS = (OURS, OURS_XARRAY, *OURS_DASK, OURS_UPLOAD, *PEERS)
 """Those that return one array."""

@@ -14,14 +14,38 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+import zarr
+from zarr.codecs import numcodecs as zn
+from zarr.storage import MemoryStore
 
-from benchmarks.gpu.device import AbsentError, Gpu, NativeGpu
+from benchmarks.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.gpu.device import Gpu, NativeGpu
 from benchmarks.gpu.kernels import kernel_contestants
 from benchmarks.gpu.readers import open_array
-from benchmarks.gpu.stores import CODECS, VARIABLE, Layout, Stored, write
+from benchmarks.gpu.stores import Stored, write
+from benchmarks.measure import AbsentError
+from benchmarks.workloads import Workload
 from xarray_gpuzarr import configure, read_array
 
 _SCALE = 1e-3
+CODECS = (
+    "none",
+    "zstd 3",
+    "gzip 5",
+    "lz4",
+    "zlib 5",
+    *(f"blosc {cname} 5 {shuffle}" for cname in INNER_CODECS for shuffle in SHUFFLES),
+)
+
+FILTERS = {
+    "delta": ("float32", zn.Delta(dtype="<f4")),
+    "fixedscaleoffset, delta": (
+        "float32",
+        [zn.FixedScaleOffset(offset=0, scale=100, dtype="<f4", astype="<i2"), zn.Delta(dtype="<i2")],
+    ),
+    "packbits": ("bool", zn.PackBits()),
+}
+"""Dtype of an array, and its filters."""
 
 
 def main(make_gpu: Callable[[], Gpu] = NativeGpu) -> int:
@@ -39,13 +63,14 @@ def main(make_gpu: Callable[[], Gpu] = NativeGpu) -> int:
         print(f"{contestant.name}: run")
     with tempfile.TemporaryDirectory() as folder:
         wrong = [codec for codec in CODECS if not _reads_right(gpu, codec, Path(folder))]
+    wrong += [name for name in FILTERS if not _reads_filtered(gpu, name)]
     print(f"wrong values: {', '.join(wrong) or 'none'}")
     return int(bool(wrong))
 
 
 def _reads_right(gpu: Gpu, codec: str, folder: Path) -> bool:
     """Read an array whole, in part and point by point; a shard of it is missing."""
-    layout = Layout(
+    layout = Workload(
         name=codec,
         shape=(31, 2999),
         chunks=(8, 1000),
@@ -55,17 +80,25 @@ def _reads_right(gpu: Gpu, codec: str, folder: Path) -> bool:
         field="volume",
     )
     stored = write(layout, folder)
-    expected = stored.values()
+    expected = layout.values()
     stored.files[1].unlink()
-    expected[layout.shards[0] :] = 0
+    expected[layout.whole[0] :] = 0
     right = [_same(gpu, codec, *pair) for pair in _reads(gpu, stored, expected)]
     return all(right)
+
+
+def _reads_filtered(gpu: Gpu, name: str) -> bool:
+    """Read an array with filters whole."""
+    dtype, filters = FILTERS[name]
+    array = zarr.create_array(MemoryStore(), shape=(31, 2999), chunks=(8, 1000), dtype=dtype, filters=filters)
+    array[...] = (np.arange(31 * 2999) % 100 / 7).reshape(31, 2999).astype(dtype)
+    return _same(gpu, name, read_array(array, device=gpu.device), np.asarray(array[...]))
 
 
 def _reads(gpu: Gpu, stored: Stored, expected: np.ndarray[Any, Any]) -> list[tuple[Any, np.ndarray[Any, Any]]]:
     array = open_array(stored)
     dataset = xr.open_dataset(stored.path, engine="gpuzarr", chunks=None, consolidated=False, device=gpu.device)
-    lazy = dataset[VARIABLE]
+    lazy = dataset[stored.workload.variable]
     rng = np.random.default_rng(0)
     points = [rng.integers(0, n, 500) for n in expected.shape]
     picked = lazy.isel({dim: xr.DataArray(at, dims="point") for dim, at in zip(lazy.dims, points, strict=True)})

@@ -5,19 +5,22 @@ Knows no Zarr and no CUDA. Whatever a contestant raises becomes a row of the res
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.gpu.device import AbsentError, Gpu
-from benchmarks.gpu.results import Facts, Results, Row
-from xarray_gpuzarr.cuda.api import Stream
+from benchmarks.results import CaseRows, Facts, Peak, Results, Row, Sample, Side
 
-Measure = Callable[[], float | Mapping[str, float]]
-"""Carry out what is measured once; return seconds, or seconds by label, each of which becomes a row."""
+Measure = Callable[[], float | Sample | Mapping[str, float]]
+"""Carry out what is measured once; return seconds, or seconds by label, each of which becomes a row: none of them
+where there are only facts."""
+Progress = Callable[[str], None]
+
+
+class AbsentError(Exception):
+    """Something that is compared with is not installed, or does not work here; the message says what."""
 
 
 class WrongValuesError(Exception):
@@ -32,6 +35,8 @@ class Ready:
     facts: Facts = field(default_factory=dict)
     close: Callable[[], object] = lambda: None
     """Give back what it holds."""
+    peak: Callable[[], Peak | None] = lambda: None
+    """Measure memory, once all contestants are closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,7 @@ class Contestant:
     """One row of a case, or several."""
 
     name: str
+    side: Side = "ours"
     nbytes: int
     """Decoded bytes that one run delivers."""
     prepare: Callable[[], Ready]
@@ -53,9 +59,13 @@ class Case:
 
     name: str
     summary: str
-    seconds: float
+    seconds: float = math.inf
     """Time that it should take, preparation included."""
+    each_seconds: float = math.inf
+    """Time for the runs of one contestant, after which it has no further ones."""
     contestants: Callable[[], Sequence[Contestant]]
+    about: Callable[[], Mapping[str, Any]] = dict
+    """What was read, for the report; asked for once contestants are prepared."""
 
 
 class Session:
@@ -68,31 +78,47 @@ class Session:
         Timed runs of each contestant, at most.
     seconds : float
         Time for everything, from now on.
+    progress : callable
+        Told what is going on.
     """
 
-    def __init__(self, results: Results, *, n_rounds: int, seconds: float) -> None:
+    def __init__(
+        self, results: Results, *, n_rounds: int, seconds: float = math.inf, progress: Progress = lambda _: None
+    ) -> None:
         self._results = results
         self._n_rounds = n_rounds
+        self._progress = progress
         self._end = time.monotonic() + seconds
 
-    def run(self, case: Case, seconds: float) -> None:
-        """Prepare all contestants of a case, then let them take turns for at most so many seconds."""
+    def run(self, case: Case, seconds: float = math.inf) -> CaseRows:
+        """Prepare all contestants of a case, then let them take turns for at most so many seconds; return its rows."""
         until = min(self._end, time.monotonic() + seconds)
+        self._results.begin(case.name, case.summary, {})
         contestants = self._contestants_of(case)
         for contestant in contestants:
             self._results.add(_row(case, contestant))
         ready = [(c, r) for c in contestants if (r := self._prepare(case, c)) is not None]
-        each = (until - time.monotonic()) / max(1, len(ready))
+        if ready:
+            self._results.begin(case.name, case.summary, case.about())
+        self._take_turns(case, ready, until)
+        for contestant, prepared in ready:
+            self._close(case, contestant, prepared)
+        for contestant, prepared in ready:
+            self._peak(case, contestant, prepared)
+        self._results.save()
+        return self._results.case(case.name)
+
+    def _take_turns(self, case: Case, ready: Sequence[tuple[Contestant, Ready]], until: float) -> None:
+        """Let each contestant run once a round, while it has time left; each round begins with another one."""
+        each = min(case.each_seconds, (until - time.monotonic()) / max(1, len(ready)))
         left = {c.name: each for c, _ in ready}
         for n in range(self._n_rounds if ready else 0):
+            self._progress(f"{case.name}: round {n + 1} of {self._n_rounds}")
             first = n % len(ready)
             for contestant, prepared in [*ready[first:], *ready[:first]]:
                 if left[contestant.name] > 0 or n == 0:
                     left[contestant.name] -= self._sample(case, contestant, prepared)
             self._results.save()
-        for contestant, prepared in ready:
-            self._close(case, contestant, prepared)
-        self._results.save()
 
     @property
     def _is_over(self) -> bool:
@@ -102,6 +128,7 @@ class Session:
         if self._is_over:
             self._results.add(Row(case=case.name, name="(all)", status="out of time"))
             return []
+        self._progress(f"{case.name}: store")
         try:
             return case.contestants()
         except Exception as error:  # noqa: BLE001 - the other cases go on
@@ -113,6 +140,7 @@ class Session:
         if self._is_over:
             self._results.add(row.ended("out of time"))
             return None
+        self._progress(f"{case.name}: check {contestant.name}")
         try:
             return contestant.prepare()
         except AbsentError as error:
@@ -124,19 +152,30 @@ class Session:
 
     def _sample(self, case: Case, contestant: Contestant, ready: Ready) -> float:
         """Run once and note how long it took; return what that cost, infinity if there is to be no other run."""
+        row = replace(_row(case, contestant), facts=ready.facts)
         if self._is_over:
-            self._results.end(_row(case, contestant), "out of time")
+            self._results.end(row, "out of time")
             return math.inf
         start = time.monotonic()
         try:
             took = ready.measure()
         except Exception as error:  # noqa: BLE001 - as above
-            self._results.end(_row(case, contestant), "failed", _said(error))
+            self._results.end(row, "failed", _said(error))
             return math.inf
-        for label, seconds in took.items() if isinstance(took, Mapping) else [("", took)]:
-            row = replace(_row(case, contestant), facts={} if label else ready.facts)
-            self._results.sample(replace(row, name=f"{row.name}: {label}") if label else row, seconds)
+        if isinstance(took, Mapping):
+            self._labelled(row, took)
+        else:
+            self._results.sample(row, took if isinstance(took, Sample) else Sample(wall_s=took))
         return time.monotonic() - start
+
+    def _labelled(self, row: Row, took: Mapping[str, float]) -> None:
+        if not took:
+            self._results.sample(row, None)
+        elif "" not in took:
+            self._results.drop(row.case, row.name)
+        for label, seconds in took.items():
+            labelled = replace(row, name=f"{row.name}: {label}", facts={}) if label else row
+            self._results.sample(labelled, Sample(wall_s=seconds))
 
     def _close(self, case: Case, contestant: Contestant, ready: Ready) -> None:
         try:
@@ -144,29 +183,22 @@ class Session:
         except Exception as error:  # noqa: BLE001 - as above
             self._results.end(_row(case, contestant), "failed", _said(error))
 
+    def _peak(self, case: Case, contestant: Contestant, ready: Ready) -> None:
+        self._progress(f"{case.name}: memory of {contestant.name}")
+        peak = ready.peak()
+        if peak is not None:
+            self._results.peak(case.name, contestant.name, peak)
+
 
 def _row(case: Case, contestant: Contestant) -> Row:
     """Return the row of a contestant that has not run yet."""
-    return Row(case=case.name, name=contestant.name, nbytes=contestant.nbytes, moved_nbytes=contestant.moved_nbytes)
-
-
-def wall_seconds(gpu: Gpu, run: Callable[[], Any]) -> float:
-    """Return how long a call takes until the device is idle; what it returns is dropped after the clock has stopped."""
-    gc.collect()
-    gpu.synchronize()
-    start = time.perf_counter()
-    result = run()
-    gpu.synchronize()
-    took = time.perf_counter() - start
-    del result
-    return took
-
-
-def device_seconds(gpu: Gpu, stream: Stream, launch: Callable[[], object]) -> float:
-    """Return how long a stream works on what `launch` gives it."""
-    first = gpu.mark(stream)
-    launch()
-    return gpu.seconds(first, gpu.mark(stream))
+    return Row(
+        case=case.name,
+        name=contestant.name,
+        side=contestant.side,
+        nbytes=contestant.nbytes,
+        moved_nbytes=contestant.moved_nbytes,
+    )
 
 
 def _said(error: Exception) -> str:

@@ -1,0 +1,100 @@
+"""What the commands of this folder have in common: options, a GPU, a folder for arrays, a time box, tables and JSON."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.gpu.device import Gpu, NativeGpu
+from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
+from benchmarks.measure import AbsentError, Case, Session
+from benchmarks.report import print_case
+from benchmarks.results import COPY_ROW, Results
+
+MakeGpu = Callable[[], Gpu]
+BuildCases = Callable[[Gpu, Path, float], Sequence[Case]]
+"""Returns the cases of a GPU; arrays go to the folder; the number is the share of their usual size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command of this folder."""
+
+    module: str
+    kind: str
+    """First part of the name of its file of results."""
+    description: str
+    seconds: float
+    """Time for all of it, unless told otherwise."""
+    cases: BuildCases
+    rounds: int = 5
+    tables: bool = True
+    """Whether each case is printed as soon as it is done."""
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Return a parser of the options that all commands have."""
+        parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=self.description)
+        parser.add_argument("--only", nargs="+", metavar="PART", help="cases whose name contains one of these")
+        parser.add_argument("--rounds", type=int, default=self.rounds, help=f"runs, at most ({self.rounds})")
+        parser.add_argument("--scale", type=float, default=1.0, help="below 1: tiny arrays, to see that it runs")
+        parser.add_argument("--seconds", type=float, default=self.seconds, help=f"time for it ({self.seconds:g})")
+        parser.add_argument(
+            "--out", type=Path, help=f"JSON file (benchmarks/results/{self.kind}-<date>.json)", default=None
+        )
+        return parser
+
+    def run(self, options: argparse.Namespace, make_gpu: MakeGpu = NativeGpu) -> Results | None:
+        """Run the chosen cases and write results; None if there is no GPU, or nothing is named so, which is said."""
+        try:
+            gpu = make_gpu()
+        except AbsentError as error:
+            print(error, file=sys.stderr)
+            return None
+        with tempfile.TemporaryDirectory(prefix="gpuzarr-bench-") as folder:
+            every = self.cases(gpu, Path(folder), options.scale)
+            cases = [case for case in every if any(word in case.name for word in options.only or [""])]
+            if not cases:
+                known = ", ".join(case.name for case in every)
+                print(f"nothing is named like {options.only}; known: {known}", file=sys.stderr)
+                return None
+            settings = {key: getattr(options, key) for key in ("only", "rounds", "scale", "seconds")}
+            description = about(self.module, settings, (*HOST_PACKAGES, *GPU_PACKAGES)) | {"gpu": gpu.about()}
+            results = Results(description, options.out or default_out(self.kind))
+            self._run_all(cases, options, results, gpu)
+        return results
+
+    def _run_all(self, cases: Sequence[Case], options: argparse.Namespace, results: Results, gpu: Gpu) -> None:
+        console = Console(width=None if sys.stdout.isatty() else 150)
+        session = Session(results, n_rounds=options.rounds, seconds=options.seconds)
+        share = options.seconds / max(self.seconds, sum(case.seconds for case in cases))
+        for case in cases:
+            found = session.run(case, case.seconds * share)
+            if self.tables or any(row.status == "failed" for row in found.rows):
+                print_case(found, console, copy_rate=copy_rate(results))
+            gc.collect()
+            gpu.tidy()
+        results.finished = True
+        results.save()
+
+
+def exit_status(results: Results | None) -> int:
+    """Return 2 if nothing ran, 1 if something failed, else 0."""
+    return 2 if results is None else int(any(row.status == "failed" for row in results.rows))
+
+
+def copy_rate(results: Results) -> float | None:
+    """Return the bytes a second that a copy within the device reads and writes, once it was measured."""
+    return next((r.moved_rate for r in results.rows if (r.case, r.name) == COPY_ROW and r.samples), None)
+
+
+def default_out(kind: str) -> Path:
+    """Return where results of a kind go, by today's date."""
+    return Path(__file__).parents[1] / "results" / f"{kind}-{datetime.now(UTC).date()}.json"

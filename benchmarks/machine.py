@@ -1,0 +1,96 @@
+"""What results are measured on and by: processor, memory, versions, revision. Names no host."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+HOST_PACKAGES = (
+    "xarray-gpuzarr",
+    "zarr",
+    "numcodecs",
+    "zarrs",
+    "tensorstore",
+    "xarray",
+    "dask",
+    "distributed",
+    "numpy",
+    "imagecodecs",
+    "zstandard",
+    "google-crc32c",
+    "memray",
+)
+GPU_PACKAGES = (
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "rmm-cu12",
+    "rmm-cu13",
+    "nvidia-libnvcomp-cu12",
+    "nvidia-libnvcomp-cu13",
+    "nvidia-nvcomp-cu12",
+    "nvidia-nvcomp-cu13",
+    "kvikio-cu12",
+    "kvikio-cu13",
+)
+
+
+def about(module: str, settings: dict[str, object], packages: Sequence[str] = HOST_PACKAGES) -> dict[str, object]:
+    """Return the first entries of a file of results.
+
+    Parameters
+    ----------
+    module : str
+        What was run, as ``python -m`` takes it.
+    settings : dict
+        Rounds, scale and the like.
+    packages : sequence of str
+        Distributions whose versions matter.
+    """
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
+        "settings": settings,
+        "machine": machine(),
+        "revision": revision(),
+        "versions": {"python": platform.python_version(), **{package: _version(package) for package in packages}},
+    }
+
+
+def machine() -> dict[str, object]:
+    """Return processor, cores, memory and system."""
+    return {
+        "model": _cpu_model(),
+        "n_cores": len(os.sched_getaffinity(0)),
+        "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": [round(x, 2) for x in os.getloadavg()],
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def revision() -> str:
+    """Return the commit; "-modified" if tracked files differ from it."""
+    described = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=-modified"]
+    try:
+        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"

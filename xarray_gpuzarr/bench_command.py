@@ -1,0 +1,127 @@
+"""The command ``gpuzarr bench``: choose an array of a store, let `bench` measure, print tables, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import xarray as xr
+from rich.console import Console
+
+from xarray_gpuzarr.bench import BenchResult, Row, bench_array
+from xarray_gpuzarr.bench_readers import READERS, ArrayReader, Location, Operation
+from xarray_gpuzarr.demo import open_store, say, table_of
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.explain import format_nbytes, lazy_array_of
+from xarray_gpuzarr.option_values import parse_nbytes
+
+_TITLES = {
+    "read": "stored values, as one array",
+    "load": "the variable of xarray, decoded, as one array",
+}
+_COLUMNS = ("reader", "ms", "min-max", "GB/s", "CPU ms", "extra MB", "/ peer")
+
+
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``gpuzarr bench``."""
+    parser.add_argument("store", metavar="STORE", help="a path or URL that zarr-python can open")
+    parser.add_argument("--group", default="", help="path of a group inside the store")
+    parser.add_argument("--variable", help="array to read (the largest that this engine reads)")
+    parser.add_argument("--nbytes", default="256 MB", help="read whole shards up to so much, uncompressed (256 MB)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed reads of each reader (5)")
+    parser.add_argument("--readers", nargs="+", metavar="PART", help="only readers whose name contains one of these")
+    parser.add_argument("--out", type=Path, help="also write every timing to this JSON file")
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Measure and print; return 1 if a reader failed or gave other values than the first, else 0.
+
+    Raises
+    ------
+    OptionError
+        A size, a variable or the part of a reader's name is unusable.
+    StoreReadError
+        The store cannot be opened.
+    """
+    readers = _chosen(options.readers)
+    try:
+        most_nbytes = parse_nbytes(options.nbytes)
+    except ValueError:
+        found = "not a size such as 268435456, 256 MB or 1GiB"
+        raise OptionError("unusable size", tried=f"--nbytes {options.nbytes!r}", found=found, do="mend it") from None
+    group = options.group.strip("/")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that metadata is not consolidated
+        with open_store("gpuzarr", options.store, group=group or None, device="host") as dataset:
+            variable = _variable(dataset, options.variable)
+    location = Location(store=options.store, group=group, variable=variable)
+    result = bench_array(location, most_nbytes=most_nbytes, n_rounds=options.rounds, readers=readers)
+    _print(result, Console())
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result.as_json(), indent=1) + "\n")
+    return int(any(row.failed for row in result.rows))
+
+
+def _chosen(parts: Sequence[str] | None) -> list[ArrayReader]:
+    chosen = [reader for reader in READERS.values() if any(part in reader.name for part in parts or [""])]
+    if not chosen:
+        raise OptionError(
+            "no reader is named like that",
+            tried=f"--readers {' '.join(parts or ())}",
+            found="the known ones are " + "; ".join(READERS),
+            do="give a part of one of these names",
+        )
+    return chosen
+
+
+def _variable(dataset: xr.Dataset, name: str | None) -> str:
+    """Return the variable to read: the one asked for, else the largest."""
+    ours = {str(k): v for k, v in dataset.variables.items() if lazy_array_of(v) is not None and v.size}
+    if name is None and ours:
+        return max(ours, key=lambda k: ours[k].nbytes)
+    if name in ours:
+        return name
+    known = ", ".join(sorted(ours)) or "none"
+    raise OptionError(
+        "nothing to read",
+        tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
+        found=f"variables that this engine reads: {known}",
+        do="choose one with --variable, and its group with --group",
+    )
+
+
+def _print(result: BenchResult, console: Console) -> None:
+    shape = "\N{MULTIPLICATION SIGN}".join(str(part.stop - part.start) for part in result.box)
+    whole = "\N{MULTIPLICATION SIGN}".join(map(str, result.shape))
+    of = "" if shape == whole else f" of {whole}"
+    say(f"{result.location.array_path}: {shape}{of} {result.dtype}, {format_nbytes(result.stored_nbytes)} uncompressed")
+    for operation in get_args(Operation):
+        rows = result.of(operation)
+        timed = [row for row in rows if row.samples]
+        if timed:
+            say(f"\n{_TITLES[operation]}: medians of {len(timed[0].samples)} interleaved reads, / the best peer's")
+            table = table_of(_COLUMNS, [_cells(row, result) for row in timed])
+            table.columns[0].no_wrap = True
+            console.print(table)
+        for row in rows:
+            if row.note:
+                say(f"{row.reader}: {row.note}")
+
+
+def _cells(row: Row, result: BenchResult) -> tuple[str, ...]:
+    walls = [s.wall_s * 1e3 for s in row.samples]
+    best = result.best_peer(row.operation)
+    return (
+        row.reader.removeprefix("xarray "),
+        f"{row.wall_s * 1e3:.1f}",
+        f"{min(walls):.0f}-{max(walls):.0f}",
+        f"{result.stored_nbytes / row.wall_s / 1e9:.2f}",
+        f"{row.cpu_s * 1e3:.0f}",
+        "" if row.extra_nbytes is None else f"{row.extra_nbytes / 1e6:.0f}",
+        f"{row.wall_s / best.wall_s:.2f}" if best else "",
+    )

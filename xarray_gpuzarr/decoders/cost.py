@@ -1,0 +1,245 @@
+"""The cost model: how long host threads and the device take for so many chunks, and how to share the chunks out.
+
+Pure arithmetic on measured times; no I/O. nvCOMP gives each compressed stream to one small group of threads, so a
+device takes about as long for one chunk as for a few hundred: its times are a table over the number of chunks and their
+length. Host threads take chunks one by one: their time is a rate. Both fetch the same bytes, so fetching is left out.
+
+`calibration` reads measured times from a file; `decoders.cuda` asks for one decision a read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, isfinite, log
+
+Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTimes:
+    """What the device takes for a read of n chunks, from encoded bytes on the host to decoded ones in place.
+
+    Raises
+    ------
+    ValueError
+        Axes do not rise, the table has another shape, or times are not positive, or fall as chunks get longer or more.
+    """
+
+    chunk_nbytes: tuple[int, ...]
+    """Decoded bytes of a chunk, rising."""
+    n_chunks: tuple[int, ...]
+    """Chunks of a read, rising."""
+    seconds: Table
+    """shape (len(chunk_nbytes), len(n_chunks))."""
+
+    def __post_init__(self) -> None:
+        _check_axis("chunk_nbytes", self.chunk_nbytes)
+        _check_axis("n_chunks", self.n_chunks)
+        if [len(row) for row in self.seconds] != [len(self.n_chunks)] * len(self.chunk_nbytes):
+            raise ValueError("seconds: not one row for each of chunk_nbytes with one time for each of n_chunks")
+        columns = zip(*self.seconds, strict=True)
+        for line in (*self.seconds, *columns):
+            _check_positive("seconds", line)
+            if any(after < before for before, after in pairwise(line)):
+                raise ValueError("seconds: times fall where chunks become longer or more")
+
+    def seconds_for(self, n: int, chunk_nbytes: int) -> float:
+        """Return the time for `n` chunks of so many decoded bytes.
+
+        Notes
+        -----
+        Along the length of chunks, logarithms are interpolated. Along their number, times stay level until the device
+        is full and then rise in proportion; where that happens between two points, it is where the lines through their
+        neighbours meet. Beyond the last points, times are in proportion; before the first ones they are those of the
+        first: a launch costs what it costs.
+        """
+        if n == 0:
+            return 0.0
+        row, along = _place(self.chunk_nbytes, chunk_nbytes)
+        beyond = max(1.0, n / self.n_chunks[-1]) * max(1.0, chunk_nbytes / self.chunk_nbytes[-1])
+        upper = _bent(self.n_chunks, self.seconds[row], n)
+        lower = _bent(self.n_chunks, self.seconds[min(row + 1, len(self.seconds) - 1)], n)
+        return beyond * exp(upper + along * (lower - upper))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRates:
+    """What threads of the host decode, placing included.
+
+    Raises
+    ------
+    ValueError
+        The axis does not rise, lengths differ, or a rate is not positive.
+    """
+
+    chunk_nbytes: tuple[int, ...]
+    """Decoded bytes of a chunk, rising."""
+    thread_rates: tuple[float, ...]
+    """Decoded bytes a second of one thread alone, for each of `chunk_nbytes`."""
+    most: float
+    """Decoded bytes a second of all threads, however many there are."""
+
+    def __post_init__(self) -> None:
+        _check_axis("chunk_nbytes", self.chunk_nbytes)
+        if len(self.thread_rates) != len(self.chunk_nbytes):
+            raise ValueError("thread_rates: not one for each of chunk_nbytes")
+        _check_positive("thread_rates", self.thread_rates)
+        _check_positive("most", [self.most])
+
+    def seconds_for(self, n: int, chunk_nbytes: int, n_threads: int) -> float:
+        """Return the time for `n` chunks of so many decoded bytes on `n_threads` threads."""
+        at, along = _place(self.chunk_nbytes, chunk_nbytes)
+        rate = exp(_between(self.thread_rates, at, along))
+        rounds = -(-n // n_threads)
+        return max(rounds * chunk_nbytes / rate, n * chunk_nbytes / self.most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecTimes:
+    """Both sides, for one codec."""
+
+    device: DeviceTimes
+    host: HostRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was measured on one machine.
+
+    Raises
+    ------
+    ValueError
+        A time or a rate of uploads is not positive.
+    """
+
+    gpu: str
+    """Name of the GPU, for people."""
+    date: str
+    upload_seconds: float
+    """What an upload of decoded bytes costs, however short it is."""
+    upload_rate: float
+    """Bytes a second of an upload from ordinary host memory."""
+    codecs: Mapping[str, CodecTimes]
+    """By name of the compressor, as `codec_name` gives it."""
+
+    def __post_init__(self) -> None:
+        _check_positive("upload_seconds", [self.upload_seconds])
+        _check_positive("upload_rate", [self.upload_rate])
+
+    def device_seconds(self, codec: str, n: int, chunk_nbytes: int) -> float:
+        """Return the time of the device for `n` chunks."""
+        return self.codecs[codec].device.seconds_for(n, chunk_nbytes)
+
+    def host_seconds(self, codec: str, n: int, chunk_nbytes: int, n_threads: int) -> float:
+        """Return the time until `n` chunks, decoded by threads of the host, are on the device."""
+        if n == 0:
+            return 0.0
+        decoding = self.codecs[codec].host.seconds_for(n, chunk_nbytes, n_threads)
+        return decoding + self.upload_seconds + n * chunk_nbytes / self.upload_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How the chunks of a read are shared out."""
+
+    n_host: int
+    """Chunks that threads of the host decode; the device decodes the others at the same time."""
+    seconds: float
+    """Until both are done."""
+
+
+def best_split(calibration: Calibration, codec: str, n: int, chunk_nbytes: int, n_threads: int) -> Split:
+    """Return the split that is done first.
+
+    Parameters
+    ----------
+    calibration : Calibration
+    codec : str
+        One of `calibration.codecs`.
+    n : int
+        Chunks of the read.
+    chunk_nbytes : int
+        Decoded bytes of a chunk.
+    n_threads : int
+        Threads of the host that may decode at once.
+
+    Notes
+    -----
+    More chunks on the host never shorten its time, nor lengthen the device's: the best split is where the two cross.
+    """
+
+    def host(n_host: int) -> float:
+        return calibration.host_seconds(codec, n_host, chunk_nbytes, n_threads)
+
+    def device(n_host: int) -> float:
+        return calibration.device_seconds(codec, n - n_host, chunk_nbytes)
+
+    crossing = bisect_left(range(n + 1), x=True, key=lambda n_host: host(n_host) >= device(n_host))
+    splits = [
+        Split(n_host=n_host, seconds=max(host(n_host), device(n_host)))
+        for n_host in {max(0, crossing - 1), min(n, crossing)}
+    ]
+    return min(splits, key=lambda split: (split.seconds, split.n_host))
+
+
+def whole_read(calibration: Calibration, codec: str, n: int, chunk_nbytes: int, n_threads: int) -> Split:
+    """Return the quicker of the two ends: all chunks on the device, or all on the host. Parameters as `best_split`."""
+    on_host = calibration.host_seconds(codec, n, chunk_nbytes, n_threads)
+    on_device = calibration.device_seconds(codec, n, chunk_nbytes)
+    if on_host < on_device:
+        return Split(n_host=n, seconds=on_host)
+    return Split(n_host=0, seconds=on_device)
+
+
+def first_on_device(
+    calibration: Calibration, codec: str, chunk_nbytes: int, n_threads: int, *, most: int = 1 << 20
+) -> int | None:
+    """Return the number of chunks from which reads are the device's, or None if the host has some of up to `most`.
+
+    Parameters as `best_split`; only powers of 2 are tried.
+    """
+    tried = [1 << power for power in range(most.bit_length())]
+    on_host = [n for n in tried if whole_read(calibration, codec, n, chunk_nbytes, n_threads).n_host]
+    first = 2 * on_host[-1] if on_host else 1
+    return first if first <= most else None
+
+
+def _place(axis: Sequence[int], value: int) -> tuple[int, float]:
+    """Return the point of an axis at or before a value, and how far the value lies towards the next, 0 to 1."""
+    at = max(0, min(bisect_right(axis, value) - 1, len(axis) - 1))
+    if at == len(axis) - 1 or value <= axis[0]:
+        return at, 0.0
+    return at, log(value / axis[at]) / log(axis[at + 1] / axis[at])
+
+
+def _bent(axis: Sequence[int], values: Sequence[float], at: int) -> float:
+    """Return the logarithm of a value on a line that may bend once between two neighbours, upwards."""
+    i, along = _place(axis, at)
+    if along == 0:
+        return log(values[i])
+    here, there = log(values[i]), log(values[i + 1])
+    width = log(axis[i + 1] / axis[i])
+    before = 0.0 if i == 0 else (here - log(values[i - 1])) / log(axis[i] / axis[i - 1])
+    is_last = i + 2 == len(axis)
+    after = 1.0 if is_last else (log(values[i + 2]) - there) / log(axis[i + 2] / axis[i + 1])
+    bent = max(here + before * along * width, there - after * (1 - along) * width)
+    return min(bent, here + along * (there - here))
+
+
+def _between(values: Sequence[float], at: int, along: float) -> float:
+    """Return the logarithm of a value between two neighbours."""
+    here = log(values[at])
+    return here if along == 0 else here + along * (log(values[at + 1]) - here)
+
+
+def _check_axis(name: str, axis: Sequence[int]) -> None:
+    if not axis or axis[0] < 1 or any(after <= before for before, after in pairwise(axis)):
+        raise ValueError(f"{name}: not numbers of at least 1 that rise")
+
+
+def _check_positive(name: str, values: Sequence[float]) -> None:
+    if not all(isfinite(value) and value > 0 for value in values):
+        raise ValueError(f"{name}: not all positive")
