@@ -2,6 +2,8 @@
 
 import html
 import pickle
+import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from zarr.storage import MemoryStore
 
 import xarray_gpuzarr.accessor
 from xarray_gpuzarr import backend, lazy_array
+from xarray_gpuzarr.decoders import Device
 from xarray_gpuzarr.explain import Explanation, Row, format_nbytes
+from xarray_gpuzarr.summary import summarize
 
 DIMS = ("time", "y", "x")
 FIELD = np.arange(48 * 6 * 8, dtype="f8").reshape(48, 6, 8) % 100
@@ -343,3 +347,58 @@ def test_to_host_of_arrays_and_trees(on_device):
 )
 def test_bytes_are_written_with_three_digits(nbytes, expected):
     assert format_nbytes(nbytes) == expected
+
+
+def test_accessor_shows_where_data_lands(opened):
+    headline, *lines = repr(opened.gpuzarr).splitlines()
+
+    assert headline == "<gpuzarr: 8 variables, 30.6 kB; this engine's are read to the host, as NumPy arrays>"
+    places = dict(re.split("  +", line.strip()) for line in lines)
+    assert {place: set(names.split(", ")) for place, names in places.items()} == {
+        "host": {"packed", "area"},
+        "host, by xarray": {"seen", "name", "y"},
+        "host, by zarr-python": {"rare", "ragged"},
+        "in memory": {"loaded"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "shown"),
+    [
+        ("cuda", "read to the GPU, as CuPy arrays>"),
+        ("workers", "read to the GPUs of dask's workers, as CuPy arrays>"),
+        ("host", "read to the host, as NumPy arrays>"),
+    ],
+)
+def test_accessor_shows_the_device(opened, monkeypatch, device, shown):
+    monkeypatch.setattr(xarray_gpuzarr.accessor.DatasetAccessor, "device", device)
+
+    assert shown in repr(opened.gpuzarr)
+
+
+def test_accessor_can_show_every_device():
+    assert all(str(summarize((), device)) for device in get_args(Device))
+
+
+def test_accessor_of_what_another_engine_opened():
+    assert repr(xr.Dataset({"a": 1}).gpuzarr).splitlines() == [
+        '<gpuzarr: 1 variable, 8 B; nothing left to read with engine="gpuzarr">',
+        "  in memory  a",
+    ]
+
+
+def test_accessor_in_a_notebook_escapes_names():
+    dataset = xr.Dataset({"<b>": 1, "c": 2.0})
+
+    shown = dataset.gpuzarr._repr_html_()
+
+    assert "&lt;b&gt;, c" in shown
+    assert "2 variables, 16 B" in shown
+    assert "<b>" not in shown
+
+
+def test_arrays_and_trees_show_themselves_too(opened):
+    tree = xr.DataTree.from_dict({"/": opened, "/below": opened})
+
+    assert re.search("^  host +packed", repr(opened.packed.gpuzarr), re.MULTILINE)
+    assert "/below/packed" in repr(tree.gpuzarr)

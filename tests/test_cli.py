@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import shtab
 import xarray as xr
 import zarr
 from zarr.errors import ZarrUserWarning
@@ -55,7 +56,26 @@ def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
     assert "48 chunks of 1\u00d76\u00d78" in lines[6]
     assert "bytes(little)" in lines[7]
     assert "mask -1, * 0.5, + 3" in lines[8]
-    assert lines[-1].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
+    assert lines[-5].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size", "nbytes"), [([], "80 GB", 80 * 10**9), (["--gpu-memory", "24 GiB"], "24 GiB", 24 * 2**30)]
+)
+def test_info_says_what_a_task_on_a_gpu_takes(path, capsys, arguments, size, nbytes):
+    assert main(["info", path, *arguments]) == 0
+
+    head, _, row = [line.strip() for line in capsys.readouterr().out.splitlines()][-3:]
+    chunk = 6 * 8 * 2
+    peak = 24 * 6 * 8 * 8 + 24 * chunk + 24 * chunk + 3 * 256 * 1024
+    assert head.endswith(f"at once on {size}")
+    assert row.split() == ["t", *f"9.22 kB 2.3 kB 2.3 kB {peak / 1000:.3g} kB {(nbytes - 2**30) // peak}".split()]
+
+
+def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):
+    assert main(["info", path, "--gpu-memory", "1 kB"]) == 0
+
+    assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == "t a chunk does not fit 0"
 
 
 def test_info_of_a_group(path, capsys):
@@ -92,6 +112,7 @@ def test_info_of_a_store_that_is_not_local_counts_nothing(tmp_path, capsys):
         (["info", "{tmp}/s.zarr", "--group", "none"], "StoreReadError", "none"),
         (["info", "{tmp}/s.zarr/t"], "StoreReadError", "ContainsArrayError"),
         (["info", "{tmp}/s.zarr", "--device", "tpu"], "OptionError", "the known ones are"),
+        (["info", "{tmp}/s.zarr", "--gpu-memory", "much"], "OptionError", "not a size"),
         (["demo", "--dir", "{tmp}/s.zarr/zarr.json"], "OptionError", "FileExistsError"),
         (["demo", "--dir", "{tmp}", "--source", "{tmp}/none.nc"], "StoreReadError", "FileNotFoundError"),
         (["demo", "--dir", "{tmp}", "--device", "tpu"], "OptionError", "the known ones are"),
@@ -200,6 +221,16 @@ def test_python_m_is_the_same_command(arguments, said):
     )
 
     assert said in done.stdout
+
+
+def test_bash_completes_commands(tmp_path):
+    script = tmp_path / "gpuzarr.bash"
+    script.write_text(shtab.complete(cli.parser(), "bash"))
+
+    words = f"source {script}; COMP_WORDS=(gpuzarr in); COMP_CWORD=1; _shtab_gpuzarr; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "info\n"
 
 
 def test_no_command_is_a_usage_error(capsys):

@@ -135,7 +135,7 @@ KINDS = {
     "chain": (
         {"compressors": [GzipCodec(), ZstdCodec()]},
         "host, then one copy to the device",
-        "only checksums may follow one compressor",
+        "one compressor, one shuffle and codecs of elements",
     ),
     "bz2": ({"compressors": zn.BZ2(level=1)}, "host, by zarr-python, then one copy to the device", "bz2"),
 }

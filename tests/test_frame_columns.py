@@ -13,7 +13,7 @@ from helpers.zstd_frames import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.codecs import BloscSpec, Crc32cSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.frame_columns import device_ready
 
 SPECS = {"zstd": ZstdSpec(), "gzip": GzipSpec(), "zlib": ZlibSpec(), "lz4": Lz4Spec()}
@@ -153,7 +153,7 @@ def test_chunk_outside_the_data_is_an_error(start_and_nbytes):
 
 @pytest.mark.parametrize(
     "spec",
-    [BloscSpec(cname="lz4", shuffle="shuffle", typesize=4), Crc32cSpec(), OtherSpec(name="acme", configuration="{}")],
+    [BloscSpec(cname="lz4", shuffle="shuffle", typesize=4), ChecksumSpec(), OtherSpec(name="acme", configuration="{}")],
     ids=str,
 )
 def test_codec_without_a_device_decoder_is_an_error(spec):

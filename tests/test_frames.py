@@ -11,7 +11,7 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.codecs import BloscSpec, Crc32cSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.frames import FrameError, declared_nbytes, has_zstd_checksum
 
 BLOSC = BloscSpec(cname="lz4", shuffle="shuffle", typesize=4)
@@ -67,7 +67,7 @@ def test_format_without_a_length_says_none(name):
     assert declared_nbytes(SPECS[name], ENCODE[name](b"some bytes")) is None
 
 
-@pytest.mark.parametrize("spec", [Crc32cSpec(), OtherSpec(name="acme", configuration="{}")])
+@pytest.mark.parametrize("spec", [ChecksumSpec(), OtherSpec(name="acme", configuration="{}")])
 def test_codec_without_frames_says_none(spec):
     assert declared_nbytes(spec, b"") is None
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import test_blosc_kernels as blosc_tests
 import test_checksum_kernels as checksum_tests
+import test_filter_kernels as filter_tests
 import test_kernels as placing_tests
 import test_zstd_kernel as zstd_tests
 from helpers import kernels_on_device
@@ -19,6 +20,9 @@ CHOSEN = {
     "bitunshuffle": lambda: blosc_tests.test_block_of_any_length(blosc_tests.BITSHUFFLE, 4),
     "blosclz": lambda: blosc_tests.test_match_that_overlaps_itself(7),
     "zstd blocks": lambda: zstd_tests.test_each_of_many_frames_is_judged_by_itself(33),
+    "elements": lambda: filter_tests.test_scaled(("i2", "f4"), 0.1, 2.5),
+    "running sums": lambda: filter_tests.test_chunks_of_any_length(("f4", "f4"), 129),
+    "bits": lambda: filter_tests.test_packbits(8193),
     "checksums": lambda: checksum_tests.test_many_messages_in_one_launch("crc32c"),
 }
 

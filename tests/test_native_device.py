@@ -27,7 +27,7 @@ from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_sour
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, OptionError
 
-ROOMS = ("device", "rmm_memory", "failures")
+ROOMS = ("device", "sharing", "rmm_memory", "failures")
 KERNEL = Kernel(file="double.cu", name="double_it")
 OUT_OF_MEMORY = "std::bad_alloc: out_of_memory: CUDA error (failed to allocate 100 bytes) at: a.cpp:26: "
 POOL_IS_FULL = "std::bad_alloc: out_of_memory: Maximum pool size exceeded (failed to allocate 100 bytes)"
@@ -66,6 +66,94 @@ def test_sharing_is_asked_for_by_configure_alone(fake, native):
     ((index, resource),) = fake.called("set_per_device_resource")
     assert (index, type(resource).__name__) == (0, "PoolMemoryResource")
     assert fake.called("set_allocator") == [["RMM's for CuPy"]]
+
+
+PLAIN, USERS = CudaMemoryResource(), PoolMemoryResource("plain")
+
+
+@pytest.mark.parametrize(
+    ("install", "memory", "current", "resource", "allocator"),
+    [
+        ("always", "pool", PLAIN, PoolMemoryResource, "RMM's for CuPy"),
+        ("always", "pool", USERS, PoolMemoryResource, "RMM's for CuPy"),
+        ("always", "auto", USERS, USERS, "RMM's for CuPy"),
+        ("always", "current", PLAIN, PLAIN, "RMM's for CuPy"),
+        ("if plain", "auto", PLAIN, CudaAsyncMemoryResource, "RMM's for CuPy"),
+        ("if plain", "async", USERS, USERS, "RMM's for CuPy"),
+        ("if plain", "current", PLAIN, PLAIN, "CuPy's own"),
+        ("never", "async", PLAIN, PLAIN, "CuPy's own"),
+        ("never", "async", USERS, USERS, "RMM's for CuPy"),
+    ],
+)
+def test_sharing_leaves_the_users_pool_alone(  # noqa: PLR0917
+    fake, native, install, memory, current, resource, allocator
+):
+    fake.current_resource = current
+    device, _ = make(native, memory)
+
+    undo = device.share(install)
+
+    found = fake.current_resource
+    assert found is resource or (type(found) is resource and found is not current)
+    assert fake.allocator == allocator
+    undo()
+    assert (fake.current_resource, fake.allocator) == (current, "CuPy's own")
+
+
+def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, native):
+    device, _ = make(native)
+    undo = device.share("if plain")
+    fake.current_resource, fake.allocator = USERS, "the user's"
+
+    undo()
+
+    assert (fake.current_resource, fake.allocator) == (USERS, "the user's")
+
+
+def test_sharing_is_taken_back_once(fake, native):
+    device, _ = make(native)
+    undo = device.share("if plain")
+    undo()
+    again = device.share("if plain")
+
+    undo()
+
+    assert type(fake.current_resource) is CudaAsyncMemoryResource
+    again()
+    assert type(fake.current_resource) is CudaMemoryResource
+
+
+def test_trimming_gives_back_what_cupys_pool_keeps(fake, native):
+    device, _ = make(native)
+
+    device.trim()
+
+    assert fake.called("free_all_blocks") == [[]]
+
+
+def test_arrays_are_made_of_host_values(fake, native):
+    device, _ = make(native)
+    values = np.arange(3)
+
+    assert device.array(values) is values
+    assert fake.called("asarray") == [[values]]
+
+
+def test_forgotten_devices_are_made_anew(fake, native):
+    before = native.native_device(0)
+
+    native.forget_devices()
+
+    assert native.native_device(0) is not before
+
+
+def test_kernels_are_built_before_they_are_launched(fake, native):
+    device, stream = make(native)
+
+    device.build([KERNEL, KERNEL])
+    device.launch(KERNEL, 1, 1, (), stream)
+
+    assert len(fake.called("RawModule")) == 1
 
 
 # --- where memory comes from -----------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from dask.callbacks import Callback
 from dask.core import flatten
 from distributed import Client, LocalCluster
 from helpers.compare import assert_same_values
-from helpers.corpus import GRIDS, V3_CODECS, V3_CODECS_BY_ZARR, counting, write
+from helpers.corpus import GRIDS, V3_CODECS, V3_CODECS_BY_ZARR, V3_FILTERS, counting, write
 from helpers.datasets import open_ours
 from helpers.stores import RecordingStore, drop, put, take
-from zarr.abc.store import SuffixByteRequest
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.storage import MemoryStore
 
@@ -66,7 +65,7 @@ def blocks_of(compute):
 
 
 def shards_read(store):
-    return [key for key, wanted in store.requests if isinstance(wanted, SuffixByteRequest)]
+    return store.opened
 
 
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
@@ -99,9 +98,9 @@ def test_array_without_axes(store):
     assert_same_values(np.asarray(dask_array(store, counting(()), chunks=())), counting(()))
 
 
-@pytest.mark.parametrize("codecs", [*V3_CODECS, *V3_CODECS_BY_ZARR])
+@pytest.mark.parametrize("codecs", [*V3_CODECS, *V3_FILTERS, *V3_CODECS_BY_ZARR])
 def test_codecs(store, codecs):
-    array = dask_array(store, DATA, chunks=(4, 3), **(V3_CODECS | V3_CODECS_BY_ZARR)[codecs])
+    array = dask_array(store, DATA, chunks=(4, 3), **(V3_CODECS | V3_FILTERS | V3_CODECS_BY_ZARR)[codecs])
 
     result, blocks = blocks_of(array.compute)
 

@@ -17,7 +17,7 @@ from xarray_gpuzarr.metadata import parse_array
 from xarray_gpuzarr.plan import PointTarget, box_target, place_boxes, plan_blocks, plan_read
 from xarray_gpuzarr.shard_index import MISSING, ShardIndex
 
-RULE = CoalesceRule(max_gap_nbytes=16, max_nbytes=1000)
+RULE = CoalesceRule(max_gap_nbytes=16, max_nbytes=1000, max_raw_nbytes=1000)
 WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
 
 

@@ -19,6 +19,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import SelectionError, read_array
+from xarray_gpuzarr.fetch import FetchOptions, options
 
 pytestmark = pytest.mark.every_decoder
 
@@ -208,10 +209,8 @@ def chunk_range(store, first, last=None):
         pytest.param([0, 2 * STEP], [(0, 2)], id="a small gap is read over"),
         pytest.param([0, 5 * STEP], [(0, 5)], id="a gap of 1 MiB is read over"),
         pytest.param([0, 6 * STEP], [(0, 0), (6, 6)], id="a wider one is not"),
-        pytest.param(slice(None, None, STEP), [(0, 15)], id="one element of every chunk is the whole shard"),
-        pytest.param(slice(None), [(0, 15)], id="everything is one request"),
         pytest.param(slice(None, STEP, None), [(0, 0)], id="the first chunk"),
-        pytest.param(slice(None, None, -STEP), [(0, 15)], id="backwards"),
+        pytest.param(slice(6 * STEP, None, -STEP), [(0, 6)], id="backwards"),
     ],
 )
 @pytest.mark.host_decoder
@@ -226,6 +225,52 @@ def test_only_touched_chunks_are_requested(big, selection, wanted):
     assert_same_bits(read, data[selection])
 
 
+@pytest.mark.parametrize(
+    "selection",
+    [
+        pytest.param(slice(None), id="everything"),
+        pytest.param(slice(None, None, STEP), id="one element of every chunk"),
+        pytest.param(slice(8 * STEP), id="half of the chunks"),
+        pytest.param(slice(None, None, -STEP), id="backwards"),
+    ],
+)
+@pytest.mark.host_decoder
+def test_most_of_a_small_shard_is_one_request_for_all_of_it(big, selection, monkeypatch):
+    store, array, data = big
+    monkeypatch.setattr(options, "_options", FetchOptions(max_request_nbytes=3 * 1024 * 1024))
+    store.requests.clear()
+
+    read = read_array(array, selection, device="host")
+
+    assert store.requests == [("t/c/0", None)]
+    assert_same_bits(read, data[selection])
+
+
+@pytest.mark.parametrize("index_location", ["start", "end"])
+def test_a_small_shard_is_asked_for_with_its_index_at_either_end(index_location):
+    store = RecordingStore(MemoryStore())
+    data = np.pad(counting((5, 7), "f4"), ((3, 4), (2, 9)))
+    shards = {"shape": (4, 6), "index_location": index_location}
+    array = write(store, data, name="t", chunks=(2, 3), shards=shards)
+    store.requests.clear()
+
+    assert_same_bits(read_array(array, device="host"), data)
+
+    assert {wanted for _, wanted in store.requests} == {None}
+
+
+@pytest.mark.host_decoder
+def test_a_long_shard_is_asked_for_by_its_index(big, monkeypatch):
+    store, array, data = big
+    monkeypatch.setattr(options, "_options", FetchOptions(max_request_nbytes=2 * 1024 * 1024))
+    store.requests.clear()
+
+    read = read_array(array, device="host")
+
+    assert store.ranges == [chunk_range(store, 0, 7), chunk_range(store, 8, 15)]
+    assert_same_bits(read, data)
+
+
 def test_index_is_read_once_a_shard(big):
     store, array, _ = big
     store.requests.clear()
@@ -238,14 +283,14 @@ def test_index_is_read_once_a_shard(big):
 @pytest.mark.host_decoder
 def test_indexes_are_asked_for_ahead_but_not_all_at_once():
     store = RecordingStore(MemoryStore())
-    array = write(store, counting((200,)), name="t", chunks=(1,), shards=(2,))
+    array = write(store, counting((400,)), name="t", chunks=(1,), shards=(4,))
     store.requests.clear()
 
-    read_array(array, device="host")
+    read_array(array, slice(None, None, 4), device="host")
 
     kinds = [type(wanted) for _, wanted in store.requests]
     n_ahead = kinds.index(RangeByteRequest)
-    assert 2 <= n_ahead <= 20
+    assert 2 <= n_ahead <= 40
     assert kinds.count(SuffixByteRequest) == 100
 
 
@@ -274,12 +319,12 @@ def test_only_touched_objects_are_requested(layout):
 
 def test_missing_chunks_are_not_requested():
     store = RecordingStore(MemoryStore())
-    array = write(store, np.array([0, 0, 3, 4, 0, 0, 0, 0]), name="t", chunks=(2,), shards=(8,))
+    array = write(store, np.array([0, 0, 3, 4, *[0] * 12]), name="t", chunks=(2,), shards=(16,))
     store.requests.clear()
 
-    read_array(array, device="host")
+    read_array(array, slice(6), device="host")
 
-    assert [end - start for _, start, end in store.ranges] == [index_entries(take(store, "t/c/0"), 4)[1][1]]
+    assert [end - start for _, start, end in store.ranges] == [index_entries(take(store, "t/c/0"), 8)[1][1]]
 
 
 @pytest.mark.parametrize("n_threads", [2, 8])

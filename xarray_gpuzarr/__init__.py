@@ -1,14 +1,19 @@
 """Zarr shards straight to the GPU, through xarray: ``xr.open_dataset(store, engine="gpuzarr", chunks={})``."""
 
+from typing import TYPE_CHECKING, Any
+
 from xarray_gpuzarr import accessor as _accessor  # registers `.gpuzarr`  # noqa: F401
+from xarray_gpuzarr.cluster import register
+from xarray_gpuzarr.cluster_stats import stats
+from xarray_gpuzarr.configuration import configure
 from xarray_gpuzarr.cuda.options import ResourceOptions
-from xarray_gpuzarr.cuda.resources import configure
 from xarray_gpuzarr.errors import (
     CorruptChunkError,
     CudaError,
     DeviceMemoryError,
     DeviceUnavailableError,
     GpuZarrError,
+    GpuZarrWarning,
     MetadataError,
     OptionError,
     SelectionError,
@@ -16,14 +21,22 @@ from xarray_gpuzarr.errors import (
     StoreReadError,
     UnsupportedCodecError,
 )
+from xarray_gpuzarr.fetch import FetchOptions
+from xarray_gpuzarr.progress_bar import progress
 from xarray_gpuzarr.read import read_array
+
+if TYPE_CHECKING:
+    from xarray_gpuzarr.worker import GpuZarrPlugin
 
 __all__ = [
     "CorruptChunkError",
     "CudaError",
     "DeviceMemoryError",
     "DeviceUnavailableError",
+    "FetchOptions",
     "GpuZarrError",
+    "GpuZarrPlugin",
+    "GpuZarrWarning",
     "MetadataError",
     "OptionError",
     "ResourceOptions",
@@ -32,5 +45,16 @@ __all__ = [
     "StoreReadError",
     "UnsupportedCodecError",
     "configure",
+    "progress",
     "read_array",
+    "register",
+    "stats",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GpuZarrPlugin":
+        from xarray_gpuzarr.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
+
+        return GpuZarrPlugin
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

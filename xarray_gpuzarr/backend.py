@@ -25,13 +25,18 @@ from xarray.core.treenode import NodePath
 from xarray.core.utils import close_on_error
 from zarr.errors import UnknownCodecError
 
+from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import parse_cast
 from xarray_gpuzarr.chunkmanager import ShardVariable
-from xarray_gpuzarr.decoders import Device, resolve_device
+from xarray_gpuzarr.decoders import Device, resolve_device, resolve_storage
 from xarray_gpuzarr.errors import UnsupportedCodecError
+from xarray_gpuzarr.fetch import Storage
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS
 from xarray_gpuzarr.read import stored_array
+
+_LARGE_NBYTES = 64 * 1024 * 1024
+"""Decoded bytes from which it matters where a variable is decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,18 @@ class DecodeOptions:
             "use_cftime": _item(self.use_cftime, name, default=None),
             "decode_timedelta": _item(self.decode_timedelta, name, default=None),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where arrays are decoded, and how their bytes get there."""
+
+    device: Device
+    storage: Storage
+
+
+def _place(device: str, storage: str) -> Place:
+    return Place(device=resolve_device(device), storage=resolve_storage(storage, device))
 
 
 def _item(option: Any, name: Hashable, *, default: Any) -> Any:
@@ -88,14 +105,20 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         use_zarr_fill_value_as_mask: bool | None = None,
         cache_members: bool = True,
         device: str = "auto",
+        storage: str = "auto",
     ) -> Dataset:
         """Open one group.
 
         Parameters
         ----------
         filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
-        device : "auto", "cuda" or "host"
+        device : "auto", "cuda", "host" or "workers"
             Where chunks are decoded and where arrays live. "auto" is CUDA if this machine can use it, else host.
+            "workers" is CUDA on dask's workers, from a client that need not have a GPU.
+        storage : "auto", "posix" or "gds"
+            How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
+            Storage ("gds"). "auto" is "gds" wherever kvikio and the machine can do it and the host need not see the
+            bytes. Other stores, and reads on the host, know one way only.
         mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
             As for `xarray.open_dataset`.
         group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
@@ -108,7 +131,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         MetadataError
             The stored metadata of an array is malformed.
         """
-        resolved = resolve_device(device)
+        place = _place(device, storage)
         with _naming_unknown_codecs(filename_or_obj):
             store = ZarrStore.open_group(
                 _normalize_path(filename_or_obj),
@@ -130,7 +153,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             decode_timedelta=decode_timedelta,
         )
         with close_on_error(store):
-            return build_dataset(store, options, drop_variables, resolved)
+            return build_dataset(store, options, drop_variables, place)
 
     def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
         """Open all groups below a group as a tree; keywords as for `open_groups_as_dict`."""
@@ -147,10 +170,11 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         zarr_format: int | None = None,
         use_zarr_fill_value_as_mask: bool | None = None,
         device: str = "auto",
+        storage: str = "auto",
         **decoding: Any,
     ) -> dict[str, Dataset]:
         """Open all groups below a group, by path; keywords, also those of `DecodeOptions`, as for `open_dataset`."""
-        resolved, options = resolve_device(device), DecodeOptions(**decoding)
+        place, options = _place(device, storage), DecodeOptions(**decoding)
         parent = str(NodePath("/") / NodePath(group)) if group else "/"
         with _naming_unknown_codecs(filename_or_obj):
             stores = ZarrStore.open_store(
@@ -167,7 +191,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         for path, store in stores.items():
             name = str(NodePath(path).relative_to(parent)) if group else str(NodePath(path))
             with close_on_error(store):
-                datasets[name] = build_dataset(store, options, drop_variables, resolved)
+                datasets[name] = build_dataset(store, options, drop_variables, place)
         return datasets
 
 
@@ -188,7 +212,7 @@ def build_dataset(
     store: ZarrStore,
     options: DecodeOptions,
     drop_variables: str | Iterable[str] | None,
-    device: Device,
+    place: Place,
 ) -> Dataset:
     """Turn an open group into a Dataset of lazy variables.
 
@@ -197,7 +221,7 @@ def build_dataset(
     store : xarray.backends.ZarrStore
     options : DecodeOptions
     drop_variables : str or iterable of str or None
-    device : "cuda" or "host"
+    place : Place
     """
     stored, attrs = store.load()
     dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())
@@ -206,7 +230,7 @@ def build_dataset(
         if variable.encoding.get("shards") is not None:
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
     for name in prepared.keys() - dropped - _time_bounds(stored):
-        ours = engine_variable(name, prepared[name], options, device)
+        ours = engine_variable(name, prepared[name], options, place)
         if ours is not None:
             prepared[name] = ours
     # Variables of this engine are decoded already and pass through unchanged.
@@ -232,7 +256,7 @@ def build_dataset(
     return dataset
 
 
-def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, device: Device) -> Variable | None:
+def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, place: Place) -> Variable | None:
     """Return the decoded, lazy form of a stored variable, or None if xarray should decode it.
 
     Parameters
@@ -241,7 +265,7 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
     variable : xarray.Variable
         As `ZarrStore` opened it, not decoded.
     options : DecodeOptions
-    device : "cuda" or "host"
+    place : Place
     """
     wrapped: Any = variable._data  # noqa: SLF001  # ZarrStore wraps the zarr array twice
     array = wrapped.array.get_array()
@@ -255,8 +279,24 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
     cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
-    lazy = indexing.LazilyIndexedArray(LazyArray(stored_array(array, cast), device))
-    return Variable(decoded.dims, lazy, decoded.attrs, decoded.encoding, fastpath=True)
+    here = "host" if place.device == "workers" and not array.ndim else place.device  # xarray makes no task of a scalar
+    lazy = LazyArray(stored_array(array, cast, place.storage), here)
+    _advise_of_host_decoding(name, lazy)
+    data = indexing.LazilyIndexedArray(lazy)
+    return Variable(decoded.dims, data, decoded.attrs, decoded.encoding, fastpath=True)
+
+
+def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
+    """Say so if a large variable that goes to the GPU cannot be decoded there."""
+    if lazy.device != "cuda" or lazy.size * lazy.dtype.itemsize < _LARGE_NBYTES or lazy.route.where == "cuda":
+        return
+    advise(
+        lazy.route.why,
+        f"'{name}' is decoded on the host, then copied to the GPU",
+        found=lazy.route.why,
+        do="nothing, if that is fast enough: values are the same. docs/codecs.md names what the GPU decodes; "
+        "ds.gpuzarr.explain() shows every variable",
+    )
 
 
 def _decoded_stand_in(

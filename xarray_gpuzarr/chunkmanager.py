@@ -18,12 +18,19 @@ from xarray.core import indexing
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
+from xarray_gpuzarr.advice import advise
+from xarray_gpuzarr.dask_threads import threads_given
 from xarray_gpuzarr.decoders import block_memory
 from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.threads import at_most
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import Unplanned
 from xarray_gpuzarr.one_output import compute_into_one_output
 from xarray_gpuzarr.read import read
+from xarray_gpuzarr.task_names import task_name
+
+_MANY_TASKS, _SMALL_TASK_NBYTES = 50_000, 1_000_000
+"""More tasks than the first, each of fewer bytes than the second, are advised against."""
 
 LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
 
@@ -68,9 +75,10 @@ class BlockReader:
         full = indexing.expanded_indexer(key, self.ndim)
         outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
         picked = self.array.oindex[indexing.OuterIndexer(outer)]
-        if not self.reads_into or not picked.ndim:
-            return picked.get_duck_array()
-        return self._read(picked, block_memory.block_memory.empty(picked.shape, self.dtype))
+        with at_most(threads_given()):
+            if not self.reads_into or not picked.ndim:
+                return picked.get_duck_array()
+            return self._read(picked, block_memory.block_memory.empty(picked.shape, self.dtype))
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box into host memory; only if `reads_into`.
@@ -80,7 +88,8 @@ class BlockReader:
         box : tuple of slice
         out : ndarray, shape and dtype of the box, any strides
         """
-        block = self._read(self.array.oindex[indexing.OuterIndexer(box)], out)
+        with at_most(threads_given()):
+            block = self._read(self.array.oindex[indexing.OuterIndexer(box)], out)
         if block is not out:
             out[...] = block
 
@@ -90,9 +99,10 @@ class BlockReader:
 
     @property
     def reads_into(self) -> bool:
-        """Whether `read_into` works: NumPy blocks, no points, at least one element."""
+        """Whether `read_into` works: NumPy blocks of the host decoder, no points, at least one element."""
         lazily_indexed = isinstance(self.array, indexing.LazilyIndexedArray)
-        return lazily_indexed and type(self.lazy.meta()) is np.ndarray and 0 not in (self.ndim, *self.shape)
+        on_host = self.lazy.device == "host" and type(self.lazy.meta()) is np.ndarray
+        return lazily_indexed and on_host and 0 not in (self.ndim, *self.shape)
 
 
 class ShardManager(DaskManager):
@@ -106,9 +116,24 @@ class ShardManager(DaskManager):
         data : BlockReader
         chunks : as for `dask.array.from_array`
         """
-        kwargs |= {"meta": data.lazy.meta(), "asarray": False}
-        array = da.from_array(data, _whole_shards(chunks, data), **kwargs)
+        whole = da.core.normalize_chunks(_whole_shards(chunks, data), shape=data.shape, dtype=data.dtype)
+        name = task_name(data.lazy.stored, kwargs.get("name"), data, str(whole))
+        kwargs |= {"meta": data.lazy.meta(), "asarray": False, "name": name}
+        array = da.from_array(data, whole, **kwargs)
+        _advise_fewer_tasks(array)
         return compute_into_one_output(array, data) if data.reads_into and not kwargs.get("lock") else array
+
+
+def _advise_fewer_tasks(array: da.Array) -> None:
+    nbytes = array.nbytes // max(1, array.npartitions)
+    if array.npartitions < _MANY_TASKS or nbytes >= _SMALL_TASK_NBYTES:
+        return
+    advise(
+        "tasks",
+        f"'{array.name}' becomes {array.npartitions} dask tasks, more than dask handles with ease",
+        found=f"{nbytes} bytes a task",
+        do='read several chunks a task, with chunks="auto" or chunks={dimension: length}, or store the array in shards',
+    )
 
 
 def _whole_shards(chunks: Any, reader: BlockReader) -> Any:

@@ -1,4 +1,4 @@
-"""The command ``gpuzarr``: `demo` shows what this engine does here, `info` says how a store would be read.
+"""The command ``gpuzarr``: `demo` shows this engine at work, `info` how a store would be read, `bench` how fast.
 
 Every failure that a user can mend is printed as tried / found / do, without a traceback.
 """
@@ -17,12 +17,16 @@ import zarr
 from rich.console import Console
 
 from xarray_gpuzarr.accessor import DatasetAccessor
+from xarray_gpuzarr.bench_command import add_bench_options, run_bench
+from xarray_gpuzarr.cuda.resources import resource_options
 from xarray_gpuzarr.demo import open_store, run_demo, say, table_of
-from xarray_gpuzarr.errors import GpuZarrError
+from xarray_gpuzarr.errors import DeviceMemoryError, GpuZarrError, OptionError
 from xarray_gpuzarr.explain import Row, format_nbytes, lazy_array_of
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.lazy_array import LazyArray
+from xarray_gpuzarr.option_values import parse_nbytes
 from xarray_gpuzarr.sample import SAMPLES
+from xarray_gpuzarr.task_memory import task_memory
 
 _MOST_FILES = 20_000
 """More files than this are not counted: `info` should answer at once."""
@@ -32,6 +36,7 @@ examples:
   gpuzarr demo --source era5.nc              the same with a file of yours, rewritten as sharded Zarr
   gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
   gpuzarr info s3://bucket/era5.zarr --group 2024
+  gpuzarr bench era5.zarr                    this engine, zarr-python, zarrs and TensorStore on a store of yours
 
 in Python:
   xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={})
@@ -51,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, 1 if the demo's values differ, 2 if something has to be mended first.
     """
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         status: int = options.run(options)
     except GpuZarrError as err:
@@ -60,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; shtab makes shell completions of it."""
     parser = argparse.ArgumentParser(
         prog="gpuzarr",
         description="Read sharded Zarr through xarray with one task per shard, decoded where the result lives.",
@@ -86,7 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
     info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
     info.add_argument("--group", help="path of a group inside the store")
+    info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
     info.set_defaults(run=run_info)
+
+    bench = commands.add_parser("bench", help="compare the readers that are installed on a store of yours")
+    add_bench_options(bench)
+    bench.set_defaults(run=run_bench)
 
     for command in (demo, info):
         command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
@@ -95,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def run_info(options: argparse.Namespace) -> int:
     """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
+    gpu_nbytes = _gpu_nbytes(options.gpu_memory)
     dataset = open_store("gpuzarr", options.store, group=options.group, device=options.device)
     group = zarr.open_group(options.store, path=options.group, mode="r")
     say(f"{options.store}, group /{group.path}, Zarr format {group.metadata.zarr_format}")
@@ -108,13 +120,41 @@ def run_info(options: argparse.Namespace) -> int:
     ours = [(row, lazy) for row in explained.rows if (lazy := lazy_array_of(dataset.variables[row.variable]))]
     if ours:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
-        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]))
+        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]), "")
+        parts = ("a task on a GPU", "result", "encoded", "scratch", "peak", f"at once on {options.gpu_memory}")
+        console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in ours]))
     return 0
+
+
+def _gpu_nbytes(text: str) -> int:
+    try:
+        return parse_nbytes(text)
+    except ValueError:
+        raise OptionError(
+            "unusable memory of a GPU",
+            tried=f"--gpu-memory {text!r}",
+            found="not a size such as 80GB, 24 GiB or 8000000000",
+            do="leave it out, or give a size",
+        ) from None
+
+
+def _block_shape(row: Row) -> tuple[int, ...]:
+    """Return the shape of what one task reads."""
+    return tuple(map(min, row.shape, row.shard_shape or row.chunk_shape or row.shape))
+
+
+def _memory_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]:
+    try:
+        memory = task_memory(lazy.stored, _block_shape(row), options=resource_options(), gpu_nbytes=gpu_nbytes)
+    except DeviceMemoryError:
+        return (row.variable, "", "", "", "a chunk does not fit", "0")
+    parts = (memory.result_nbytes, memory.staged_nbytes, memory.scratch_nbytes, memory.device_nbytes)
+    return (row.variable, *map(format_nbytes, parts), str(memory.n_fitting(gpu_nbytes)))
 
 
 def _byte_cells(row: Row, lazy: LazyArray) -> tuple[str, ...]:
     on_disk = disk_nbytes(lazy)
-    task = math.prod(map(min, row.shape, row.shard_shape or row.chunk_shape or row.shape))
+    task = math.prod(_block_shape(row))
     per_element = np.dtype(row.dtype).itemsize
     return (
         row.variable,

@@ -140,7 +140,8 @@ def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", d
 def _progress() -> Progress:
     """Return a bar on standard error, silent unless that is a terminal, that no thread redraws between steps."""
     console = Console(stderr=True)
-    return Progress(console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+    console.quiet = not console.is_terminal  # a bar that is disabled ends its line all the same, before rich 14.3
+    return Progress(console=console, transient=True, auto_refresh=False, disable=console.quiet)
 
 
 def _writable(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Every exception of the package, in one layout: what was tried, what was found, what to do.
+"""Every exception of the package, in one layout: what was tried, what was found, what to do. And its one warning.
 
 Nothing is decided here and nothing is caught here. All other modules raise these classes; callers can
 catch `GpuZarrError` for all of them or the builtin that each class also inherits from.
@@ -39,6 +39,10 @@ class GpuZarrError(Exception):
 
 def _rebuild(cls: type[GpuZarrError], headline: str, tried: str, found: str, do: str) -> GpuZarrError:
     return cls(headline, tried=tried, found=found, do=do)
+
+
+class GpuZarrWarning(UserWarning):
+    """Something works, but costs more than it has to; says what to do, once in a process."""
 
 
 class OptionError(GpuZarrError, ValueError):

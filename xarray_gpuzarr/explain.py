@@ -24,7 +24,7 @@ from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.chunkmanager import find_block_reader
-from xarray_gpuzarr.codecs import parse_codecs
+from xarray_gpuzarr.codec_json import parse_codecs
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
 
@@ -60,6 +60,8 @@ class Row:
     """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"host, by xarray"`` ..."""
     why: str = ""
     """The reason; empty for the ordinary way of this engine."""
+    storage: str = ""
+    """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty where there is nothing to choose."""
     stored_nbytes: int | None = None
     """Bytes of the elements in their stored dtype, before compression."""
     decoded_nbytes: int
@@ -123,7 +125,7 @@ def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why:
 
 
 def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
-    route, stored = lazy.route, lazy.stored
+    route, stored, storage = lazy.route, lazy.stored, lazy.storage
     why = "; ".join(filter(None, (route.why, _derivation(variable, lazy))))
     if not isinstance(stored.spec, ArraySpec):
         array = stored.zarr_array
@@ -140,6 +142,7 @@ def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
         n_chunks=math.prod(spec.grid.n_chunks),
         codecs=str(spec.codecs),
         cast=str(stored.cast),
+        storage=storage,
     )
 
 
@@ -255,7 +258,7 @@ _NARROW_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
     "values": lambda row: [_dtype(row), f"{format_shape(row.shape)}, {format_nbytes(row.decoded_nbytes)}"],
     "stored as": _layout,
-    "decoded": lambda row: [row.where, row.why],
+    "decoded": lambda row: [row.where, row.why, row.storage],
 }
 _WIDE_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
@@ -264,7 +267,7 @@ _WIDE_COLUMNS: Columns = {
     "shards": lambda row: [_shards(row)],
     "inner chunks": lambda row: [_grid(row.n_chunks, "", row.chunk_shape)],
     "codecs": lambda row: [row.codecs],
-    "decoded": lambda row: [row.where, row.why],
+    "decoded": lambda row: [row.where, row.why, row.storage],
 }
 _UNBROKEN = {"values", "shape", "shards", "inner chunks"}
 """Columns that are never wrapped."""

@@ -22,7 +22,7 @@ class LazyArray(BackendArray):
     Parameters
     ----------
     stored : StoredArray
-    device : "cuda" or "host"
+    device : "cuda", "host" or "workers"
     """
 
     __slots__ = ("device", "dtype", "shape", "stored")
@@ -43,6 +43,11 @@ class LazyArray(BackendArray):
     def route(self) -> Route:
         """Where this array is decoded and why."""
         return self.stored.route(decoder_for(self.device))
+
+    @property
+    def storage(self) -> str:
+        """How stored bytes reach a GPU and why; empty where there is nothing to choose."""
+        return self.stored.how_read(decoder_for(self.device))
 
     def meta(self) -> Any:
         """Return a zero-length array of the kind that reads give. No I/O."""

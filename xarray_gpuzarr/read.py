@@ -6,6 +6,7 @@ of it with one decoder. Indexes of the next shards are asked for while earlier s
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,21 +16,20 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.decoders import Decoder, Route, decoder_for
+from xarray_gpuzarr.counted_read import CountedPlans
+from xarray_gpuzarr.counters import counters
+from xarray_gpuzarr.decoders import Decoder, Route, decoder_for, resolve_storage
+from xarray_gpuzarr.decoders.base import FileReader
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch import ByteSource, PendingEdge, byte_source
+from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
 from xarray_gpuzarr.grid import group_points, outer_selection
 from xarray_gpuzarr.metadata import ArraySpec, Unplanned, parse_array
-from xarray_gpuzarr.plan import (
-    Block,
-    PointTarget,
-    ReadPlan,
-    Target,
-    box_target,
-    plan_blocks,
-    plan_read,
-)
-from xarray_gpuzarr.shard_index import ShardIndex, decode_shard_index
+from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
+from xarray_gpuzarr.progress_bar import watch
+from xarray_gpuzarr.snapshot import PendingPlan, Snapshot
+
+_ATTEMPTS = 3
+"""Times that a read is tried while shards are replaced between the read of their index and of their chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class StoredArray:
 
     shape: tuple[int, ...]
     spec: ArraySpec | Unplanned
-    source: ByteSource | None
+    source: ObjectSource | None
     """Where planned reads fetch from; None if `zarr_array` is asked instead."""
     zarr_array: zarr.Array[Any] | None
     """The array itself, if it cannot be planned."""
@@ -50,8 +50,17 @@ class StoredArray:
             return Route(where="host, by zarr-python", why=self.spec.reason)
         return decoder.route(self.spec, self.cast)
 
+    def how_read(self, decoder: Decoder) -> str:
+        """Say how stored bytes reach the decoder's device, and why; empty where there is nothing to choose."""
+        if isinstance(self.spec, Unplanned) or self.source is None or self.source.is_remote:
+            return ""
+        if not isinstance(decoder, FileReader):
+            return ""
+        why_not = "asked for" if self.source.storage == "posix" else decoder.why_staged(self.spec, self.cast)
+        return "gds" if why_not is None else f"posix: {why_not}"
 
-def stored_array(array: zarr.Array[Any], cast: Cast | None = None) -> StoredArray:
+
+def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Storage = "auto") -> StoredArray:
     """Describe an open zarr array so that `read` can read it.
 
     Parameters
@@ -59,13 +68,20 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None) -> StoredArra
     array : zarr.Array
     cast : Cast or None
         None keeps the stored values and the dtype that zarr-python gives them.
+    storage : "auto", "posix" or "gds"
+        How local files reach a GPU.
+
+    Raises
+    ------
+    OptionError
+        ``"gds"`` for an array that is not in local files.
     """
     spec = parse_array(array)
     planned = isinstance(spec, ArraySpec)
     return StoredArray(
         shape=tuple(array.shape),
         spec=spec,
-        source=byte_source(array.store) if planned else None,
+        source=byte_source(array.store, storage) if planned else None,
         zarr_array=None if planned else array,
         cast=cast or Cast(dtype=array.dtype.str),
     )
@@ -117,38 +133,53 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
 
 
 def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder) -> Any:
+    return decoder.with_memory(lambda: _read_versions(stored, spec, target, decoder))
+
+
+def _read_versions(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder) -> Any:
+    """Read until all that is read is of one version of its shard."""
+    for attempt in range(_ATTEMPTS - 1):
+        try:
+            return _read_snapshot(stored, spec, target, decoder, use_cache=attempt == 0)
+        except ObjectChangedError:  # since its index was read, by this read or by an earlier one
+            continue
+    return _read_snapshot(stored, spec, target, decoder, use_cache=False)
+
+
+def _read_snapshot(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, *, use_cache: bool) -> Any:
     assert stored.source is not None
-    plans = _plans(spec, target, stored.source)
-    return decoder.decode(plans, stored.source, spec=spec, target=target, cast=stored.cast)
+    nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
+    with Snapshot(stored.source, spec, use_cache=use_cache) as snapshot:
+        plans = CountedPlans(_plans(spec, target, snapshot))
+        with (
+            watch(iter(plans), _n_chunks, n_chunks=_n_touched(target), nbytes=nbytes) as watched,
+            counters.stage("decode"),
+        ):
+            result = decoder.decode(watched, snapshot, spec=spec, target=target, cast=stored.cast)
+    plans.done()
+    return result
 
 
-def _plans(spec: ArraySpec, target: Target, source: ByteSource) -> Iterator[ReadPlan]:
+def _n_chunks(plan: ReadPlan) -> int:
+    return len(plan.row) + len(plan.missing_row)
+
+
+def _n_touched(target: Target) -> int:
+    """Return the number of chunks that all plans of a target cover."""
+    if isinstance(target, PointTarget):
+        return len(target.groups.chunk)
+    return math.prod(len(pieces.chunk) for pieces in target.pieces)
+
+
+def _plans(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[ReadPlan]:
     """Plan block after block, with the next blocks' indexes already asked for."""
-    waiting: deque[tuple[Block, PendingEdge | None]] = deque()
+    waiting: deque[PendingPlan] = deque()
     for block in plan_blocks(spec, target):
-        waiting.append((block, _start_index(spec, block, source)))
-        if len(waiting) > source.lookahead:
-            yield _plan(spec, target, source, *waiting.popleft())
+        waiting.append(snapshot.start_plan(target, block))
+        if len(waiting) > snapshot.lookahead:
+            yield waiting.popleft()()
     while waiting:
-        yield _plan(spec, target, source, *waiting.popleft())
-
-
-def _start_index(spec: ArraySpec, block: Block, source: ByteSource) -> PendingEdge | None:
-    if spec.index is None or block.key is None:
-        return None
-    return source.start_edge(block.key, spec.index.location, spec.index.nbytes)
-
-
-def _plan(spec: ArraySpec, target: Target, source: ByteSource, block: Block, edge: PendingEdge | None) -> ReadPlan:
-    return plan_read(spec, target, block, _index(spec, block, edge), source.rule)
-
-
-def _index(spec: ArraySpec, block: Block, pending: PendingEdge | None) -> ShardIndex | None:
-    edge = pending() if pending is not None else None
-    if edge is None or spec.index is None:
-        return None
-    where = f"'{block.key}' of array '{spec.path}'"
-    return decode_shard_index(edge.data, spec.index, shard_nbytes=edge.object_nbytes, where=where)
+        yield waiting.popleft()()
 
 
 def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any]) -> np.ndarray[Any, Any]:
@@ -156,7 +187,8 @@ def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any]) -
     array = stored.zarr_array
     assert array is not None
     try:
-        return np.asarray(pick(array))
+        with counters.stage("zarr"):
+            block = np.asarray(pick(array))
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
         raise StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
@@ -164,9 +196,11 @@ def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any]) -
             found=f"{type(err).__name__}: {err}",
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
         ) from err
+    counters.add(n_reads=1, decoded_nbytes=block.nbytes)
+    return block
 
 
-def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "auto") -> Any:
+def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "auto", storage: str = "auto") -> Any:
     """Read a zarr array, or a selection of it, with the engine that ``engine="gpuzarr"`` uses.
 
     Parameters
@@ -177,6 +211,8 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
         Applied axis by axis (orthogonally). Everything if left out.
     device : "auto", "cuda" or "host"
         Where to decode and where the result lives.
+    storage : "auto", "posix" or "gds"
+        How local files reach a GPU; see `xarray_gpuzarr.backend.GpuZarrBackendEntrypoint.open_dataset`.
 
     Returns
     -------
@@ -187,7 +223,8 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     Raises
     ------
     GpuZarrError
-        `SelectionError`, `DeviceUnavailableError`, `StoreReadError`, `ShardIndexError`, `CorruptChunkError`.
+        `OptionError`, `SelectionError`, `DeviceUnavailableError`, `StoreReadError`, `ShardIndexError`,
+        `CorruptChunkError`.
 
     Examples
     --------
@@ -198,4 +235,5 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
            [ 4,  7],
            [ 8, 11]])
     """
-    return read(stored_array(array), ... if selection is None else selection, decoder_for(device))
+    way = resolve_storage(storage, device)
+    return read(stored_array(array, storage=way), ... if selection is None else selection, decoder_for(device))

@@ -1,7 +1,7 @@
 """The kernels on a GPU, against the same NumPy references and with the same tables as on the host.
 
-The tests are those of `test_kernels`, `test_blosc_kernels`, `test_checksum_kernels` and `test_zstd_kernel`, collected
-here once more.
+The tests are those of `test_kernels`, `test_blosc_kernels`, `test_checksum_kernels`, `test_filter_kernels` and
+`test_zstd_kernel`, collected here once more.
 """
 
 import pytest
@@ -31,6 +31,21 @@ from test_checksum_kernels import (  # noqa: F401  # collected here
     test_nothing_to_sum,
     test_published_check_value,
     test_sums_of_equal_bytes_do_not_overflow,
+)
+from test_filter_kernels import (  # noqa: F401  # collected here
+    test_astype,
+    test_cast_value,
+    test_chunks_of_any_length,
+    test_delta,
+    test_no_chunks,
+    test_number_that_an_integer_cannot_hold_is_left_to_the_host,
+    test_packbits,
+    test_packbits_that_leave_out_other_bits_are_left_to_the_host,
+    test_running_sum_keeps_the_first_nan,
+    test_scaled,
+    test_scaled_integers,
+    test_scaled_to_integers,
+    test_value_that_stands_for_another_one,
 )
 from test_kernels import (  # noqa: F401  # collected here
     test_a_chunk_of_many_points,

@@ -166,9 +166,17 @@ _KINDS: dict[str, tuple[int, Any, Callable[[bytes], bytes] | None]] = {
     "lz4": (1, zn.LZ4(), None),
     "blosc, shuffled": (2, BloscCodec(cname="zstd", shuffle="bitshuffle", typesize=2), None),
     "raw": (2, None, None),
+    "filters, scattered": (2, [zn.Shuffle(elementsize=2), ZstdCodec()], None),
+    "filters, straight into the result": (1, [zn.LZ4(), zn.CRC32()], None),
+    "filters of raw chunks": (2, [zn.Adler32()], None),
     "gzip, then zstd": (2, [GzipCodec(), ZstdCodec()], None),
 }
 """Axes, compressor, and what makes of a chunk one that is left to the host."""
+_FILTERS = {
+    "filters, scattered": zn.Delta(dtype="<i2"),
+    "filters, straight into the result": [zn.Delta(dtype="<i2"), zn.AsType(encode_dtype="<i4", decode_dtype="<i2")],
+    "filters of raw chunks": zn.Delta(dtype="<i2"),
+}
 ON_HOST = "gzip, then zstd"
 """The scene that the host decodes whole."""
 SCENES = tuple(name for name in _KINDS if name != ON_HOST)
@@ -191,7 +199,7 @@ def scene(name: str) -> Scene:
     data = np.frombuffer(np.random.default_rng(1).bytes(48 * 8 * KIB), "i2").reshape(shape) >> 2
     for box in _MISSING[ndim]:
         data[box] = 0
-    array = write(MemoryStore(), data, chunks=chunks, shards=shards, compressors=compressor, filters=None)
+    array = write(MemoryStore(), data, chunks=chunks, shards=shards, compressors=compressor, filters=_FILTERS.get(name))
     if unusual is not None:
         key, box = _UNUSUAL[ndim]
         put(array.store, key, with_chunk(take(array.store, key), 4, 3, unusual(data[box].tobytes())))

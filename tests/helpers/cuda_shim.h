@@ -6,6 +6,7 @@
 // which shows most of what relies on one. Of a warp all threads must end between the same barriers: else the process
 // aborts. One grid runs at a time in one library.
 #pragma once
+#include <cmath>
 #include <cstdlib>
 #include <utility>
 

@@ -50,6 +50,9 @@ class Downloaded:
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> np.ndarray:
         return self._down(self._cuda.decode(plans, source, **keywords), keywords["cast"])
 
+    def with_memory(self, read: Callable[[], Any]) -> Any:
+        return self._cuda.with_memory(read)
+
     def upload(self, block: np.ndarray, cast: Any) -> np.ndarray:
         return self._down(self._cuda.upload(block, cast), cast)
 

@@ -75,6 +75,7 @@ class FakeCuda:
         self.calls = []
         self.failures = {}
         self.current_resource = CudaMemoryResource()
+        self.allocator = "CuPy's own"
         self.current_device = 0
         self.has_async = True
         self._buffers = []
@@ -137,11 +138,19 @@ class FakeCuda:
                 ptr=ptr, nbytes=nbytes, owner=owner, index=index
             ),
             MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
-            set_allocator=self.call("set_allocator"),
+            get_allocator=lambda: self.allocator,
+            set_allocator=self.call("set_allocator", lambda allocator: vars(self).update(allocator=allocator)),
             set_pinned_memory_allocator=self.call("set_pinned_memory_allocator"),
         )
         ndarray = lambda shape, dtype, data: SimpleNamespace(shape=shape, dtype=dtype, data=data)  # noqa: E731
-        return module("cupy", cuda=cuda, ndarray=ndarray, RawModule=self.call("RawModule", self._raw_module))
+        return module(
+            "cupy",
+            cuda=cuda,
+            ndarray=ndarray,
+            asarray=self.call("asarray", lambda values: values),
+            get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=self.call("free_all_blocks")),
+            RawModule=self.call("RawModule", self._raw_module),
+        )
 
     def _rmm(self):
         mr = SimpleNamespace(
@@ -149,7 +158,9 @@ class FakeCuda:
             CudaAsyncMemoryResource=CudaAsyncMemoryResource,
             PoolMemoryResource=PoolMemoryResource,
             get_per_device_resource=lambda _index: self.current_resource,
-            set_per_device_resource=self.call("set_per_device_resource"),
+            set_per_device_resource=self.call(
+                "set_per_device_resource", lambda _index, resource: vars(self).update(current_resource=resource)
+            ),
             set_current_device_resource=self.call("set_current_device_resource"),
         )
         stream = module("rmm.pylibrmm.stream", Stream=RmmStream)

@@ -26,7 +26,7 @@ from xarray_gpuzarr.cuda.launch import kernel_source
 _SHIM = Path(__file__).with_name("cuda_shim.h")
 _TESTS = Path(__file__).parents[1]
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
-_FAST = ("-O2",)
+_FAST = ("-O2", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _loading = threading.Lock()
 
@@ -37,6 +37,12 @@ def launch(kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -
     with lock:
         status = run(n_blocks, n_threads, len(args), (ctypes.c_ulonglong * len(args))(*args))
     assert status == 0, f"{kernel.name} takes another number of arguments than {len(args)}"
+
+
+def build(kernel: Kernel) -> Kernel:
+    """Build `kernel`, so that no launch has to; return it."""
+    _load(kernel)
+    return kernel
 
 
 class HostLaunches:

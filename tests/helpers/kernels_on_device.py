@@ -14,13 +14,16 @@ import numpy.typing as npt
 import pytest
 import test_blosc_kernels as blosc_tests
 import test_checksum_kernels as checksum_tests
+import test_filter_kernels as filter_tests
 import test_zstd_kernel as zstd_tests
 
 from helpers import kernel_runs, zstd_runs
+from helpers.filter_runs import Filtered
 from helpers.kernel_runs import Chunk, Stored
 from xarray_gpuzarr.cuda.api import Address, DeviceApi, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
+from xarray_gpuzarr.cuda.filters import Filter, Places
 from xarray_gpuzarr.cuda.launch import Points, Scatter, move
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 
@@ -102,6 +105,7 @@ def use(image: Image, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(blosc_tests, "run_unshuffle", lambda blocks: run_unshuffle(image, blocks))
     patch.setattr(blosc_tests, "run_blosclz", lambda rows: run_blosclz(image, rows))
     patch.setattr(zstd_tests, "run_check", lambda frames, expected: run_check(image, frames, expected))
+    patch.setattr(filter_tests, "run_filter", lambda *case, **more: run_filter(image, *case, **more))
     patch.setattr(checksum_tests, "placed", lambda content, offset=0: (content, offset))
     patch.setattr(checksum_tests, "checksums", lambda kind, messages: run_checksums(image, kind, messages))
 
@@ -186,6 +190,22 @@ def run_checksums(image: Image, kind: Kind, messages: Sequence[tuple[bytes, int]
     longest = max(nbytes, default=0)
     image.run(lambda api, stream: checksum(api, stream, kind, table=table, n=n, max_nbytes=longest, result=result))
     return finish(kind, image.content(result, 8 * n).view(np.uint64)).tolist()
+
+
+def run_filter(
+    image: Image, codec: Filter, chunks: Sequence[bytes], n_elements: int, itemsize: int, offsets: Sequence[int] = (0,)
+) -> list[Filtered]:
+    image.clear()
+    n, nbytes = len(chunks), n_elements * itemsize
+    targets = [image.reserve(nbytes, offsets[i % len(offsets)]) for i in range(n)]
+    sources = [image.place(chunk, offsets[i % len(offsets)]) for i, chunk in enumerate(chunks)]
+    table = image.place(_columns(list(zip(sources, targets, strict=True)), 2))
+    flags, words = image.reserve(8 * n, byte=0), image.place(codec.words)
+    places = Places(table=table, n=n, n_elements=n_elements, flags=flags, words=words)
+    image.run(lambda api, stream: codec.launch(api, stream, places))
+    flagged = image.content(flags, 8 * n).view(np.uint64).tolist()
+    contents = [image.content(target, nbytes).tobytes() for target in targets]
+    return [Filtered(flagged=bool(f), content=c) for f, c in zip(flagged, contents, strict=True)]
 
 
 def run_moves(image: Image, runs: Sequence[tuple[int, int, int]]) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from helpers.simulated_streams import Scheduler, SimulatedEvent, SimulatedStream
 
-MUTATIONS = ("wait", "record", "synchronize", "synchronize_event")
+MUTATIONS = ("wait", "record", "synchronize", "synchronize_event", "finish_read")
 """Calls that a device can be told to ignore: all of them, or with ``:n`` behind the name the nth, from 1."""
 
 _thread = threading.local()

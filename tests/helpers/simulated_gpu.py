@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu.device import AbsentError
+from benchmarks.measure import AbsentError
 from helpers import host_kernels
 from helpers.simulated_streams import SimulatedEvent, SimulatedStream, touch_of
 from helpers.simulator import SimulatedDevice
 from xarray_gpuzarr import backend, lazy_array, read
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.api import Address, Kernel
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.host import HostDecoder
@@ -29,6 +31,7 @@ class SimulatedGpu:
         self.launched: Counter[str] = Counter()
         """How often each kernel was launched, by name."""
         self.api = SimulatedDevice(seed, run_kernel=self._run_kernel)
+        self._decoder = CudaDecoder(lambda: self.api)
 
     def about(self) -> dict[str, object]:
         return {"name": "a simulator"}
@@ -67,12 +70,28 @@ class SimulatedGpu:
             return False
         return np.array_equal(found.get(), expected.get(), equal_nan=found.dtype.kind == "f")
 
+    def upload(self, values: np.ndarray) -> Any:
+        return self._decoder.upload(values, Cast(dtype=values.dtype.str))
+
+    def product(self, values: Any) -> Any:
+        flat = values.get().reshape(-1)
+        return flat @ flat
+
     def tidy(self) -> None:
         """There is nothing that only the array library holds."""
 
     def _run_kernel(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
         self.launched[kernel.name] += 1
         host_kernels.launch(kernel, n_blocks, n_threads, args)
+
+
+def in_use(patch: pytest.MonkeyPatch) -> SimulatedGpu:
+    """Return a simulated GPU that reads go to, with options that a test may change."""
+    host_kernels.require_compiler()
+    gpu = SimulatedGpu()
+    use(gpu, patch)
+    patch.setattr(resources, "_options", resources.resource_options())
+    return gpu
 
 
 def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:

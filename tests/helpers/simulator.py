@@ -11,7 +11,7 @@ import math
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -22,9 +22,10 @@ from helpers import host_kernels
 from helpers.fake_nvcomp import FakeNvcomp
 from helpers.simulated_array import SimulatedArray
 from helpers.simulated_calls import Border
+from helpers.simulated_files import SimulatedFile
 from helpers.simulated_memory import POISON, Arena, ArrayMemory, Block, PinnedPool, SimulatedMemory, SimulatedPinned
 from helpers.simulated_streams import Scheduler, SimulatedEvent, SimulatedStream, Touch, touch_all, touch_of
-from xarray_gpuzarr.cuda.api import Address, Bytes, Kernel
+from xarray_gpuzarr.cuda.api import Address, Bytes, Install, Kernel, Undo
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.errors import DeviceMemoryError
 
@@ -52,6 +53,8 @@ class SimulatedDevice:
         Stands in for `helpers.host_kernels.launch`.
     mutations : collection of str
         Calls to ignore, see `simulated_calls.MUTATIONS`: for proofs that a test can fail.
+    reads_files : bool
+        Whether it has GPUDirect Storage.
     """
 
     def __init__(
@@ -64,10 +67,14 @@ class SimulatedDevice:
         fail_allocations: Callable[[int], bool] | None = None,
         run_kernel: RunKernel | None = None,
         mutations: Collection[str] = (),
+        reads_files: bool = False,
     ) -> None:
         self.index = index
+        self._reads_files = reads_files
         self.ranges: Counter[str] = Counter()  # how often each was entered
         self.nbytes_uploaded = self.nbytes_downloaded = 0
+        self.shared: list[Install] = []
+        self.built: list[Kernel] = []
         self._total_nbytes = memory_nbytes
         self._pinned_limit = pinned_nbytes
         self._fail_allocations = fail_allocations
@@ -206,6 +213,28 @@ class SimulatedDevice:
             touches = [Touch(p, min(p + 1, end), "pointer") for p, end in zip(pointers, ends, strict=True)]
             self._scheduler.give(stream, name, partial(self._run_kernel, kernel, n_blocks, n_threads, words), *touches)
 
+    def why_no_files(self) -> str | None:
+        return None if self._reads_files else "the simulated device reads no files"
+
+    def open_file(self, path: str) -> SimulatedFile:
+        with self._border.call("open_file"):
+            assert self._reads_files
+            return SimulatedFile(self, path)
+
+    def build(self, kernels: Iterable[Kernel]) -> None:
+        with self._border.call("build"):
+            self.built += list(map(host_kernels.build, kernels))
+
+    def share(self, install: Install) -> Undo:
+        """Only note down what was asked for: what sharing does is no matter of this device."""
+        with self._border.call("share"):
+            self.shared.append(install)
+        return self.shared.clear
+
+    def trim(self) -> None:
+        with self._border.call("trim"):
+            """There is no pool."""
+
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
         self.ranges[name] += 1
@@ -234,6 +263,9 @@ class SimulatedDevice:
         with self._border.enter("set"):
             run = partial(elements.__setitem__, key, np.copy(value))
             self._scheduler.give(self._consumer(), "set", run, touch_of(elements, "write"))
+
+    def array(self, values: np.ndarray) -> SimulatedArray:
+        return self.place(values)
 
     def place(self, values: np.ndarray) -> SimulatedArray:
         """Return a new array that the consumer's stream fills."""

@@ -4,7 +4,7 @@ As `cupy.ndarray` does, it raises TypeError from ``__array__`` and from arithmet
 dimensions; NumPy scalars and Python numbers are welcome. `get` is the one way to the host.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,9 @@ class StrictDecoder:
 
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> StrictArray:
         return StrictArray(self._host.decode(plans, source, **keywords))
+
+    def with_memory(self, read: Callable[[], Any]) -> Any:
+        return read()
 
     def upload(self, block: np.ndarray, cast: Any) -> StrictArray:
         return StrictArray(self._host.upload(block, cast))

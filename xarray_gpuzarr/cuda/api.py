@@ -4,15 +4,15 @@
 memory, whose streams run late and in any order that the events allow, so that a forgotten wait is a failing test.
 
 Addresses are plain integers that only this package's `cuda` and `decoders.cuda` rooms pass on. Nothing here blocks the
-host but `synchronize`, `synchronize_event` and the allocation of pinned memory.
+host but `synchronize`, `synchronize_event`, the allocation of pinned memory, and reads of files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NewType, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,12 @@ Address = NewType("Address", int)
 
 Bytes = npt.NDArray[np.uint8]
 """Host memory as a flat array of bytes."""
+
+Install = Literal["always", "if plain", "never"]
+"""When the memory resource of reads becomes the one of the whole process."""
+
+Undo = Callable[[], None]
+"""Take back what was changed; the second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,31 @@ class PinnedMemory(Protocol):
     @property
     def array(self) -> Bytes:
         """The memory, writable."""
+
+
+class FileRead(Protocol):
+    """A read into device memory that was started."""
+
+    def finish(self) -> int:
+        """Block until the bytes are there, for every stream; return their number. May be called again."""
+
+
+class DeviceFile(Protocol):
+    """A local file, open for reads into device memory."""
+
+    def read(self, to: Address, nbytes: int, offset: int, stream: Stream) -> FileRead:
+        """Start reading a range, after all that `stream` has been given so far; it may be less at the end of the file.
+
+        No stream may use the bytes before `FileRead.finish` has returned.
+
+        Raises
+        ------
+        StoreReadError
+            Here or on finishing: the file cannot be read so.
+        """
+
+    def close(self) -> None:
+        """Close the file; only once all its reads are finished."""
 
 
 class DeviceApi(Protocol):
@@ -129,6 +160,9 @@ class DeviceApi(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
         """Return an uninitialised C-ordered device array whose memory belongs to `stream`."""
 
+    def array(self, values: npt.NDArray[Any]) -> Any:
+        """Return a device array with these values, made on the caller's stream; for a few of them."""
+
     def address(self, array: Any) -> Address:
         """Return the address of the first element of a device array."""
 
@@ -140,6 +174,27 @@ class DeviceApi(Protocol):
 
     def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], stream: Stream) -> None:
         """Run a kernel on a one-dimensional grid; each argument is one ``unsigned long long``."""
+
+    def build(self, kernels: Iterable[Kernel]) -> None:
+        """Compile kernels that have not been launched yet, so that no read has to wait for that."""
+
+    def share(self, install: Install) -> Undo:
+        """Let the array library allocate from the pool of reads, process-wide; see `sharing.share_memory`."""
+
+    def trim(self) -> None:
+        """Give back device memory that pools of the array library keep unused."""
+
+    def why_no_files(self) -> str | None:
+        """Say why files cannot be read straight into device memory; None if they can."""
+
+    def open_file(self, path: str) -> DeviceFile:
+        """Open a local file; only if `why_no_files` has nothing to say.
+
+        Raises
+        ------
+        StoreReadError
+            It cannot be opened.
+        """
 
     @property
     def nvcomp(self) -> Nvcomp:

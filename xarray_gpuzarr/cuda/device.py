@@ -1,31 +1,44 @@
 """`DeviceApi` with CuPy, RMM and nvCOMP: what the CUDA decoder runs on where there is a GPU.
 
 It decides nothing about reads: streams, events and sizes are the caller's. Process-wide state, CuPy's allocator and
-RMM's current resource, is touched by `NativeDevice.share` alone. Importing it needs CuPy and RMM but no GPU.
+RMM's current resource, is touched by `sharing` alone. Importing it needs CuPy and RMM but no GPU.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, cast
 
 import cupy
 import numpy as np
-import rmm
-from rmm.allocators.cupy import rmm_cupy_allocator
+import numpy.typing as npt
 from rmm.pylibrmm.stream import Stream as RmmStream
 
-from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Kernel, PinnedMemory, Stream
+from xarray_gpuzarr.cuda.api import (
+    Address,
+    Bytes,
+    DeviceApi,
+    DeviceFile,
+    DeviceMemory,
+    Event,
+    Install,
+    Kernel,
+    PinnedMemory,
+    Stream,
+    Undo,
+)
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
+from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import resource_options
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory
+from xarray_gpuzarr.cuda.sharing import share_memory
 from xarray_gpuzarr.errors import DeviceMemoryError
 
 try:
@@ -179,6 +192,11 @@ class NativeDevice:
         memory = cupy.cuda.UnownedMemory(buffer.ptr, nbytes, buffer, self.index)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
+    @cuda_call("cupy.asarray")
+    def array(self, values: npt.NDArray[Any]) -> Any:
+        """Return a `cupy.ndarray` with these values, made on the caller's stream."""
+        return cupy.asarray(values)
+
     def address(self, array: Any) -> Address:
         """Return the address of the first element of a `cupy.ndarray`."""
         return Address(array.data.ptr)
@@ -204,11 +222,28 @@ class NativeDevice:
             call = f"cuLaunchKernel of {kernel.name}, {n_blocks} blocks of {n_threads} threads"
             raise cuda_error(call, error) from error
 
+    def why_no_files(self) -> str | None:
+        """Say why files cannot be read straight into device memory; None if they can."""
+        return why_no_files()
+
+    def open_file(self, path: str) -> DeviceFile:
+        """Open a local file for reads into device memory."""
+        return NativeFile(path, self.synchronize)
+
+    def build(self, kernels: Iterable[Kernel]) -> None:
+        """Compile kernels that have not been launched yet."""
+        for kernel in kernels:
+            self._compile(kernel)
+
     @cuda_call("cupy.cuda.set_allocator")
-    def share(self) -> None:
-        """Make this device's memory resource RMM's current one, and let CuPy allocate through RMM, process-wide."""
-        rmm.mr.set_per_device_resource(self.index, self.memory.resource())
-        cupy.cuda.set_allocator(rmm_cupy_allocator)
+    def share(self, install: Install) -> Undo:
+        """Let CuPy and RMM use the memory resource of reads, process-wide; see `share_memory`."""
+        return share_memory(self.index, self.memory, install)
+
+    @cuda_call("cupy.cuda.MemoryPool.free_all_blocks")
+    def trim(self) -> None:
+        """Give back what CuPy's own pool keeps unused; RMM's pools are where reads get their memory from."""
+        cupy.get_default_memory_pool().free_all_blocks()
 
     @cached_property
     def nvcomp(self) -> Nvcomp:
@@ -253,6 +288,12 @@ def _cupy_event(event: Event) -> Any:
 
 _devices: dict[int, NativeDevice] = {}
 _devices_lock = threading.Lock()
+
+
+def forget_devices() -> None:
+    """Let go of all devices and their private pools; whoever still uses one keeps it."""
+    with _devices_lock:
+        _devices.clear()
 
 
 @cuda_call("cudaGetDevice, cudaSetDevice")

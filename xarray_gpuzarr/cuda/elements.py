@@ -115,6 +115,12 @@ def cast_kernels() -> list[Defines]:
     return copies + [_cast_defines(s, r) for s, r in casts]
 
 
+def usual_casts() -> list[Defines]:
+    """Return the macros of the elements that most stores have: copied, masked, or packed in small integers."""
+    pairs = [("f4", "f4"), ("f8", "f8"), *((s, r) for s in ("i2", "u1") for r in ("f4", "f8"))]
+    return [_copy_defines(n) for n in UNIT_NBYTES] + [_cast_defines(s, r) for s, r in pairs]
+
+
 def pad_words(values: npt.NDArray[Any]) -> Words:
     """Return the bytes of a flat array as words, with zeros at the end."""
     data = values.tobytes()

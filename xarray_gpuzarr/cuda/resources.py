@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Stream
+from xarray_gpuzarr.counters import Stage, counters
+from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.turns import Turns
 from xarray_gpuzarr.errors import OptionError
 
 
@@ -41,7 +44,8 @@ class Slot:
 
     def settle(self) -> None:
         """Block until the slot's last user is done with it."""
-        self._api.synchronize_event(self._returned)
+        with counters.stage("wait"):
+            self._api.synchronize_event(self._returned)
 
 
 class PinnedRing:
@@ -71,12 +75,20 @@ class PinnedRing:
             slot = self._slots[at] = Slot(self._api, max(nbytes, self._nbytes))
         return slot
 
+    def fill(self) -> None:
+        """Take the memory of all slots now, so that no read has to."""
+        self._slots = [slot or Slot(self._api, self._nbytes) for slot in self._slots]
+
+    def drop(self) -> None:
+        """Give the memory of all slots back, only while none is lent and nothing is copied."""
+        self._slots = [None] * len(self._slots)
+
     def rewind(self) -> None:
         """Start again with the first slot, only while none is lent: a short read then uses the slots it had before."""
         self._next = 0
 
 
-_TABLE_NBYTES = 256 * 1024
+TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""
 MAX_BATCHES = 3
 """Batches of one read that may be under way. The rings of tables and receipts have a slot more."""
@@ -92,16 +104,24 @@ class Lane:
         self.work = api.stream()
         self.slots = PinnedRing(api, options.n_slots, options.slot_nbytes)
         """For encoded bytes."""
-        self.tables = PinnedRing(api, MAX_BATCHES + 1, _TABLE_NBYTES)
+        self.tables = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For pointer and size tables on their way up."""
-        self.receipts = PinnedRing(api, MAX_BATCHES + 1, _TABLE_NBYTES)
+        self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
         self._held: dict[int, DeviceMemory] = {}
+        self._in_use = threading.RLock()
+
+    @property
+    def _rings(self) -> tuple[PinnedRing, ...]:
+        return self.slots, self.tables, self.receipts
 
     @cached_property
     def scratch_nbytes(self) -> int:
-        """Device memory that one batch of this thread may use besides results."""
-        return self.options.scratch_nbytes or self.api.memory_nbytes()[0] // 4
+        """Device memory that one batch of this thread may use besides results.
+
+        A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
+        """
+        return self.options.scratch_nbytes or self.api.memory_nbytes()[1] // 4
 
     def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
         """Return an uninitialised device array that `stream` may write to from now on.
@@ -125,6 +145,22 @@ class Lane:
         del self._held[memory.address]
         memory.free()
 
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        """Count the seconds of a ``with`` block, and mark it on a profiler's timeline."""
+        with self.api.range(f"read::{stage}"), counters.stage(stage):
+            yield
+
+    def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
+        """Copy pinned host memory to the device; `data` must not change until that is done."""
+        self.api.upload(to, data, stream)
+        counters.add(copied_nbytes=data.nbytes)
+
+    def wait_for(self, event: Event) -> None:
+        """Block until `event`, as it was last recorded, has been reached."""
+        with counters.stage("wait"):
+            self.api.synchronize_event(event)
+
     def settle(self) -> None:
         """Wait until both streams are idle."""
         self.api.synchronize(self.copy)
@@ -139,14 +175,29 @@ class Lane:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Clean up if the block raises: what the streams still write to must not be freed before they are idle."""
-        for ring in (self.slots, self.tables, self.receipts):
-            ring.rewind()
-        try:
-            yield
-        except BaseException:
+        with self._in_use:
+            for ring in self._rings:
+                ring.rewind()
+            try:
+                yield
+            except BaseException:
+                self.settle()
+                self.free_all()
+                raise
+
+    def prepare(self) -> None:
+        """Take all pinned memory now."""
+        with self._in_use:
+            for ring in self._rings:
+                ring.fill()
+
+    def close(self) -> None:
+        """Give everything back once a read that is under way has ended; a later read takes it anew."""
+        with self._in_use:
             self.settle()
             self.free_all()
-            raise
+            for ring in self._rings:
+                ring.drop()
 
 
 class WorkerResources:
@@ -155,14 +206,38 @@ class WorkerResources:
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
         self.api = api
         self.options = options
+        self.turns = Turns()
         self._of_thread = threading.local()
+        self._lanes: WeakSet[Lane] = WeakSet()
+        self._lock = threading.Lock()
 
     def lane(self) -> Lane:
-        """Return the calling thread's lane, made when it is first asked for."""
+        """Return the calling thread's lane, made when it is first asked for; it ends with the thread."""
         lane: Lane | None = getattr(self._of_thread, "lane", None)
         if lane is None:
             lane = self._of_thread.lane = Lane(self.api, self.options)
+            with self._lock:
+                self._lanes.add(lane)
         return lane
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several threads have read to this device."""
+        return len(self._lanes) > 1
+
+    def close(self) -> None:
+        """Close the lanes of all threads, which waits for reads that are under way.
+
+        Notes
+        -----
+        Streams are idle before memory goes, and both are gone before whoever calls this takes the pool away.
+        """
+        with self._lock:
+            lanes = list(self._lanes)
+            self._lanes.clear()
+            self._of_thread = threading.local()
+        for lane in lanes:
+            lane.close()
 
 
 _lock = threading.Lock()
@@ -200,6 +275,23 @@ def configure(*, share: bool = False, **options: object) -> ResourceOptions:
         An unknown name or an unusable value.
     """
     global _options  # noqa: PLW0603  # one setting per process
+    changed = chosen_options(options)
+    with _lock:
+        _options = changed
+    if share:
+        device = importlib.import_module("xarray_gpuzarr.cuda.device")  # imports CuPy and RMM
+        device.native_device().share("always")
+    return changed
+
+
+def chosen_options(options: Mapping[str, object]) -> ResourceOptions:
+    """Return the options that the environment asks for, changed as `options` says.
+
+    Raises
+    ------
+    OptionError
+        An unknown name or an unusable value.
+    """
     known = [f.name for f in fields(ResourceOptions)]
     if unknown := set(options) - set(known):
         raise OptionError(
@@ -208,10 +300,4 @@ def configure(*, share: bool = False, **options: object) -> ResourceOptions:
             found="the known ones are " + ", ".join(known),
             do="give one of them",
         )
-    changed = replace(ResourceOptions.from_environment(), **options)  # type: ignore[arg-type]  # checked by the class
-    with _lock:
-        _options = changed
-    if share:
-        device = importlib.import_module("xarray_gpuzarr.cuda.device")  # imports CuPy and RMM
-        device.native_device().share()
-    return changed
+    return replace(ResourceOptions.from_environment(), **options)  # type: ignore[arg-type]  # checked by the class

@@ -68,7 +68,7 @@ class RmmMemory:
         if self.choice in {"auto", "current"}:
             current = rmm.mr.get_per_device_resource(self._index)
             # Anything around a plain resource was put there by the caller, to limit or count, and holds for us too.
-            if self.choice == "current" or type(current) is not rmm.mr.CudaMemoryResource:
+            if self.choice == "current" or not is_plain(current):
                 return current
         if self._private is None:
             with self._lock, cupy.cuda.Device(self._index):
@@ -85,3 +85,8 @@ class RmmMemory:
     def _has_async(self) -> bool:
         runtime = cupy.cuda.runtime
         return bool(runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, self._index))
+
+
+def is_plain(resource: object) -> bool:
+    """Whether a resource is RMM's first one, which keeps nothing and stalls the device at every call."""
+    return type(resource) is rmm.mr.CudaMemoryResource

@@ -7,13 +7,17 @@ import importlib
 import importlib.util
 import os
 from functools import cache
-from typing import get_args
+from typing import cast, get_args
 
-from xarray_gpuzarr.decoders.base import Decoder, Device, Route
+from xarray_gpuzarr.advice import advise
+from xarray_gpuzarr.decoders.base import Decoder, Device, FileReader, Route
+from xarray_gpuzarr.decoders.faults import no_direct_files
 from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.workers import WorkersDecoder
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
+from xarray_gpuzarr.fetch import Storage
 
-__all__ = ["Decoder", "Device", "Route", "decoder_for", "missing_for_cuda", "resolve_device"]
+__all__ = ["Decoder", "Device", "Route", "decoder_for", "missing_for_cuda", "resolve_device", "resolve_storage"]
 
 _CUDA_NEEDS = {
     "cupy": "CuPy",
@@ -70,13 +74,53 @@ def _installed(module: str) -> bool:
         return False
 
 
+def resolve_storage(storage: str, device: str) -> Storage:
+    """Check how local files are to reach a device.
+
+    Raises
+    ------
+    OptionError
+        `storage` is none of ``"auto"``, ``"posix"``, ``"gds"``, or ``"gds"`` was asked for and results are on the host.
+    DeviceUnavailableError
+        ``"gds"`` was asked for, and this machine lacks something for it.
+    """
+    for known in get_args(Storage):
+        if storage != known:
+            continue
+        if storage == "gds":
+            _require_direct_files(device)
+        return cast("Storage", known)
+    raise OptionError(
+        "unknown storage",
+        tried=f"storage={storage!r}",
+        found="the known ones are " + ", ".join(map(repr, get_args(Storage))),
+        do="leave storage out, or give one of them",
+    )
+
+
+def _require_direct_files(device: str) -> None:
+    resolved = resolve_device(device)
+    if resolved == "host":
+        raise OptionError(
+            'storage="gds" cannot be used here',
+            tried=f"storage='gds' with device={device!r}",
+            found="results live on the host; GPUDirect Storage reads into the memory of a GPU",
+            do='leave storage out, or say device="cuda"',
+        )
+    if resolved == "cuda":
+        decoder = decoder_for("cuda")
+        why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
+        if why is not None:
+            raise no_direct_files(why)
+
+
 def resolve_device(device: str) -> Device:
     """Turn ``"auto"`` into the device that reads will use here.
 
     Raises
     ------
     OptionError
-        `device` is none of ``"auto"``, ``"cuda"``, ``"host"``.
+        `device` is none of ``"auto"``, ``"cuda"``, ``"host"``, ``"workers"``.
     DeviceUnavailableError
         ``"cuda"`` was asked for and something that it needs is missing.
     """
@@ -84,11 +128,11 @@ def resolve_device(device: str) -> Device:
         raise OptionError(
             "unknown device",
             tried=f"device={device!r}",
-            found="the known ones are 'auto', 'cuda', 'host'",
+            found="the known ones are 'auto', 'cuda', 'host', 'workers'",
             do="leave device out, or give one of them",
         )
-    if device == "host":
-        return "host"
+    if device in ("host", "workers"):
+        return cast("Device", device)
     missing = missing_for_cuda()
     if not missing:
         return "cuda"
@@ -100,7 +144,19 @@ def resolve_device(device: str) -> Device:
             do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it), or read on the host with "
             "device='auto' or device='host'",
         )
+    _advise_packages(missing)
     return "host"
+
+
+def _advise_packages(missing: list[str]) -> None:
+    """Say so if only packages keep ``"auto"`` from the GPU that is here."""
+    if set(missing) <= set(_CUDA_NEEDS.values()):
+        advise(
+            "packages",
+            "this machine has a GPU, and device='auto' reads to the host",
+            found="missing: " + ", ".join(missing),
+            do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it); device='host' if that is meant",
+        )
 
 
 @cache
@@ -109,15 +165,15 @@ def decoder_for(device: str) -> Decoder:
 
     Parameters
     ----------
-    device : "auto", "cuda" or "host"
+    device : "auto", "cuda", "host" or "workers"
 
     Raises
     ------
     OptionError, DeviceUnavailableError
         See `resolve_device`.
     """
-    if resolve_device(device) == "cuda":
-        module = importlib.import_module("xarray_gpuzarr.decoders.cuda")
-        decoder: Decoder = module.CudaDecoder()
-        return decoder
-    return HostDecoder()
+    resolved = resolve_device(device)
+    if resolved == "host":
+        return HostDecoder()
+    decoder: Decoder = importlib.import_module("xarray_gpuzarr.decoders.cuda").CudaDecoder()
+    return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cuda.api import Install, Undo
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
-Device = Literal["host", "cuda"]
+Device = Literal["host", "cuda", "workers"]
+"""Where arrays are decoded and live. ``workers``: on the GPUs of a cluster's workers, whatever the client has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> Device:
-        """Where results live."""
+        """Where results live: ``"host"`` or ``"cuda"``."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say where the chunks of an array are decoded and why. No I/O."""
@@ -78,6 +80,15 @@ class Decoder(Protocol):
             Each names array, shard key and, where there is one, chunk and codec.
         """
 
+    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read`, which calls `decode`; once more, with the device to itself, if memory does not suffice.
+
+        Raises
+        ------
+        DeviceMemoryError
+            It does not suffice for one read either.
+        """
+
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Bring a block that zarr-python decoded to `device` and cast it.
 
@@ -90,3 +101,33 @@ class Decoder(Protocol):
         -------
         array of the same shape and dtype `cast.dtype`, on `device`
         """
+
+
+class PreparedDecoder(Decoder, Protocol):
+    """A decoder that can do beforehand what its first reads would do, and let go of it."""
+
+    def prepare(self, install: Install) -> Undo:
+        """Check what the device needs, share its memory as `install` says, and build kernels.
+
+        Returns
+        -------
+        callable
+            Takes the sharing back.
+        """
+
+    def prepare_thread(self) -> None:
+        """Take what the calling thread's reads will use."""
+
+    def close(self) -> None:
+        """Give back what all threads have taken, once their reads have ended; later reads take it anew."""
+
+
+@runtime_checkable
+class FileReader(Protocol):
+    """A decoder whose device may read local files by itself."""
+
+    def why_no_files(self) -> str | None:
+        """Say why it can read none on this machine; None if it can."""
+
+    def why_staged(self, spec: ArraySpec, cast: Cast) -> str | None:
+        """Say why the chunks of an array reach the device through host memory; None if they need not."""

@@ -19,7 +19,7 @@ from xarray_gpuzarr.decoders.base import Device, Route
 from xarray_gpuzarr.decoders.host_blocks import plan_tasks
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import cast_array
-from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.fetch import ByteSource, ReadAhead, Request
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
@@ -70,7 +70,7 @@ class HostDecoder:
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
         out = self._output(target.shape, np.dtype(cast.dtype))
-        job = Job(spec, target, cast, out)
+        job = Job(spec, target, cast, out=out, rule=source.rule)
         queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
         threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
@@ -80,6 +80,10 @@ class HostDecoder:
         given = self._out
         fits = given is not None and (given.shape, given.dtype) == (shape, dtype)
         return given if given is not None and fits else np.empty(shape, dtype)
+
+    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read`: host memory is the system's business."""
+        return read()
 
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
         """Cast a block; it is on the host already."""
@@ -92,6 +96,7 @@ class TaskQueue:
     def __init__(self, tasks: Iterator[Task], source: ByteSource) -> None:
         self._tasks = tasks
         self._source = source
+        self._read_ahead = ReadAhead(source)
         self._lock = threading.Lock()
         self._ready: deque[tuple[Task, list[Any]]] = deque()
         self._n_started = 0
@@ -108,6 +113,7 @@ class TaskQueue:
             raise
 
     def _next(self) -> tuple[Task, list[Any]] | None:
+        queued: list[Request] = []
         with self._lock:
             if self._stopped:
                 return None
@@ -118,8 +124,10 @@ class TaskQueue:
                 start = self._source.start_stream if task.streamed else self._source.start
                 self._ready.append((task, [start(*request) for request in task.requests]))
                 self._n_started += len(task.requests)
+                queued += task.requests
             if not self._ready:
                 return None
             item = self._ready.popleft()
             self._n_started -= len(item[1])
-            return item
+        self._read_ahead(queued)
+        return item

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
+from xarray_gpuzarr.counters import Stage, counters
 from xarray_gpuzarr.errors import OptionError
 
 _ENV = "XARRAY_GPUZARR_NUM_THREADS"
@@ -21,7 +23,7 @@ def thread_budget() -> int:
     """Return how many threads of this process may decode at once.
 
     ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the threads of the dask worker that this process is, else the cores
-    that this process may use.
+    that this process may use, or fewer within `at_most`.
     """
     setting = os.environ.get(_ENV)
     if setting is not None:
@@ -33,7 +35,34 @@ def thread_budget() -> int:
                 do=f"unset {_ENV}, or give it a number such as 4",
             )
         return int(setting)
-    return _dask_worker_threads() or _cores()
+    return _dask_worker_threads() or min(_cores(), _limit.n_threads or _cores())
+
+
+class _Limit(threading.local):
+    n_threads: int | None = None
+
+
+_limit = _Limit()
+
+
+@contextmanager
+def at_most(n_threads: int | None) -> Iterator[None]:
+    """Let reads of the calling thread use fewer threads inside a ``with`` block.
+
+    Parameters
+    ----------
+    n_threads : int or None
+        None: no fewer.
+
+    Notes
+    -----
+    The environment, and the workers of a cluster in this process, say better what this process was given.
+    """
+    before, _limit.n_threads = _limit.n_threads, n_threads
+    try:
+        yield
+    finally:
+        _limit.n_threads = before
 
 
 def _cores() -> int:
@@ -48,7 +77,7 @@ def _dask_worker_threads() -> int:
     if worker_module is None:
         return 0
     workers = list(worker_module.Worker._instances)  # noqa: SLF001  # distributed has no public list
-    return sum(w.state.nthreads for w in workers if w.status.name == "running")
+    return sum(w.state.nthreads for w in workers if w.status in worker_module.WORKER_ANY_RUNNING)
 
 
 class Crew:
@@ -81,7 +110,8 @@ class Crew:
             n_helpers = max(0, min(most - 1, budget - self._active))
             self._active += n_helpers
             pool = self._pool_of(budget) if n_helpers else None
-        helpers = [pool.submit(self._help, work, budget) for _ in range(n_helpers)] if pool else []
+        stage = counters.current
+        helpers = [pool.submit(self._help, work, budget, stage) for _ in range(n_helpers)] if pool else []
         try:
             work(lambda: True)
         finally:
@@ -93,9 +123,10 @@ class Crew:
             if not helper.cancelled():
                 helper.result()
 
-    def _help(self, work: Callable[[Callable[[], bool]], None], budget: int) -> None:
+    def _help(self, work: Callable[[Callable[[], bool]], None], budget: int, stage: Stage | None) -> None:
         try:
-            work(lambda: self._active <= budget)
+            with counters.stage(stage):
+                work(lambda: self._active <= budget)
         finally:
             self._leave(1)
 

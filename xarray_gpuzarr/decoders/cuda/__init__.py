@@ -7,24 +7,34 @@ does not decode takes the host decoder and one copy up; `route` says so.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
+from xarray_gpuzarr.cuda.files import why_no_files
+from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, resource_options
 from xarray_gpuzarr.decoders.base import Device, Route
+from xarray_gpuzarr.decoders.cuda.direct import why_not_chain
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
-from xarray_gpuzarr.decoders.cuda.read import Read
-from xarray_gpuzarr.decoders.cuda.routes import route, why_not_device
+from xarray_gpuzarr.decoders.cuda.read import Read, read_chain
+from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
+from xarray_gpuzarr.decoders.cuda.shares import host_is_quicker, why_host
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
+from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
+
+_PATIENCE_SECONDS = (0.1, 0.4, 1.5)
+"""Waits between tries to read alone."""
 
 
 def native_device() -> DeviceApi:
@@ -56,7 +66,19 @@ class CudaDecoder:
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say whether chunks are decoded on the device, and why not."""
-        return route(spec, _native(cast))
+        found = route(spec, _native(cast))
+        why = why_host(spec) if found.where == "cuda" else None
+        return found if why is None else Route(where=f"host, {ONE_COPY}", why=why)
+
+    def why_staged(self, spec: ArraySpec, cast: Cast) -> str | None:
+        """Say why chunks of local files reach the device through host memory; None if they need not."""
+        if self.route(spec, cast).where != "cuda":
+            return "the host decodes"
+        return why_not_chain(read_chain(spec)) or self.why_no_files()
+
+    def why_no_files(self) -> str | None:
+        """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
+        return why_no_files() if self._current_device is native_device else self._current_device().why_no_files()
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return `dtype` in the machine's byte order: the only one that device arrays have."""
@@ -79,11 +101,11 @@ class CudaDecoder:
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
         cast = _native(cast)
-        if why_not_device(spec, cast) is not None:
+        if why_not_device(spec, cast) is not None or host_is_quicker(spec, target):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
         resources = self._current_resources()
-        with resources.api.activate():
+        with resources.api.activate(), resources.turns.together():
             lane = resources.lane()
             with lane.reading():
                 return Read(lane, source, spec, target=target, cast=cast).run(plans)
@@ -95,13 +117,62 @@ class CudaDecoder:
         values = np.ascontiguousarray(cast_array(_native(cast), block))
         resources = self._current_resources()
         api = resources.api
-        with api.activate():
+        with api.activate(), resources.turns.together():
             lane = resources.lane()
             with lane.reading():
                 out = lane.result(block.shape, values.dtype, lane.copy)
                 upload_pageable(lane, api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
                 api.synchronize(lane.copy)
                 return out
+
+    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read`; if memory does not suffice beside other threads, again while they wait.
+
+        Their reads end first. What they have read may be freed a little later, by whoever uses it.
+        """
+        try:
+            return read()
+        except DeviceMemoryError:
+            resources = self._current_resources()
+            if not resources.is_shared:
+                raise
+        # Not within ``except``: the error would keep what the read has taken.
+        with resources.turns.alone():
+            for seconds in _PATIENCE_SECONDS:
+                with resources.api.activate():
+                    resources.api.trim()
+                with suppress(DeviceMemoryError):
+                    return read()
+                time.sleep(seconds)
+            return read()
+
+    def prepare(self, install: Install) -> Undo:
+        """Check nvCOMP, share memory as `install` says, and build kernels; see `PreparedDecoder.prepare`."""
+        api = self._current_resources().api
+        with api.activate():
+            assert api.nvcomp  # finding it checks its version
+            undo = api.share(install)
+            try:
+                api.build(usual_kernels())
+            except BaseException:
+                undo()
+                raise
+            return undo
+
+    def prepare_thread(self) -> None:
+        """Make the calling thread's streams and take its pinned memory."""
+        resources = self._current_resources()
+        with resources.api.activate():
+            resources.lane().prepare()
+
+    def close(self) -> None:
+        """Give back what threads hold on all devices, once their reads have ended; later reads take it anew."""
+        with self._lock:
+            closing = list(self._resources.values())
+            self._resources.clear()
+        for resources in closing:
+            with resources.api.activate():
+                resources.close()
 
     def _current_resources(self) -> WorkerResources:
         """Return what this process keeps for the calling thread's device, made anew once `configure` was called."""

@@ -79,7 +79,7 @@ def runs(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int, int]]:
 
 def _object_nbytes(plan: ReadPlan) -> int:
     """Return the most bytes that an unsharded chunk is expected to need in a pinned slot."""
-    return aligned(plan.spec.chunk_nbytes + plan.spec.chunk_nbytes // 128 + _SLACK_NBYTES)
+    return aligned(plan.spec.encoded_nbytes + plan.spec.encoded_nbytes // 128 + _SLACK_NBYTES)
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:

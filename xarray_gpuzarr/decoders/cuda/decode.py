@@ -15,10 +15,12 @@ from xarray_gpuzarr.cuda import nvcomp
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
+from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batches import aligned
+from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
@@ -36,6 +38,8 @@ class _Scratch:
     shifted: Addresses
     apart: Addresses
     shuffled: Addresses
+    steps: list[Addresses]
+    """Before each codec of elements; none where it reads what was staged."""
     temp: Address
 
 
@@ -49,11 +53,25 @@ class _Offsets:
     groups: list[int]
     """Per group, four columns: addresses and lengths of the streams, addresses and lengths of what they give."""
     filters: int
-    receipt: tuple[int, int, int]
-    """Lengths, sums and statuses, as `Receipt` has them."""
+    elements: list[tuple[int, int]]
+    """Per codec of elements, two columns: addresses of encoded and of decoded chunks; then its words."""
+    receipt: tuple[int, int, int, int]
+    """Lengths, sums, statuses and flags, as `Receipt` has them."""
     spare: int
     places: Places
     fills: Places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stations:
+    """Where the bytes of each chunk lie at each turn; where a chunk skips a turn, they lie there already."""
+
+    inner: Addresses
+    """Decompressed."""
+    outer: Addresses
+    """Unshuffled."""
+    plain: Addresses
+    """Decoded."""
 
 
 class BatchDecoder:
@@ -63,15 +81,14 @@ class BatchDecoder:
     ----------
     lane : Lane
     placing : Placing
-    chunk_nbytes : int
-        Bytes of a decoded chunk.
+    chain : Chain
     """
 
-    def __init__(self, lane: Lane, placing: Placing, chunk_nbytes: int) -> None:
+    def __init__(self, lane: Lane, placing: Placing, chain: Chain) -> None:
         self._lane = lane
         self._api = lane.api
         self._placing = placing
-        self._chunk_nbytes = chunk_nbytes
+        self._chain = chain
 
     def decode(self, chunks: Chunks) -> Receipt | None:
         """Enqueue a batch; return the receipt that will tell how it went, None if nothing is decompressed."""
@@ -81,15 +98,16 @@ class BatchDecoder:
         offsets = self._fill_tables(tables, chunks, work, scratch)
         memory = tables.send(self._lane)
         self._move(work, memory, offsets)
-        with self._api.range("read::decode"):
+        with self._lane.stage("decode"):
             for group, columns in zip(work.groups, offsets.groups, strict=True):
                 self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp)
             self._unshuffle(chunks, offset_by(memory, offsets.filters))
-        with self._api.range("read::place"):
+            self._undo_elements(len(work.elements), memory, offsets)
+        with self._lane.stage("place"):
             self._placing.launch(memory, offsets.places)
             self._placing.launch(memory, offsets.fills)
         answer = None
-        if work.groups:
+        if work.groups or len(work.elements):
             answer = Receipt.ask(self._lane, work, offset_by(memory, offsets.receipt[0]))
         self._lane.free(memory)
         self._lane.free(scratch.memory)
@@ -100,8 +118,9 @@ class BatchDecoder:
         lengths = (
             work.streams.source_nbytes[work.moved],
             chunks.nbytes[work.shifted],
-            np.full(len(work.apart), self._chunk_nbytes),
-            np.full(len(work.shuffled), self._chunk_nbytes),
+            np.full(len(work.apart), self._chain.chunk_nbytes),
+            np.full(len(work.shuffled), self._chain.inner_nbytes),
+            *(np.full(len(work.elements), nbytes) for nbytes in self._chain.step_nbytes),
         )
         room = -(-np.concatenate(lengths) // 16) * 16
         ends = room.cumsum()
@@ -112,26 +131,28 @@ class BatchDecoder:
         for n in lengths:
             columns.append(at[first : first + len(n)])
             first += len(n)
-        moved, shifted, apart, shuffled = columns
-        temp = offset_by(memory, used)
-        return _Scratch(memory=memory, moved=moved, shifted=shifted, apart=apart, shuffled=shuffled, temp=temp)
+        moved, shifted, apart, shuffled, *steps = columns
+        return _Scratch(
+            memory=memory,
+            moved=moved,
+            shifted=shifted,
+            apart=apart,
+            shuffled=shuffled,
+            steps=steps,
+            temp=offset_by(memory, used),
+        )
 
     def _fill_tables(self, tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch) -> _Offsets:
         """Add all columns."""
-        streams, begin = work.streams, work.begin
-        plain = work.result.copy()
-        """Where the decoded bytes of each chunk begin; `inner`: where they do before they are unshuffled."""
-        plain[work.apart] = scratch.apart
-        inner = plain.copy()
-        inner[work.shuffled] = scratch.shuffled
-        targets = inner[streams.chunk] + streams.target.astype(np.uint64)
+        streams, begin, at = work.streams, work.begin, self._stations(chunks, work, scratch)
+        targets = at.inner[streams.chunk] + streams.target.astype(np.uint64)
 
-        origins = (begin[work.moved], plain[work.shifted], begin[work.raw])
+        origins = (begin[work.moved], chunks.address[work.shifted], begin[work.raw])
         lengths = (streams.source_nbytes[work.moved], chunks.nbytes[work.shifted], streams.source_nbytes[work.raw])
         places = (scratch.moved, scratch.shifted, targets[work.raw])
         longest = max(int(n.max(initial=0)) for n in lengths)
         moves = tables.add(np.concatenate([*origins, *places, *(n.view(np.uint64) for n in lengths)]))
-        begin[work.moved], plain[work.shifted] = scratch.moved, scratch.shifted
+        begin[work.moved] = scratch.moved
 
         nbytes = (streams.source_nbytes.view(np.uint64), streams.target_nbytes.view(np.uint64))
         groups = [
@@ -142,12 +163,36 @@ class BatchDecoder:
             moves=moves,
             longest_move=longest,
             groups=groups,
-            filters=tables.add(_filter_table(chunks, inner, plain)),
-            receipt=Receipt.add(tables, work.n_coded),
+            filters=tables.add(_filter_table(chunks, at.inner, at.outer)),
+            elements=self._add_elements(tables, work, at, scratch),
+            receipt=Receipt.add(tables, work.n_coded, len(work.elements)),
             spare=tables.add(SPARE_FRAME),
-            places=self._placing.add(tables, chunks.rows[work.placed], plain[work.placed]),
+            places=self._placing.add(tables, chunks.rows[work.placed], at.plain[work.placed]),
             fills=self._placing.add_missing(tables, chunks.missing),
         )
+
+    def _stations(self, chunks: Chunks, work: Work, scratch: _Scratch) -> _Stations:
+        """Follow chunks from their end to where they were staged."""
+        staged = chunks.address.copy()
+        staged[work.shifted] = scratch.shifted
+        plain = np.where(work.result != 0, work.result, staged)
+        plain[work.apart] = scratch.apart
+        outer = plain.copy()
+        if len(work.elements):
+            outer[work.elements] = staged[work.elements] if self._chain.reads_staged else scratch.steps[0]
+        inner = outer.copy()
+        inner[chunks.filters.chunk] = staged[chunks.filters.chunk]
+        inner[work.shuffled] = scratch.shuffled
+        return _Stations(inner=inner, outer=outer, plain=plain)
+
+    def _add_elements(self, tables: Tables, work: Work, at: _Stations, scratch: _Scratch) -> list[tuple[int, int]]:
+        """Add what the codecs of elements need; each writes where the next one reads."""
+        stages = self._chain.elements if len(work.elements) else ()
+        stations = [at.outer[work.elements], *scratch.steps[1:], at.plain[work.elements]]
+        return [
+            (tables.add(np.concatenate(stations[number : number + 2])), tables.add(stage.filter.words))
+            for number, stage in enumerate(stages)
+        ]
 
     def _move(self, work: Work, memory: DeviceMemory, offsets: _Offsets) -> None:
         n = len(work.moved) + len(work.shifted) + len(work.raw)
@@ -158,7 +203,7 @@ class BatchDecoder:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
         api, work, n = self._api, self._lane.work, group.n
         sources, source_nbytes, outputs, capacity = (Address(table + 8 * n * k) for k in range(4))
-        columns = zip(offsets.receipt, (8, 8, 4), strict=True)
+        columns = zip(offsets.receipt[:3], (8, 8, 4), strict=True)
         actual, sums, statuses = (offset_by(memory, at + width * group.first) for at, width in columns)
         if group.inflate.nvcomp == "zstd":
             check_zstd(api, work, table=table, n=n, spare=offset_by(memory, offsets.spare), refused=sums)
@@ -190,11 +235,22 @@ class BatchDecoder:
         longest = int(filters.nbytes.max(initial=0))
         unshuffle(self._api, self._lane.work, table=table, n=len(filters), max_nbytes=longest)
 
+    def _undo_elements(self, n: int, memory: DeviceMemory, offsets: _Offsets) -> None:
+        for stage, (table, words) in zip(self._chain.elements, offsets.elements, strict=False):
+            places = ElementPlaces(
+                table=offset_by(memory, table),
+                n=n,
+                n_elements=stage.n_elements,
+                flags=offset_by(memory, offsets.receipt[3]),
+                words=offset_by(memory, words),
+            )
+            stage.filter.launch(self._api, self._lane.work, places)
 
-def _filter_table(chunks: Chunks, inner: Addresses, plain: Addresses) -> Addresses:
+
+def _filter_table(chunks: Chunks, inner: Addresses, outer: Addresses) -> Addresses:
     """Return the table that `unshuffle` wants."""
     filters = chunks.filters
     start = filters.start.astype(np.uint64)
-    source, target = inner[filters.chunk] + start, plain[filters.chunk] + start
+    source, target = inner[filters.chunk] + start, outer[filters.chunk] + start
     rest = (filters.nbytes, filters.typesize, filters.filter)
     return np.concatenate([source, target, *(c.astype(np.uint64) for c in rest)])

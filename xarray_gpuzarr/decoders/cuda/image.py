@@ -78,12 +78,12 @@ class Image:
 
     def send(self, start: Column) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
         """Copy everything to the device; return the memory and the address of each position in `start`."""
-        api, copy = self._lane.api, self._lane.copy
+        copy = self._lane.copy
         memories = []
         address = start.astype(np.uint64)
         if self._used:
             memories.append(self._lane.allocate(self._used, copy))
-            api.upload(memories[-1].address, self._slot.array[: self._used], copy)
+            self._lane.upload(memories[-1].address, self._slot.array[: self._used], copy)
             self._slot.give_back(copy)
             address[start < _APART] += np.uint64(memories[-1].address)
         if self._apart:
@@ -102,6 +102,6 @@ def upload_pageable(lane: Lane, to: int, runs: Sequence[memoryview]) -> None:
             part = source[first : first + lane.options.slot_nbytes]
             slot = lane.slots.lend(len(part))
             slot.array[: len(part)] = part
-            lane.api.upload(Address(to + first), slot.array[: len(part)], lane.copy)
+            lane.upload(Address(to + first), slot.array[: len(part)], lane.copy)
             slot.give_back(lane.copy)
         to += aligned(len(source))

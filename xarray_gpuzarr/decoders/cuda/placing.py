@@ -105,7 +105,7 @@ class Placing:
         slot = self._lane.tables.lend(nbytes)
         memory = self._lane.allocate(nbytes, self._lane.work)
         self._kernel.pack(slot.array[:nbytes], memory.address, self._out)
-        self._lane.api.upload(memory.address, slot.array[:nbytes], self._lane.work)
+        self._lane.upload(memory.address, slot.array[:nbytes], self._lane.work)
         slot.give_back(self._lane.work)
         return memory
 

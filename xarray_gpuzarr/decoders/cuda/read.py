@@ -21,11 +21,12 @@ from xarray_gpuzarr.cuda.api import Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Lane
 from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches, row_of, runs
+from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
+from xarray_gpuzarr.decoders.cuda.direct import stager_for
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import NO_CHUNKS, Receipt
-from xarray_gpuzarr.decoders.cuda.routes import compressor
-from xarray_gpuzarr.decoders.cuda.staging import Staged, Stager
+from xarray_gpuzarr.decoders.cuda.staging import Staged
 from xarray_gpuzarr.decoders.cuda.streams import join
 from xarray_gpuzarr.decoders.cuda.work import Chunks
 from xarray_gpuzarr.errors import DeviceMemoryError
@@ -64,36 +65,25 @@ class Read:
         self._lane = lane
         self._api = lane.api
         self._chunk_nbytes = spec.chunk_nbytes
-        self._stage = compressor(spec)
+        chain = read_chain(spec)
         self._most = chunks_per_batch(
             spec.path,
             chunk_nbytes=self._chunk_nbytes,
-            needed_nbytes=self._needed_nbytes(),
+            needed_nbytes=needed_nbytes(spec),
             batch_nbytes=lane.options.batch_nbytes,
             budget_nbytes=lane.scratch_nbytes,
         )
-        self._stager = Stager(lane, source, spec, stage=self._stage)
+        self._stager = stager_for(lane, source, spec, chain=chain)
         self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.work)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
-        self._decoder = BatchDecoder(lane, self._placing, self._chunk_nbytes)
+        self._decoder = BatchDecoder(lane, self._placing, chain)
+        self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
         self._submitted: deque[Submitted] = deque()
         self._doubtful: list[tuple[Batch, Column]] = []
 
-    def _needed_nbytes(self) -> int:
-        """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
-        nbytes = aligned(self._chunk_nbytes)
-        needed = MAX_BATCHES * nbytes + nbytes
-        if isinstance(self._stage, ZstdSpec | BloscSpec):
-            needed += zstd_temp_nbytes(1, nbytes)
-        if isinstance(self._stage, ZlibSpec | BloscSpec):
-            needed += nbytes  # moved to where it is aligned
-        if isinstance(self._stage, BloscSpec):
-            needed += nbytes  # decompressed, but still shuffled
-        return needed
-
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
-        for batch in cut_batches(self._drawn(plans), self._most, self._most * aligned(self._chunk_nbytes)):
+        for batch in cut_batches(self._drawn(plans), self._most, self._most * self._requested_nbytes):
             self._submit_or_halve(batch)
         while self._submitted:
             self._retire()
@@ -105,7 +95,7 @@ class Read:
     def _drawn(self, plans: Iterator[ReadPlan]) -> Iterator[ReadPlan]:
         """Draw plans, which reads shard indexes."""
         while True:
-            with self._api.range("read::index"):
+            with self._lane.stage("index"):
                 plan = next(plans, None)
             if plan is None:
                 return
@@ -144,7 +134,7 @@ class Read:
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
         oldest = self._submitted.popleft()
-        self._api.synchronize_event(oldest.done)
+        self._lane.wait_for(oldest.done)
         for staged in oldest.staged:
             for memory in staged.memories:
                 self._lane.free(memory)
@@ -161,6 +151,33 @@ class Read:
             rows = np.stack([plan.row[row] for plan, row in (row_of(batch.pieces, n) for n in some.tolist())])
             self._enqueue(Batch(pieces=()), [staged], _chunks([staged], rows))
             self._retire()
+
+
+def staged_nbytes(spec: ArraySpec) -> int:
+    """Return the device memory that one encoded chunk takes, if nothing could be compressed."""
+    return aligned(read_chain(spec).inner_nbytes)
+
+
+def needed_nbytes(spec: ArraySpec) -> int:
+    """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
+    chain = read_chain(spec)
+    stage, nbytes = chain.compressor, staged_nbytes(spec)
+    needed = MAX_BATCHES * nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
+    if isinstance(stage, ZstdSpec | BloscSpec):
+        needed += zstd_temp_nbytes(1, nbytes)
+    if isinstance(stage, ZlibSpec | BloscSpec) or (stage is None and chain.elements):
+        needed += nbytes  # moved to where it is aligned
+    if isinstance(stage, BloscSpec) or (stage is not None and chain.shuffle is not None):
+        needed += nbytes  # decompressed, but still shuffled
+    return needed
+
+
+def read_chain(spec: ArraySpec) -> Chain:
+    """Return what the device does to the chunks of an array that it decodes."""
+    chain = chain_of(spec)
+    if isinstance(chain, str):
+        raise TypeError(chain)  # `route` knows, and nobody reads such an array here
+    return chain
 
 
 def _chunks(staged: Sequence[Staged], rows: Column) -> Chunks:
@@ -180,6 +197,7 @@ def _chunks(staged: Sequence[Staged], rows: Column) -> Chunks:
         missing=missing,
         streams=join([s.streams for s in staged], counts),
         filters=join([s.filters for s in staged], counts),
+        elements=np.flatnonzero(_joined([s.encoded for s in staged])),
     )
 
 

@@ -21,9 +21,10 @@ NO_CHUNKS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses.
+    """Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses; then uint64 flags.
 
-    A sum is the checksum of the decoded bytes where the format has one, else not 0 where the stream was refused.
+    A sum is the checksum of the decoded bytes where the format has one, else not 0 where the stream was refused. There
+    is a flag for each chunk with codecs of elements, not 0 where one of these leaves the chunk to the host.
     """
 
     slot: Slot
@@ -31,22 +32,24 @@ class Receipt:
     """Sorted by format; the first `n` are decompressed."""
     groups: Sequence[Group]
     n: int
+    elements: npt.NDArray[np.int64]
+    """Numbers of the chunks that the flags belong to."""
 
     @staticmethod
-    def add(tables: Tables, n: int) -> tuple[int, int, int]:
+    def add(tables: Tables, n: int, n_flags: int) -> tuple[int, int, int, int]:
         """Add the memory of a receipt, as it must be before the device writes to it; return where its columns begin."""
-        first = tables.add(np.zeros(_nbytes(n) // 8, np.uint64))
-        return first, first + 8 * n, first + 16 * n
+        first = tables.add(np.zeros(_nbytes(n) // 8 + n_flags, np.uint64))
+        return first, first + 8 * n, first + 16 * n, first + _nbytes(n)
 
     @classmethod
     def ask(cls, lane: Lane, work: Work, address: Address) -> Self:
         """Enqueue the download of a receipt."""
         n = work.n_coded
-        nbytes = _nbytes(n)
+        nbytes = _nbytes(n) + 8 * len(work.elements)
         slot = lane.receipts.lend(nbytes)
         lane.api.download(slot.array[:nbytes], address, lane.work)
         slot.give_back(lane.work)
-        return cls(slot=slot, streams=work.streams, groups=work.groups, n=n)
+        return cls(slot=slot, streams=work.streams, groups=work.groups, n=n, elements=work.elements)
 
     def doubtful(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the chunks that were not decoded as they should; only once the download is done."""
@@ -60,7 +63,10 @@ class Receipt:
                 wrong[rows] |= finish(group.inflate.checksum, sums[rows]) != self.streams.checksum[rows]
             else:
                 wrong[rows] |= sums[rows] != 0  # refused before it was decoded
-        return np.unique(self.streams.chunk[:n][wrong]) if wrong.any() else NO_CHUNKS
+        flags = array[_nbytes(n) :][: 8 * len(self.elements)].view(np.uint64)
+        if not wrong.any() and not flags.any():
+            return NO_CHUNKS
+        return np.unique(np.concatenate([self.streams.chunk[:n][wrong], self.elements[flags != 0]]))
 
 
 def _nbytes(n: int) -> int:

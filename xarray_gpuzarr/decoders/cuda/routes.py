@@ -5,17 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import BytesBytesSpec, Crc32cSpec
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BOX
 from xarray_gpuzarr.cuda.elements import can_cast
 from xarray_gpuzarr.decoders.base import Route
-from xarray_gpuzarr.decoders.cuda.streams import longest_stream
+from xarray_gpuzarr.decoders.cuda.chain import chain_of
 from xarray_gpuzarr.metadata import ArraySpec
 
-
-def compressor(spec: ArraySpec) -> BytesBytesSpec | None:
-    """Return the codec that the device decodes; None if chunks are plain bytes."""
-    return next((c for c in spec.codecs.bytes_to_bytes if not isinstance(c, Crc32cSpec)), None)
+ONE_COPY = "then one copy to the device"
 
 
 def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
@@ -27,24 +23,12 @@ def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
 def _why_not_chain(spec: ArraySpec) -> str | None:
     if spec.codecs.other is not None:
         return f"codec {spec.codecs.other} is decoded chunk by chunk"
-    chain = spec.codecs.bytes_to_bytes
-    first = compressor(spec)
-    if first is not None and (first is not chain[0] or sum(not isinstance(c, Crc32cSpec) for c in chain) > 1):
-        return f"{' > '.join(map(str, chain))}: only checksums may follow one compressor"
-    if first is not None and longest_stream(first) is None:
-        return f"codec {first} has no device decoder"
-    return _why_not_size(spec, first)
-
-
-def _why_not_size(spec: ArraySpec, first: BytesBytesSpec | None) -> str | None:
     if spec.grid.ndim > MAX_AXES:
         return f"{spec.grid.ndim} dimensions, the kernels handle {MAX_AXES}"
     if spec.chunk_nbytes // spec.numpy_dtype.itemsize >= MAX_BOX:
         return f"chunks of {spec.grid.chunk_shape} elements, the kernels handle fewer than {MAX_BOX} elements"
-    longest = None if first is None else longest_stream(first)
-    if longest is not None and spec.chunk_nbytes > longest:
-        return f"chunks of {spec.chunk_nbytes} bytes, {first} is decoded up to {longest}"
-    return None
+    chain = chain_of(spec)
+    return chain if isinstance(chain, str) else None
 
 
 def stored_dtype(spec: ArraySpec, cast: Cast) -> np.dtype[np.generic]:
@@ -59,4 +43,4 @@ def route(spec: ArraySpec, cast: Cast) -> Route:
     if why is None:
         return Route(where="cuda", why="")
     by = "host, by zarr-python" if spec.codecs.other is not None else "host"
-    return Route(where=f"{by}, then one copy to the device", why=why)
+    return Route(where=f"{by}, {ONE_COPY}", why=why)

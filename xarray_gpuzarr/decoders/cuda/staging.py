@@ -16,23 +16,24 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import ByteRange
-from xarray_gpuzarr.codecs import BytesBytesSpec, Crc32cSpec
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, row_of, runs
+from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.image import Image, upload_pageable
-from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, join
+from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, join, shuffled
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
-from xarray_gpuzarr.decoders.host_codecs import ChunkCodec, strip_crc32c
-from xarray_gpuzarr.fetch import ByteSource, MemoryStream, Pending
+from xarray_gpuzarr.decoders.host_checksums import strip_checksum
+from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
+from xarray_gpuzarr.fetch import ByteSource, MemoryStream, Pending, ReadAhead, Request
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan
 
 Column = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +50,14 @@ class Staged:
     """Of the chunks that crossed encoded, numbered as the rows."""
     filters: Filters
     """Likewise."""
+    encoded: Flags
+    """shape (n,): whether codecs of elements are still to be undone."""
 
     @classmethod
     def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Column) -> Self:
         """Return chunks that cross decoded."""
-        none = Streams.none(), Filters.none()
-        return cls(memories=memories, address=address, nbytes=nbytes, streams=none[0], filters=none[1])
+        none, encoded = (Streams.none(), Filters.none()), np.zeros(len(address), np.bool_)
+        return cls(memories=memories, address=address, nbytes=nbytes, streams=none[0], filters=none[1], encoded=encoded)
 
 
 class Stager:
@@ -65,16 +68,15 @@ class Stager:
     lane : Lane
     source : ByteSource
     spec : ArraySpec
-    stage : codec spec or None
-        The codec that the device decodes; None for plain bytes.
+    chain : Chain
+        What the device does to chunks.
     """
 
-    def __init__(self, lane: Lane, source: ByteSource, spec: ArraySpec, *, stage: BytesBytesSpec | None) -> None:
+    def __init__(self, lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain) -> None:
         self._lane = lane
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
-        self._stage = stage
-        self._n_checksums = sum(isinstance(c, Crc32cSpec) for c in spec.codecs.bytes_to_bytes)
+        self._chain = chain
         self._codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
 
     def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -100,19 +102,26 @@ class Stager:
         """
         lane = self._lane
         image = Image(lane)
-        with lane.api.range("read::fetch"):
+        with lane.stage("fetch"):
             start, nbytes = _rows(pieces, self._fetch(pieces, image))
         present = start >= 0
-        full_nbytes = nbytes.copy()
+        full_start, full_nbytes = start.copy(), nbytes.copy()
         ready, streams, filters = self._find_streams(image, start, nbytes)
         doubtful = np.flatnonzero(~ready & present)
         if len(doubtful):
-            encoded = [image.view(int(start[row]), int(full_nbytes[row])) for row in doubtful]
+            encoded = [image.view(int(full_start[row]), int(full_nbytes[row])) for row in doubtful]
             start[doubtful] = [image.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
-        with lane.api.range("read::transfer"):
+        with lane.stage("transfer"):
             memories, address = image.send(start)
         address[~present] = 0
-        return Staged(memories=memories, address=address, nbytes=nbytes, streams=streams, filters=filters)
+        return Staged(
+            memories=memories,
+            address=address,
+            nbytes=nbytes,
+            streams=streams,
+            filters=filters,
+            encoded=ready & bool(self._chain.elements),
+        )
 
     def stage_decoded(self, pieces: Sequence[Piece], numbers: Column) -> Staged:
         """Fetch some chunks of `pieces` anew, decode them on the host, and send them to the device.
@@ -156,35 +165,49 @@ class Stager:
         threads.crew.run(drain, min(len(requests.todo), threads.thread_budget()))
         return answers
 
-    def _find_streams(
-        self, image: Image, start: Column, nbytes: Column
-    ) -> tuple[npt.NDArray[np.bool_], Streams, Filters]:
+    def _find_streams(self, image: Image, start: Column, nbytes: Column) -> tuple[Flags, Streams, Filters]:
         """Return which chunks the device may decode, their streams and filters.
 
-        `nbytes` loses checksums that were right.
+        `start` and `nbytes` lose checksums that were right.
         """
+        ready, streams, filters = self._find_compressed(image, self._checked(image, start, nbytes), start, nbytes)
+        if self._chain.shuffle is not None:
+            filters = shuffled(np.flatnonzero(ready), self._chain.inner_nbytes, self._chain.shuffle)
+        return ready, streams, filters
+
+    def _checked(self, image: Image, start: Column, nbytes: Column) -> Flags:
+        """Return which chunks are there and have the right checksums, and take these off."""
         ready = start >= 0
-        for row in np.flatnonzero(ready).tolist() if self._n_checksums else ():
+        for row in np.flatnonzero(ready).tolist() if self._chain.checksums else ():
+            payload = image.view(int(start[row]), int(nbytes[row]))
+            first = 0
             try:
-                payload = image.view(int(start[row]), int(nbytes[row]))
-                for _ in range(self._n_checksums):
-                    payload = strip_crc32c(payload)
+                for checksum in self._chain.checksums:
+                    before, payload = len(payload), strip_checksum(checksum, payload)
+                    first += (before - len(payload)) * checksum.at_start
             except FrameError:
                 ready[row] = False
             else:
+                start[row] += first
                 nbytes[row] = len(payload)
-        if self._stage is None:
-            return ready & (nbytes == self._chunk_nbytes), Streams.none(), Filters.none()
+        return ready
+
+    def _find_compressed(
+        self, image: Image, ready: Flags, start: Column, nbytes: Column
+    ) -> tuple[Flags, Streams, Filters]:
+        compressor, inner_nbytes = self._chain.compressor, self._chain.inner_nbytes
+        if compressor is None:
+            return ready & (nbytes == inner_nbytes), Streams.none(), Filters.none()
         arrays = list(image.arrays())
         if len(arrays) == 1 and ready.all():
-            return find_streams(self._stage, arrays[0][0], start, nbytes, self._chunk_nbytes)
+            return find_streams(compressor, arrays[0][0], start, nbytes, inner_nbytes)
         trusted = np.zeros(len(start), bool)
         streams: list[Streams] = []
         filters: list[Filters] = []
         for data, first in arrays:
             rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
             trusted[rows], found, blocks = find_streams(
-                self._stage, data, start[rows] - first, nbytes[rows], self._chunk_nbytes
+                compressor, data, start[rows] - first, nbytes[rows], inner_nbytes
             )
             streams.append(found.numbered(rows))
             filters.append(blocks.numbered(rows))
@@ -231,7 +254,7 @@ def _rows(pieces: Sequence[Piece], answers: list[list[tuple[int, int]]]) -> tupl
     return offset + np.repeat(moved, [piece.hi - piece.lo for piece in pieces]), nbytes.copy()
 
 
-_Item = tuple[list[tuple[int, int]], int, ReadPlan, tuple[str, ByteRange]]
+_Item = tuple[list[tuple[int, int]], int, ReadPlan, Request]
 
 
 class Requests:
@@ -240,6 +263,7 @@ class Requests:
     def __init__(self, source: ByteSource) -> None:
         self.todo: list[_Item] = []
         self._source = source
+        self._read_ahead = ReadAhead(source)
         self._lock = threading.Lock()
         self._n_started = 0
         self._started: deque[tuple[_Item, Pending]] = deque()
@@ -247,8 +271,12 @@ class Requests:
     def next(self) -> tuple[_Item, Pending] | None:
         """Return a request that was started, None if there is none left."""
         with self._lock:
+            first = self._n_started
             while self._n_started < len(self.todo) and len(self._started) <= self._source.lookahead:
                 item = self.todo[self._n_started]
                 self._started.append((item, self._source.start(*item[3])))
                 self._n_started += 1
-            return self._started.popleft() if self._started else None
+            queued = self.todo[first : self._n_started]
+            following = self._started.popleft() if self._started else None
+        self._read_ahead(request for *_, request in queued)
+        return following

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from xarray_gpuzarr import blosc_frames
 from xarray_gpuzarr.codecs import (
     BloscSpec,
-    BytesBytesSpec,
+    CompressorSpec,
     GzipSpec,
     Lz4Spec,
+    ShuffleSpec,
     ZlibSpec,
     ZstdSpec,
 )
@@ -69,7 +70,7 @@ FORMATS = (_ZSTD, _LZ4, _SNAPPY, _GZIP, _DEFLATE, _BLOSCLZ, RAW)
 
 _ZLIB = Envelope(inflate=_DEFLATE, head_nbytes=2, tail_nbytes=4, checksum_from_end=4, checksum_dtype=">u4")
 
-ENVELOPES: dict[type[BytesBytesSpec], Envelope] = {
+ENVELOPES: dict[type[CompressorSpec], Envelope] = {
     ZstdSpec: Envelope(inflate=_ZSTD),
     Lz4Spec: Envelope(inflate=_LZ4, head_nbytes=4),
     GzipSpec: Envelope(inflate=_GZIP, checksum_from_end=8),
@@ -88,12 +89,12 @@ _IN_BLOSC = {
 }
 
 
-def longest_stream(stage: BytesBytesSpec) -> int | None:
-    """Return the most bytes of a codec's streams, encoded or decoded; None if the device has no decoder."""
+def longest_stream(stage: CompressorSpec) -> int:
+    """Return the most bytes of a codec's streams, encoded or decoded."""
     envelope = ENVELOPES.get(type(stage))
     if envelope is not None and envelope.inflate.nvcomp is not None:
         return MAX_CHUNK_NBYTES[envelope.inflate.nvcomp][1]
-    return blosc.MAX_NBYTES if isinstance(stage, BloscSpec) else None
+    return blosc.MAX_NBYTES
 
 
 class _Column:
@@ -191,15 +192,19 @@ def join[C: Columns](parts: Sequence[C], n_chunks: Sequence[int]) -> C:
     return type(parts[0])(table)
 
 
+def shuffled(chunk: Rows, nbytes: int, spec: ShuffleSpec) -> Filters:
+    """Return rows for chunks that are shuffled as a whole."""
+    return Filters.of(len(chunk), chunk=chunk, nbytes=nbytes, typesize=spec.elementsize, filter=1)
+
+
 def find_streams(
-    stage: BytesBytesSpec, data: Bytes, start: Rows, nbytes: Rows, expected: int
+    stage: CompressorSpec, data: Bytes, start: Rows, nbytes: Rows, expected: int
 ) -> tuple[npt.NDArray[np.bool_], Streams, Filters]:
     """Find the streams of chunks whose frames the device may be given.
 
     Parameters
     ----------
     stage : codec spec
-        One that has a `longest_stream`.
     data : uint8, shape (m,), host memory
     start, nbytes : int64, shape (n,)
         The bytes of a chunk are ``data[start : start + nbytes]``.
@@ -217,8 +222,7 @@ def find_streams(
     """
     if isinstance(stage, BloscSpec):
         return _find_in_blosc(data, start, nbytes, expected)
-    most = longest_stream(stage)
-    ready = (nbytes <= (most or 0)) & device_ready(stage, data, start, nbytes, expected)
+    ready = (nbytes <= longest_stream(stage)) & device_ready(stage, data, start, nbytes, expected)
     chunk = np.flatnonzero(ready)
     whole = Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes.take(chunk), target_nbytes=expected)
     _open(ENVELOPES[type(stage)], whole, data, start)

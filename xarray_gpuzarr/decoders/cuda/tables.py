@@ -32,7 +32,7 @@ class Tables:
             slot.array[at : at + column.nbytes].view(column.dtype).reshape(column.shape)[...] = column
             at += column.nbytes
         memory = lane.allocate(self._nbytes, lane.work)
-        lane.api.upload(memory.address, slot.array[: self._nbytes], lane.work)
+        lane.upload(memory.address, slot.array[: self._nbytes], lane.work)
         slot.give_back(lane.work)
         return memory
 

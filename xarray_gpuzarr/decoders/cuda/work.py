@@ -17,6 +17,9 @@ Rows = npt.NDArray[np.int64]
 
 NO_ROWS = np.zeros(0, np.int64)
 
+_ELEMENT_NBYTES = np.uint64(8)
+"""Longest element that a filter knows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
@@ -31,6 +34,8 @@ class Chunks:
     """shape (m, k): chunks that take the fill value."""
     streams: Streams
     filters: Filters
+    elements: Rows
+    """Numbers of the chunks of which codecs of elements are still to be undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +70,17 @@ class Work:
     raw: Rows
     """Numbers of the streams that are only moved, to where they belong."""
     result: Addresses
-    """shape (n_chunks,): address in the result, where a chunk is decompressed straight into it."""
+    """shape (n_chunks,): address in the result, where a chunk is decoded straight into it; 0 if there is nothing to
+    decode."""
     shifted: Rows
-    """Numbers of the chunks that are not decompressed, and are first moved to an aligned place."""
+    """Numbers of the chunks that are read as staged by a kernel that knows elements, and first moved to an aligned
+    place."""
     apart: Rows
     """Numbers of the chunks that are decoded into scratch, to be placed from there."""
     shuffled: Rows
     """Numbers of the chunks that are decompressed into scratch, to be unshuffled from there."""
+    elements: Rows
+    """Numbers of the chunks of which codecs of elements are undone."""
     placed: Rows
     """Numbers of the chunks that a kernel brings to the result."""
 
@@ -94,20 +103,33 @@ def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
     n_coded = sum(g.n for g in groups)
     compressed = np.zeros(len(chunks.address), bool)
     compressed[streams.chunk] = True
+    rewritten = compressed.copy()
+    rewritten[chunks.filters.chunk] = True
+    decoded = rewritten.copy()
+    decoded[chunks.elements] = True
     direct, result = placing.direct(chunks.rows)
-    straight, unit = direct & compressed, np.uint64(placing.unit_nbytes)
+    straight = direct & decoded
+    unaligned = chunks.address % np.uint64(placing.unit_nbytes) != 0
+    unaligned[chunks.elements] = chunks.address[chunks.elements] % _ELEMENT_NBYTES != 0
     return Work(
         streams=streams,
         groups=groups,
         begin=begin,
         moved=_misaligned(begin, groups),
         raw=np.arange(n_coded, len(streams)),
-        result=np.where(compressed, result, chunks.address),
-        shifted=np.flatnonzero(~compressed & (chunks.address % unit != 0)),
-        apart=np.flatnonzero(compressed & ~straight),
-        shuffled=np.unique(chunks.filters.chunk) if len(chunks.filters) else NO_ROWS,
+        result=np.where(decoded, result, np.uint64(0)),
+        shifted=np.flatnonzero(~rewritten & unaligned),
+        apart=np.flatnonzero(decoded & ~straight),
+        shuffled=_both(chunks.filters.chunk, compressed),
+        elements=chunks.elements,
         placed=np.flatnonzero((chunks.address != 0) & ~straight),
     )
+
+
+def _both(numbers: Rows, compressed: npt.NDArray[np.bool_]) -> Rows:
+    """Return the numbers of shuffled chunks that are compressed as well."""
+    distinct = np.unique(numbers) if len(numbers) else NO_ROWS
+    return distinct[compressed[distinct]]
 
 
 def _misaligned(begin: Addresses, groups: Sequence[Group]) -> Rows:

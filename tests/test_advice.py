@@ -1,0 +1,119 @@
+"""Warnings that say what to do: when they come, how often, and whose line they point at."""
+
+import warnings
+
+import numpy as np
+import pytest
+import xarray as xr
+from helpers.strict_duck import StrictDecoder
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import GpuZarrWarning, advice, backend, chunkmanager, decoders, lazy_array
+from xarray_gpuzarr.advice import advise
+from xarray_gpuzarr.decoders.base import Route
+
+
+@pytest.fixture(autouse=True)
+def _never_warned(monkeypatch):
+    monkeypatch.setattr(advice, "_given", set())
+
+
+@pytest.fixture
+def store():
+    """A variable of 12 unsharded chunks."""
+    store = MemoryStore()
+    xr.Dataset({"t": ("x", np.arange(12.0))}).to_zarr(store, consolidated=False, encoding={"t": {"chunks": (1,)}})
+    return store
+
+
+def open_store(store, **options):
+    return xr.open_dataset(store, engine="gpuzarr", consolidated=False, **options)
+
+
+def test_a_warning_says_what_was_found_and_what_to_do():
+    with pytest.warns(GpuZarrWarning) as warned:
+        advise("subject", "it is slow", found="a number", do="change it")
+
+    assert str(warned[0].message) == "it is slow\n  found: a number\n  do:    change it"
+
+
+def test_a_subject_is_warned_of_once():
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        advise("first", "one", found="", do="")
+        advise("first", "two", found="", do="")
+        advise("second", "three", found="", do="")
+
+    assert [str(w.message).splitlines()[0] for w in warned] == ["one", "three"]
+
+
+def test_it_points_at_the_line_of_the_user(store, monkeypatch):
+    monkeypatch.setattr(chunkmanager, "_MANY_TASKS", 12)
+
+    with pytest.warns(GpuZarrWarning) as warned:
+        open_store(store, chunks={}, device="host")
+
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("many", "small", "chunks", "warns"),
+    [(12, 9, {}, True), (13, 9, {}, False), (12, 8, {}, False), (12, 9, {"x": 2}, False), (12, 9, None, False)],
+)
+def test_many_small_tasks_are_advised_against(store, monkeypatch, many, small, chunks, warns):
+    monkeypatch.setattr(chunkmanager, "_MANY_TASKS", many)
+    monkeypatch.setattr(chunkmanager, "_SMALL_TASK_NBYTES", small)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        open_store(store, chunks=chunks, device="host")
+
+    told = [str(w.message) for w in warned if w.category is GpuZarrWarning]
+    assert len(told) == warns
+    assert all("becomes 12 dask tasks" in text and "8 bytes a task" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("missing", "warns"),
+    [
+        (["CuPy"], True),
+        (["CuPy", "RMM", "nvCOMP (nvidia-libnvcomp)"], True),
+        (["the NVIDIA driver (libcuda)", "CuPy"], False),
+        (["a GPU that this process may use"], False),
+    ],
+)
+def test_a_gpu_without_packages_is_told_of(monkeypatch, missing, warns):
+    monkeypatch.setattr(decoders, "missing_for_cuda", lambda: missing)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert decoders.resolve_device("auto") == "host"
+        assert decoders.resolve_device("auto") == "host"
+        assert decoders.resolve_device("host") == "host"
+
+    assert len(warned) == warns
+    assert all(", ".join(missing) in str(w.message) for w in warned)
+    assert all("xarray-gpuzarr[cuda13]" in str(w.message) for w in warned)
+
+
+@pytest.mark.parametrize(
+    ("where", "large_nbytes", "warns"),
+    [("host, then one copy to the device", 96, True), ("host", 97, False), ("cuda", 96, False)],
+)
+def test_a_large_variable_that_the_gpu_cannot_decode_is_told_of(store, monkeypatch, where, large_nbytes, warns):
+    class OnDevice(StrictDecoder):
+        def route(self, spec, cast):
+            return Route(where=where, why="codec x has no device decoder")
+
+    monkeypatch.setattr(backend, "_LARGE_NBYTES", large_nbytes)
+    monkeypatch.setattr(backend, "resolve_device", lambda _: "cuda")
+    monkeypatch.setattr(lazy_array, "decoder_for", lambda _: OnDevice())
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        open_store(store)
+        open_store(store)
+
+    assert len(warned) == warns
+    assert all("'t' is decoded on the host" in str(w.message) for w in warned)
+    assert all("codec x has no device decoder" in str(w.message) for w in warned)
