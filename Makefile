@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
+OLDEST := .venv-oldest
+TOUCHING := $(addprefix tests/test_,$(addsuffix .py,accessor backend cf cli documentation formats one_output \
+	progress_bar stores xarray_contract))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
@@ -10,8 +13,11 @@ SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/l
 	/opt/cuda/bin/compute-sanitizer $(VENV)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck
 SANITIZE_FLAGS ?=
+BENCH_FLAGS ?=
+SOAK_SECONDS = 180
 
-.PHONY: demo test test-gpu bench-gpu sanitize-gpu lint types layers check bench bench-smoke docs clean help
+.PHONY: demo fuzz test test-oldest test-gpu bench-gpu facts-gpu faults-gpu soak-gpu tune-gpu \
+	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-smoke performance docs package clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -22,11 +28,37 @@ demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and 
 test: $(VENV)/.installed ## Run the whole test suite
 	$(BIN)/python -m pytest -n auto -q
 
+test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
+	$(OLDEST)/bin/python -m pytest -n auto -q -k 'not simulated' $(TOUCHING)
+
 test-gpu: $(VENV)/.gpu ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	XARRAY_GPUZARR_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -q
 
+fuzz: $(VENV)/.installed ## Show millions of mutated frames to what reads them, under sanitizers (minutes)
+	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
+
 bench-gpu: $(VENV)/.gpu ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
-	$(BIN)/python -m benchmarks.gpu
+	$(BIN)/python -m benchmarks.gpu $(BENCH_FLAGS)
+
+facts-gpu: $(VENV)/.gpu ## Ask a GPU and nvCOMP what the docs assume (two minutes)
+	$(BIN)/python -m benchmarks.gpu.facts
+
+faults-gpu: $(VENV)/.gpu ## Read damaged chunks, each in a process of its own (two minutes)
+	$(BIN)/python -m benchmarks.gpu.faults
+
+soak-gpu: $(VENV)/.gpu ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
+	$(BIN)/python -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
+
+tune-gpu: $(VENV)/.gpu ## Sweep chunks and budgets, write a calibration, check what it chooses (six minutes)
+	$(BIN)/python -m benchmarks.gpu.tune --calibration calibration.json
+	$(BIN)/python -m benchmarks.gpu.check_auto calibration.json
+
+profile-gpu: $(VENV)/.gpu ## Let Nsight Compute look at the kernels, where it is installed
+	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \
+		$(BIN)/python -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
+
+proof-gpu: $(VENV)/.gpu ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
+	$(BIN)/python -m benchmarks.gpu.proof
 
 sanitize-gpu: $(VENV)/.gpu ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
 	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
@@ -44,20 +76,29 @@ types: $(VENV)/.installed ## Check types
 layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
-check: lint types layers test docs ## Everything that CI runs
+check: lint types layers test test-oldest package docs bench-smoke ## Everything that CI runs
 
 bench: $(VENV)/.bench ## Compare with zarr-python, zarrs and TensorStore (minutes)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+bench-full: $(VENV)/.bench ## The same with published workloads in their full size (an hour; 32 GB of memory and disk)
+	$(BIN)/python -m benchmarks --full $(BENCH_FLAGS)
+
+performance: $(VENV)/.bench ## Write docs/performance.md and its figures from the newest results
+	$(BIN)/python -m benchmarks.page
 
 bench-smoke: $(VENV)/.bench ## The same on tiny data, to see that it runs
 	$(BIN)/python -m benchmarks --smoke
+
+package: $(VENV)/.installed ## Build wheel and sdist, install the wheel into an empty environment, use it there
+	.ci/try-package
 
 docs: $(VENV)/.docs ## Build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) docs/_build demo build dist
+	rm -rf $(VENV) $(OLDEST) docs/_build docs/notebooks demo build dist gpu-proof
 
 $(VENV)/bin/python:
 	@$(PYTHON) $(NEW_ENOUGH) 2>/dev/null || { echo "xarray_gpuzarr needs Python 3.12 or newer;" \
@@ -65,11 +106,17 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(OLDEST)/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(OLDEST)
+	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
 	@touch $@
 
 $(VENV)/.gpu: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,cuda$(CUDA)]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,cuda$(CUDA)]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.installed
