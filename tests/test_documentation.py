@@ -12,7 +12,7 @@ from xarray_gpuzarr.sample import SampleGrid, weather_dataset, write_sharded
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]
 RUNS = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-OWN_TESTS: set[str] = set()
+OWN_TESTS = {"stores.md"}
 """Pages whose blocks a module of their own runs."""
 COMPILES = re.compile(r"^(?:```|:::)\{code-block\} python\n(.*?)^(?:```|:::)$", re.DOTALL | re.MULTILINE)
 MAKE = re.compile(r"(?:^ *|`)make ([a-z][a-z-]+)", re.MULTILINE)
