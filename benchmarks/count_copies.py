@@ -70,7 +70,7 @@ def _count_allocated(array: zarr.Array[Any], read: Read) -> float:
         with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
             result = read(array)
         peak = memray.FileReader(record).metadata.peak_memory
-    return (peak - result.nbytes) / result.nbytes
+    return float((peak - result.nbytes) / result.nbytes)
 
 
 def _warm_up(array: zarr.Array[Any], read: Read) -> None:
@@ -83,7 +83,7 @@ def _warm_up(array: zarr.Array[Any], read: Read) -> None:
 def _count_on_device(array: zarr.Array[Any], _: Read) -> float:
     """Return the bytes that the host copied into pinned memory, over the array's; what was read there is none."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from helpers.simulator import SimulatedDevice  # noqa: PLC0415 - with the tests' helpers alone
+    from helpers.simulator import SimulatedDevice  # type: ignore[import-not-found]  # noqa: PLC0415 - of the tests
 
     from xarray_gpuzarr.decoders.cuda import CudaDecoder, image  # noqa: PLC0415
     from xarray_gpuzarr.read import read, stored_array  # noqa: PLC0415
@@ -97,7 +97,7 @@ def _count_on_device(array: zarr.Array[Any], _: Read) -> float:
     image.Image.keep = counting_keep  # type: ignore[method-assign]
     device = SimulatedDevice(1, memory_nbytes=1 << 33)
     values = read(stored_array(array), ..., CudaDecoder(lambda: device))
-    return copied[0] / values.nbytes
+    return float(copied[0] / values.nbytes)
 
 
 if __name__ == "__main__":

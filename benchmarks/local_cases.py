@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import zarr
 
 from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
 from benchmarks.stores import write_workload
-from benchmarks.workloads import Workload
+from benchmarks.workloads import SERIES, Workload
 from xarray_gpuzarr import index_cache, read_array
 from xarray_gpuzarr.bench_readers import PIPELINES
 
@@ -25,15 +26,13 @@ _BLOCK_NBYTES = 2 * 1024 * 1024
 _PAGE_NBYTES = 4096
 
 WORKLOADS = tuple(
-    Workload(
+    replace(
+        SERIES,
         name=f"local-{codec.split()[0]}",
         summary=f"float32, 1 MB chunks, 100 a shard, 2 shards, {codec}",
         shape=(51_200_000,),
-        chunks=(256_000,),
-        shards=(25_600_000,),
-        dtype="float32",
         codec=codec,
-        field="series",
+        operations=("read",),
     )
     for codec in ("none", "zstd 3")
 )
@@ -62,7 +61,8 @@ def _case(workload: Workload, folder: Path, *, cold: bool) -> Case:
         files = sorted(f for f in (array / "c").rglob("*") if f.is_file())
         os.sync()  # pages that wait to be written cannot be dropped
         expected = zarr.open_array(array, mode="r")[...]
-        peers = {f"zarr {pipeline}": partial(_open_zarr, pipeline) for pipeline in PIPELINES}
+        peers: dict[str, Callable[[Path], Read]] = {"TensorStore": _open_tensorstore}
+        peers |= {f"zarr {pipeline}": partial(_open_zarr, pipeline) for pipeline in PIPELINES}
 
         def reader(name: str, side: Any, opener: Callable[[Path], Read]) -> Contestant:
             prepare = partial(_prepare, opener, array, files, expected, cold=cold)
@@ -70,7 +70,7 @@ def _case(workload: Workload, folder: Path, *, cold: bool) -> Case:
 
         return [
             reader("gpuzarr", "ours", _open_ours),
-            *(reader(name, "peer", opener) for name, opener in {**peers, "TensorStore": _open_tensorstore}.items()),
+            *(reader(name, "peer", opener) for name, opener in peers.items()),
             *(_bare(n_threads, files, cold=cold) for n_threads in (1, 2, 8)),
         ]
 

@@ -59,7 +59,9 @@ class RangeServer:
 
     def __enter__(self) -> Self:
         root = Path(__file__).resolve().parent.parent
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, cwd=root)
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+        )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
         self.set(latency_s=self._latency_s)
@@ -68,8 +70,9 @@ class RangeServer:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     @property
     def url(self) -> str:

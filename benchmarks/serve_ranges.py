@@ -1,6 +1,7 @@
 """A program: an HTTP server for a directory, with byte ranges, ETags, S3's way to list, latency, faults and a log.
 
-``python -m benchmarks.serve_ranges DIRECTORY`` prints its port and serves until it is ended; `range_server` starts it.
+`range_server` starts ``python -m benchmarks.serve_ranges DIRECTORY``, which prints its port and serves until its input
+ends, or it is ended.
 Objects are files; requests need no signature. What is said below ``/-/`` sets and shows the state of the server.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -223,7 +225,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("directory", type=Path)
     server = _Server(parser.parse_args(arguments).directory.resolve())
     print(server.server_address[1], flush=True)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     server.serve_forever()
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the input, which comes if whoever started this process dies, and end too."""
+    sys.stdin.read()
+    os._exit(0)
 
 
 if __name__ == "__main__":

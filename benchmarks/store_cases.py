@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,12 @@ from zarr.storage import FsspecStore, ObjectStore
 from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
 from benchmarks.range_server import RangeServer
 from benchmarks.stores import write_workload
-from benchmarks.workloads import Workload
+from benchmarks.workloads import SERIES, Workload
 from xarray_gpuzarr import index_cache, read_array
 from xarray_gpuzarr.bench_readers import PIPELINES
 
 LATENCIES_MS = (0, 10, 50)
-N_AT_ONCE = 32
+N_AT_ONCE = 24
 """Requests that the bare client has under way: as many as one read of ours."""
 _MEANINGFUL_SCALE = 0.01
 _LONG_AGO_S = 1e9
@@ -39,15 +40,14 @@ _LONG_AGO_S = 1e9
 _KEYS = {"access_key_id": "bench", "secret_access_key": "bench", "region": "us-east-1"}
 
 SHARDS = {
-    codec: Workload(
+    codec: replace(
+        SERIES,
         name=f"remote-{codec}",
-        summary=f"float32, 1 MB chunks, 16 a shard, 8 shards, {codec}",
-        shape=(32_768_000,),
-        chunks=(256_000,),
+        summary=f"float32, 1 MB chunks, 16 a shard, 24 shards, {codec}",
+        shape=(98_304_000,),
         shards=(4_096_000,),
-        dtype="float32",
         codec=codec,
-        field="series",
+        operations=("read",),
     )
     for codec in ("none", "zstd 3")
 }

@@ -14,7 +14,7 @@ from helpers.strict_duck import StrictArray, strict_decoder_for
 from zarr.storage import MemoryStore
 
 import xarray_gpuzarr.accessor
-from xarray_gpuzarr import backend, lazy_array
+from xarray_gpuzarr import lazy_array, open_options
 from xarray_gpuzarr.decoders import Device
 from xarray_gpuzarr.explain import Explanation, Row, format_nbytes
 from xarray_gpuzarr.summary import summarize
@@ -272,7 +272,7 @@ def test_to_host_leaves_host_arrays_as_they_are(opened):
 def on_device(kinds, monkeypatch, request):
     """The same variables, decoded into arrays that only `get` brings to the host."""
     monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
-    monkeypatch.setattr(backend, "resolve_device", lambda _device: "cuda")
+    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
     return xr.open_dataset(kinds, engine="gpuzarr", consolidated=False, chunks=request.param)
 
 
@@ -304,7 +304,7 @@ def test_to_host_keeps_names_attributes_and_indexes(on_device):
 
 def test_copy_of_a_lazy_variable_can_be_selected_chunked_and_pickled(kinds, monkeypatch):
     monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
-    monkeypatch.setattr(backend, "resolve_device", lambda _device: "cuda")
+    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
     dataset = xr.open_dataset(kinds, engine="gpuzarr", consolidated=False)
     array = dataset.isel(time=slice(None, None, -1)).packed.gpuzarr.to_host()
     points = {"time": xr.DataArray([40, 2]), "y": xr.DataArray([5, 0])}

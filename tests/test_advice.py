@@ -8,7 +8,7 @@ import xarray as xr
 from helpers.strict_duck import StrictDecoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import GpuZarrWarning, advice, backend, chunkmanager, decoders, lazy_array
+from xarray_gpuzarr import GpuZarrWarning, advice, backend, chunkmanager, decoders, lazy_array, open_options
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.decoders.base import Route
 
@@ -106,7 +106,7 @@ def test_a_large_variable_that_the_gpu_cannot_decode_is_told_of(store, monkeypat
             return Route(where=where, why="codec x has no device decoder")
 
     monkeypatch.setattr(backend, "_LARGE_NBYTES", large_nbytes)
-    monkeypatch.setattr(backend, "resolve_device", lambda _: "cuda")
+    monkeypatch.setattr(open_options, "resolve_device", lambda _: "cuda")
     monkeypatch.setattr(lazy_array, "decoder_for", lambda _: OnDevice())
 
     with warnings.catch_warnings(record=True) as warned:

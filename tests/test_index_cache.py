@@ -12,7 +12,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.corpus import counting, write
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from obstore.store import LocalStore as ObstoreLocal
@@ -337,13 +337,14 @@ def after_index(monkeypatch, change, n_changes):
     monkeypatch.setattr(snapshot, "decode_shard_index", decode_then_change)
 
 
+@settings(max_examples=20)  # each writes a store several times
 @given(seed=st.integers(0, 10**6))
 def test_reads_between_rewrites_are_of_the_latest_version(tmp_path_factory, seed):
     chosen, path = random.Random(seed), tmp_path_factory.mktemp("rewritten")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
         array, number = write(LocalStore(path), DATA, **SHARDED), 1
-        for _ in range(8):
+        for _ in range(4):
             if chosen.random() < 0.4:
                 number += 1
                 sparse = np.where(np.arange(12) // 3 % chosen.randint(1, 3) == 0, DATA * number, np.float32(0))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,53 +27,14 @@ from zarr.errors import UnknownCodecError
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import parse_cast
 from xarray_gpuzarr.chunkmanager import ShardVariable
-from xarray_gpuzarr.decoders import Device, resolve_device, resolve_storage
 from xarray_gpuzarr.errors import UnsupportedCodecError
-from xarray_gpuzarr.fetch import Storage
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS
+from xarray_gpuzarr.open_options import DecodeOptions, Place
 from xarray_gpuzarr.read import stored_array
 
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeOptions:
-    """xarray's decoding keywords; each is one value or a mapping from variable name to value."""
-
-    mask_and_scale: Any = True
-    decode_times: Any = True
-    concat_characters: Any = True
-    decode_coords: Any = True
-    use_cftime: Any = None
-    decode_timedelta: Any = None
-
-    def of_variable(self, name: Hashable) -> dict[str, Any]:
-        """Return the keywords of `xarray.conventions.decode_cf_variable` for one variable."""
-        return {
-            "mask_and_scale": _item(self.mask_and_scale, name, default=True),
-            "decode_times": _item(self.decode_times, name, default=True),
-            "concat_characters": _item(self.concat_characters, name, default=True),
-            "use_cftime": _item(self.use_cftime, name, default=None),
-            "decode_timedelta": _item(self.decode_timedelta, name, default=None),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where arrays are decoded, and how their bytes get there."""
-
-    device: Device
-    storage: Storage
-
-
-def _place(device: str, storage: str) -> Place:
-    return Place(device=resolve_device(device), storage=resolve_storage(storage, device))
-
-
-def _item(option: Any, name: Hashable, *, default: Any) -> Any:
-    return option.get(name, default) if isinstance(option, Mapping) else option
 
 
 class GpuZarrBackendEntrypoint(BackendEntrypoint):
@@ -131,7 +91,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         MetadataError
             The stored metadata of an array is malformed.
         """
-        place = _place(device, storage)
+        place = Place.of(device, storage)
         with _naming_unknown_codecs(filename_or_obj):
             store = ZarrStore.open_group(
                 _normalize_path(filename_or_obj),
@@ -174,7 +134,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         **decoding: Any,
     ) -> dict[str, Dataset]:
         """Open all groups below a group, by path; keywords, also those of `DecodeOptions`, as for `open_dataset`."""
-        place, options = _place(device, storage), DecodeOptions(**decoding)
+        place, options = Place.of(device, storage), DecodeOptions(**decoding)
         parent = str(NodePath("/") / NodePath(group)) if group else "/"
         with _naming_unknown_codecs(filename_or_obj):
             stores = ZarrStore.open_store(

@@ -15,10 +15,12 @@ BUCKET = "gpuzarr-tests"
 REGION = "us-east-1"
 
 _SERVE = """
+import os, sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
 print(server.port, flush=True)
+threading.Thread(target=lambda: sys.stdin.read() or os._exit(0), daemon=True).start()  # if the tests die, end too
 server.serve_forever()
 """
 
@@ -31,7 +33,8 @@ class S3Server:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-c", _SERVE]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, **pipes)
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
         self.key_id, self.secret = "anyone", "anything"
         self.client("s3").create_bucket(Bucket=BUCKET)
@@ -40,6 +43,7 @@ class S3Server:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait()
+        self._process.stdin.close()
         self._process.stdout.close()
 
     def check_keys(self) -> None:

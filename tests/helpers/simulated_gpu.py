@@ -14,7 +14,7 @@ from benchmarks.measure import AbsentError
 from helpers import host_kernels
 from helpers.simulated_streams import SimulatedEvent, SimulatedStream, touch_of
 from helpers.simulator import SimulatedDevice
-from xarray_gpuzarr import backend, lazy_array, read
+from xarray_gpuzarr import lazy_array, open_options, read
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.api import Address, Kernel
@@ -99,4 +99,4 @@ def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
     decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder()}
     for module in (read, lazy_array):
         patch.setattr(module, "decoder_for", decoders.__getitem__)
-    patch.setattr(backend, "resolve_device", lambda device: device)
+    patch.setattr(open_options, "resolve_device", lambda device: device)

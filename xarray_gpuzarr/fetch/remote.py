@@ -72,8 +72,8 @@ class StoreSource:
 
     @property
     def lookahead(self) -> int:
-        """32 requests of up to 4 MiB for one read: enough to hide a round trip of 50 ms at 2 GB/s."""
-        return 32
+        """24 requests of up to 4 MiB for one read: more bytes than that under way cost fresh memory (decision 13)."""
+        return 24
 
     @property
     def is_remote(self) -> bool:

@@ -1,0 +1,55 @@
+"""What a caller of `open_dataset` may choose: how variables are decoded, where, and how bytes get there."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from xarray_gpuzarr.decoders import Device, resolve_device, resolve_storage
+from xarray_gpuzarr.fetch import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOptions:
+    """xarray's decoding keywords; each is one value or a mapping from variable name to value."""
+
+    mask_and_scale: Any = True
+    decode_times: Any = True
+    concat_characters: Any = True
+    decode_coords: Any = True
+    use_cftime: Any = None
+    decode_timedelta: Any = None
+
+    def of_variable(self, name: Hashable) -> dict[str, Any]:
+        """Return the keywords of `xarray.conventions.decode_cf_variable` for one variable."""
+        return {
+            "mask_and_scale": _item(self.mask_and_scale, name, default=True),
+            "decode_times": _item(self.decode_times, name, default=True),
+            "concat_characters": _item(self.concat_characters, name, default=True),
+            "use_cftime": _item(self.use_cftime, name, default=None),
+            "decode_timedelta": _item(self.decode_timedelta, name, default=None),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where arrays are decoded, and how their bytes get there."""
+
+    device: Device
+    storage: Storage
+
+    @classmethod
+    def of(cls, device: str, storage: str) -> Self:
+        """Check what was asked for.
+
+        Raises
+        ------
+        OptionError, DeviceUnavailableError
+            See `resolve_device` and `resolve_storage`.
+        """
+        return cls(device=resolve_device(device), storage=resolve_storage(storage, device))
+
+
+def _item(option: Any, name: Hashable, *, default: Any) -> Any:
+    return option.get(name, default) if isinstance(option, Mapping) else option
