@@ -11,8 +11,7 @@ from helpers import simulated_gpu
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.decoders.calibration import as_document, from_document, read_calibration
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.errors import OptionError
@@ -55,7 +54,7 @@ def calibrated(monkeypatch, path):
 
     def use(document):
         options = ResourceOptions(calibration=None if document is None else path(document))
-        monkeypatch.setattr(resources, "_options", options)
+        monkeypatch.setattr(in_force, "options", options)
         return by_host
 
     return use

@@ -15,7 +15,7 @@ from helpers.simulated_worker import SimulatedGpu, here
 
 from xarray_gpuzarr import CorruptChunkError, DeviceUnavailableError, OptionError, register, stats
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import resource_options
+from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.decoders.stand_in import CupyStandIn
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]

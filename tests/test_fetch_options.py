@@ -5,7 +5,7 @@ import pytest
 from xarray_gpuzarr import FetchOptions, OptionError, configure
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.configuration import check_options, options_in_force
-from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr.cuda import options as decoding
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.fetch import fetch_options, options
 
@@ -13,8 +13,8 @@ from xarray_gpuzarr.fetch import fetch_options, options
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     """Put both records back when the test ends."""
-    monkeypatch.setattr(options, "_options", None)
-    monkeypatch.setattr(resources, "_options", None)
+    monkeypatch.setattr(options.in_force, "options", None)
+    monkeypatch.setattr(decoding.in_force, "options", None)
 
 
 def test_defaults_hold_where_the_environment_says_nothing():
@@ -72,7 +72,7 @@ def test_configure_sets_both_kinds_and_says_what_is_in_force():
 
     assert (in_force["max_requests"], in_force["n_slots"]) == (9, 5)
     assert fetch_options() == FetchOptions(max_requests=9)
-    assert resources.resource_options() == ResourceOptions(n_slots=5)
+    assert decoding.in_force.get() == ResourceOptions(n_slots=5)
     assert options_in_force() == in_force
 
 
@@ -82,7 +82,7 @@ def test_what_is_left_out_goes_back_to_the_default():
     configure(max_gap_nbytes=1)
 
     assert fetch_options() == FetchOptions(max_gap_nbytes=1)
-    assert resources.resource_options() == ResourceOptions()
+    assert decoding.in_force.get() == ResourceOptions()
 
 
 def test_what_was_in_force_can_be_put_back():
@@ -99,7 +99,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones_and_changes_nothing():
         with pytest.raises(OptionError, match="max_request, nslots") as caught:
             ask(nslots=4, max_request=1, max_requests=3)
         assert {"max_requests", "n_slots"} <= set(caught.value.found.replace(",", "").split())
-    assert resources.resource_options().n_slots == 5
+    assert decoding.in_force.get().n_slots == 5
     assert fetch_options().max_requests == 64
 
 

@@ -201,7 +201,7 @@ def test_cache_is_shared_between_opens_and_threads(local, settled, index_reads):
 
 
 def test_memory_is_bounded_by_the_option(local, settled, index_reads, monkeypatch):
-    monkeypatch.setattr(options, "_options", FetchOptions(index_cache_nbytes=CACHED_NBYTES))
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(index_cache_nbytes=CACHED_NBYTES))
     array = write(local, DATA, **SHARDED)
 
     for y in (0, 0, 10, 10, 0):  # two shards, room for one index

@@ -20,11 +20,10 @@ from helpers.fake_cuda import (
     StatisticsResourceAdaptor,
 )
 
-from xarray_gpuzarr import cuda
-from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr import configure, cuda
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
-from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, OptionError
 
 ROOMS = ("device", "sharing", "rmm_memory", "failures")
@@ -37,7 +36,7 @@ POOL_IS_FULL = "std::bad_alloc: out_of_memory: Maximum pool size exceeded (faile
 def fake(monkeypatch):
     """The two modules that CuPy and RMM are replaced by; the rooms that import them are imported anew."""
     fake = FakeCuda()
-    monkeypatch.setattr(resources, "_options", ResourceOptions())
+    monkeypatch.setattr(in_force, "options", ResourceOptions())
     with patch.dict(sys.modules, {**fake.modules(), "nvtx": None}):
         for room in ROOMS:
             sys.modules.pop(f"xarray_gpuzarr.cuda.{room}", None)
@@ -60,9 +59,9 @@ def make(native, memory="auto"):
 
 
 def test_sharing_is_asked_for_by_configure_alone(fake, native):
-    resources.configure(memory="pool")
+    configure(memory="pool")
     assert not fake.called("set_per_device_resource")
-    resources.configure(memory="pool", share=True)
+    configure(memory="pool", share=True)
     ((index, resource),) = fake.called("set_per_device_resource")
     assert (index, type(resource).__name__) == (0, "PoolMemoryResource")
     assert fake.called("set_allocator") == [["RMM's for CuPy"]]
@@ -446,7 +445,7 @@ def test_there_is_one_device_of_a_number(fake, native):
 def test_another_choice_of_memory_holds_from_the_next_read(fake, native):
     before = native.native_device(0)
 
-    resources.configure(memory="pool")
+    configure(memory="pool")
     after = native.native_device(0)
 
     assert (before.memory.choice, after.memory.choice) == ("auto", "pool")
@@ -456,7 +455,7 @@ def test_another_choice_of_memory_holds_from_the_next_read(fake, native):
 def test_other_options_leave_the_device_and_its_kernels_alone(native):
     before = native.native_device(0)
 
-    resources.configure(n_slots=7)
+    configure(n_slots=7)
 
     assert native.native_device(0) is before
 
@@ -469,7 +468,7 @@ def test_a_device_that_is_not_there_is_refused_at_once(fake, native):
 
 
 def test_an_unusable_option_stays_an_option_error(native, monkeypatch):
-    monkeypatch.setattr(resources, "_options", None)
+    monkeypatch.setattr(in_force, "options", None)
     monkeypatch.setenv("XARRAY_GPUZARR_MEMORY", "managed")
 
     with pytest.raises(OptionError, match="managed"):

@@ -174,7 +174,7 @@ def test_most_of_a_small_shard_is_one_request(store, server):
 
 @pytest.mark.host_decoder
 def test_a_plane_is_an_index_and_a_range_for_each_shard(store, server, monkeypatch):
-    monkeypatch.setattr(options, "_options", FetchOptions(index_cache_nbytes=0))
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(index_cache_nbytes=0))
     array = opened(store)
     server.requests()
 
@@ -188,7 +188,7 @@ def test_gap_and_length_of_requests_are_tunable(store, server, monkeypatch):
     array = opened(store, "sharded/bytes")
 
     def n_requests(selection, **chosen):
-        monkeypatch.setattr(options, "_options", FetchOptions(index_cache_nbytes=0, **chosen))
+        monkeypatch.setattr(options.in_force, "options", FetchOptions(index_cache_nbytes=0, **chosen))
         server.requests()
         read_array(array, selection, device="host")
         return len(server.requests())
@@ -201,7 +201,7 @@ def test_gap_and_length_of_requests_are_tunable(store, server, monkeypatch):
 
 @pytest.mark.host_decoder
 def test_requests_are_bounded_for_the_whole_process(store, server, monkeypatch):
-    monkeypatch.setattr(options, "_options", FetchOptions(max_requests=3))
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_requests=3))
     array = opened(store, "unsharded/zstd")
     server.set(latency_s=0.01)
     server.most_at_once()

@@ -237,7 +237,7 @@ def test_only_touched_chunks_are_requested(big, selection, wanted):
 @pytest.mark.host_decoder
 def test_most_of_a_small_shard_is_one_request_for_all_of_it(big, selection, monkeypatch):
     store, array, data = big
-    monkeypatch.setattr(options, "_options", FetchOptions(max_request_nbytes=3 * 1024 * 1024))
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=3 * 1024 * 1024))
     store.requests.clear()
 
     read = read_array(array, selection, device="host")
@@ -262,7 +262,7 @@ def test_a_small_shard_is_asked_for_with_its_index_at_either_end(index_location)
 @pytest.mark.host_decoder
 def test_a_long_shard_is_asked_for_by_its_index(big, monkeypatch):
     store, array, data = big
-    monkeypatch.setattr(options, "_options", FetchOptions(max_request_nbytes=2 * 1024 * 1024))
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=2 * 1024 * 1024))
     store.requests.clear()
 
     read = read_array(array, device="host")

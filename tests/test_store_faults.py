@@ -184,7 +184,7 @@ def test_zarrs_timeout_ends_a_wait_that_the_client_would_go_on_with(server):
 def test_a_read_that_fails_gives_up_its_other_requests(server, monkeypatch):
     """Else they would fill this process's share of requests until they time out."""
     monkeypatch.setenv("XARRAY_GPUZARR_MAX_REQUESTS", "4")
-    monkeypatch.setattr("xarray_gpuzarr.fetch.options._options", None)
+    monkeypatch.setattr("xarray_gpuzarr.fetch.options.in_force.options", None)
     store = CLIENTS["obstore http"](server.url, "bucket/s.zarr", timeout_s=30)
     array = opened(store, "unsharded")
     server.spoil(

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from xarray_gpuzarr.accessor import DatasetAccessor
 from xarray_gpuzarr.bench_command import add_bench_options, run_bench
-from xarray_gpuzarr.cuda.resources import resource_options
+from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.demo import open_store, run_demo, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, GpuZarrError, OptionError
 from xarray_gpuzarr.explain import Row, format_nbytes, lazy_array_of

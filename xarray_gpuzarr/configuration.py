@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr.cuda import options as decoding
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.fetch import options as fetching
 from xarray_gpuzarr.fetch.options import FetchOptions
+from xarray_gpuzarr.option_values import InForce
 
 _RESOURCES = frozenset(f.name for f in fields(ResourceOptions))
 _FETCHING = frozenset(f.name for f in fields(FetchOptions))
+_RECORDS: tuple[tuple[InForce[Any], frozenset[str]], ...] = (
+    (fetching.in_force, _FETCHING),
+    (decoding.in_force, _RESOURCES),
+)
 
 
 def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
@@ -47,14 +53,17 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     64
     """
     check_options(options)
-    fetching.configure_fetch(**{name: options[name] for name in options if name in _FETCHING})
-    resources.configure(share=share, **{name: options[name] for name in options if name in _RESOURCES})
+    for in_force, names in _RECORDS:
+        in_force.choose({name: options[name] for name in options if name in names})
+    if share:
+        device = importlib.import_module("xarray_gpuzarr.cuda.device")  # imports CuPy and RMM
+        device.native_device().share("always")
     return options_in_force()
 
 
 def options_in_force() -> dict[str, Any]:
     """Return all options that are in force, as keywords of `configure`."""
-    return {**asdict(fetching.fetch_options()), **asdict(resources.resource_options())}
+    return {**asdict(fetching.fetch_options()), **asdict(decoding.resource_options())}
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -66,5 +75,5 @@ def check_options(options: Mapping[str, object]) -> None:
             found="the known ones are " + ", ".join(sorted(_FETCHING | _RESOURCES)),
             do="give one of them",
         )
-    fetching.chosen_options({name: options[name] for name in options if name in _FETCHING})
-    resources.chosen_options({name: options[name] for name in options if name in _RESOURCES})
+    for in_force, names in _RECORDS:
+        in_force.chosen({name: options[name] for name in options if name in names})

@@ -1,13 +1,16 @@
-"""Settings from environment variables: how numbers and sizes are written, and how unusable ones are refused.
+"""Settings of a process: how the environment writes them, how unusable ones are refused, and which are in force.
 
-Knows no setting. `cuda.options` and `fetch.options` are records of settings that are read through it.
+Knows no setting. `cuda.options` and `fetch.options` are records of settings that are read and kept through it.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from xarray_gpuzarr.errors import OptionError
 
@@ -85,3 +88,43 @@ def _parse_number(name: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]+", text):
         raise unusable(name, tried, "not a whole number")
     return int(text)
+
+
+class InForce[Options]:
+    """The record of settings that is in force in this process: what was chosen, else what the environment says.
+
+    Parameters
+    ----------
+    kind : type
+        A frozen dataclass with a classmethod `from_environment`.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._lock = threading.Lock()
+        self.options: Options | None = None
+
+    def get(self) -> Options:
+        """Return the record."""
+        options = self.options
+        if options is None:
+            with self._lock:
+                options = self.options = self.options or self._kind.from_environment()
+        return options
+
+    def chosen(self, options: Mapping[str, object]) -> Options:
+        """Return the record that the environment asks for, changed as `options` says.
+
+        Raises
+        ------
+        OptionError
+            An unusable value.
+        """
+        changed: Options = replace(self._kind.from_environment(), **options)
+        return changed
+
+    def choose(self, options: Mapping[str, object]) -> None:
+        """Put `chosen` in force, from the next read on."""
+        changed = self.chosen(options)
+        with self._lock:
+            self.options = changed

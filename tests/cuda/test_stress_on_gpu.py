@@ -19,8 +19,7 @@ from helpers.simulator import SimulatedDevice
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.options import ResourceOptions, in_force, resource_options
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import read, stored_array
 
@@ -53,7 +52,7 @@ class GpuWorld:
     def __init__(self, _seed):
         from xarray_gpuzarr.cuda.device import NativeDevice  # noqa: PLC0415  # needs CuPy and RMM
 
-        self.device = NativeDevice(0, resources.resource_options())
+        self.device = NativeDevice(0, resource_options())
 
     def consuming(self, stream):
         """Let the calling thread's array library work on a stream."""
@@ -84,7 +83,7 @@ def arrays():
 def small(monkeypatch):
     """Several segments and batches for most reads."""
     options = ResourceOptions(slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 18, scratch_nbytes=1 << 28)
-    monkeypatch.setattr(resources, "_options", options)
+    monkeypatch.setattr(in_force, "options", options)
 
 
 def any_key(rng, length):

@@ -26,7 +26,7 @@ from helpers.shards import with_chunk
 from helpers.simulated_streams import SimulatedEvent
 from helpers.simulator import SimulatedDevice
 from helpers.stores import put, take
-from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr.cuda.options import in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.read import StoredArray, read, stored_array
@@ -131,12 +131,12 @@ def decoded_again() -> Iterator[list[int]]:
 @contextmanager
 def limits(**options: Any) -> Iterator[None]:
     """Let reads within use so much memory: `SMALL`, changed."""
-    before = resources._options
-    resources.configure(**(SMALL | options))
+    before = in_force.options
+    in_force.choose(SMALL | options)
     try:
         yield
     finally:
-        resources._options = before
+        in_force.options = before
 
 
 @dataclass(frozen=True, slots=True)

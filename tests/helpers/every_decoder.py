@@ -16,8 +16,7 @@ import pytest
 
 from helpers.simulator import SimulatedDevice
 from xarray_gpuzarr import lazy_array, read
-from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.decoders.host import HostDecoder
@@ -83,7 +82,7 @@ def use(decoder: str, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     if decoder == "host":
         return lambda: None
     device = SimulatedDevice(seed=next(_seeds), memory_nbytes=1 << 30) if decoder == "simulated" else None
-    patch.setattr(resources, "_options", SMALL)
+    patch.setattr(in_force, "options", SMALL)
     patch.setattr(Stager, "stage_decoded", _noting(Stager.stage_decoded))
     downloaded = Downloaded(native_device if device is None else lambda: device)
     for module in (read, lazy_array):

@@ -16,8 +16,8 @@ from helpers.simulated_streams import SimulatedEvent, SimulatedStream, touch_of
 from helpers.simulator import SimulatedDevice
 from xarray_gpuzarr import lazy_array, open_options, read
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.api import Address, Kernel
+from xarray_gpuzarr.cuda.options import in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.host import HostDecoder
 
@@ -90,7 +90,7 @@ def in_use(patch: pytest.MonkeyPatch) -> SimulatedGpu:
     host_kernels.require_compiler()
     gpu = SimulatedGpu()
     use(gpu, patch)
-    patch.setattr(resources, "_options", resources.resource_options())
+    patch.setattr(in_force, "options", in_force.get())
     return gpu
 
 

@@ -35,8 +35,7 @@ from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out
 from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
-from xarray_gpuzarr.cuda.options import ResourceOptions
-from xarray_gpuzarr.cuda.resources import resource_options
+from xarray_gpuzarr.cuda.options import ResourceOptions, resource_options
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory
 from xarray_gpuzarr.cuda.sharing import share_memory
 from xarray_gpuzarr.errors import DeviceMemoryError

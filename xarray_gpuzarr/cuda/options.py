@@ -1,6 +1,6 @@
 """How much memory reads on a GPU may use, from where, and who decodes: one small record, checked when it is made.
 
-Nothing is allocated here. `resources` keeps the record in force; lanes, batches and the device read it.
+Nothing is allocated here. Lanes, batches and the device read the record in force.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from xarray_gpuzarr.option_values import check_number, given_numbers, unusable, variable
+from xarray_gpuzarr.option_values import InForce, check_number, given_numbers, unusable, variable
 
 MemoryChoice = Literal["auto", "pool", "async", "current"]
 """Where device memory comes from; see `ResourceOptions.memory`."""
@@ -77,3 +77,10 @@ class ResourceOptions:
 
 
 _KNOWN_MEMORY = "the known ones are " + ", ".join(get_args(MemoryChoice))
+
+in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
+
+
+def resource_options() -> ResourceOptions:
+    """Return the options in force."""
+    return in_force.get()

@@ -7,11 +7,9 @@ has written it, to the end.
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakSet
@@ -22,7 +20,6 @@ from xarray_gpuzarr.counters import Stage, counters
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.turns import Turns
-from xarray_gpuzarr.errors import OptionError
 
 
 class Slot:
@@ -238,66 +235,3 @@ class WorkerResources:
             self._of_thread = threading.local()
         for lane in lanes:
             lane.close()
-
-
-_lock = threading.Lock()
-_options: ResourceOptions | None = None
-
-
-def resource_options() -> ResourceOptions:
-    """Return the options in force: what `configure` set, else what the environment says."""
-    global _options  # noqa: PLW0603  # one setting per process
-    with _lock:
-        if _options is None:
-            _options = ResourceOptions.from_environment()
-        return _options
-
-
-def configure(*, share: bool = False, **options: object) -> ResourceOptions:
-    """Set how much memory reads on a GPU may use, for this process and from the next read on.
-
-    Parameters
-    ----------
-    share : bool
-        Also make the memory resource of reads RMM's current one on the current device, and let CuPy allocate through
-        RMM: one pool for reads and for what is computed from them. Needs a GPU.
-    **options
-        Fields of `ResourceOptions`; those left out go back to the environment's value or the default.
-
-    Returns
-    -------
-    ResourceOptions
-        What is in force now.
-
-    Raises
-    ------
-    OptionError
-        An unknown name or an unusable value.
-    """
-    global _options  # noqa: PLW0603  # one setting per process
-    changed = chosen_options(options)
-    with _lock:
-        _options = changed
-    if share:
-        device = importlib.import_module("xarray_gpuzarr.cuda.device")  # imports CuPy and RMM
-        device.native_device().share("always")
-    return changed
-
-
-def chosen_options(options: Mapping[str, object]) -> ResourceOptions:
-    """Return the options that the environment asks for, changed as `options` says.
-
-    Raises
-    ------
-    OptionError
-        An unknown name or an unusable value.
-    """
-    known = [f.name for f in fields(ResourceOptions)]
-    if unknown := set(options) - set(known):
-        raise OptionError(
-            "unknown resource option",
-            tried=", ".join(sorted(unknown)),
-            found="the known ones are " + ", ".join(known),
-            do="give one of them",
-        )
-    return replace(ResourceOptions.from_environment(), **options)  # type: ignore[arg-type]  # checked by the class

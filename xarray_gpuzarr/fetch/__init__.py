@@ -14,7 +14,7 @@ from zarr.storage import LocalStore
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.options import FetchOptions, configure_fetch, fetch_options
+from xarray_gpuzarr.fetch.options import FetchOptions, fetch_options
 from xarray_gpuzarr.fetch.read_ahead import ReadAhead
 from xarray_gpuzarr.fetch.remote import StoreSource
 from xarray_gpuzarr.fetch.source import (
@@ -52,7 +52,6 @@ __all__ = [
     "StoreSource",
     "Version",
     "byte_source",
-    "configure_fetch",
     "fetch_options",
 ]
 

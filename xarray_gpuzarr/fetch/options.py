@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from xarray_gpuzarr.byte_range import CoalesceRule
-from xarray_gpuzarr.option_values import check_number, given_numbers
+from xarray_gpuzarr.option_values import InForce, check_number, given_numbers
 
 _MIB = 1024**2
 
@@ -67,51 +66,9 @@ class FetchOptions:
         return CoalesceRule(max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=longest)
 
 
-_lock = threading.Lock()
-_options: FetchOptions | None = None
+in_force: InForce[FetchOptions] = InForce(FetchOptions)
 
 
 def fetch_options() -> FetchOptions:
-    """Return the options in force: what `configure_fetch` set, else what the environment says."""
-    global _options  # noqa: PLW0603  # one setting per process
-    options = _options
-    if options is None:
-        with _lock:
-            options = _options = _options or FetchOptions.from_environment()
-    return options
-
-
-def configure_fetch(**options: object) -> FetchOptions:
-    """Set how stores are asked for bytes, for this process and from the next read on.
-
-    Parameters
-    ----------
-    **options
-        Fields of `FetchOptions`; those left out go back to the environment's value or the default.
-
-    Returns
-    -------
-    FetchOptions
-        What is in force now.
-
-    Raises
-    ------
-    OptionError
-        An unusable value.
-    """
-    global _options  # noqa: PLW0603  # one setting per process
-    changed = chosen_options(options)
-    with _lock:
-        _options = changed
-    return changed
-
-
-def chosen_options(options: Mapping[str, object]) -> FetchOptions:
-    """Return the options that the environment asks for, changed as `options` says.
-
-    Raises
-    ------
-    OptionError
-        An unusable value.
-    """
-    return replace(FetchOptions.from_environment(), **options)  # type: ignore[arg-type]  # checked by the class
+    """Return the options in force."""
+    return in_force.get()

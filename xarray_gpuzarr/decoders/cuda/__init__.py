@@ -19,7 +19,8 @@ from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import WorkerResources, resource_options
+from xarray_gpuzarr.cuda.options import resource_options
+from xarray_gpuzarr.cuda.resources import WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable

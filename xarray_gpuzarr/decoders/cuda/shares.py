@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from xarray_gpuzarr.codecs import BloscSpec
-from xarray_gpuzarr.cuda.resources import resource_options
+from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.decoders.calibration import read_calibration
 from xarray_gpuzarr.decoders.cost import Calibration, first_on_device, whole_read
 from xarray_gpuzarr.decoders.cuda.chain import chain_of
