@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -23,14 +24,17 @@ from distributed import Client, LocalCluster, wait
 from zarr.storage import LocalStore
 
 from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
+from benchmarks.results import Facts, Side
 from benchmarks.slow_store import SlowStore
 from benchmarks.stores import write_workload
 from benchmarks.workloads import ERA5, Workload
-from xarray_gpuzarr.bench_readers import PIPELINES, READERS, Chunking, Location, open_variable
+from xarray_gpuzarr.bench.readers import PIPELINES, READERS, Chunking, Location, open_variable
+from xarray_gpuzarr.errors import GpuZarrWarning
 
 _CHUNKINGS: tuple[Chunking, ...] = ("chunks=shards", "chunks={}")
 _N_TASKS = 1000
 _N_SHARDS = (1_000, 10_000, 100_000)
+_STEPS = {"open": "open the dataset", "graph": "build its mean()", "optimize": "let dask optimize that"}
 _LATENCY_S, _BYTES_PER_S = 0.03, 200e6
 """Of the slow store: a round trip to an object store, and about as fast as one core decodes."""
 
@@ -50,7 +54,7 @@ def cases(scale: float, folder: Path) -> list[Case]:
         *(_mean_case(era5, folder, n_workers) for n_workers in (1, 2)),
         _overhead_case(max(10, round(_N_TASKS * scale)), folder),
         _read_ahead_case(era5, folder),
-        *(_graph_case(max(10, round(n * scale)), n, folder) for n in _N_SHARDS),
+        *(_graph_case(max(10, round(n * scale)), n, step, folder) for n in _N_SHARDS for step in _STEPS),
     ]
 
 
@@ -158,8 +162,8 @@ def _overhead_case(n_tasks: int, folder: Path) -> Case:
     def contestants() -> list[Contestant]:
         path = _write_vector(folder, n_tasks)
         no_op = da.from_array(NoOp(n_tasks), chunks=1, asarray=False)
-        ours = xr.open_dataset(path, engine="gpuzarr", chunks={}, device="host").v.data
-        stock = xr.open_dataset(path, engine="zarr", chunks={}).v.data
+        ours = xr.open_dataset(path, engine="gpuzarr", chunks={}, device="host", consolidated=False).v.data
+        stock = xr.open_dataset(path, engine="zarr", chunks={}, consolidated=False).v.data
         arrays = {"no-op": no_op, "gpuzarr": ours, "zarr": stock}
         cluster = Cluster(len(arrays), n_workers=1, threads_per_worker=1)
         return [
@@ -235,26 +239,25 @@ def _read_ahead_case(workload: Workload, folder: Path) -> Case:
 # ---- graphs
 
 
-def _graph_case(n_shards: int, called: int, folder: Path) -> Case:
+def _graph_case(n_shards: int, called: int, step: str, folder: Path) -> Case:
     def contestants() -> list[Contestant]:
         path = _write_metadata(folder, n_shards)
-        engines: Sequence[tuple[str, dict[str, Any]]] = (
-            ("gpuzarr", {"chunks": {}, "device": "host"}),
-            ("zarr", {"chunks": {"time": 4}}),
+        engines: Sequence[tuple[str, Side, dict[str, Any]]] = (
+            ("gpuzarr", "ours", {"chunks": {}, "device": "host"}),
+            ("zarr", "peer", {"chunks": {"time": 4}}),
         )
         return [
             Contestant(
-                name=f"{engine}{what}",
-                side="ours" if engine == "gpuzarr" else "peer",
+                name=engine,
+                side=side,
                 nbytes=0,
-                prepare=lambda prepare=prepare, engine=engine, options=options: prepare(path, engine, options),
+                prepare=lambda engine=engine, options=options: _prepare_graph(path, engine, options, step),
             )
-            for what, prepare in (("", _prepare_graph), (" memory", _weigh_graph))
-            for engine, options in engines
+            for engine, side, options in engines
         ]
 
-    summary = f"{n_shards} shards: open, build ds.mean(), and let dask optimize it; nothing is read"
-    return Case(name=f"cluster/graph {called}", summary=summary, each_seconds=20, contestants=contestants)
+    summary = f"{n_shards} shards: {_STEPS[step]}; nothing is read"
+    return Case(name=f"cluster/{step} {called}", summary=summary, each_seconds=20, contestants=contestants)
 
 
 def _write_metadata(folder: Path, n_shards: int) -> Path:
@@ -268,35 +271,36 @@ def _write_metadata(folder: Path, n_shards: int) -> Path:
 
 
 def _build(path: Path, engine: str, options: dict[str, Any]) -> Iterator[tuple[str, xr.Dataset]]:
-    ds = xr.open_dataset(path, engine=engine, **options)
+    ds = xr.open_dataset(path, engine=engine, consolidated=False, **options)
     yield "open", ds
     mean = ds.mean()
     yield "graph", mean
     yield "optimize", dask.optimize(mean)[0]
 
 
-def _prepare_graph(path: Path, engine: str, options: dict[str, Any]) -> Ready:
-    def measure() -> dict[str, float]:
-        seconds, steps = {}, _build(path, engine, options)
+def _prepare_graph(path: Path, engine: str, options: dict[str, Any], step: str) -> Ready:
+    def measure() -> float:
+        steps = _build(path, engine, options)
         while True:
             began = time.perf_counter()
-            step = next(steps, None)
-            if step is None:
-                return seconds
-            seconds[step[0]] = time.perf_counter() - began
+            if next(steps)[0] == step:
+                return time.perf_counter() - began
 
-    measure()
-    return Ready(measure=measure)
+    return Ready(measure=measure, facts=_weigh_graph(path, engine, options, step))
 
 
-def _weigh_graph(path: Path, engine: str, options: dict[str, Any]) -> Ready:
-    """Say how much memory a dataset, its mean and the optimized graph hold together."""
-    with _traced() as nbytes:
-        kept = list(_build(path, engine, options))
+def _weigh_graph(path: Path, engine: str, options: dict[str, Any], step: str) -> Facts:
+    """Say how much memory is held after a step: by a dataset, its mean, and the optimized graph."""
+    kept = []
+    with warnings.catch_warnings(), _traced() as nbytes:
+        warnings.simplefilter("ignore", GpuZarrWarning)  # that these are many tasks
+        for name, built in _build(path, engine, options):
+            kept.append(built)
+            if name == step:
+                break
         held = nbytes()
-    n_tasks = len(kept[1][1].t2m.data.__dask_graph__())
-    facts = {"tasks": n_tasks, "MB held": round(held / 1e6, 1), "bytes a task": round(held / n_tasks)}
-    return Ready(measure=dict, facts=facts)
+    n_tasks = len(kept[-1].t2m.data.__dask_graph__())
+    return {"tasks": n_tasks, "MB held": round(held / 1e6, 1), "bytes a task": round(held / n_tasks)}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 from benchmarks.range_server import RangeServer
 from benchmarks.store_cases import fsspec_store, s3_store
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.bench_readers import PIPELINES
+from xarray_gpuzarr.bench.readers import PIPELINES
 
 Read = Callable[[zarr.Array[Any]], Any]
 

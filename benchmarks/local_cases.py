@@ -19,7 +19,7 @@ from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
 from benchmarks.stores import write_workload
 from benchmarks.workloads import SERIES, Workload
 from xarray_gpuzarr import index_cache, read_array
-from xarray_gpuzarr.bench_readers import PIPELINES
+from xarray_gpuzarr.bench.readers import PIPELINES
 
 _BLOCK_NBYTES = 2 * 1024 * 1024
 """What our reader asks for at once, and so what the bare reads do."""

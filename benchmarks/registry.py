@@ -10,7 +10,7 @@ from benchmarks.measure import Case
 from benchmarks.published import published
 from benchmarks.workloads import WORKLOADS
 
-EXTRA_CASES: tuple[str, ...] = ("store_cases", "cluster_cases", "local_cases", "copies_cases")
+EXTRA_CASES: tuple[str, ...] = ("store_cases", "cluster_cases", "local_cases", "copies_cases", "host_cost")
 """Modules of this folder with a function ``cases(scale: float, folder: Path) -> list[Case]``."""
 
 

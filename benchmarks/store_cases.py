@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +22,7 @@ import obstore
 import tensorstore
 import zarr
 from obstore.store import S3Store
+from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
 from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
@@ -29,7 +30,7 @@ from benchmarks.range_server import RangeServer
 from benchmarks.stores import write_workload
 from benchmarks.workloads import SERIES, Workload
 from xarray_gpuzarr import index_cache, read_array
-from xarray_gpuzarr.bench_readers import PIPELINES
+from xarray_gpuzarr.bench.readers import PIPELINES
 
 LATENCIES_MS = (0, 10, 50)
 N_AT_ONCE = 24
@@ -80,7 +81,7 @@ def cases(scale: float, folder: Path) -> list[Case]:
     shards = [w if scale == 1 else w.scaled(scale) for w in SHARDS.values()]
     volume = VOLUME if scale == 1 else VOLUME.scaled(scale)
     return [
-        *(_throughput_case(workload, latency, folder) for workload in shards for latency in latencies),
+        *(_throughput_case(w, ms, folder, client) for client in _CLIENTS for w in shards for ms in latencies),
         _requests_case(volume, folder),
     ]
 
@@ -127,6 +128,11 @@ def _ours(make: Callable[[RangeServer, Path], Any], server: RangeServer, path: P
     return lambda selection: read_array(array, selection, device="host")
 
 
+def _ours_local(_: RangeServer, path: Path, variable: str) -> Read:
+    array = zarr.open_array(path / variable, mode="r")
+    return lambda selection: read_array(array, selection, device="host")
+
+
 def _zarr(pipeline: str, server: RangeServer, path: Path, variable: str) -> Read:
     # Strict: a codec that zarrs lacks is an error here instead of a silent change to zarr-python.
     with zarr.config.set({"codec_pipeline.path": PIPELINES[pipeline], "codec_pipeline.strict": True}):
@@ -150,15 +156,17 @@ _OPENERS: dict[str, Callable[[RangeServer, Path, str], Read]] = {
     **{f"zarr {pipeline}, obstore": partial(_zarr, pipeline) for pipeline in PIPELINES},
     "TensorStore": _tensorstore,
 }
+_LOCAL = "gpuzarr, local files"
+"""Decoding alone, all but: no read of compressed chunks can be quicker, from whatever store."""
 
 
 def _contestants(
     workload: Workload,
     served: Callable[[int], Served],
     prepare: Callable[[Served, str], Ready],
-    more: Sequence[str] = (),
+    names: Sequence[str],
+    limits: Collection[str] = (),
 ) -> list[Contestant]:
-    names = [*_OPENERS, *more]
     shared = served(len(names))
 
     def prepared(name: str) -> Ready:
@@ -169,7 +177,7 @@ def _contestants(
             raise
 
     def side(name: str) -> Any:
-        return "limit" if name in more else "ours" if name.startswith("gpuzarr") else "peer"
+        return "limit" if name in limits else "ours" if name.startswith("gpuzarr") else "peer"
 
     return [
         Contestant(name=name, side=side(name), nbytes=workload.nbytes, prepare=partial(prepared, name))
@@ -188,23 +196,28 @@ def _served(workload: Workload, folder: Path, latency_ms: float) -> tuple[Path, 
 # ---- throughput
 
 
-def _throughput_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
+def _throughput_case(workload: Workload, latency_ms: int, folder: Path, client: str) -> Case:
+    bare = _CLIENTS[client]
+    limits = (_LOCAL, *bare)
+
     def contestants() -> list[Contestant]:
         path, served = _served(workload, folder, latency_ms)
         expected = zarr.open_array(path / workload.variable, mode="r")[...]
 
         def prepare(shared: Served, name: str) -> Ready:
-            if name in _CLIENTS:
-                return _prepare_client(shared, path, workload.variable, _CLIENTS[name])
-            read = _OPENERS[name](shared.server, path, workload.variable)
+            if name in bare:
+                return _prepare_client(shared, path, workload.variable, bare[name])
+            open_array = _ours_local if name == _LOCAL else _OPENERS[name]
+            read = open_array(shared.server, path, workload.variable)
             if not np.array_equal(read(...), expected):
                 raise WrongValuesError("other values than were stored")
             return Ready(measure=lambda: _timed(partial(read, ...)), close=shared.close)
 
-        return _contestants(workload, served, prepare, [*_CLIENTS])
+        readers = _OPENERS if client == "obstore" else [f"gpuzarr, {client}"]
+        return _contestants(workload, served, prepare, [*readers, *limits], limits)
 
     return Case(
-        name=f"store/{workload.codec} {latency_ms} ms",
+        name=f"store/{workload.codec} {latency_ms} ms{'' if client == 'obstore' else f', {client}'}",
         summary=f"{workload.summary}; whole array from a server that answers {latency_ms} ms late",
         contestants=contestants,
     )
@@ -219,20 +232,22 @@ def _timed(run: Callable[[], object]) -> float:
 
 Wanted = tuple[str, int, int]
 """Key, first byte and end of a range."""
+Fetch = Callable[[list[Wanted]], None]
+Client = Callable[[RangeServer, Path], Fetch]
+"""A bare client of a store below the folder that is served."""
 
 
-def _prepare_client(shared: Served, path: Path, variable: str, fetch: Callable[[S3Store, list[Wanted]], None]) -> Ready:
+def _prepare_client(shared: Served, path: Path, variable: str, client: Client) -> Ready:
     """Let our reader ask once, so that the bare client can ask for the same ranges."""
-    server, store = shared.server, s3_store(shared.server, path)
+    server = shared.server
     index_cache.cache.clear()
     read = _ours(_obstore, server, path, variable)
     server.requests()
     read(...)
     wanted = [_wanted(request["path"], request["range"], path) for request in server.requests()]
-    fetch(store, wanted)
-    return Ready(
-        measure=lambda: _timed(partial(fetch, store, wanted)), facts={"requests": len(wanted)}, close=shared.close
-    )
+    fetch = client(server, path)
+    fetch(wanted)
+    return Ready(measure=lambda: _timed(partial(fetch, wanted)), facts={"requests": len(wanted)}, close=shared.close)
 
 
 def _wanted(url: str, header: str | None, path: Path) -> Wanted:
@@ -244,45 +259,70 @@ def _wanted(url: str, header: str | None, path: Path) -> Wanted:
     return key, int(first), int(last) + 1 if last else length
 
 
-def _by_threads(store: S3Store, wanted: list[Wanted]) -> None:
-    with ThreadPoolExecutor(N_AT_ONCE) as pool:
-        for _ in pool.map(lambda w: len(obstore.get_range(store, w[0], start=w[1], end=w[2])), wanted):
-            pass
+def _bare_obstore(server: RangeServer, path: Path, *, keep: bool) -> Fetch:
+    store = s3_store(server, path)
+
+    async def get(key: str, start: int, end: int) -> object:
+        return await obstore.get_range_async(store, key, start=start, end=end)
+
+    return lambda wanted: _all_of(get, wanted, keep=keep)
 
 
-def _into_array(store: S3Store, wanted: list[Wanted]) -> None:
-    """Put what comes into one array, as any reader has to."""
-    ends = np.cumsum([end - start for _, start, end in wanted]).tolist()
-    out = np.empty(ends[-1], np.uint8)
+def _bare_s3fs(server: RangeServer, path: Path, *, keep: bool) -> Fetch:
+    store = fsspec_store(server, path)
 
-    def one(request: Wanted, at: int) -> None:
-        data = np.frombuffer(obstore.get_range(store, request[0], start=request[1], end=request[2]), np.uint8)
-        np.copyto(out[at - len(data) : at], data)
+    async def get(key: str, start: int, end: int) -> object:
+        return await store.fs._cat_file(f"{store.path}/{key}", start=start, end=end)  # noqa: SLF001
 
-    with ThreadPoolExecutor(N_AT_ONCE) as pool:
-        for _ in pool.map(one, wanted, ends):
-            pass
+    return lambda wanted: _all_of(get, wanted, keep=keep)
 
 
-def _by_loop(store: S3Store, wanted: list[Wanted]) -> None:
-    async def all_of_them() -> None:
+def _all_of(get: Callable[[str, int, int], Awaitable[object]], wanted: list[Wanted], *, keep: bool) -> None:
+    async def all_of_them() -> list[object]:
         gate = asyncio.Semaphore(N_AT_ONCE)
 
-        async def one(key: str, start: int, end: int) -> None:
+        async def one(key: str, start: int, end: int) -> object:
             async with gate:
-                await obstore.get_range_async(store, key, start=start, end=end)
+                data = await get(key, start, end)
+                return data if keep else None
 
-        await asyncio.gather(*(one(*w) for w in wanted))
+        return await asyncio.gather(*(one(*w) for w in wanted))
 
-    asyncio.run(all_of_them())
+    sync(all_of_them())
 
 
-_CLIENTS = {
-    "bare obstore, threads": _by_threads,
-    "bare obstore, asyncio": _by_loop,
-    "bare obstore, into one array": _into_array,
+def _into_array(server: RangeServer, path: Path) -> Fetch:
+    """Put what comes into one array, as any reader has to."""
+    store = s3_store(server, path)
+
+    def fetch(wanted: list[Wanted]) -> None:
+        ends = np.cumsum([end - start for _, start, end in wanted]).tolist()
+        out = np.empty(ends[-1], np.uint8)
+
+        def one(request: Wanted, at: int) -> None:
+            data = np.frombuffer(obstore.get_range(store, request[0], start=request[1], end=request[2]), np.uint8)
+            np.copyto(out[at - len(data) : at], data)
+
+        with ThreadPoolExecutor(N_AT_ONCE) as pool:
+            for _ in pool.map(one, wanted, ends):
+                pass
+
+    return fetch
+
+
+_CLIENTS: dict[str, dict[str, Client]] = {
+    "obstore": {
+        "bare obstore, kept": partial(_bare_obstore, keep=True),
+        "bare obstore, into one array": _into_array,
+        "bare obstore, dropped": partial(_bare_obstore, keep=False),
+    },
+    "s3fs": {
+        "bare s3fs, kept": partial(_bare_s3fs, keep=True),
+        "bare s3fs, dropped": partial(_bare_s3fs, keep=False),
+    },
 }
-"""The same ranges, as many at a time as one read of ours has, and nothing done with them but what is said."""
+"""The same ranges, as many at a time as one read of ours has under way. What comes is kept in memory, as any reader has
+to; dropped bytes say what the rest costs, since memory that is used again is in the cache and was asked for before."""
 
 
 # ---- requests
@@ -313,7 +353,7 @@ def _requests_case(workload: Workload, folder: Path) -> Case:
                 facts[what] = len(shared.server.requests())
             return Ready(measure=dict, facts=facts, close=shared.close)
 
-        return _contestants(workload, served, prepare)
+        return _contestants(workload, served, prepare, [*_OPENERS])
 
     summary = f"{workload.summary}; requests for a selection"
     return Case(name="store/requests", summary=summary, contestants=contestants)

@@ -15,9 +15,10 @@ from zarr.storage import MemoryStore
 
 import xarray_gpuzarr.accessor
 from xarray_gpuzarr import lazy_array, open_options
+from xarray_gpuzarr.accessor.explain import Row
+from xarray_gpuzarr.accessor.explanation import Explanation, format_nbytes
+from xarray_gpuzarr.accessor.summary import summarize
 from xarray_gpuzarr.decoders import Device
-from xarray_gpuzarr.explain import Explanation, Row, format_nbytes
-from xarray_gpuzarr.summary import summarize
 
 DIMS = ("time", "y", "x")
 FIELD = np.arange(48 * 6 * 8, dtype="f8").reshape(48, 6, 8) % 100
@@ -234,7 +235,7 @@ def test_other_engines_are_named_as_such(kinds):
 
 
 def test_missing_cuda_is_said_below_the_table(opened, monkeypatch):
-    monkeypatch.setattr(xarray_gpuzarr.accessor, "missing_for_cuda", lambda: ["CuPy", "RMM"])
+    monkeypatch.setattr(xarray_gpuzarr.accessor.accessors, "missing_for_cuda", lambda: ["CuPy", "RMM"])
 
     assert opened.gpuzarr.explain().note == "CUDA cannot be used here; missing: CuPy, RMM."
 

@@ -8,9 +8,10 @@ import xarray as xr
 from helpers.strict_duck import StrictDecoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import GpuZarrWarning, advice, backend, chunkmanager, decoders, lazy_array, open_options
+from xarray_gpuzarr import GpuZarrWarning, advice, backend, decoders, lazy_array, open_options
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.decoders.base import Route
+from xarray_gpuzarr.tasks import chunkmanager
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,11 @@ import zarr
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr import bench, bench_child, bench_command
-from xarray_gpuzarr.bench import corner_box
-from xarray_gpuzarr.bench_child import checksum
-from xarray_gpuzarr.bench_readers import READERS, Location, ReaderAbsentError
+from xarray_gpuzarr.bench import child, rounds
+from xarray_gpuzarr.bench.child import checksum
+from xarray_gpuzarr.bench.readers import READERS, Location, ReaderAbsentError
+from xarray_gpuzarr.bench.rounds import corner_box
+from xarray_gpuzarr.cli import bench as command
 from xarray_gpuzarr.cli import main
 
 ENCODING = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (2, 8), "shards": (4, 8)}
@@ -44,12 +45,12 @@ class SameProcess:
         self.kept = None
 
     def submit(self, call, *args):
-        future, bench_child._reading = Future(), self.kept
+        future, child._reading = Future(), self.kept
         try:
             future.set_result(call(*args))
         except Exception as error:  # noqa: BLE001  # as an executor does
             future.set_exception(error)
-        self.kept = bench_child._reading
+        self.kept = child._reading
         return future
 
     def shutdown(self, **_):
@@ -59,12 +60,12 @@ class SameProcess:
 @pytest.fixture
 def bench_of(monkeypatch, path):
     """Return a call that runs the command in this process, with the readers given."""
-    monkeypatch.setattr(bench, "ProcessPoolExecutor", SameProcess)
+    monkeypatch.setattr(rounds, "ProcessPoolExecutor", SameProcess)
     before = copy.deepcopy(zarr.config.config)
 
     def run(*readers, options=()):
         by_name = {reader.name: reader for reader in readers}
-        for module in (bench_command, bench_child):
+        for module in (command, child):
             monkeypatch.setattr(module, "READERS", by_name)
         return main(["bench", path, "--group", "/g/", "--rounds", "1", *options])
 

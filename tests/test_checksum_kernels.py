@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers import nvrtc
-from helpers.host_kernels import HostLaunches, require_compiler, sanitized_environment
+from helpers.host_kernels import HostLaunches, require_compiler, run_child, sanitized_environment
 from helpers.kernel_runs import aligned
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,18 +144,13 @@ def test_too_much_for_one_launch_is_refused(kind: Kind, n: int, max_nbytes: int,
 # ---- accesses outside of the messages
 
 
-def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
-    tests = Path(__file__).parent
-    environment = sanitized_environment() | {"PYTHONPATH": str(tests)}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tests.parent)
-
-
 REPRESENTATIVE = "any_length or longest_message or many_messages or nothing_to_sum"
 
 
 def test_sanitizers_find_nothing() -> None:
-    child = run_sanitized("-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE)
+    child = run_child(
+        sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE
+    )
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
     assert " passed" in child.stdout
 
@@ -188,7 +180,7 @@ for bounds in [(0, 70000), (-1, 70000), (0, 70001)]:
 
 
 def test_sanitizers_catch_wrong_tables() -> None:
-    child = run_sanitized("-c", OUTSIDE)
+    child = run_child(sanitized_environment(), "-c", OUTSIDE)
     assert child.stdout.splitlines() == ["0 70000 harmless", "-1 70000 aborted", "0 70001 aborted"], child.stderr
     assert child.stderr.count("READ of size 1") == 2
 

@@ -11,9 +11,17 @@ import xarray as xr
 import zarr
 from zarr.errors import ZarrUserWarning
 
-from xarray_gpuzarr import cli, demo
-from xarray_gpuzarr.cli import main
-from xarray_gpuzarr.sample import SAMPLES, SampleGrid, land_mask, legendre, shard_layout, weather_dataset, write_sharded
+from xarray_gpuzarr import cli
+from xarray_gpuzarr.cli import demo, info, main
+from xarray_gpuzarr.cli.sample import (
+    SAMPLES,
+    SampleGrid,
+    land_mask,
+    legendre,
+    shard_layout,
+    weather_dataset,
+    write_sharded,
+)
 
 PACKED = {
     "dtype": "i2",
@@ -88,7 +96,7 @@ def test_info_of_a_group(path, capsys):
 
 
 def test_info_does_not_count_very_many_files(path, capsys, monkeypatch):
-    monkeypatch.setattr(cli, "_MOST_FILES", 1)
+    monkeypatch.setattr(info, "_MOST_FILES", 1)
 
     assert main(["info", path]) == 0
 

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+import dask
 import numpy as np
 import pytest
 import xarray as xr
@@ -11,7 +12,7 @@ from helpers.common_work import COMMON_WORK
 from helpers.datasets import open_stock, write_weather
 from helpers.host_kernels import require_compiler
 from helpers.simulated_array import SimulatedArray
-from helpers.simulated_worker import SimulatedGpu, here
+from helpers.simulated_worker import SimulatedGpu, here, installed
 
 from xarray_gpuzarr import CorruptChunkError, DeviceUnavailableError, OptionError, register, stats
 from xarray_gpuzarr.cuda.launch import usual_kernels
@@ -202,3 +203,80 @@ class TestClientWithoutGpu:
 
         with pytest.raises(DeviceUnavailableError, match=r"chunks=\{\}.*to_host"):
             lazy.u10.load()
+
+
+class TestWorkersOfOneProcess:
+    """Two workers that are threads of the client's process, and so share its GPU."""
+
+    @pytest.fixture(params=range(4), ids=lambda seed: f"seed {seed}")
+    def device(self, request):
+        require_compiler()
+        with installed(seed=request.param, memory_nbytes=1 << 28) as device:
+            yield device
+            device.check()
+
+    @pytest.fixture
+    def threads(self, device):
+        with local_cluster(N_WORKERS, N_THREADS, processes=False) as client:
+            yield client
+
+    @pytest.fixture
+    def ds(self, threads, path):
+        return xr.open_dataset(path, engine="gpuzarr", chunks={}, device="cuda")
+
+    @pytest.mark.parametrize("read_by", ["workers", "cuda"])
+    def test_common_work(self, threads, path, read_by):
+        register(threads, device="cuda", pool=True, **SMALL)
+        ds = xr.open_dataset(path, engine="gpuzarr", chunks={}, device=read_by)
+
+        results = dask.compute(*(work(ds).gpuzarr.to_host() for work in COMMON_WORK.values()))
+
+        stock = open_stock(path)
+        for result, work in zip(results, COMMON_WORK.values(), strict=True):
+            xr.testing.assert_allclose(result, work(stock).compute(), rtol=1e-5)
+
+    def test_results_stay_on_the_device(self, threads, ds, path):
+        loaded = ds.u10.compute()
+
+        assert type(loaded.data) is SimulatedArray
+        np.testing.assert_array_equal(loaded.data.get(), open_stock(path).u10.values)
+
+    def test_process_is_prepared_once_and_every_thread_of_both_workers(self, threads, device):
+        register(threads, device="cuda", pool=True, **SMALL)
+
+        assert device.shared == ["if plain"]
+        assert pinned_nbytes() == N_WORKERS * N_THREADS * LANE_NBYTES
+
+    def test_last_worker_gives_everything_back(self, threads, device, ds, path):
+        register(threads, device="cuda", pool=True, **SMALL)
+        threads.cluster.scale(1)
+        assert eventually(lambda: len(threads.nthreads()), 1) == 1
+
+        mean = ds.u10.mean().gpuzarr.to_host().compute()
+        assert device.shared == ["if plain"]
+        threads.unregister_worker_plugin("xarray_gpuzarr")
+
+        xr.testing.assert_allclose(mean, open_stock(path).u10.mean().compute(), rtol=1e-5)
+        assert device.shared == []
+        assert pinned_nbytes() == 0
+
+    def test_what_threads_do_is_counted_once(self, threads, ds):
+        before = stats(threads)
+        ds["count"].drop_vars("level").sum().gpuzarr.to_host().compute()
+
+        between = stats(threads) - before
+
+        assert [row.workers for row in between.rows] == [("0", "1")]
+        assert between.total.n_shards == 3
+        assert between.total.copied_nbytes > 0
+
+    def test_corrupt_shard_is_named_and_the_others_are_read(self, threads, tmp_path):
+        write_weather(tmp_path / "w.zarr")
+        shard = tmp_path / "w.zarr" / "u10" / "c" / "1" / "0" / "0"
+        shard.write_bytes(bytes(64) + shard.read_bytes()[64:])
+        ds = xr.open_dataset(tmp_path / "w.zarr", engine="gpuzarr", chunks={}, device="cuda")
+
+        with pytest.raises(CorruptChunkError, match="u10/c/1/0/0"):
+            ds.u10.mean().gpuzarr.to_host().compute()
+
+        assert ds["count"].sum().gpuzarr.to_host().compute() > 0

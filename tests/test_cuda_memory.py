@@ -167,6 +167,9 @@ class FailingSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
 
+    def for_one_read(self) -> Any:
+        return self
+
     def start(self, key: str, wanted: Any, version: Any) -> Any:
         def fail(_):
             raise self.error()

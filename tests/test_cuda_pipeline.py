@@ -281,16 +281,32 @@ def goes_wrong(array, right, ignored):
     return False
 
 
-def test_chunk_that_vanishes_before_it_is_decoded_again_is_named(monkeypatch):
-    array, _ = refused(1)
+def refused_object():
+    """Return an unsharded array, one of whose frames is followed by an empty one."""
+    right = counting((8, 4096))
+    array = write(MemoryStore(), right, name="t", chunks=(2, 1024), compressors=ZstdCodec())
+    put(array.store, "t/c/1/2", zstandard.compress(right[2:4, 2048:3072].tobytes()) + zstandard.compress(b""))
+    return array
+
+
+@pytest.mark.parametrize(
+    ("array", "key", "words"),
+    [
+        (refused(1)[0], "t/c/0/0", ("shard 't/c/0/0' of array '/t' has disappeared", "after its index had been read")),
+        (refused_object(), "t/c/1/2", ("object 't/c/1/2' of array '/t' has disappeared", "once more", "chunk (1, 2)")),
+    ],
+    ids=["shard", "object"],
+)
+def test_chunk_that_vanishes_before_it_is_decoded_again_is_named(array, key, words, monkeypatch):
     doubtful = Receipt.doubtful
 
     def vanish(self):
-        array.store._store_dict.pop("t/c/0/0", None)
+        array.store._store_dict.pop(key, None)
         return doubtful(self)
 
     monkeypatch.setattr(Receipt, "doubtful", vanish)
     device = SimulatedDevice(LAZY)
-    with limits(), pytest.raises(StoreReadError, match="has disappeared"):
+    with limits(), pytest.raises(StoreReadError, match="has disappeared") as caught:
         CudaReads(device, may_decode_again=True).read(array)
     device.check()
+    assert_explains(caught.value, *words)

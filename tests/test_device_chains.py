@@ -90,3 +90,16 @@ def test_chunk_that_is_no_whole_number_of_elements(memory):
     array = zarr.create_array(memory, shape=(9,), chunks=(3,), dtype="i2", zarr_format=2, filters=filters)
 
     assert "chunks of 6 bytes are no whole number" in chain_of(stored_array(array).spec)
+
+
+@pytest.mark.parametrize("scale", [10, 10.0], ids=["an int", "a float"])
+def test_chain_that_was_made_before_is_of_the_same_numbers(memory, scale):
+    codecs = [zn.FixedScaleOffset(offset=0, scale=number, dtype="<f8", astype="<i4") for number in (10, 10.0)]
+    chains = {
+        type(codec.codec_config["scale"]): chain_of(
+            stored_array(write(memory, np.zeros(8), name=f"t{n}", chunks=(4,), filters=codec)).spec
+        )
+        for n, codec in enumerate(codecs)
+    }
+
+    assert type(chains[type(scale)].elements[0].filter.scale) is type(scale)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import xarray_gpuzarr
-from xarray_gpuzarr.sample import SAMPLES, weather_dataset, write_sharded
+from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
 
 ROOT = Path(xarray_gpuzarr.__file__).parent
 MODULES = [

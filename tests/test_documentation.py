@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xarray_gpuzarr.cli import parser
-from xarray_gpuzarr.sample import SampleGrid, weather_dataset, write_sharded
+from xarray_gpuzarr.cli.sample import SampleGrid, weather_dataset, write_sharded
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]

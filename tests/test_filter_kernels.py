@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 
 import cast_value_rs
 import numcodecs
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 from helpers import nvrtc
 from helpers.effort import many
-from helpers.filter_runs import noise, run_filter
+from helpers.filter_cases import FLOATS, any_scaled_integers, by_numcodecs, noise
+from helpers.filter_runs import run_filter
 from helpers.host_kernels import HostLaunches, require_compiler, run_child, sanitized_environment
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs.scale_offset import _decode as zarr_scale_offset
 
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits, Places, filter_kernels, why_no_filter
@@ -24,8 +23,6 @@ from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_sour
 
 PAIRS = [*itertools.product(REAL_DTYPES, REAL_DTYPES)]
 """(encoded, decoded)."""
-INTEGERS = [d for d in REAL_DTYPES if d[0] in "iu"]
-FLOATS = ["f2", "f4", "f8"]
 ORDERS = [("<", "<"), (">", "<"), ("<", ">")]
 TILE = 4096
 
@@ -37,12 +34,6 @@ def compiler() -> None:
 
 def dtypes_of(encoded: str, decoded: str, orders: tuple[str, str] = ("<", "<")) -> dict[str, np.dtype]:
     return {"encoded": np.dtype(orders[0] + encoded), "decoded": np.dtype(orders[1] + decoded)}
-
-
-def by_numcodecs(codec, encoded):
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        return np.asarray(codec.decode(encoded)).tobytes()
 
 
 def tame(dtype: np.dtype, n: int) -> np.ndarray:
@@ -184,26 +175,11 @@ def test_running_sum_keeps_the_first_nan(dtype, at, payload):
     assert_decodes(Delta(**dtypes), [chunk], lambda c: by_numcodecs(numcodecs.Delta(dtype), c), may_flag=False)
 
 
-NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.sampled_from([1, -1, 2, 3, -3, 10, 127, -128, 255])
-
-
-@many
-@given(st.sampled_from(INTEGERS), NUMBERS, NUMBERS, st.lists(NUMBERS, min_size=1, max_size=20), st.booleans())
-@example("i1", -1, -5, [-128], True)
-@example("i1", -1, 0, [-128], True)
-@example("i8", -1, 0, [-(2**63)], True)
-@example("i8", 1, -1, [-(2**63)], True)
-@example("u8", 1, 1, [2**64 - 1], True)
-def test_scaled_integers(dtype, scale, offset, values, are_multiples):
-    scale, offset, *encoded = np.array([n % 2**64 for n in (scale, offset, *values)], "u8").astype(dtype)
-    scale, encoded = scale or np.dtype(dtype).type(1), np.array(encoded, dtype)
-    with np.errstate(all="ignore"):
-        encoded = encoded // scale * scale if are_multiples else encoded
-        try:
-            expected = zarr_scale_offset(encoded, offset, scale, scale_repr=scale).tobytes()
-        except ValueError:
-            expected = None
-    codec = Elements(rule="scaled_integer", scale=scale.item(), offset=offset.item(), **dtypes_of(dtype, dtype))
+@any_scaled_integers
+def test_scaled_integers(case):
+    encoded, expected = case.encoded, case.by_zarr()
+    dtypes = {"encoded": encoded.dtype, "decoded": encoded.dtype}
+    codec = Elements(rule="scaled_integer", scale=case.scale.item(), offset=case.offset.item(), **dtypes)
 
     (found,) = run_filter(codec, [encoded.tobytes()], len(encoded), encoded.itemsize)
 

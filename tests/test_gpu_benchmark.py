@@ -14,6 +14,7 @@ from helpers import simulated_gpu
 from benchmarks import stores
 from benchmarks.gpu import sanitize
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.cluster import ClusterCases
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
@@ -64,6 +65,28 @@ def test_every_case_runs(gpu, out, capsys):
 def test_cases_are_chosen_by_parts_of_their_names(gpu, out):
     assert run(gpu, out, "--only", "kern") == 0
     assert {row["case"] for row in rows(out)} == {"kernels"}
+
+
+def test_worker_of_a_cluster_is_measured(gpu, out):
+    assert run(gpu, out, "--only", "cluster, 2") == 0
+
+    found = {row["reader"]: row["wall_s"][0] for row in rows(out)}
+    products = "read, 76 products of each shard"
+    assert found.keys() == {"read", "read: GPU busy", products, f"{products}: GPU busy"}
+    assert found["read: GPU busy"] == pytest.approx(found["read"] / 2, abs=1e-8)
+
+
+def test_wrong_blocks_and_silent_drivers_of_a_cluster(gpu, out, monkeypatch):
+    def silent(*_):
+        raise AbsentError("the driver does not say")
+
+    monkeypatch.setattr(gpu, "busy", silent)
+    monkeypatch.setattr(ClusterCases, "_checksums", [0] * 8)
+
+    assert run(gpu, out, "--only", "cluster, 1") == 1
+
+    found = {row["reader"]: row["status"] for row in rows(out)}
+    assert found == {"read": "failed", "read, 76 products of each shard": "measured"}
 
 
 def test_an_unknown_case_is_refused(gpu, out, capsys):

@@ -24,7 +24,7 @@ from benchmarks.readers import READERS, Reader
 from benchmarks.results import Results
 from benchmarks.stores import write_workload
 from benchmarks.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
-from xarray_gpuzarr.bench_readers import ReaderAbsentError
+from xarray_gpuzarr.bench.readers import ReaderAbsentError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 

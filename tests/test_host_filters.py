@@ -1,13 +1,13 @@
 """Filters and checksums of the host against numcodecs and zarr-python, to the bit."""
 
 import itertools
-import warnings
 
 import numcodecs
 import numpy as np
 import pytest
 from helpers.effort import many
-from hypothesis import example, given
+from helpers.filter_cases import FLOATS, any_scaled_integers, by_numcodecs, noise
+from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs.scale_offset import _decode as zarr_scale_offset
 
@@ -29,21 +29,11 @@ from xarray_gpuzarr.frames import FrameError
 
 REAL = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 COMPLEX = ("c8", "c16")
-INTEGERS = tuple(d for d in REAL if d[0] in "iu")
-FLOATS = ("f2", "f4", "f8")
 PAIRS = [*itertools.product(REAL, REAL), *itertools.product((*REAL, *COMPLEX), COMPLEX)]
 """(encoded, decoded)."""
 ORDERS = [("<", "<"), (">", ">"), ("<", ">"), (">", "<")]
 
 seeds = st.integers(0, 2**32 - 1)
-
-
-def noise(dtype, n, seed=0):
-    """Random bits, every NaN among them; booleans are 0 or 1."""
-    rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
-    if dtype.kind == "b":
-        return rng.integers(0, 2, n).astype(dtype)
-    return np.frombuffer(rng.bytes(n * dtype.itemsize), dtype)
 
 
 def decoded(spec, encoded):
@@ -52,12 +42,6 @@ def decoded(spec, encoded):
     dst = bytearray(n)
     decode_elements(spec, memoryview(encoded.tobytes()), memoryview(dst))
     return bytes(dst)
-
-
-def by_numcodecs(codec, encoded):
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        return np.asarray(codec.decode(encoded)).tobytes()
 
 
 @pytest.mark.parametrize("orders", ORDERS, ids="".join)
@@ -125,26 +109,12 @@ def outcome(decode, *args, **keywords):
         return None
 
 
-NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.sampled_from([1, -1, 2, 3, -3, 10, 127, -128, 255])
+@any_scaled_integers
+def test_scale_offset_of_integers(case):
+    dtype = case.encoded.dtype.str
+    spec = ScaleOffsetSpec(decoded=dtype, encoded=dtype, scale=case.scale.item(), offset=case.offset.item())
 
-
-@many
-@given(st.sampled_from(INTEGERS), NUMBERS, NUMBERS, st.lists(NUMBERS, min_size=1, max_size=20), st.booleans())
-@example("i1", -1, -5, [-128], True)
-@example("i1", -1, 0, [-128], True)
-@example("i8", -1, 0, [-(2**63)], True)
-@example("i8", 1, -1, [-(2**63)], True)
-@example("u8", 1, 1, [2**64 - 1], True)
-def test_scale_offset_of_integers(dtype, scale, offset, values, are_multiples):
-    scale, offset, *encoded = np.array([n % 2**64 for n in (scale, offset, *values)], "u8").astype(dtype)
-    scale, encoded = scale or np.dtype(dtype).type(1), np.array(encoded, dtype)
-    with np.errstate(over="ignore"):
-        encoded = encoded // scale * scale if are_multiples else encoded
-    spec = ScaleOffsetSpec(decoded=dtype, encoded=dtype, scale=scale.item(), offset=offset.item())
-
-    expected = outcome(zarr_scale_offset, encoded, offset, scale, scale_repr=scale)
-
-    assert outcome(lambda: np.frombuffer(decoded(spec, encoded), dtype)) == expected
+    assert outcome(lambda: np.frombuffer(decoded(spec, case.encoded), dtype)) == case.by_zarr()
 
 
 @pytest.mark.parametrize("order", "<>")

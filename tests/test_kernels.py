@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from helpers.host_kernels import HostLaunches, require_compiler, sanitized_environment
+from helpers.host_kernels import HostLaunches, require_compiler, run_child, sanitized_environment
 from helpers.kernel_runs import Stored, aligned, assert_same_bits, expected, picked, scattered
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -371,19 +368,10 @@ def test_runs_of_any_alignment_are_moved(runs: list[tuple[int, int, int]]) -> No
 REPRESENTATIVE = "box or missing_chunks or dimensions or points or runs or restores_byte_order"
 
 
-def run_sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=sanitized_environment() | {"PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[1],
-    )
-
-
 def test_sanitizers_find_nothing() -> None:
-    child = run_sanitized("-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE)
+    child = run_child(
+        sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE
+    )
     assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
     assert " passed" in child.stdout
 
@@ -415,7 +403,7 @@ for starts in [(0, 0), (0, 1), (0, -1), (1, 0), (-1, 0)]:
 
 
 def test_sanitizers_catch_wrong_tables() -> None:
-    child = run_sanitized("-c", OUTSIDE)
+    child = run_child(sanitized_environment(), "-c", OUTSIDE)
     harm = ["0 0 harmless", "0 1 aborted", "0 -1 aborted", "1 0 aborted", "-1 0 aborted"]
     assert child.stdout.splitlines() == harm, child.stderr
     assert child.stderr.count("WRITE of size 4") == child.stderr.count("READ of size 2") == 2

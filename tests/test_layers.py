@@ -43,6 +43,12 @@ def test_importing_brings_in_no_gpu_plot_or_cluster_package(statement):
     assert not (imported - brought_by_others) & {"cupy", "rmm", "nvidia", "matplotlib", "distributed", "numba"}
 
 
+def test_rich_is_left_to_those_who_print():
+    result = run(sys.executable, "-c", "import xarray_gpuzarr.backend, sys; print('rich.console' in sys.modules)")
+
+    assert result.stdout == "False\n"
+
+
 def test_importing_starts_no_thread():
     result = run(sys.executable, "-c", "import xarray_gpuzarr, threading; print(threading.active_count())")
 

@@ -23,8 +23,8 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.errors import CorruptChunkError
-from xarray_gpuzarr.one_output import IntoOneOutput, Output
 from xarray_gpuzarr.read import read, stored_array
+from xarray_gpuzarr.tasks.one_output import IntoOneOutput, Output
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Numcodecs codecs", "ignore:Duplicate name")
 

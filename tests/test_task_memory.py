@@ -19,7 +19,7 @@ from xarray_gpuzarr.cuda.turns import Turns
 from xarray_gpuzarr.decoders import cuda
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.read import stored_array
-from xarray_gpuzarr.task_memory import TaskMemory, task_memory
+from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs")
 

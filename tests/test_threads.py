@@ -7,11 +7,15 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+import zarr
 from helpers.corpus import counting, write
 
-from xarray_gpuzarr import OptionError, read_array
+from xarray_gpuzarr import OptionError, configure, read_array
 from xarray_gpuzarr.decoders.threads import Crew, thread_budget
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.fetch.options import in_force
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -256,3 +260,46 @@ def test_unusable_setting_fails_a_read_clearly(memory, monkeypatch):
 
     with pytest.raises(OptionError, match="unset"):
         read_array(array, device="host")
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    """Collect the byte ranges that local files are asked for."""
+    asked = []
+    start = LocalSource.start
+    monkeypatch.setattr(LocalSource, "start", lambda *args: asked.append(args[2]) or start(*args))
+    return asked
+
+
+def _noise(path):
+    """Write 4 MiB as one shard of 64 chunks that take as much space encoded."""
+    data = np.random.default_rng(0).integers(0, 256, (64, 64, 1024), np.uint8)
+    codec = zarr.codecs.GzipCodec(level=0)
+    return zarr.create_array(path, data=data, chunks=(8, 8, 1024), shards=data.shape, compressors=codec), data
+
+
+@pytest.mark.parametrize(("n_threads", "n_parts"), [(1, 2), (2, 8), (4, 16)])
+def test_a_small_read_is_cut_so_that_every_thread_gets_some_of_it(tmp_path, budget, ranges, n_threads, n_parts):
+    data = np.random.default_rng(0).integers(0, 256, (64, 64, 1024), np.uint8)  # 4 MiB of noise
+    array = zarr.create_array(
+        tmp_path, data=data, chunks=(8, 8, 1024), shards=data.shape, compressors=zarr.codecs.GzipCodec(level=0)
+    )
+    budget(n_threads)
+
+    np.testing.assert_array_equal(read_array(array, device="host"), data)
+
+    assert n_parts <= len(ranges) < 1.5 * n_parts + 1
+
+
+def test_a_chosen_length_of_requests_bounds_parts(tmp_path, budget, ranges, monkeypatch):
+    monkeypatch.setattr(in_force, "options", None)
+    data = np.random.default_rng(0).integers(0, 256, (64, 64, 1024), np.uint8)
+    array = zarr.create_array(
+        tmp_path, data=data, chunks=(8, 8, 1024), shards=data.shape, compressors=zarr.codecs.GzipCodec(level=0)
+    )
+    budget(2)
+    configure(max_request_nbytes=150_000)
+
+    np.testing.assert_array_equal(read_array(array, device="host"), data)
+
+    assert max(r.nbytes for r in ranges) <= 150_000

@@ -21,7 +21,7 @@ from xarray.core import indexing
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import lazy_array
-from xarray_gpuzarr.chunkmanager import ShardVariable
+from xarray_gpuzarr.tasks.chunkmanager import ShardVariable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:In a future version")
 

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from xarray_gpuzarr import accessor as _accessor  # registers `.gpuzarr`  # noqa: F401
-from xarray_gpuzarr.cluster import register
-from xarray_gpuzarr.cluster_stats import stats
+from xarray_gpuzarr.cluster import register, stats
 from xarray_gpuzarr.configuration import configure
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.errors import (
@@ -26,7 +25,7 @@ from xarray_gpuzarr.progress_bar import progress
 from xarray_gpuzarr.read import read_array
 
 if TYPE_CHECKING:
-    from xarray_gpuzarr.worker import GpuZarrPlugin
+    from xarray_gpuzarr.cluster import GpuZarrPlugin
 
 __all__ = [
     "CorruptChunkError",
@@ -54,7 +53,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "GpuZarrPlugin":
-        from xarray_gpuzarr.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
+        from xarray_gpuzarr.cluster import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
         return GpuZarrPlugin
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

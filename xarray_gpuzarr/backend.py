@@ -26,12 +26,12 @@ from zarr.errors import UnknownCodecError
 
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import parse_cast
-from xarray_gpuzarr.chunkmanager import ShardVariable
 from xarray_gpuzarr.errors import UnsupportedCodecError
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS
 from xarray_gpuzarr.open_options import DecodeOptions, Place
 from xarray_gpuzarr.read import stored_array
+from xarray_gpuzarr.tasks import ShardVariable
 
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
@@ -209,6 +209,8 @@ def build_dataset(
     coords: dict[Hashable, Variable] = {}
     for name, variable in variables.items():
         is_coord = name in coord_names or variable.dims == (name,)
+        if is_coord and not variable.dims:
+            variable = _on_host(variable)  # noqa: PLW2901
         (coords if is_coord else data_vars)[name] = _self_chunking(variable)
     dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
     dataset.set_close(store.close)
@@ -278,6 +280,15 @@ def _time_bounds(variables: Mapping[Any, Variable]) -> set[Hashable]:
         for v in variables.values()
         if "since" in str(v.attrs.get("units", "")) and "bounds" in v.attrs
     }
+
+
+def _on_host(variable: Variable) -> Variable:
+    """Let the host read a lazy variable: xarray's arithmetic of groups gives coordinates of one value to NumPy."""
+    lazy = find_lazy_array(variable._data)  # noqa: SLF001
+    if lazy is None:
+        return variable
+    data = indexing.LazilyIndexedArray(LazyArray(lazy.stored, "host"))
+    return Variable(variable.dims, data, variable.attrs, variable.encoding, fastpath=True)
 
 
 def _self_chunking(variable: Variable) -> Variable:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -66,12 +65,9 @@ def coalesce(group: Column, offset: Column, nbytes: Column, rule: CoalesceRule) 
         return np.zeros(1, np.int64)
     end = offset + nbytes
     forced = (group[1:] != group[:-1]) | (offset[1:] - end[:-1] > rule.max_gap_nbytes)
-    segments = [0, *(np.flatnonzero(forced) + 1).tolist(), n_rows]
-    starts, ends = offset.tolist(), end.tolist()
+    starts, ends = memoryview(offset), memoryview(end)  # whose elements are Python's numbers, one by one
     bounds = [0]
-    for lo, hi in pairwise(segments):
-        while bounds[-1] < hi:
-            first = bounds[-1]
-            fitting = bisect_right(ends, starts[first] + rule.max_nbytes, lo, hi)
-            bounds.append(max(first + 1, fitting))
-    return np.asarray(bounds, np.int64)
+    for segment_end in [*(forced.nonzero()[0] + 1).tolist(), n_rows]:
+        while (first := bounds[-1]) < segment_end:
+            bounds.append(bisect_right(ends, starts[first] + rule.max_nbytes, first + 1, segment_end))
+    return np.array(bounds, np.int64)

@@ -1,14 +1,14 @@
 """What this process has read since it started: shards, bytes, and the seconds that its threads spent in each stage.
 
 Counting is done once a read or a request, never once a chunk of a shard, and takes about two microseconds. Nothing is
-sent anywhere: `cluster_stats` asks for a snapshot.
+sent anywhere: `cluster.worker_stats` asks for a snapshot.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Literal, Self, get_args
@@ -80,7 +80,7 @@ class Counters:
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
-        return _Timed(self, stage)
+        return _UNTIMED if self._of_thread.stage == stage else _Timed(self, stage)
 
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
@@ -102,6 +102,10 @@ class Counters:
             with self._lock:
                 self._seconds[before] = self._seconds.get(before, 0.0) + now - since
         return before
+
+
+_UNTIMED: AbstractContextManager[None] = nullcontext()
+"""A stage inside the same stage: its clock runs already."""
 
 
 class _OfThread(threading.local):

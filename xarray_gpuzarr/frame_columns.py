@@ -23,6 +23,8 @@ Bytes = npt.NDArray[np.uint8]
 Column = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+_U4, _I8 = np.dtype("<u4"), np.dtype("<i8")
+
 
 def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Column, expected: int) -> Flags:
     """Return which chunks are frames that a batched device decoder may be given.
@@ -63,24 +65,25 @@ def device_ready(spec: BytesBytesSpec, data: Bytes, start: Column, nbytes: Colum
     if type(spec) not in _READY:
         known = ", ".join(kind.__name__ for kind in _READY)
         raise ValueError(f"no frames of {spec} can be given to a device decoder; those of {known} can")
-    if ((start < 0) | (nbytes < 0) | (start > data.size - nbytes)).any():
+    if (((start | nbytes) < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
     least, judge = _READY[type(spec)]
-    ready = np.zeros(len(start), np.bool_)
-    at = np.flatnonzero(nbytes >= least)
-    if expected > 0 and at.size:
-        ready[at] = judge(data, start[at], start[at] + nbytes[at], expected)
+    ready: Flags = (nbytes >= least) & (expected > 0)
+    at = ready.nonzero()[0]
+    if at.size < ready.size:
+        start, nbytes = start[at], nbytes[at]
+    if at.size:
+        ready[at] = judge(data, start, start + nbytes, expected)
     return ready
 
 
-def _words[Word: np.integer](data: Bytes, kind: type[Word]) -> npt.NDArray[Word]:
-    """View the little-endian integer that begins at each byte, aligned or not."""
-    dtype = np.dtype(kind).newbyteorder("<")
+def _words[Word: np.integer](data: Bytes, dtype: np.dtype[Word]) -> npt.NDArray[Word]:
+    """View the integer that begins at each byte, aligned or not."""
     return np.ndarray((data.size - dtype.itemsize + 1,), dtype, data, strides=(1,))
 
 
 def _gzip(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
-    words = _words(data, np.uint32)
+    words = _words(data, _U4)
     # Magic, deflate, and no flag: each flag adds a field to the header.
     ready: Flags = (words[start] == 0x00088B1F) & (words[end - 4] == expected % 2**32)
     return ready
@@ -95,7 +98,7 @@ def _zlib(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # n
 
 
 def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # noqa: ARG001
-    ready: Flags = _words(data, np.uint32)[start] == expected
+    ready: Flags = _words(data, _U4)[start] == expected
     return ready
 
 
@@ -125,7 +128,7 @@ _DESCRIPTOR_FIELDS = _descriptor_fields()
 
 
 def _zstd(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
-    words = _words(data, np.int64)
+    words = _words(data, _I8)
     head = words[start]
     first = head[0] & 0xFF_FFFF_FFFF
     if ((head & 0xFF_FFFF_FFFF) == first).all():  # one writer: one descriptor

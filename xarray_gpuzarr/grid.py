@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import Any
 
@@ -103,7 +104,9 @@ def intersect_axis(wanted: slice | Column, length: int, chunk_length: int) -> Ax
         Elements of a chunk along the axis.
     """
     if isinstance(wanted, slice):
-        return _intersect_slice(*wanted.indices(length), chunk_length)
+        start, stop, step = wanted.indices(length)
+        intersect = _kept_slice if stop - start <= _MAX_KEPT * chunk_length else _intersect_slice
+        return intersect(start, stop, step, chunk_length)
     chunk_of = wanted // chunk_length
     first = np.flatnonzero(np.r_[True, chunk_of[1:] != chunk_of[:-1]]) if len(wanted) else wanted
     chunk = chunk_of[first]
@@ -142,6 +145,12 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
         index=None,
         length=n,
     )
+
+
+_kept_slice = lru_cache(maxsize=512)(_intersect_slice)
+"""Reads of one chunk after another ask for the same few slices of each axis again and again."""
+_MAX_KEPT = 256
+"""Chunks of a slice that is kept, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

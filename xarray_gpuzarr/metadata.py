@@ -8,6 +8,8 @@ indexes, storage transformers) becomes a reason, and `read` then asks zarr-pytho
 from __future__ import annotations
 
 import json
+import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -93,7 +95,7 @@ class ArraySpec:
     @property
     def chunk_nbytes(self) -> int:
         """Bytes of one decoded inner chunk."""
-        return int(np.prod(self.grid.chunk_shape, dtype=np.int64)) * self.numpy_dtype.itemsize
+        return math.prod(self.grid.chunk_shape) * self.numpy_dtype.itemsize
 
     @property
     def encoded_nbytes(self) -> int:
@@ -133,6 +135,21 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     MetadataError
         A codec entry is malformed.
     """
+    metadata, number = array.metadata, id(array.metadata)
+    known = _parsed.get(number)
+    if known is not None and known[0]() is metadata and known[1] == array.path:
+        return known[2]
+    spec = _parse(array)
+    # A resize gives an array another metadata object.
+    _parsed[number] = weakref.ref(metadata, lambda _: _parsed.pop(number, None)), array.path, spec
+    return spec
+
+
+_parsed: dict[int, tuple[weakref.ref[ArrayV2Metadata | ArrayV3Metadata], str, ArraySpec | Unplanned]] = {}
+"""What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
+
+
+def _parse(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     metadata = array.metadata
     if array.dtype.kind not in NUMERIC_KINDS:
         return Unplanned(reason=f"dtype {array.dtype} is not numeric")

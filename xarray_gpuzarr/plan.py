@@ -10,8 +10,10 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import floordiv
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +50,13 @@ class BoxTarget:
         """Shape of the output."""
         return tuple(p.length for p in self.pieces)
 
+    def chunk(self, row: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
+        chunk = np.empty_like(row)
+        for axis, pieces in enumerate(self.pieces):
+            chunk[:, axis] = pieces.chunk.take(row[:, axis])
+        return chunk
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointTarget:
@@ -60,6 +69,10 @@ class PointTarget:
         """Shape of the output."""
         return (len(self.groups.position),)
 
+    def chunk(self, row: Column) -> Column:
+        """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
+        return self.groups.chunk.take(row[:, 0], axis=0)
+
 
 Target = BoxTarget | PointTarget
 
@@ -70,8 +83,6 @@ class Block:
 
     key: str | None
     """Store key of the shard; None for chunks that are objects of their own."""
-    chunk: Column
-    """shape (n, ndim): coordinates in the grid of inner chunks."""
     row: Column
     """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
 
@@ -84,8 +95,6 @@ class ReadPlan:
     target: Target
     keys: tuple[str, ...]
     """Store keys of the objects of this block."""
-    chunk: Column
-    """shape (n, ndim): coordinates in the grid of inner chunks."""
     row: Column
     """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
     object: Column
@@ -94,15 +103,32 @@ class ReadPlan:
     """shape (n,): first byte inside the object."""
     nbytes: Column
     """shape (n,): encoded bytes, or `WHOLE_OBJECT`."""
-    parts: Column
-    """shape (n_parts + 1,): rows ``[parts[i], parts[i + 1])`` are fetched and decoded together."""
     missing_row: Column
     """shape (n_missing, ...): as `row`, for the chunks that take the fill value."""
+    rule: CoalesceRule
+    """Which neighbours one request fetches."""
+
+    @property
+    def chunk(self) -> Column:
+        """Coordinates of the chunks in the grid of inner chunks, shape (n, ndim)."""
+        return self.target.chunk(self.row)
 
     @property
     def decoded_nbytes(self) -> int:
         """Bytes of all stored chunks of the block once decoded, known before any of them is read."""
         return len(self.offset) * self.spec.chunk_nbytes
+
+    @property
+    def parts(self) -> Column:
+        """Bounds, shape (n_parts + 1,): rows ``[parts[i], parts[i + 1])`` are fetched and decoded together."""
+        return self.cut(self.rule)
+
+    def cut(self, rule: CoalesceRule) -> Column:
+        """Return the bounds of parts by a rule."""
+        if self.spec.index is not None:
+            return coalesce(self.object, self.offset, self.nbytes, rule)
+        together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
+        return np.append(np.arange(0, len(self.offset), together), len(self.offset))
 
     def requests(self, lo: int, hi: int) -> list[tuple[str, ByteRange]]:
         """Return what the part of rows ``[lo, hi)`` asks for: one range, or one whole object per row."""
@@ -121,52 +147,47 @@ def box_target(selection: OuterSelection, grid: ChunkGrid) -> BoxTarget:
 
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
     """Cut the touched chunks into blocks: one per shard, or runs of `CHUNKS_PER_BLOCK` single chunks."""
-    per_shard = np.asarray(spec.grid.chunks_per_shard, np.int64)
     if isinstance(target, PointTarget):
-        yield from _point_blocks(spec, target.groups, per_shard)
+        yield from _point_blocks(spec, target)
         return
     for ranges in blocks(
         target.pieces, spec.grid.chunks_per_shard, sharded=spec.index is not None, max_chunks=CHUNKS_PER_BLOCK
     ):
-        row = _product(ranges)
-        chunk = np.empty_like(row)
-        for axis, pieces in enumerate(target.pieces):
-            chunk[:, axis] = pieces.chunk[row[:, axis]]
-        yield Block(key=_shard_key(spec, chunk, per_shard), chunk=chunk, row=row)
+        lengths = tuple(map(len, ranges))
+        positions = (_kept_positions if math.prod(lengths) <= _MAX_KEPT else _positions)(lengths)
+        row = positions + np.array([r.start for r in ranges], np.int64)
+        yield Block(key=_shard_key(spec, target, row), row=row)
 
 
-def _point_blocks(spec: ArraySpec, groups: PointGroups, per_shard: Column) -> Iterator[Block]:
+def _point_blocks(spec: ArraySpec, target: PointTarget) -> Iterator[Block]:
+    groups, per_shard = target.groups, np.asarray(spec.grid.chunks_per_shard, np.int64)
     row = np.arange(len(groups.chunk), dtype=np.int64)[:, None]
     if spec.index is None:
         for lo in range(0, len(row), CHUNKS_PER_BLOCK):
-            hi = lo + CHUNKS_PER_BLOCK
-            yield Block(key=None, chunk=groups.chunk[lo:hi], row=row[lo:hi])
+            yield Block(key=None, row=row[lo : lo + CHUNKS_PER_BLOCK])
         return
     shards, which = np.unique(groups.chunk // per_shard, axis=0, return_inverse=True)
     order = np.argsort(which.reshape(-1), kind="stable")
     counts = np.bincount(which.reshape(-1), minlength=len(shards))
     for members in np.split(order, np.cumsum(counts)[:-1]) if len(shards) else []:
-        chunk = groups.chunk[members]
-        yield Block(key=_shard_key(spec, chunk, per_shard), chunk=chunk, row=row[members])
+        yield Block(key=_shard_key(spec, target, row[members]), row=row[members])
 
 
-def _shard_key(spec: ArraySpec, chunk: Column, per_shard: Column) -> str | None:
+def _shard_key(spec: ArraySpec, target: Target, row: Column) -> str | None:
     if spec.index is None:
         return None
-    return spec.keys.key(tuple((chunk[0] // per_shard).tolist()))
+    first = target.chunk(row[:1])[0].tolist()
+    return spec.keys.key(tuple(map(floordiv, first, spec.grid.chunks_per_shard)))
 
 
-def _product(ranges: Sequence[range]) -> Column:
-    """Return the Cartesian product of `ranges` in C order, one combination per row."""
-    lengths = [len(r) for r in ranges]
-    n_rows = math.prod(lengths)
-    rows = np.empty((n_rows, len(ranges)), np.int64)
-    repeat = n_rows
-    for axis, r in enumerate(ranges):
-        repeat //= max(1, lengths[axis])
-        column = np.repeat(np.arange(r.start, r.stop), repeat)
-        rows[:, axis] = np.tile(column, n_rows // max(1, len(column)))
-    return rows
+def _positions(lengths: tuple[int, ...]) -> Column:
+    """Return all positions in a box in C order, one per row."""
+    return np.indices(lengths, np.int64).reshape(len(lengths), math.prod(lengths)).T.copy()
+
+
+_kept_positions = lru_cache(maxsize=8)(_positions)
+"""The shards of an array are mostly of one shape."""
+_MAX_KEPT = 4096
 
 
 def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None, rule: CoalesceRule) -> ReadPlan:
@@ -184,35 +205,33 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
         Which neighbours one request fetches.
     """
     n_rows = len(block.row)
-    chunk, row, missing_row = block.chunk, block.row, block.row[:0]
+    row, missing_row = block.row, block.row[:0]
     if spec.index is None:
-        keys = tuple(spec.keys.key(tuple(c)) for c in chunk.tolist())
+        keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
         obj, offset = np.arange(n_rows, dtype=np.int64), np.zeros(n_rows, np.int64)
         nbytes = np.full(n_rows, WHOLE_OBJECT, np.int64)
-        together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, spec.chunk_nbytes)))
-        parts = np.r_[np.arange(0, n_rows, together), n_rows]
     else:
         keys = (str(block.key),)
-        order, missing, offset, nbytes = _look_up(spec, block, index)
+        order, missing, offset, nbytes = _look_up(spec, target, block, index)
         if order is not None:
-            chunk, row, missing_row = chunk.take(order, axis=0), row.take(order, axis=0), row.take(missing, axis=0)
+            row, missing_row = row.take(order, axis=0), row.take(missing, axis=0)
         obj = np.zeros(len(offset), np.int64)
-        parts = coalesce(obj, offset, nbytes, rule)
     return ReadPlan(
         spec=spec,
         target=target,
         keys=keys,
-        chunk=chunk,
         row=row,
         object=obj,
         offset=offset,
         nbytes=nbytes,
-        parts=parts,
         missing_row=missing_row,
+        rule=rule,
     )
 
 
-def _look_up(spec: ArraySpec, block: Block, index: ShardIndex | None) -> tuple[Column | None, Column, Column, Column]:
+def _look_up(
+    spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None
+) -> tuple[Column | None, Column, Column, Column]:
     """Return (stored rows in byte order, missing rows, offset, nbytes) of a block's chunks.
 
     The order is None if all rows are stored and in byte order already.
@@ -220,9 +239,9 @@ def _look_up(spec: ArraySpec, block: Block, index: ShardIndex | None) -> tuple[C
     none = np.zeros(0, np.int64)
     if index is None:
         return none, np.arange(len(block.row), dtype=np.int64), none, none
-    entry = _entries(spec, block.chunk)
     offset, nbytes = index.offset, index.nbytes
-    if entry is not None:
+    if len(block.row) < len(offset):
+        entry = _entries(spec, target.chunk(block.row))
         offset, nbytes = offset.take(entry), nbytes.take(entry)
     absent = nbytes == MISSING
     if not absent.any():
@@ -235,57 +254,9 @@ def _look_up(spec: ArraySpec, block: Block, index: ShardIndex | None) -> tuple[C
     return stored, np.flatnonzero(absent), offset[stored], nbytes[stored]
 
 
-def _entries(spec: ArraySpec, chunk: Column) -> Column | None:
-    """Return the number of each chunk in the index of its shard; None for all chunks of a shard.
-
-    The chunks of a block are distinct and in C order, as those of the index are.
-    """
-    if spec.index is not None and len(chunk) == spec.index.n_chunks:
-        return None
+def _entries(spec: ArraySpec, chunk: Column) -> Column:
+    """Return the number of each chunk in the index of its shard; all chunks of a shard are in this order already."""
     entry = np.zeros(len(chunk), np.int64)
     for axis, n in enumerate(spec.grid.chunks_per_shard):
         entry = entry * n + chunk[:, axis] % n
     return entry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where the chunks of a plan go in a box target; one row per stored chunk."""
-
-    out_start: Column
-    """shape (n, ndim): first element of the box in the output."""
-    count: Column
-    """shape (n, ndim): elements of the box along each axis."""
-    whole: npt.NDArray[np.bool_]
-    """shape (n,): every element of the stored chunk is wanted, in order."""
-    contiguous: npt.NDArray[np.bool_]
-    """shape (n,): the box is one run of memory in a C-ordered output."""
-    out_index: Column
-    """shape (n,): flat position of the first element of the box in a C-ordered output."""
-
-
-def place_boxes(target: BoxTarget, row: Column, chunk_shape: Sequence[int]) -> Placement:
-    """Work out where chunks go.
-
-    Parameters
-    ----------
-    target : BoxTarget
-    row : int64, shape (n, ndim)
-        Piece numbers of the chunks.
-    chunk_shape : sequence of int
-        Shape of a stored chunk.
-    """
-    n_rows, ndim = row.shape
-    start, count = np.empty_like(row), np.empty_like(row)
-    whole, contiguous = np.ones(n_rows, bool), np.ones(n_rows, bool)
-    out_index, stride = np.zeros(n_rows, np.int64), 1
-    partial = np.zeros(n_rows, bool)
-    for axis in range(ndim - 1, -1, -1):
-        pieces, rows = target.pieces[axis], row[:, axis]
-        start[:, axis], count[:, axis] = pieces.out_start[rows], pieces.count[rows]
-        whole &= (count[:, axis] == chunk_shape[axis]) & (pieces.step == 1)
-        contiguous &= ~partial | (count[:, axis] == 1)
-        partial |= count[:, axis] != pieces.length
-        out_index += start[:, axis] * stride
-        stride *= pieces.length
-    return Placement(out_start=start, count=count, whole=whole, contiguous=contiguous, out_index=out_index)

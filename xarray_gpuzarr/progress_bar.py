@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dask.callbacks import Callback
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
 _DELAY_S = 0.5
 """Nothing is drawn for what takes less."""
@@ -43,6 +45,8 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
     >>> with xarray_gpuzarr.progress():
     ...     temperature = dataset.t2m.load()
     """
+    from rich.console import Console  # noqa: PLC0415  # most programs show no bar
+
     console = console or Console(stderr=True)
     if _shown or not _can_draw(console):
         yield
@@ -73,6 +77,8 @@ class Bars:
     """
 
     def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415  # likewise
+
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
         self._start = time.monotonic()

@@ -81,20 +81,16 @@ def decode_shard_index(
         raise _error(where, spec, found)
     if spec.checksum:
         _check_crc(encoded, spec, where)
-    dtype = np.dtype("<u8" if spec.endian == "little" else ">u8")
-    entries = np.frombuffer(encoded, dtype, 2 * spec.n_chunks).astype(np.uint64)
-    offset, nbytes = entries[::2], entries[1::2]
-    missing = np.flatnonzero((offset & nbytes) == _MISSING_ON_DISK)
-    if missing.size:
-        offset[missing], nbytes[missing] = 0, 0
-        stored = np.ones(spec.n_chunks, np.bool_)
-        stored[missing] = False
-        _check_ranges(offset[stored], nbytes[stored], spec, shard_nbytes, where)
-    else:
-        _check_ranges(offset, nbytes, spec, shard_nbytes, where)
-    columns = entries.view(np.int64).reshape(-1, 2).T.copy()
-    columns[1, missing] = MISSING
-    return ShardIndex(offset=columns[0], nbytes=columns[1])
+    dtype = "<u8" if spec.endian == "little" else ">u8"
+    columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
+    index = ShardIndex(offset=columns[0].view(np.int64), nbytes=columns[1].view(np.int64))
+    stored = columns
+    if (index.nbytes == MISSING).any():
+        is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
+        stored = columns[:, ~is_missing]
+        index.offset[is_missing] = 0
+    _check_ranges(stored[0], stored[1], spec, shard_nbytes, where)
+    return index
 
 
 def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) -> None:

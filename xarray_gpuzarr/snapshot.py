@@ -49,12 +49,13 @@ class Snapshot:
     """
 
     def __init__(self, source: ObjectSource, spec: ArraySpec, *, use_cache: bool = True) -> None:
-        self._source = source
+        self._source = source.for_one_read()
         self._spec = spec
         self._use_cache = use_cache
         self._options = fetch_options()
         self.rule: CoalesceRule = source.rule
         self.lookahead = source.lookahead
+        self.is_remote = source.is_remote
         self.storage = source.storage
         self._versions: dict[str, Version] = {}
         self._held: dict[str, _Held] = {}
@@ -130,12 +131,13 @@ class Snapshot:
 
     def _wants_whole(self, block: Block, spec: ShardIndexSpec) -> bool:
         """Say whether one request for the whole shard beats one for the index and then two for chunks."""
+        if not self._source.is_remote:
+            return False
         longest = spec.n_chunks * self._spec.chunk_nbytes + spec.nbytes
         waiting = sum(held.longest for held in self._held.values())
         return (
-            self._source.is_remote
-            and longest <= 2 * self.rule.max_nbytes
-            and 2 * len(block.chunk) >= spec.n_chunks
+            longest <= 2 * self.rule.max_nbytes
+            and 2 * len(block.row) >= spec.n_chunks
             and waiting + longest <= _HELD_NBYTES
         )
 

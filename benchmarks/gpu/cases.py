@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.compressors import INNER_CODECS, SHUFFLES
 from benchmarks.gpu.ceilings import FORMATS, device_copy, nvcomp_side_by_side, pinned_upload
 from benchmarks.gpu.clocks import wall_seconds
+from benchmarks.gpu.cluster import ClusterCases
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.kernels import kernel_contestants
 from benchmarks.gpu.readers import (
@@ -35,8 +36,8 @@ from benchmarks.readers import object_boxes
 from benchmarks.stages import compute
 from benchmarks.workloads import ERA5, SHARDED_VOLUME, Workload
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.bench_readers import READERS as SHIPPED
-from xarray_gpuzarr.bench_readers import ArrayReader
+from xarray_gpuzarr.bench.readers import READERS as SHIPPED
+from xarray_gpuzarr.bench.readers import ArrayReader
 from xarray_gpuzarr.read import stored_array
 
 _THREE_WAYS = (("NumPy", "zarr default"), ("CuPy", "zarr enable_gpu"), ("custom", "gpuzarr cuda"))
@@ -88,6 +89,7 @@ class Cases:
             self._era5(),
             *(self._blosc(cname) for cname in INNER_CODECS),
             blog.case("blog, compute", f"shard by shard, {BLOG_PRODUCTS} products of each", 50, self._compute),
+            *ClusterCases(blog, least_seconds=self._chunk_scale).all(),
         ]
 
     def _scene(self, workload: Workload) -> Scene:

@@ -6,11 +6,14 @@ The tests put the simulator behind the same protocol, so that the benchmark's ow
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+from distributed import Client
 
 from benchmarks.measure import AbsentError
 from xarray_gpuzarr.cf import Cast
@@ -65,6 +68,18 @@ class Gpu(Protocol):
 
     def tidy(self) -> None:
         """Give back memory that only array libraries hold on to."""
+
+    def start_worker(self, n_threads: int) -> AbstractContextManager[Client]:
+        """Start a cluster of one worker that has this GPU; raise `AbsentError` if that is not installed."""
+
+    def busy(self, first: float, last: float) -> float:
+        """Return the share of the time, between two seconds since the epoch, in which the GPU ran a kernel.
+
+        Raises
+        ------
+        AbsentError
+            The driver does not say.
+        """
 
 
 class NativeGpu:
@@ -142,3 +157,32 @@ class NativeGpu:
         """Give back what CuPy's pools hold unused."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    @contextmanager
+    def start_worker(self, n_threads: int) -> Iterator[Client]:
+        """Start a `LocalCUDACluster` as docs/dask.md recommends it, for the first GPU."""
+        try:
+            dask_cuda = importlib.import_module("dask_cuda")
+        except ImportError as error:
+            raise AbsentError(f"not installed: {error}") from error
+        pool = {"rmm_async": True, "rmm_allocator_external_lib_list": "cupy"}
+        options = {"n_workers": 1, "threads_per_worker": n_threads, "dashboard_address": None}
+        with dask_cuda.LocalCUDACluster(**options, **pool) as cluster, Client(cluster, set_as_default=False) as client:
+            yield client
+
+    def busy(self, first: float, last: float) -> float:
+        """Ask NVML, which samples it."""
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise AbsentError(f"not installed: {error}") from error
+        try:
+            nvml.nvmlInit()
+            handle = nvml.nvmlDeviceGetHandleByPciBusId(self._cupy.cuda.runtime.deviceGetPCIBusId(0))
+            _, samples = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, int(first * 1e6))
+        except nvml.NVMLError as error:
+            raise AbsentError(f"the driver does not say: {type(error).__name__}: {error}") from error
+        shares = [s.sampleValue.uiVal / 100 for s in samples if first * 1e6 <= s.timeStamp <= last * 1e6]
+        if not shares:
+            raise AbsentError("the driver has taken no sample")
+        return sum(shares) / len(shares)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from benchmarks.gpu.device import Gpu
+from benchmarks.stopwatch import Stopwatch
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, Event, Kernel, Stream
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import StoredArray, read
@@ -41,8 +42,7 @@ class Recorder:
         self._with_marks = with_marks
         self._streams: dict[int, Stream] = {}
         self._marks: list[tuple[str, Any, Any]] = []
-        self._host: Counter[str] = Counter()
-        self._label, self._since = "plan", time.perf_counter()
+        self._host = Stopwatch("plan")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._api, name)
@@ -54,14 +54,12 @@ class Recorder:
 
     def start(self) -> None:
         """Forget everything, and let the clock run."""
-        self._host.clear()
         self._marks.clear()
-        self._label, self._since = "plan", time.perf_counter()
+        self._host.restart()
 
     def stop(self) -> dict[str, float]:
         """Return seconds by stage since `start`."""
-        self._enter("plan")
-        found = {f"host, {label}": seconds for label, seconds in self._host.items()}
+        found = {f"host, {label}": seconds for label, seconds in self._host.stop().items()}
         device: Counter[str] = Counter()
         for label, first, last in self._marks:
             device[label] += self._gpu.seconds(first, last)  # type: ignore[assignment]  # seconds, not counts
@@ -78,10 +76,10 @@ class Recorder:
     def range(self, name: str) -> Iterator[None]:
         """Note what the host is at."""
         label = name.removeprefix("read::")
-        self._enter(label)
+        self._host.enter(label)
         with self._api.range(name):
             yield
-        self._enter(_AFTER.get(label, "plan"))
+        self._host.enter(_AFTER.get(label, "plan"))
 
     def stream(self) -> Stream:
         """Remember streams by their handles, which is all that nvCOMP is told."""
@@ -91,17 +89,17 @@ class Recorder:
 
     def synchronize(self, stream: Stream) -> None:
         """Note that the host waits."""
-        with self._waiting():
+        with self._host.within("wait"):
             self._api.synchronize(stream)
 
     def synchronize_event(self, event: Event) -> None:
         """Note that the host waits."""
-        with self._waiting():
+        with self._host.within("wait"):
             self._api.synchronize_event(event)
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Note what the copy takes: of encoded chunks, or of tables."""
-        with self.marked("transfer" if self._label == "transfer" else "tables", stream):
+        with self.marked("transfer" if self._host.label == "transfer" else "tables", stream):
             self._api.upload(to, data, stream)
 
     def download(self, into: Bytes, start: Address, stream: Stream) -> None:
@@ -126,18 +124,6 @@ class Recorder:
         first = self._gpu.mark(of)
         yield
         self._marks.append((label, first, self._gpu.mark(of)))
-
-    def _enter(self, label: str) -> str:
-        now = time.perf_counter()
-        self._host[self._label] += now - self._since  # type: ignore[assignment]  # seconds, not counts
-        before, self._label, self._since = self._label, label, now
-        return before
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        before = self._enter("wait")
-        yield
-        self._enter(before)
 
 
 class _RecordedNvcomp:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from helpers.blosc_runs import Target, placed
 from helpers.host_kernels import HostLaunches
@@ -40,11 +38,3 @@ def run_filter(
         Filtered(flagged=bool(flag), content=target.content())
         for flag, target in zip(flags.tolist(), targets, strict=True)
     ]
-
-
-def noise(dtype: Any, n: int, seed: int = 0) -> npt.NDArray[Any]:
-    """Random bits, every NaN among them; booleans are 0 or 1."""
-    rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
-    if dtype.kind == "b":
-        return rng.integers(0, 2, n).astype(dtype)
-    return np.frombuffer(rng.bytes(n * dtype.itemsize), dtype)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 
 from benchmarks.measure import AbsentError
 from helpers import host_kernels
+from helpers.clusters import local_cluster
 from helpers.simulated_streams import SimulatedEvent, SimulatedStream, touch_of
+from helpers.simulated_worker import SimulatedGpu as SimulatedWorker
+from helpers.simulated_worker import here
 from helpers.simulator import SimulatedDevice
 from xarray_gpuzarr import lazy_array, open_options, read
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Address, Kernel
 from xarray_gpuzarr.cuda.options import in_force
+from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.host import HostDecoder
 
@@ -80,6 +86,17 @@ class SimulatedGpu:
     def tidy(self) -> None:
         """There is nothing that only the array library holds."""
 
+    @contextmanager
+    def start_worker(self, n_threads: int) -> Iterator[Client]:
+        """Start a real worker with a simulated GPU of its own, and see that nothing was done wrong on it."""
+        with local_cluster(1, n_threads) as client:
+            client.register_plugin(SimulatedWorker(memory_nbytes=1 << 28))
+            yield client
+            client.run(lambda: here().check())
+
+    def busy(self, first: float, last: float) -> float:
+        return 0.5
+
     def _run_kernel(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
         self.launched[kernel.name] += 1
         host_kernels.launch(kernel, n_blocks, n_threads, args)
@@ -96,7 +113,7 @@ def in_use(patch: pytest.MonkeyPatch) -> SimulatedGpu:
 
 def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
     """Let reads with ``device="cuda"`` go to the simulator; the host's stay there."""
-    decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder()}
+    decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder(), "workers": decoder_for("workers")}
     for module in (read, lazy_array):
         patch.setattr(module, "decoder_for", decoders.__getitem__)
     patch.setattr(open_options, "resolve_device", lambda device: device)

@@ -7,6 +7,8 @@ import copyreg
 import itertools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +48,7 @@ class SimulatedModule(ModuleType):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(MODULE)
-        self.device = SimulatedDevice(next(_seeds), **options)
+        self.device = SimulatedDevice(**{"seed": next(_seeds), **options})
         self.n_forgotten = 0
 
     def native_device(self, index: int | None = None) -> SimulatedDevice:
@@ -64,6 +66,22 @@ def install(**options: Any) -> SimulatedModule:
     decoders.decoder_for.cache_clear()
     copyreg.pickle(SimulatedArray, lambda array: (unpack, (array.get(),)))
     return module
+
+
+@contextmanager
+def installed(**options: Any) -> Iterator[SimulatedDevice]:
+    """Give this process a GPU for the time of a ``with`` block."""
+    had = sys.modules.get(MODULE), getattr(cuda, "device", None), decoders.missing_for_cuda
+    try:
+        yield install(**options).device
+    finally:
+        module, attribute, decoders.missing_for_cuda = had
+        decoders.decoder_for.cache_clear()
+        copyreg.dispatch_table.pop(SimulatedArray, None)
+        if module is None:
+            del sys.modules[MODULE], cuda.device
+        else:
+            sys.modules[MODULE], cuda.device = module, attribute
 
 
 def unpack(values: np.ndarray) -> SimulatedArray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
 from weakref import WeakSet
@@ -41,8 +41,7 @@ class Slot:
 
     def settle(self) -> None:
         """Block until the slot's last user is done with it."""
-        with counters.stage("wait"):
-            self._api.synchronize_event(self._returned)
+        self._api.synchronize_event(self._returned)
 
 
 class PinnedRing:
@@ -131,6 +130,11 @@ class Lane:
         self.api.wait(stream, ready)
         return array
 
+    def lend_slot(self, nbytes: int) -> Slot:
+        """Return a slot for encoded bytes. The other rings have slots for more batches than are under way."""
+        with counters.stage("wait"):
+            return self.slots.lend(nbytes)
+
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return device memory for `stream`, to be given back by `free`, or when a read fails."""
         memory = self.api.allocate(max(1, nbytes), stream)
@@ -142,11 +146,9 @@ class Lane:
         del self._held[memory.address]
         memory.free()
 
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
+    def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block, and mark it on a profiler's timeline."""
-        with self.api.range(f"read::{stage}"), counters.stage(stage):
-            yield
+        return _Staged(self.api.range(f"read::{stage}"), counters.stage(stage))
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Copy pinned host memory to the device; `data` must not change until that is done."""
@@ -195,6 +197,24 @@ class Lane:
             self.free_all()
             for ring in self._rings:
                 ring.drop()
+
+
+class _Staged:
+    """Two context managers as one; written out because ``contextlib`` takes longer than what a stage often lasts."""
+
+    __slots__ = ("_range", "_timed")
+
+    def __init__(self, profiled: AbstractContextManager[object], timed: AbstractContextManager[None]) -> None:
+        self._range = profiled
+        self._timed = timed
+
+    def __enter__(self) -> None:
+        self._range.__enter__()
+        self._timed.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._timed.__exit__(None, None, None)
+        self._range.__exit__(None, None, None)
 
 
 class WorkerResources:

@@ -1,10 +1,12 @@
-"""Errors that both decoders raise about a plan: a chunk that does not decode, a shard that is gone."""
+"""Errors that both decoders raise about a plan: a chunk that does not decode, a shard or a chunk that is gone."""
 
 from __future__ import annotations
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.errors import CorruptChunkError, DeviceUnavailableError, StoreReadError
 from xarray_gpuzarr.plan import ReadPlan
+
+_UNSTEADY = "something deletes or rewrites the store: open it again once that has ended"
 
 
 def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
@@ -26,7 +28,19 @@ def vanished_shard(plan: ReadPlan) -> StoreReadError:
         f"shard '{plan.keys[0]}' of array '{plan.spec.path}' has disappeared",
         tried="to read its chunks, after its index had been read",
         found="no such object",
-        do="something deletes or rewrites the store: open it again once that has ended",
+        do=_UNSTEADY,
+    )
+
+
+def vanished_chunk(plan: ReadPlan, row: int) -> StoreReadError:
+    """Return the error for a chunk that was read and cannot be found any more."""
+    if plan.spec.index is not None:
+        return vanished_shard(plan)
+    return StoreReadError(
+        f"object '{plan.keys[int(plan.object[row])]}' of array '{plan.spec.path}' has disappeared",
+        tried=f"to read chunk {tuple(plan.chunk[row].tolist())} once more, for the host to decode it",
+        found="no such object",
+        do=_UNSTEADY,
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.base import Device, Route
@@ -23,6 +25,9 @@ from xarray_gpuzarr.fetch import ByteSource, ReadAhead, Request
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
+_PARTS_A_THREAD = 4
+_LEAST_PART_NBYTES = 256 * 1024
+"""Handing over a part costs a few hundredths of reading and decoding this much."""
 _SERIAL_NBYTES = 256 * 1024
 """Results below this are not worth waking another thread for."""
 
@@ -70,9 +75,10 @@ class HostDecoder:
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
         out = self._output(target.shape, np.dtype(cast.dtype))
-        job = Job(spec, target, cast, out=out, rule=source.rule)
-        queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
+        rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
+        job = Job(spec, target, cast, out=out, rule=rule)
+        queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
         return out
 
@@ -88,6 +94,12 @@ class HostDecoder:
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
         """Cast a block; it is on the host already."""
         return cast_array(cast, block)
+
+
+def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
+    """Shorten the parts of a small read, so that each thread gets some of its share of `nbytes`."""
+    longest = max(_LEAST_PART_NBYTES, nbytes // _PARTS_A_THREAD)
+    return replace(rule, max_nbytes=min(rule.max_nbytes, longest))
 
 
 class TaskQueue:

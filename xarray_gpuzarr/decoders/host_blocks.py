@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
+from operator import getitem
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
@@ -23,7 +25,7 @@ from xarray_gpuzarr.decoders.placing import cast_array, place
 from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.fetch import Allocate, Pending, PendingStream
 from xarray_gpuzarr.frames import FrameError
-from xarray_gpuzarr.plan import BoxTarget, PointTarget, ReadPlan, place_boxes
+from xarray_gpuzarr.plan import BoxTarget, PointTarget, ReadPlan
 
 Array = npt.NDArray[Any]
 
@@ -42,6 +44,7 @@ class _Block:
         self.offset: list[int] = plan.offset.tolist()
         self.nbytes: list[int] = plan.nbytes.tolist()
         self.rows: list[list[int]] = plan.row.tolist()
+        self.parts: list[int] = plan.cut(job.rule).tolist()
 
     def tasks(self) -> Iterator[Task]:
         """Return the tasks that fill and decode this block."""
@@ -56,7 +59,7 @@ class _Block:
 
     def read_tasks(self) -> Iterator[Task]:
         """Return one task per part."""
-        for lo, hi in pairwise(self.plan.parts.tolist()):
+        for lo, hi in pairwise(self.parts):
             yield Task(self._runner(lo, hi), self.plan.requests(lo, hi))
 
     def _runner(self, lo: int, hi: int) -> Callable[[Lane, list[Pending]], None]:
@@ -114,7 +117,7 @@ class BoxBlock(_Block):
     def __init__(self, job: Job, plan: ReadPlan) -> None:
         super().__init__(job, plan)
         assert isinstance(plan.target, BoxTarget)
-        placed = place_boxes(plan.target, plan.row, job.spec.grid.chunk_shape)
+        placed = BoxPlaces(plan.target.pieces, job.spec.grid.chunk_shape).place(plan.row)
         direct = placed.whole & placed.contiguous & (job.direct and job.codec is not None)
         self.whole: list[bool] = placed.whole.tolist()
         self.direct: list[bool] = direct.tolist()
@@ -171,7 +174,7 @@ class BoxBlock(_Block):
         apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]
         n_runs = len(bounds) - 1
-        joined = n_runs >= len(plan.parts) and self.job.spec.index is not None
+        joined = n_runs >= len(self.parts) and self.job.spec.index is not None
         return None if joined and len(plan.offset) * nbytes < n_runs * self.job.rule.max_gap_nbytes else bounds
 
     def _raw_tasks(self, runs: Sequence[int]) -> Iterator[Task]:
@@ -229,7 +232,7 @@ class BoxBlock(_Block):
 
     def _wanted(self, chunk: Array, numbers: list[int]) -> Array:
         """Pick the wanted elements of a chunk."""
-        keys = [axis[i] for axis, i in zip(self.job.in_keys, numbers, strict=True)]
+        keys = tuple(map(getitem, self.job.in_keys, numbers))
         if not self.job.has_index:
             return chunk[(*keys, ...)]
         ranges = [np.arange(n)[key] for n, key in zip(chunk.shape, keys, strict=True)]
@@ -238,7 +241,7 @@ class BoxBlock(_Block):
 
     def _out_key(self, numbers: Sequence[int]) -> tuple[slice | EllipsisType, ...]:
         # The ellipsis keeps an array without axes an array.
-        return (*[axis[i] for axis, i in zip(self.job.out_keys, numbers, strict=True)], ...)
+        return (*map(getitem, self.job.out_keys, numbers), ...)
 
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value to one box."""

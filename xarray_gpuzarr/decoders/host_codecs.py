@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import imagecodecs
@@ -40,6 +41,10 @@ DecodeInto = Callable[[memoryview, memoryview], None]
 """Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
 
 _STREAM_PIECE_NBYTES = 512 * 1024
+_ONE_SHOT_NBYTES = 128 * 1024
+"""From here on a new context costs less than imagecodecs' assembly for Huffman codes saves."""
+_LEAST_ZSTD_NBYTES = 6
+"""Of a frame's header."""
 _STAGE_SLACK_NBYTES = 64 * 1024
 """No codec in the middle of a chain makes a chunk twice its size, but for headers."""
 _ZSTD, _LZ4 = ZstdSpec(), Lz4Spec()
@@ -49,17 +54,14 @@ _thread = threading.local()
 
 
 def _zstd(src: memoryview, dst: memoryview) -> None:
-    declared = declared_nbytes(_ZSTD, src)
-    if has_zstd_checksum(src):
-        # Only the one-shot call says so if the frame ends within its checksum; it costs a copy.
-        decoded = _zstd_context().decompress(src, max_output_size=len(dst))
-        _same(decoded, dst)
-        dst[:] = decoded
+    # Only a one-shot call says so if a frame ends within its checksum.
+    if len(dst) >= _ONE_SHOT_NBYTES or len(src) < _LEAST_ZSTD_NBYTES or has_zstd_checksum(src):
+        _same(imagecodecs.zstd_decode(src, out=dst), dst)
         return
     reader = _zstd_context().stream_reader(src, closefd=False)
     if reader.readinto(dst) != len(dst):
         raise FrameError("fewer bytes")
-    if declared != len(dst) and reader.read(1):
+    if reader.read(1):
         raise FrameError("more bytes")
 
 
@@ -190,6 +192,8 @@ class ChunkCodec:
         self._most = 2 * max(n or 0 for n in (*self._nbytes, chunk_nbytes)) + _STAGE_SLACK_NBYTES
         self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
+        alone = len(self._stages) == 1 and self._nbytes[0] == chunk_nbytes
+        self._alone = _FAST.get(type(self._stages[0])) if alone else None
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
         self.streams = [type(s) for s in self._stages] == [ZstdSpec]
@@ -216,6 +220,12 @@ class ChunkCodec:
         FrameError
             The bytes do not decode to exactly that many; names the codec.
         """
+        try:
+            if self._alone is not None:
+                self._alone(src, dst)
+                return
+        except _LIBRARY_ERRORS:  # the general way asks once more, and says what is wrong
+            pass
         decoded = self._decode(src, dst)
         if decoded is not dst:
             if len(decoded) != len(dst):
@@ -245,6 +255,12 @@ class ChunkCodec:
             _zstd_stream(stream, dst)
         except (FrameError, zstandard.ZstdError) as err:
             raise _explained("zstd", err, len(dst)) from err
+
+
+@lru_cache(maxsize=128)
+def chunk_codec(pipeline: CodecPipeline, chunk_nbytes: int) -> ChunkCodec:
+    """Return the `ChunkCodec` of a pipeline, made once."""
+    return ChunkCodec(pipeline, chunk_nbytes)
 
 
 def _decoded_nbytes(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int | None]:

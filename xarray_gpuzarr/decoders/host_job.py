@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host_codecs import chunk_codec
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.decoders.scratch import buffer
 from xarray_gpuzarr.fetch import Request
@@ -76,14 +77,14 @@ class Job:
         self.stored = spec.numpy_dtype
         self.chunk_nbytes = spec.chunk_nbytes
         axes = spec.axes
-        self._stored_shape = tuple(spec.grid.chunk_shape[axis] for axis in axes)
-        self._from_stored = tuple(int(i) for i in np.argsort(axes))
+        after = [axes[axes.index(axis) + 1 :] for axis in range(len(axes))]
+        self._strides = tuple(self.stored.itemsize * prod(spec.grid.chunk_shape[a] for a in axes) for axes in after)
         in_order = axes == tuple(range(len(axes)))
         same_width = self.stored.newbyteorder("=") == out.dtype.newbyteorder("=")
         self.swap = self.stored != out.dtype
         """Whether chunks that are decoded straight into the output have the other byte order."""
         self.direct = cast.is_copy and same_width and in_order and out.flags.c_contiguous
-        self.codec = None if spec.codecs.other else ChunkCodec(spec.codecs, self.chunk_nbytes)
+        self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
         pieces = target.pieces if isinstance(target, BoxTarget) else ()
         self.in_keys = [[p.in_key(i) for i in range(len(p.chunk))] for p in pieces]
@@ -103,9 +104,7 @@ class Job:
 
     def elements(self, decoded: memoryview | Array) -> Array:
         """View the decoded bytes of a chunk as an array of the chunk's shape."""
-        stored = np.frombuffer(decoded, self.stored).reshape(self._stored_shape)
-        chunk: Array = stored.transpose(self._from_stored)
-        return chunk
+        return np.ndarray(self.spec.grid.chunk_shape, self.stored, decoded, strides=self._strides)
 
     def decode(self, lane: Lane, src: memoryview) -> Array:
         """Decode one chunk to an array of the chunk's shape, valid until the next call on this thread.

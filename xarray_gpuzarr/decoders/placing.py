@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,14 @@ def copy_rows(src: Array, dst: Array) -> None:
     """
     itemsize = dst.itemsize
     if dst.ndim > 1 and dst.size and src.strides[-1] == dst.strides[-1] == itemsize:
-        row = np.dtype((np.void, dst.shape[-1] * itemsize))
+        row = _row_dtype(dst.shape[-1] * itemsize)
         src, dst = src.view(row), dst.view(row)
-    np.copyto(dst, src)
+    dst[...] = src
+
+
+@lru_cache(maxsize=64)
+def _row_dtype(nbytes: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, nbytes))
 
 
 def _mask(cast: Cast, values: Array) -> None:

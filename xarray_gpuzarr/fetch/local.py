@@ -64,6 +64,10 @@ class LocalSource:
         """The directory."""
         return self.root
 
+    def for_one_read(self) -> LocalSource:
+        """Return this source."""
+        return self
+
     def local_path(self, key: str) -> str:
         """Return the path of a file."""
         return f"{self.root}/{key}"
@@ -151,7 +155,7 @@ class LocalSource:
         """Do nothing: nothing is under way."""
 
     def _open(self, key: str, version: Version = None) -> int | None:
-        path = f"{self.root}/{key}"
+        path = self.local_path(key)
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +175,7 @@ class LocalSource:
         StoreReadError
             It ends too soon, or cannot be read.
         """
-        done = 0
+        done, path = 0, self.local_path(key)
         try:
             while done < len(into):
                 n = os.preadv(fd, [into[done:]], offset + done)
@@ -179,11 +183,11 @@ class LocalSource:
                     break
                 done += n
         except OSError as err:
-            raise failed(f"{self.root}/{key}", f"read {len(into)} bytes at {offset}", err) from err
+            raise failed(path, f"read {len(into)} bytes at {offset}", err) from err
         if version is not None and (now := _version(os.fstat(fd))) != version:
-            raise changed(f"{self.root}/{key}", version, now)
+            raise changed(path, version, now)
         if done < len(into):
-            raise short(f"{self.root}/{key}", offset, len(into), done)
+            raise short(path, offset, len(into), done)
         return into
 
 

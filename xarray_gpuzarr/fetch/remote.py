@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Coroutine, Hashable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -41,6 +42,11 @@ from xarray_gpuzarr.fetch.source import (
 
 _MIB = 1024**2
 
+_UNDER_WAY = 24
+"""Requests of one read that may be under way (decision 13)."""
+_WAITING = 8
+"""Answers that may wait for a thread before requests have to: the store is not held up by who falls behind a little."""
+
 
 class StoreSource:
     """Any zarr store, through byte-range requests.
@@ -48,13 +54,22 @@ class StoreSource:
     Parameters
     ----------
     store : zarr.abc.store.Store
+    client : Client or None
+        How to ask it, if that is known.
+    gate : asyncio.Semaphore or None
+        Passed by every request that is under way.
     """
 
-    __slots__ = ("_client", "store")
+    __slots__ = ("_client", "_gate", "store")
 
-    def __init__(self, *, store: Store) -> None:
+    def __init__(self, *, store: Store, client: Client | None = None, gate: asyncio.Semaphore | None = None) -> None:
         self.store = store
-        self._client: Client = client_for(store)
+        self._client: Client = client or client_for(store)
+        self._gate = gate
+
+    def for_one_read(self) -> StoreSource:
+        """Return this source with a bound of its own on the requests under way."""
+        return StoreSource(store=self.store, client=self._client, gate=asyncio.Semaphore(_UNDER_WAY))
 
     def __repr__(self) -> str:
         return f"StoreSource(store={self.store!r})"
@@ -72,8 +87,8 @@ class StoreSource:
 
     @property
     def lookahead(self) -> int:
-        """24 requests of up to 4 MiB for one read: more bytes than that under way cost fresh memory (decision 13)."""
-        return 24
+        """32 requests of up to 4 MiB for one read, of which 24 are under way."""
+        return _UNDER_WAY + _WAITING
 
     @property
     def is_remote(self) -> bool:
@@ -136,7 +151,7 @@ class StoreSource:
             )
         if self._client.lost_by_fork is not None:
             forks.use(self._client.lost_by_fork, self._name(key))
-        future = asyncio.run_coroutine_threadsafe(_gated(loop, self._client.get(key, request)), loop)
+        future = asyncio.run_coroutine_threadsafe(_gated(loop, self._gate, self._client.get(key, request)), loop)
         return _Asked(future=future, name=self._name(key), request=request)
 
     def _name(self, key: str) -> str:
@@ -245,14 +260,16 @@ class _PendingEdge(_Pending):
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
-async def _gated[T](loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a request once no more than ``max_requests`` of this process are under way."""
+async def _gated[T](
+    loop: asyncio.AbstractEventLoop, of_read: asyncio.Semaphore | None, coroutine: Coroutine[Any, Any, T]
+) -> T:
+    """Run a request once no more than ``max_requests`` of this process, nor too many of its read, are under way."""
     limit = fetch_options().max_requests
     gate = _gates.get(loop)
     if gate is None or gate[0] != limit:
         gate = _gates[loop] = (limit, asyncio.Semaphore(limit))
     try:
-        async with gate[1]:
+        async with of_read or nullcontext(), gate[1]:
             return await coroutine
     finally:
         coroutine.close()

@@ -87,6 +87,10 @@ class ByteSource(Protocol):
         """Requests worth starting, or reading ahead, before their bytes are needed."""
 
     @property
+    def is_remote(self) -> bool:
+        """Whether what is started is under way, and a round trip is worth saving."""
+
+    @property
     def storage(self) -> Storage:
         """How bytes should reach a GPU; ``posix`` where the objects are no local files."""
 
@@ -116,12 +120,11 @@ class ObjectSource(ByteSource, Protocol):
     """A store's own source, which knows which version of an object it reads."""
 
     @property
-    def is_remote(self) -> bool:
-        """Whether what is started is under way, and a round trip is worth saving."""
-
-    @property
     def identity(self) -> Hashable:
         """What the source reads from, equal in every copy of it; None if that cannot be told."""
+
+    def for_one_read(self) -> ObjectSource:
+        """Return this source as one read is to use it."""
 
     def check(self, key: str, version: Version = None) -> None:
         """Raise `ObjectChangedError` if a local file is not of a version."""

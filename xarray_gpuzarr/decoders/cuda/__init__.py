@@ -186,4 +186,5 @@ class CudaDecoder:
 
 
 def _native(cast: Cast) -> Cast:
-    return replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
+    dtype = np.dtype(cast.dtype)
+    return cast if dtype.isnative else replace(cast, dtype=dtype.newbyteorder("=").str)

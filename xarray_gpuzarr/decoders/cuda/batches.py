@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Self
+from itertools import repeat
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import ByteRange
+from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.fetch import Request
+from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan
 
 Rows = npt.NDArray[np.int64]
@@ -26,8 +28,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Rows ``[lo, hi)`` of a plan: one request if they lie in a shard, else one per row."""
 
     plan: ReadPlan
@@ -42,26 +43,27 @@ class Piece:
     def of(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
         """Return rows ``[lo, hi)`` of a plan, at least one."""
         if plan.spec.index is None:
-            return cls(plan, lo, hi, 0, (hi - lo) * _object_nbytes(plan))
+            return cls(plan, lo, hi, 0, (hi - lo) * _object_nbytes(plan.spec))
         first = int(plan.offset[lo])
         return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
 
-    def requests(self) -> list[tuple[str, ByteRange]]:
+    def requests(self) -> list[Request]:
         """Return what is to be read."""
         if self.plan.spec.index is None:
             return self.plan.requests(self.lo, self.hi)
         return [(self.plan.keys[0], ByteRange(offset=self.first, nbytes=self.nbytes))]
 
 
-def parts(plan: ReadPlan) -> list[Piece]:
-    """Return a plan as its parts."""
-    bounds = plan.parts.tolist()
+def parts(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
+    """Return a plan as parts by a rule."""
+    bounds = plan.cut(rule)
+    lo, hi = bounds[:-1], bounds[1:]
     if plan.spec.index is None:
-        return [Piece.of(plan, lo, hi) for lo, hi in pairwise(bounds)]
-    first, last = plan.offset.take(plan.parts[:-1]), plan.parts[1:] - 1
-    nbytes = plan.offset.take(last) + plan.nbytes.take(last) - first
-    columns = zip(pairwise(bounds), first.tolist(), nbytes.tolist(), strict=True)
-    return [Piece(plan, lo, hi, at, n) for (lo, hi), at, n in columns]
+        first, nbytes = np.zeros_like(lo), (hi - lo) * _object_nbytes(plan.spec)
+    else:
+        first, last = plan.offset.take(lo), hi - 1
+        nbytes = plan.offset.take(last) + plan.nbytes.take(last) - first
+    return list(map(Piece, repeat(plan), lo.tolist(), hi.tolist(), first.tolist(), nbytes.tolist()))
 
 
 def runs(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int, int]]:
@@ -77,9 +79,10 @@ def runs(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int, int]]:
     yield plan, lo, hi
 
 
-def _object_nbytes(plan: ReadPlan) -> int:
+def _object_nbytes(spec: ArraySpec) -> int:
     """Return the most bytes that an unsharded chunk is expected to need in a pinned slot."""
-    return aligned(plan.spec.encoded_nbytes + plan.spec.encoded_nbytes // 128 + _SLACK_NBYTES)
+    nbytes = spec.encoded_nbytes
+    return aligned(nbytes + nbytes // 128 + _SLACK_NBYTES)
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
@@ -131,35 +134,38 @@ class _Growing:
         """Whether it holds nothing at all."""
         return not self._pieces and not self.missing
 
-    def add(self, piece: Piece) -> Piece | None:
-        """Take as many rows of a piece as fit, at least one if there is none yet; return those that are left."""
-        plan, lo, hi = piece.plan, piece.lo, piece.hi
-        requested = 0 if plan.spec.index is None else piece.nbytes
-        if hi - lo <= self._room and requested <= self._room_nbytes:
-            self._take(piece, requested)
-            return None
-        hi = min(hi, lo + self._room)
+    def add(self, pieces: list[Piece]) -> list[Piece]:
+        """Take as many rows of pieces as fit, at least one if there is none yet; return those that are left."""
+        room, room_nbytes, n_taken = self._room, self._room_nbytes, 0
+        for plan, lo, hi, _, nbytes in pieces:
+            requested = 0 if plan.spec.index is None else nbytes
+            if hi - lo > room or requested > room_nbytes:
+                break
+            room, room_nbytes, n_taken = room - (hi - lo), room_nbytes - requested, n_taken + 1
+        self._pieces += pieces[:n_taken]
+        self._room, self._room_nbytes = room, room_nbytes
+        left = pieces[n_taken:]
+        return [*self._cut(left[0]), *left[1:]] if left else []
+
+    def _cut(self, piece: Piece) -> list[Piece]:
+        """Take what fits of a piece that is too large; return the rest."""
+        plan, lo, hi = piece.plan, piece.lo, min(piece.hi, piece.lo + self._room)
         if plan.spec.index is not None:
             # Chosen chunks may lie apart, and a request brings what lies between them.
             ends = plan.offset[lo:hi] + plan.nbytes[lo:hi] - piece.first
             fitting = int(ends.searchsorted(self._room_nbytes, "right"))
             hi = lo + (fitting if self._pieces else max(1, fitting))
         if hi > lo:
-            taken = Piece.of(plan, lo, hi)
-            self._take(taken, 0 if plan.spec.index is None else taken.nbytes)
-        return Piece.of(plan, hi, piece.hi) if hi < piece.hi else None
-
-    def _take(self, piece: Piece, requested: int) -> None:
-        self._pieces.append(piece)
-        self._room -= piece.hi - piece.lo
-        self._room_nbytes -= requested
+            self._pieces.append(Piece.of(plan, lo, hi))
+            self._room = 0
+        return [Piece.of(plan, hi, piece.hi)] if hi < piece.hi else []
 
     def done(self) -> Batch:
         """Return the batch."""
         return Batch(pieces=tuple(self._pieces), missing=tuple(self.missing))
 
 
-def cut_batches(plans: Iterator[ReadPlan], most: int, most_nbytes: int) -> Iterator[Batch]:
+def cut_batches(plans: Iterator[ReadPlan], most: int, most_nbytes: int, rule: CoalesceRule) -> Iterator[Batch]:
     """Cut plans into batches of at most `most` chunks, which may span several shards.
 
     Parameters
@@ -168,17 +174,18 @@ def cut_batches(plans: Iterator[ReadPlan], most: int, most_nbytes: int) -> Itera
     most : int
     most_nbytes : int
         Bytes that the requests of a batch may bring, unless it has a single chunk.
+    rule : CoalesceRule
+        What one request fetches.
     """
     batch = _Growing(most, most_nbytes)
     for plan in plans:
         if len(plan.missing_row):
             batch.missing.append(plan.missing_row)
-        for part in parts(plan):
-            left = batch.add(part)
-            while left is not None:
-                yield batch.done()
-                batch = _Growing(most, most_nbytes)
-                left = batch.add(left)
+        left = batch.add(parts(plan, rule))
+        while left:
+            yield batch.done()
+            batch = _Growing(most, most_nbytes)
+            left = batch.add(left)
     if not batch.is_empty:
         yield batch.done()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class Chain:
         return (0, *nbytes[1:]) if nbytes and self.reads_staged else tuple(nbytes)
 
 
+@lru_cache(maxsize=256)
 def chain_of(spec: ArraySpec) -> Chain | str:
     """Return the chain of an array, or why the device has none."""
     left = deque(spec.codecs.stages)

@@ -7,6 +7,7 @@ that of a few NumPy calls on columns, however many chunks there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
-from xarray_gpuzarr.decoders.cuda.work import Chunks, Group, Work, arrange
+from xarray_gpuzarr.decoders.cuda.work import NO_ROWS, Chunks, Group, Rows, Work, arrange, put
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -115,55 +116,42 @@ class BatchDecoder:
 
     def _allocate(self, work: Work, chunks: Chunks) -> _Scratch:
         """Take the scratch memory of a batch."""
-        lengths = (
-            work.streams.source_nbytes[work.moved],
-            chunks.nbytes[work.shifted],
-            np.full(len(work.apart), self._chain.chunk_nbytes),
-            np.full(len(work.shuffled), self._chain.inner_nbytes),
-            *(np.full(len(work.elements), nbytes) for nbytes in self._chain.step_nbytes),
-        )
-        room = -(-np.concatenate(lengths) // 16) * 16
-        ends = room.cumsum()
-        used = int(ends[-1]) if len(ends) else 0
-        memory = self._lane.allocate(used + aligned(work.temp_nbytes), self._lane.work)
-        at = (ends - room + memory.address).astype(np.uint64)
-        columns, first = [], 0
-        for n in lengths:
-            columns.append(at[first : first + len(n)])
-            first += len(n)
-        moved, shifted, apart, shuffled, *steps = columns
+        room = _Room()
+        moved = room.take(len(work.moved), work.streams.source_nbytes[work.moved])
+        shifted = room.take(len(work.shifted), chunks.nbytes[work.shifted])
+        apart = room.take(len(work.apart), self._chain.chunk_nbytes)
+        shuffled = room.take(len(work.shuffled), self._chain.inner_nbytes)
+        steps = [room.take(len(work.elements), nbytes) for nbytes in self._chain.step_nbytes]
+        memory = self._lane.allocate(room.nbytes + aligned(work.temp_nbytes), self._lane.work)
+
+        def addresses(offsets: Rows) -> Addresses:
+            return (offsets + memory.address).view(np.uint64)
+
         return _Scratch(
             memory=memory,
-            moved=moved,
-            shifted=shifted,
-            apart=apart,
-            shuffled=shuffled,
-            steps=steps,
-            temp=offset_by(memory, used),
+            moved=addresses(moved),
+            shifted=addresses(shifted),
+            apart=addresses(apart),
+            shuffled=addresses(shuffled),
+            steps=list(map(addresses, steps)),
+            temp=offset_by(memory, room.nbytes),
         )
 
     def _fill_tables(self, tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch) -> _Offsets:
         """Add all columns."""
-        streams, begin, at = work.streams, work.begin, self._stations(chunks, work, scratch)
-        targets = at.inner[streams.chunk] + streams.target.astype(np.uint64)
+        streams, at = work.streams, self._stations(chunks, work, scratch)
+        targets = at.inner[streams.chunk] + streams.target.view(np.uint64)
 
-        origins = (begin[work.moved], chunks.address[work.shifted], begin[work.raw])
+        origins = (work.begin[work.moved], chunks.address[work.shifted], work.begin[work.raw])
         lengths = (streams.source_nbytes[work.moved], chunks.nbytes[work.shifted], streams.source_nbytes[work.raw])
         places = (scratch.moved, scratch.shifted, targets[work.raw])
-        longest = max(int(n.max(initial=0)) for n in lengths)
-        moves = tables.add(np.concatenate([*origins, *places, *(n.view(np.uint64) for n in lengths)]))
-        begin[work.moved] = scratch.moved
-
-        nbytes = (streams.source_nbytes.view(np.uint64), streams.target_nbytes.view(np.uint64))
-        groups = [
-            tables.add(np.concatenate([begin[g.rows], nbytes[0][g.rows], targets[g.rows], nbytes[1][g.rows]]))
-            for g in work.groups
-        ]
+        begin = put(work.begin, work.moved, scratch.moved)
+        columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
         return _Offsets(
-            moves=moves,
-            longest_move=longest,
-            groups=groups,
-            filters=tables.add(_filter_table(chunks, at.inner, at.outer)),
+            moves=tables.add(*origins, *places, *lengths),
+            longest_move=max((int(n.max()) for n in lengths if len(n)), default=0),
+            groups=[tables.add(*(column[group.rows] for column in columns)) for group in work.groups],
+            filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
             elements=self._add_elements(tables, work, at, scratch),
             receipt=Receipt.add(tables, work.n_coded, len(work.elements)),
             spare=tables.add(SPARE_FRAME),
@@ -173,16 +161,13 @@ class BatchDecoder:
 
     def _stations(self, chunks: Chunks, work: Work, scratch: _Scratch) -> _Stations:
         """Follow chunks from their end to where they were staged."""
-        staged = chunks.address.copy()
-        staged[work.shifted] = scratch.shifted
-        plain = np.where(work.result != 0, work.result, staged)
-        plain[work.apart] = scratch.apart
-        outer = plain.copy()
+        staged, filtered = put(chunks.address, work.shifted, scratch.shifted), chunks.filters.chunk
+        plain = put(np.where(work.straight, work.result, staged), work.apart, scratch.apart)
+        outer = plain
         if len(work.elements):
-            outer[work.elements] = staged[work.elements] if self._chain.reads_staged else scratch.steps[0]
-        inner = outer.copy()
-        inner[chunks.filters.chunk] = staged[chunks.filters.chunk]
-        inner[work.shuffled] = scratch.shuffled
+            encoded = staged[work.elements] if self._chain.reads_staged else scratch.steps[0]
+            outer = put(plain, work.elements, encoded)
+        inner = put(put(outer, filtered, staged[filtered]), work.shuffled, scratch.shuffled)
         return _Stations(inner=inner, outer=outer, plain=plain)
 
     def _add_elements(self, tables: Tables, work: Work, at: _Stations, scratch: _Scratch) -> list[tuple[int, int]]:
@@ -190,7 +175,7 @@ class BatchDecoder:
         stages = self._chain.elements if len(work.elements) else ()
         stations = [at.outer[work.elements], *scratch.steps[1:], at.plain[work.elements]]
         return [
-            (tables.add(np.concatenate(stations[number : number + 2])), tables.add(stage.filter.words))
+            (tables.add(*stations[number : number + 2]), tables.add(stage.filter.words))
             for number, stage in enumerate(stages)
         ]
 
@@ -202,9 +187,11 @@ class BatchDecoder:
     def _decompress(self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address) -> None:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
         api, work, n = self._api, self._lane.work, group.n
-        sources, source_nbytes, outputs, capacity = (Address(table + 8 * n * k) for k in range(4))
-        columns = zip(offsets.receipt[:3], (8, 8, 4), strict=True)
-        actual, sums, statuses = (offset_by(memory, at + width * group.first) for at, width in columns)
+        sources, source_nbytes, outputs, capacity = [Address(table + 8 * n * k) for k in range(4)]
+        lengths, checksums, codes, _ = offsets.receipt
+        actual = offset_by(memory, lengths + 8 * group.first)
+        sums = offset_by(memory, checksums + 8 * group.first)
+        statuses = offset_by(memory, codes + 4 * group.first)
         if group.inflate.nvcomp == "zstd":
             check_zstd(api, work, table=table, n=n, spare=offset_by(memory, offsets.spare), refused=sums)
         if group.inflate.nvcomp is None:
@@ -232,8 +219,9 @@ class BatchDecoder:
 
     def _unshuffle(self, chunks: Chunks, table: Address) -> None:
         filters = chunks.filters
-        longest = int(filters.nbytes.max(initial=0))
-        unshuffle(self._api, self._lane.work, table=table, n=len(filters), max_nbytes=longest)
+        if len(filters):
+            longest = int(filters.nbytes.max())
+            unshuffle(self._api, self._lane.work, table=table, n=len(filters), max_nbytes=longest)
 
     def _undo_elements(self, n: int, memory: DeviceMemory, offsets: _Offsets) -> None:
         for stage, (table, words) in zip(self._chain.elements, offsets.elements, strict=False):
@@ -247,10 +235,28 @@ class BatchDecoder:
             stage.filter.launch(self._api, self._lane.work, places)
 
 
-def _filter_table(chunks: Chunks, inner: Addresses, outer: Addresses) -> Addresses:
-    """Return the table that `unshuffle` wants."""
+class _Room:
+    """Scratch memory while it is shared out."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def take(self, n: int, nbytes: Rows | int) -> Rows:
+        """Set `n` runs of so many bytes aside, each at a multiple of 16; return their offsets."""
+        if not n:
+            return NO_ROWS
+        room = np.broadcast_to(-(-nbytes // 16) * 16, n)
+        ends: Rows = room.cumsum() + self.nbytes
+        self.nbytes = int(ends[-1])
+        starts: Rows = ends - room
+        return starts
+
+
+def _filter_columns(chunks: Chunks, inner: Addresses, outer: Addresses) -> tuple[npt.NDArray[Any], ...]:
+    """Return the columns of the table that `unshuffle` wants."""
     filters = chunks.filters
-    start = filters.start.astype(np.uint64)
+    if not len(filters):
+        return ()
+    start = filters.start.view(np.uint64)
     source, target = inner[filters.chunk] + start, outer[filters.chunk] + start
-    rest = (filters.nbytes, filters.typesize, filters.filter)
-    return np.concatenate([source, target, *(c.astype(np.uint64) for c in rest)])
+    return source, target, filters.nbytes, filters.typesize, filters.filter

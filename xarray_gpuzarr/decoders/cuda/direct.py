@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +161,7 @@ class DirectStager(Stager):
             hi = min(lo + most, len(nbytes))
             gathered = lane.allocate((hi - lo) * _SKETCH_NBYTES, lane.copy)
             self._gather(gathered.address, address[lo:hi], nbytes[lo:hi])
-            slot = lane.slots.lend((hi - lo) * _SKETCH_NBYTES)
+            slot = lane.lend_slot((hi - lo) * _SKETCH_NBYTES)
             into = slot.array[: (hi - lo) * _SKETCH_NBYTES]
             lane.api.download(into, gathered.address, lane.copy)
             lane.api.synchronize(lane.copy)
@@ -180,7 +180,7 @@ class DirectStager(Stager):
         table[0, 1, long] += (nbytes[long] - _EDGE_NBYTES).astype(np.uint64)
         table[1, 1] += np.uint64(_EDGE_NBYTES)
         table[2] = np.where(long, _EDGE_NBYTES, nbytes), np.where(long, _EDGE_NBYTES, 0)
-        slot = lane.slots.lend(table.nbytes)
+        slot = lane.lend_slot(table.nbytes)
         slot.array[: table.nbytes] = table.reshape(-1).view(np.uint8)
         memory = lane.allocate(table.nbytes, lane.copy)
         lane.upload(memory.address, slot.array[: table.nbytes], lane.copy)
@@ -191,16 +191,10 @@ class DirectStager(Stager):
     def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Column) -> Staged:
         """Put chunks that the host decodes in place of those that were read."""
         decoded = self.stage_decoded(pieces, doubtful)
-        staged.address[doubtful] = decoded.address
-        staged.nbytes[doubtful] = decoded.nbytes
-        return Staged(
-            memories=[*staged.memories, *decoded.memories],
-            address=staged.address,
-            nbytes=staged.nbytes,
-            streams=staged.streams,
-            filters=staged.filters,
-            encoded=staged.encoded,
-        )
+        address, nbytes = staged.address.copy(), staged.nbytes.copy()
+        address[doubtful], nbytes[doubtful] = decoded.address, decoded.nbytes
+        memories = [*staged.memories, *decoded.memories]
+        return replace(staged, memories=memories, address=address, nbytes=nbytes)
 
 
 def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], Column, Column]:

@@ -23,7 +23,7 @@ class Image:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._slot = lane.slots.lend(lane.options.slot_nbytes)
+        self._slot = lane.lend_slot(lane.options.slot_nbytes)
         self._slot_view = memoryview(self._slot.array)
         self._used = 0
         self._lent: dict[int, tuple[memoryview, int]] = {}
@@ -34,13 +34,13 @@ class Image:
     def reserve(self, nbytes: int) -> memoryview:
         """Return memory for an answer: of the slot if there is room, else of the heap."""
         with self._lock:
-            first = self._used
-            if first + nbytes > len(self._slot_view):
+            first, end = self._used, self._used + nbytes
+            if end > len(self._slot_view):
                 return memoryview(bytearray(nbytes))
-            self._used = first + aligned(nbytes)
-            view = self._slot_view[first : first + nbytes]
-            self._lent[id(view)] = view, first
-            return view
+            self._used = aligned(end)
+        view = self._slot_view[first:end]
+        self._lent[id(view)] = view, first
+        return view
 
     def keep(self, data: memoryview) -> int:
         """Take in an answer, in reserved memory or not; return its position."""
@@ -78,19 +78,18 @@ class Image:
 
     def send(self, start: Column) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
         """Copy everything to the device; return the memory and the address of each position in `start`."""
-        copy = self._lane.copy
-        memories = []
-        address = start.astype(np.uint64)
+        copy, memories, moved = self._lane.copy, [], 0
         if self._used:
             memories.append(self._lane.allocate(self._used, copy))
             self._lane.upload(memories[-1].address, self._slot.array[: self._used], copy)
             self._slot.give_back(copy)
-            address[start < _APART] += np.uint64(memories[-1].address)
+            moved = memories[-1].address
+        address = (start + moved).view(np.uint64)
         if self._apart:
             memories.append(self._lane.allocate(self._apart_nbytes, copy))
             upload_pageable(self._lane, memories[-1].address, self._apart)
-            address[start >= _APART] -= np.uint64(_APART)
-            address[start >= _APART] += np.uint64(memories[-1].address)
+            apart = start >= _APART
+            address[apart] = start[apart] - _APART + memories[-1].address
         return memories, address
 
 
@@ -100,7 +99,7 @@ def upload_pageable(lane: Lane, to: int, runs: Sequence[memoryview]) -> None:
         source = np.frombuffer(run, np.uint8)
         for first in range(0, len(source), lane.options.slot_nbytes):
             part = source[first : first + lane.options.slot_nbytes]
-            slot = lane.slots.lend(len(part))
+            slot = lane.lend_slot(len(part))
             slot.array[: len(part)] = part
             lane.upload(Address(to + first), slot.array[: len(part)], lane.copy)
             slot.give_back(lane.copy)

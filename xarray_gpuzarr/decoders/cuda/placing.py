@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
 from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Points, Scatter
@@ -15,7 +16,7 @@ from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.routes import stored_dtype
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import BoxTarget, PointTarget, Target, place_boxes
+from xarray_gpuzarr.plan import BoxTarget, PointTarget, Target
 
 Rows = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
@@ -47,18 +48,18 @@ class Placing:
 
     def __init__(self, lane: Lane, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
         self._lane = lane
-        self._spec = spec
-        self._target = target
         self._out = out
-        stored = stored_dtype(spec, cast)
-        self._element = ElementCast(
-            stored=stored, result=np.dtype(cast.dtype), mask=cast.mask, scale=cast.scale, offset=cast.offset
-        )
+        stored, result = stored_dtype(spec, cast), np.dtype(cast.dtype)
+        element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+        self._itemsize = result.itemsize
+        self._runs: BoxPlaces | None = None
         fill = np.frombuffer(spec.fill, stored)[0]
         if isinstance(target, PointTarget):
-            self._kernel: Scatter | Points = _points(spec, target, self._element, fill)
+            self._kernel: Scatter | Points = _points(spec, target, element, fill)
         else:
-            self._kernel = _scatter(spec, target, self._element, fill)
+            self._kernel, places = _scatter(spec, target, element, fill)
+            as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
+            self._runs = places if as_stored and places.may_be_runs else None
         self.memory = self._send()
         """What all launches share; the read gives it back."""
 
@@ -75,13 +76,11 @@ class Placing:
         rows : int64, shape (n, k)
             As `ReadPlan.row`.
         """
-        in_order = self._spec.axes == tuple(range(self._spec.grid.ndim))
-        whole_elements = self._element.is_copy and self._element.swap_nbytes == 0
-        if isinstance(self._target, PointTarget) or not (in_order and whole_elements):
+        if self._runs is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
-        placement = place_boxes(self._target, rows, self._spec.grid.chunk_shape)
-        at = self._out + placement.out_index * self._element.result.itemsize
-        return placement.whole & placement.contiguous, at.astype(np.uint64)
+        placement = self._runs.place(rows)
+        at = placement.out_index * self._itemsize + self._out
+        return placement.whole & placement.contiguous, at.view(np.uint64)
 
     def add(self, tables: Tables, rows: Rows, source: Addresses) -> Places:
         """Add the columns of decoded chunks to a table."""
@@ -119,23 +118,28 @@ def _strides(spec: ArraySpec) -> list[int]:
     return strides
 
 
-_scatters: dict[tuple[Any, ...], Scatter] = {}
+_scatters: dict[tuple[Any, ...], tuple[Scatter, BoxPlaces]] = {}
 """Of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
 _MAX_SCATTERS, _MAX_PIECES = 64, 4096
 
 
-def _scatter(spec: ArraySpec, target: BoxTarget, element: ElementCast, fill: np.generic) -> Scatter:
-    """Return the kernel for a box, planned once for all boxes that are cut alike."""
+def _scatter(spec: ArraySpec, target: BoxTarget, element: ElementCast, fill: np.generic) -> tuple[Scatter, BoxPlaces]:
+    """Return the kernel for a box and where its chunks go, planned once for all boxes that are cut alike."""
+
+    def planned() -> tuple[Scatter, BoxPlaces]:
+        scatter = Scatter(_axes(spec, target), element, out=_ANYWHERE, fill=fill)
+        return scatter, BoxPlaces(target.pieces, spec.grid.chunk_shape)
+
     if any(p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces):
-        return Scatter(_axes(spec, target), element, out=_ANYWHERE, fill=fill)
+        return planned()
     columns = tuple((p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces)
     key = (spec.grid.chunk_shape, spec.axes, element, spec.fill, columns)
-    scatter = _scatters.get(key)
-    if scatter is None:
+    found = _scatters.get(key)
+    if found is None:
         if len(_scatters) >= _MAX_SCATTERS:
             _scatters.clear()
-        scatter = _scatters[key] = Scatter(_axes(spec, target), element, out=_ANYWHERE, fill=fill)
-    return scatter
+        found = _scatters[key] = planned()
+    return found
 
 
 _ANYWHERE = Address(0)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
@@ -29,12 +31,16 @@ from xarray_gpuzarr.decoders.cuda.receipts import NO_CHUNKS, Receipt
 from xarray_gpuzarr.decoders.cuda.staging import Staged
 from xarray_gpuzarr.decoders.cuda.streams import join
 from xarray_gpuzarr.decoders.cuda.work import Chunks
+from xarray_gpuzarr.decoders.threads import thread_budget
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
 Column = npt.NDArray[np.int64]
+
+_REQUESTS_PER_THREAD = 2
+"""Of a slot, for each of the threads that fill it: with one, all would wait for the slowest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,7 @@ class Read:
             batch_nbytes=lane.options.batch_nbytes,
             budget_nbytes=lane.scratch_nbytes,
         )
+        self._rule = _request_rule(source.rule, lane.options.slot_nbytes)
         self._stager = stager_for(lane, source, spec, chain=chain)
         self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.work)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
@@ -83,7 +90,7 @@ class Read:
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
-        for batch in cut_batches(self._drawn(plans), self._most, self._most * self._requested_nbytes):
+        for batch in cut_batches(self._drawn(plans), self._most, self._most * self._requested_nbytes, self._rule):
             self._submit_or_halve(batch)
         while self._submitted:
             self._retire()
@@ -95,7 +102,7 @@ class Read:
     def _drawn(self, plans: Iterator[ReadPlan]) -> Iterator[ReadPlan]:
         """Draw plans, which reads shard indexes."""
         while True:
-            with self._lane.stage("index"):
+            with self._api.range("read::index"):  # its seconds are counted by who plans
                 plan = next(plans, None)
             if plan is None:
                 return
@@ -153,11 +160,19 @@ class Read:
             self._retire()
 
 
+def _request_rule(rule: CoalesceRule, slot_nbytes: int) -> CoalesceRule:
+    """Return the rule for requests that bring bytes straight to where they stay: no longer than threads can share."""
+    shared = slot_nbytes // (_REQUESTS_PER_THREAD * thread_budget())
+    longest = min(rule.max_raw_nbytes, max(rule.max_nbytes, shared))
+    return CoalesceRule(max_gap_nbytes=rule.max_gap_nbytes, max_nbytes=longest, max_raw_nbytes=rule.max_raw_nbytes)
+
+
 def staged_nbytes(spec: ArraySpec) -> int:
     """Return the device memory that one encoded chunk takes, if nothing could be compressed."""
     return aligned(read_chain(spec).inner_nbytes)
 
 
+@lru_cache(maxsize=256)
 def needed_nbytes(spec: ArraySpec) -> int:
     """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
     chain = read_chain(spec)

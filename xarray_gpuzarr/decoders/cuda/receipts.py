@@ -38,7 +38,7 @@ class Receipt:
     @staticmethod
     def add(tables: Tables, n: int, n_flags: int) -> tuple[int, int, int, int]:
         """Add the memory of a receipt, as it must be before the device writes to it; return where its columns begin."""
-        first = tables.add(np.zeros(_nbytes(n) // 8 + n_flags, np.uint64))
+        first = tables.add_zeros(_nbytes(n) // 8 + n_flags)
         return first, first + 8 * n, first + 16 * n, first + _nbytes(n)
 
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from xarray_gpuzarr.cf import Cast
@@ -14,6 +16,7 @@ from xarray_gpuzarr.metadata import ArraySpec
 ONE_COPY = "then one copy to the device"
 
 
+@lru_cache(maxsize=256)
 def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
     """Say why the device does not decode an array, or None if it does."""
     arithmetic = bool(cast.mask) or cast.scale is not None or cast.offset is not None

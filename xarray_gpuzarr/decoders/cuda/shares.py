@@ -5,6 +5,7 @@ Without one, the device decodes all that it can. See docs/decisions/ for why a r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from xarray_gpuzarr.codecs import BloscSpec
@@ -32,6 +33,34 @@ def n_chunks_of(target: Target) -> int:
     return len(target.groups.chunk)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forecast:
+    """What the calibration in force expects of reads of an array."""
+
+    calibration: Calibration
+    codec: str
+    """What the calibration calls the array's codecs."""
+    chunk_nbytes: int
+    n_threads: int
+
+    def host_is_quicker(self, n_chunks: int) -> bool:
+        """Say whether the host is done with a read of so many chunks, upload included, before the device."""
+        return whole_read(self.calibration, self.codec, n_chunks, self.chunk_nbytes, self.n_threads).n_host > 0
+
+    def explain(self, n_chunks: int) -> str:
+        """Say how long either takes, and from how many chunks on the device is quicker."""
+        calibration, codec, chunk_nbytes = self.calibration, self.codec, self.chunk_nbytes
+        on_host = calibration.host_seconds(codec, n_chunks, chunk_nbytes, self.n_threads)
+        on_device = calibration.device_seconds(codec, n_chunks, chunk_nbytes)
+        from_here = first_on_device(calibration, codec, chunk_nbytes, self.n_threads)
+        more = f"; reads of {from_here} chunks or more are the device's" if from_here else ""
+        return (
+            f"{n_chunks} chunk{'s'[: n_chunks > 1]} of {chunk_nbytes} bytes: {on_host * 1e3:.3g} ms by "
+            f"{self.n_threads} host threads, {on_device * 1e3:.3g} ms on the device, as calibrated on "
+            f"{calibration.gpu}{more}"
+        )
+
+
 def host_is_quicker(spec: ArraySpec, target: Target) -> bool:
     """Say whether the calibration in force expects the host to be done with a read, upload included, before the device.
 
@@ -40,11 +69,8 @@ def host_is_quicker(spec: ArraySpec, target: Target) -> bool:
     OptionError
         The calibration in force cannot be used.
     """
-    found = _calibrated(spec)
-    if found is None:
-        return False
-    calibration, codec = found
-    return whole_read(calibration, codec, n_chunks_of(target), spec.chunk_nbytes, thread_budget()).n_host > 0
+    forecast = _forecast(spec)
+    return forecast is not None and forecast.host_is_quicker(n_chunks_of(target))
 
 
 def why_host(spec: ArraySpec) -> str | None:
@@ -55,27 +81,16 @@ def why_host(spec: ArraySpec) -> str | None:
     OptionError
         The calibration in force cannot be used.
     """
-    found = _calibrated(spec)
-    if found is None:
-        return None
-    calibration, codec = found
-    n, n_threads, what = prod(spec.grid.chunks_per_shard), thread_budget(), (codec, spec.chunk_nbytes)
-    if not whole_read(calibration, codec, n, spec.chunk_nbytes, n_threads).n_host:
-        return None
-    on_host = calibration.host_seconds(codec, n, spec.chunk_nbytes, n_threads)
-    on_device = calibration.device_seconds(codec, n, spec.chunk_nbytes)
-    from_here = first_on_device(calibration, *what, n_threads)
-    more = f"; reads of {from_here} chunks or more are the device's" if from_here else ""
-    return (
-        f"{n} chunk{'s'[: n > 1]} of {spec.chunk_nbytes} bytes: {on_host * 1e3:.3g} ms by {n_threads} host threads, "
-        f"{on_device * 1e3:.3g} ms on the device, as calibrated on {calibration.gpu}{more}"
-    )
+    forecast, n_chunks = _forecast(spec), prod(spec.grid.chunks_per_shard)
+    return forecast.explain(n_chunks) if forecast is not None and forecast.host_is_quicker(n_chunks) else None
 
 
-def _calibrated(spec: ArraySpec) -> tuple[Calibration, str] | None:
-    """Return the calibration in force and the name that it knows the array's codecs by, or None."""
+def _forecast(spec: ArraySpec) -> _Forecast | None:
+    """Return what is expected of an array; None where no calibration is in force, or it does not know the codecs."""
     path = resource_options().calibration
     if path is None:
         return None
     calibration, codec = read_calibration(path), codec_name(spec)
-    return None if codec is None or codec not in calibration.codecs else (calibration, codec)
+    if codec is None or codec not in calibration.codecs:
+        return None
+    return _Forecast(calibration=calibration, codec=codec, chunk_nbytes=spec.chunk_nbytes, n_threads=thread_budget())

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -23,13 +24,12 @@ from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, row_of, runs
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.image import Image, upload_pageable
 from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, join, shuffled
-from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
+from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream, Pending, ReadAhead, Request
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import ReadPlan
 
 Column = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
@@ -56,8 +56,14 @@ class Staged:
     @classmethod
     def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Column) -> Self:
         """Return chunks that cross decoded."""
-        none, encoded = (Streams.none(), Filters.none()), np.zeros(len(address), np.bool_)
-        return cls(memories=memories, address=address, nbytes=nbytes, streams=none[0], filters=none[1], encoded=encoded)
+        return cls(
+            memories=memories,
+            address=address,
+            nbytes=nbytes,
+            streams=Streams.none(),
+            filters=Filters.none(),
+            encoded=np.zeros(len(address), np.bool_),
+        )
 
 
 class Stager:
@@ -77,7 +83,12 @@ class Stager:
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._chain = chain
-        self._codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
+        self._codecs = spec.codecs
+
+    @cached_property
+    def _codec(self) -> ChunkCodec:
+        """What decodes chunks that the device cannot be trusted with; most reads have none."""
+        return ChunkCodec(self._codecs, self._chunk_nbytes)
 
     def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         """Cut pieces into runs that are expected to fit a slot."""
@@ -103,13 +114,13 @@ class Stager:
         lane = self._lane
         image = Image(lane)
         with lane.stage("fetch"):
-            start, nbytes = _rows(pieces, self._fetch(pieces, image))
-        present = start >= 0
-        full_start, full_nbytes = start.copy(), nbytes.copy()
-        ready, streams, filters = self._find_streams(image, start, nbytes)
-        doubtful = np.flatnonzero(~ready & present)
+            first, length = _rows(pieces, self._fetch(pieces, image))
+        present = first >= 0
+        ready, start, nbytes = self._checked(image, present, first, length)
+        ready, streams, filters = self._find_streams(image, ready, start, nbytes)
+        doubtful = (present & ~ready).nonzero()[0]
         if len(doubtful):
-            encoded = [image.view(int(full_start[row]), int(full_nbytes[row])) for row in doubtful]
+            encoded = [image.view(int(first[row]), int(length[row])) for row in doubtful]
             start[doubtful] = [image.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
         with lane.stage("transfer"):
             memories, address = image.send(start)
@@ -135,7 +146,7 @@ class Stager:
         for plan, row in (row_of(pieces, number) for number in numbers.tolist()):
             data = self._source.start(*plan.requests(row, row + 1)[0])(lambda nbytes: memoryview(bytearray(nbytes)))
             if data is None:
-                raise vanished_shard(plan)
+                raise vanished_chunk(plan, row)
             encoded.append(data)
         chunks = self._decode_on_host(pieces, numbers, encoded)
         room = aligned(self._chunk_nbytes)
@@ -144,41 +155,39 @@ class Stager:
         address = memory.address + room * np.arange(len(chunks), dtype=np.uint64)
         return Staged.of_decoded([memory], address, np.full(len(chunks), self._chunk_nbytes))
 
-    def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[list[tuple[int, int]]]:
-        """Carry out the requests of all pieces on free threads; return per piece where in the image answers lie."""
-        answers: list[list[tuple[int, int]]] = []
-        requests = Requests(self._source)
-        for piece in pieces:
-            wanted = piece.requests()
-            answers.append([(-1, 0)] * len(wanted))
-            requests.todo += [(answers[-1], k, piece.plan, request) for k, request in enumerate(wanted)]
+    def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[tuple[int, int]]:
+        """Carry out the requests of all pieces on free threads; return where in the image each answer lies."""
+        wanted = [request for piece in pieces for request in piece.requests()]
+        answers = [(-1, 0)] * len(wanted)
+        requests = Requests(self._source, wanted)
 
         def drain(go_on: Callable[[], bool]) -> None:
-            while go_on() and (item := requests.next()) is not None:
-                (places, k, plan, _), finish = item
+            while go_on() and (started := requests.next()) is not None:
+                number, finish = started
                 data = finish(image.reserve)
                 if data is not None:
-                    places[k] = image.keep(data), len(data)
-                elif plan.spec.index is not None:
-                    raise vanished_shard(plan)
+                    answers[number] = image.keep(data), len(data)
+                elif pieces[0].plan.spec.index is not None:
+                    raise vanished_shard(pieces[number].plan)
 
-        threads.crew.run(drain, min(len(requests.todo), threads.thread_budget()))
+        threads.crew.run(drain, len(wanted))
         return answers
 
-    def _find_streams(self, image: Image, start: Column, nbytes: Column) -> tuple[Flags, Streams, Filters]:
-        """Return which chunks the device may decode, their streams and filters.
-
-        `start` and `nbytes` lose checksums that were right.
-        """
-        ready, streams, filters = self._find_compressed(image, self._checked(image, start, nbytes), start, nbytes)
+    def _find_streams(
+        self, image: Image, ready: Flags, start: Column, nbytes: Column
+    ) -> tuple[Flags, Streams, Filters]:
+        """Return which chunks the device may decode, their streams and filters."""
+        ready, streams, filters = self._find_compressed(image, ready, start, nbytes)
         if self._chain.shuffle is not None:
-            filters = shuffled(np.flatnonzero(ready), self._chain.inner_nbytes, self._chain.shuffle)
+            filters = shuffled(ready.nonzero()[0], self._chain.inner_nbytes, self._chain.shuffle)
         return ready, streams, filters
 
-    def _checked(self, image: Image, start: Column, nbytes: Column) -> Flags:
-        """Return which chunks are there and have the right checksums, and take these off."""
-        ready = start >= 0
-        for row in np.flatnonzero(ready).tolist() if self._chain.checksums else ():
+    def _checked(self, image: Image, present: Flags, start: Column, nbytes: Column) -> tuple[Flags, Column, Column]:
+        """Return which chunks have the right checksums, and where they lie without them."""
+        if not self._chain.checksums:
+            return present, start, nbytes
+        ready, start, nbytes = present.copy(), start.copy(), nbytes.copy()
+        for row in ready.nonzero()[0].tolist():
             payload = image.view(int(start[row]), int(nbytes[row]))
             first = 0
             try:
@@ -190,7 +199,7 @@ class Stager:
             else:
                 start[row] += first
                 nbytes[row] = len(payload)
-        return ready
+        return ready, start, nbytes
 
     def _find_compressed(
         self, image: Image, ready: Flags, start: Column, nbytes: Column
@@ -233,7 +242,7 @@ class Stager:
                     todo.clear()
                     raise corrupt_chunk(*row_of(pieces, int(rows[number])), str(err)) from err
 
-        threads.crew.run(drain, min(len(encoded), threads.thread_budget()))
+        threads.crew.run(drain, len(encoded))
         return decoded
 
     def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
@@ -243,40 +252,39 @@ class Stager:
             self._codec.into(encoded, decoded)
 
 
-def _rows(pieces: Sequence[Piece], answers: list[list[tuple[int, int]]]) -> tuple[Column, Column]:
+def _rows(pieces: Sequence[Piece], answers: Sequence[tuple[int, int]]) -> tuple[Column, Column]:
     """Return where in the image each chunk begins, -1 if nowhere, and its length."""
     if pieces[0].plan.spec.index is None:
-        at = np.array([place for places in answers for place in places], np.int64)
-        return at[:, 0].copy(), at[:, 1].copy()
+        start, nbytes = np.array(answers, np.int64).T.copy()
+        return start, nbytes
     columns = [(plan.offset[lo:hi], plan.nbytes[lo:hi]) for plan, lo, hi in runs(pieces)]
     offset, nbytes = columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
-    moved = [places[0][0] - piece.first for piece, places in zip(pieces, answers, strict=True)]
-    return offset + np.repeat(moved, [piece.hi - piece.lo for piece in pieces]), nbytes.copy()
-
-
-_Item = tuple[list[tuple[int, int]], int, ReadPlan, Request]
+    moved = [at - piece.first for piece, (at, _) in zip(pieces, answers, strict=True)]
+    return offset + np.array(moved).repeat([piece.hi - piece.lo for piece in pieces]), nbytes
 
 
 class Requests:
     """Requests in order, the next few already under way."""
 
-    def __init__(self, source: ByteSource) -> None:
-        self.todo: list[_Item] = []
+    def __init__(self, source: ByteSource, wanted: Sequence[Request]) -> None:
         self._source = source
+        self._wanted = wanted
+        self._ahead = source.lookahead + 1
         self._read_ahead = ReadAhead(source)
         self._lock = threading.Lock()
-        self._n_started = 0
-        self._started: deque[tuple[_Item, Pending]] = deque()
+        self._next = 0
+        self._started: deque[Pending] = deque()
 
-    def next(self) -> tuple[_Item, Pending] | None:
-        """Return a request that was started, None if there is none left."""
+    def next(self) -> tuple[int, Pending] | None:
+        """Return the number of a request and what was started for it, None if there is none left."""
         with self._lock:
-            first = self._n_started
-            while self._n_started < len(self.todo) and len(self._started) <= self._source.lookahead:
-                item = self.todo[self._n_started]
-                self._started.append((item, self._source.start(*item[3])))
-                self._n_started += 1
-            queued = self.todo[first : self._n_started]
-            following = self._started.popleft() if self._started else None
-        self._read_ahead(request for *_, request in queued)
-        return following
+            number = self._next
+            if number == len(self._wanted):
+                return None
+            queued = self._wanted[number + len(self._started) : number + self._ahead]
+            for key, byte_range in queued:
+                self._started.append(self._source.start(key, byte_range))
+            self._next += 1
+            started = self._started.popleft()
+        self._read_ahead(queued)
+        return number, started

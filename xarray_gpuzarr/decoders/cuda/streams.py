@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -136,6 +137,7 @@ class Columns:
         return rows
 
     @classmethod
+    @cache
     def none(cls) -> Self:
         """Return no rows."""
         return cls.of(0)
@@ -185,10 +187,13 @@ class Filters(Columns):
 
 def join[C: Columns](parts: Sequence[C], n_chunks: Sequence[int]) -> C:
     """Put columns of several runs of chunks together; `n_chunks` are the lengths of the runs."""
-    if len(parts) == 1:
+    if len(parts) == 1 or not any(map(len, parts)):
         return parts[0]
     table = np.concatenate([p.table for p in parts], axis=1)
-    table[0] += np.repeat(np.cumsum([0, *n_chunks[:-1]]), [len(p) for p in parts])
+    row = first = 0
+    for part, n in zip(parts, n_chunks, strict=True):
+        table[0, row : row + len(part)] += first
+        row, first = row + len(part), first + n
     return type(parts[0])(table)
 
 
@@ -223,8 +228,8 @@ def find_streams(
     if isinstance(stage, BloscSpec):
         return _find_in_blosc(data, start, nbytes, expected)
     ready = (nbytes <= longest_stream(stage)) & device_ready(stage, data, start, nbytes, expected)
-    chunk = np.flatnonzero(ready)
-    whole = Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes.take(chunk), target_nbytes=expected)
+    chunk = ready.nonzero()[0]
+    whole = Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes[chunk], target_nbytes=expected)
     _open(ENVELOPES[type(stage)], whole, data, start)
     return ready, whole, Filters.none()
 

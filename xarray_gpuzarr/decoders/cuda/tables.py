@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
@@ -14,25 +15,30 @@ class Tables:
     """Columns of 8-byte integers that one copy brings to the device."""
 
     def __init__(self) -> None:
-        self._columns: list[npt.NDArray[Any]] = []
-        self._nbytes = 0
+        self._columns: list[npt.NDArray[np.uint64]] = []
+        self._n_words = 0
 
-    def add(self, column: npt.NDArray[Any]) -> int:
-        """Take in a column of 8-byte integers; return its offset in bytes."""
-        offset = self._nbytes
-        self._columns.append(column)
-        self._nbytes += column.nbytes
+    def add(self, *columns: npt.NDArray[Any]) -> int:
+        """Take in columns of 8-byte integers, to lie side by side; return the offset of the first in bytes."""
+        offset = 8 * self._n_words
+        for column in columns:
+            if column.size:
+                self._columns.append(column.reshape(-1).view(np.uint64))
+                self._n_words += column.size
         return offset
+
+    def add_zeros(self, n_words: int) -> int:
+        """Take in zeros; return their offset in bytes."""
+        return self.add(np.zeros(n_words, np.uint64))
 
     def send(self, lane: Lane) -> DeviceMemory:
         """Copy all columns to new device memory on the lane's `work` stream."""
-        slot = lane.tables.lend(self._nbytes)
-        at = 0
-        for column in self._columns:
-            slot.array[at : at + column.nbytes].view(column.dtype).reshape(column.shape)[...] = column
-            at += column.nbytes
-        memory = lane.allocate(self._nbytes, lane.work)
-        lane.upload(memory.address, slot.array[: self._nbytes], lane.work)
+        nbytes = 8 * self._n_words
+        slot = lane.tables.lend(nbytes)
+        packed = slot.array[:nbytes]
+        np.concatenate(self._columns, out=packed.view(np.uint64))
+        memory = lane.allocate(nbytes, lane.work)
+        lane.upload(memory.address, packed, lane.work)
         slot.give_back(lane.work)
         return memory
 

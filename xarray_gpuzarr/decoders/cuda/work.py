@@ -14,10 +14,11 @@ from xarray_gpuzarr.decoders.cuda.streams import FORMATS, RAW, Filters, Inflate,
 
 Addresses = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 NO_ROWS = np.zeros(0, np.int64)
 
-_ELEMENT_NBYTES = np.uint64(8)
+_ELEMENT_NBYTES = 8
 """Longest element that a filter knows."""
 
 
@@ -63,15 +64,18 @@ class Work:
 
     streams: Streams
     groups: list[Group]
+    n_coded: int
+    """Streams that are decompressed: those of all groups."""
     begin: Addresses
     """shape (n_streams,): first byte of each stream."""
     moved: Rows
     """Numbers of the streams that are first moved to an aligned place."""
     raw: Rows
     """Numbers of the streams that are only moved, to where they belong."""
+    straight: Flags
+    """shape (n_chunks,): whether a chunk is decoded straight into the result."""
     result: Addresses
-    """shape (n_chunks,): address in the result, where a chunk is decoded straight into it; 0 if there is nothing to
-    decode."""
+    """shape (n_chunks,): where it begins there."""
     shifted: Rows
     """Numbers of the chunks that are read as staged by a kernel that knows elements, and first moved to an aligned
     place."""
@@ -83,11 +87,6 @@ class Work:
     """Numbers of the chunks of which codecs of elements are undone."""
     placed: Rows
     """Numbers of the chunks that a kernel brings to the result."""
-
-    @property
-    def n_coded(self) -> int:
-        """Streams that are decompressed."""
-        return sum(g.n for g in self.groups)
 
     @property
     def temp_nbytes(self) -> int:
@@ -103,38 +102,59 @@ def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
     n_coded = sum(g.n for g in groups)
     compressed = np.zeros(len(chunks.address), bool)
     compressed[streams.chunk] = True
-    rewritten = compressed.copy()
-    rewritten[chunks.filters.chunk] = True
-    decoded = rewritten.copy()
-    decoded[chunks.elements] = True
+    rewritten = put(compressed, chunks.filters.chunk, np.True_)
+    decoded = put(rewritten, chunks.elements, np.True_)
     direct, result = placing.direct(chunks.rows)
     straight = direct & decoded
-    unaligned = chunks.address % np.uint64(placing.unit_nbytes) != 0
-    unaligned[chunks.elements] = chunks.address[chunks.elements] % _ELEMENT_NBYTES != 0
     return Work(
         streams=streams,
         groups=groups,
+        n_coded=n_coded,
         begin=begin,
         moved=_misaligned(begin, groups),
         raw=np.arange(n_coded, len(streams)),
-        result=np.where(decoded, result, np.uint64(0)),
-        shifted=np.flatnonzero(~rewritten & unaligned),
-        apart=np.flatnonzero(decoded & ~straight),
+        straight=straight,
+        result=result,
+        shifted=_unaligned(chunks, (~rewritten).nonzero()[0], placing.unit_nbytes),
+        apart=(decoded & ~straight).nonzero()[0],
         shuffled=_both(chunks.filters.chunk, compressed),
         elements=chunks.elements,
-        placed=np.flatnonzero((chunks.address != 0) & ~straight),
+        placed=((chunks.address != 0) & ~straight).nonzero()[0],
     )
+
+
+def put[Scalar: np.generic](
+    column: npt.NDArray[Scalar], rows: Rows, values: npt.NDArray[Scalar] | Scalar
+) -> npt.NDArray[Scalar]:
+    """Return a column with other values in some rows; `column` itself, which stays as it is, if there are none."""
+    if not len(rows):
+        return column
+    changed = column.copy()
+    changed[rows] = values
+    return changed
+
+
+def _unaligned(chunks: Chunks, staged: Rows, unit_nbytes: int) -> Rows:
+    """Return the numbers of the chunks, of those that are read as staged, that begin where no kernel can read them."""
+    if not len(staged):
+        return NO_ROWS
+    units = np.full(len(chunks.address), unit_nbytes, np.uint64)
+    units[chunks.elements] = _ELEMENT_NBYTES
+    unaligned: Flags = chunks.address[staged] % units[staged] != 0
+    return staged[unaligned]
 
 
 def _both(numbers: Rows, compressed: npt.NDArray[np.bool_]) -> Rows:
     """Return the numbers of shuffled chunks that are compressed as well."""
-    distinct = np.unique(numbers) if len(numbers) else NO_ROWS
+    if not len(numbers):
+        return NO_ROWS
+    distinct = np.unique(numbers)
     return distinct[compressed[distinct]]
 
 
 def _misaligned(begin: Addresses, groups: Sequence[Group]) -> Rows:
     """Return the numbers of the streams that do not begin where their format wants them to."""
-    parts = [np.flatnonzero(begin[g.rows] & np.uint64(g.alignment - 1)) + g.first for g in groups if g.alignment > 1]
+    parts = [(begin[g.rows] % g.alignment).nonzero()[0] + g.first for g in groups if g.alignment > 1]
     return np.concatenate(parts) if parts else NO_ROWS
 
 

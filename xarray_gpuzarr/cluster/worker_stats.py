@@ -6,20 +6,17 @@ Asking costs one message to each worker. Needs no plugin. Imports no distributed
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
-
+from xarray_gpuzarr.accessor.explanation import format_nbytes
 from xarray_gpuzarr.counters import STAGES, Counts, counters
-from xarray_gpuzarr.explain import format_nbytes
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 _LABEL_WIDTH = len("this process")
 _WIDTH = 160
@@ -64,16 +61,18 @@ class Stats:
         return replace(self, rows=tuple(rows))
 
     def __str__(self) -> str:
-        out = io.StringIO()
-        Console(file=out, width=_WIDTH, color_system=None, force_jupyter=False).print(self)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+        from xarray_gpuzarr.accessor.tables import as_text  # noqa: PLC0415  # imports rich
+
+        return as_text(self, _WIDTH)
 
     def __repr__(self) -> str:
         return str(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from xarray_gpuzarr.accessor import tables  # noqa: PLC0415  # imports rich
+
         head, *lines = self._lines()
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        table = tables.headed_table(gap=1)
         for i, title in enumerate(head):
             width = None if i else _LABEL_WIDTH
             table.add_column(title, justify="right" if i else "left", overflow="fold", no_wrap=bool(i), min_width=width)
@@ -81,7 +80,7 @@ class Stats:
             table.add_row(*line)
         yield table
         if self.note:
-            yield Text(f"\n{self.note}", style="dim")
+            yield tables.note(self.note)
 
     def _repr_html_(self) -> str:
         head, *lines = self._lines()

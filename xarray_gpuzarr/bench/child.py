@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from xarray_gpuzarr.bench_readers import READERS, Box, Location
+from xarray_gpuzarr.bench.readers import READERS, Box, Location
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"

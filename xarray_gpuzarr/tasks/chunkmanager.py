@@ -19,15 +19,15 @@ from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from xarray_gpuzarr.advice import advise
-from xarray_gpuzarr.dask_threads import threads_given
 from xarray_gpuzarr.decoders import block_memory
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.threads import at_most
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import Unplanned
-from xarray_gpuzarr.one_output import compute_into_one_output
 from xarray_gpuzarr.read import read
-from xarray_gpuzarr.task_names import task_name
+from xarray_gpuzarr.tasks.names import task_name
+from xarray_gpuzarr.tasks.one_output import compute_into_one_output
+from xarray_gpuzarr.tasks.threads import threads_given
 
 _MANY_TASKS, _SMALL_TASK_NBYTES = 50_000, 1_000_000
 """More tasks than the first, each of fewer bytes than the second, are advised against."""

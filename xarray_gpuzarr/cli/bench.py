@@ -1,4 +1,4 @@
-"""The command ``gpuzarr bench``: choose an array of a store, let `bench` measure, print tables, write JSON."""
+"""``gpuzarr bench``: choose an array of a store, let `bench_array` measure, print tables, write JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import get_args
 import xarray as xr
 from rich.console import Console
 
-from xarray_gpuzarr.bench import BenchResult, Row, bench_array
-from xarray_gpuzarr.bench_readers import READERS, ArrayReader, Location, Operation
-from xarray_gpuzarr.demo import open_store, say, table_of
+from xarray_gpuzarr.accessor.explain import lazy_array_of
+from xarray_gpuzarr.accessor.explanation import format_nbytes
+from xarray_gpuzarr.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
+from xarray_gpuzarr.cli.terminal import open_store, say, table_of
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.explain import format_nbytes, lazy_array_of
 from xarray_gpuzarr.option_values import parse_nbytes
 
 _TITLES = {

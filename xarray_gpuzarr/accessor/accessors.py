@@ -1,7 +1,6 @@
 """``.gpuzarr`` on datasets, arrays and trees: `explain`, `device` and `to_host`.
 
-Importing this module registers the accessors with xarray; `xarray_gpuzarr` does it. Nothing is read except by what
-`to_host` returns, when that is computed or loaded.
+Nothing is read except by what `to_host` returns, when that is computed or loaded.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from xarray import (
     register_datatree_accessor,
 )
 
-from xarray_gpuzarr.chunkmanager import find_block_reader
+from xarray_gpuzarr.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
+from xarray_gpuzarr.accessor.explanation import Explanation
+from xarray_gpuzarr.accessor.summary import summarize
 from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
-from xarray_gpuzarr.explain import Explanation, Row, array_in_memory, explain_variables, lazy_array_of
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.summary import summarize
+from xarray_gpuzarr.tasks import find_block_reader
 
 
 class Accessor(ABC):

@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from xarray_gpuzarr.explain import Row, format_nbytes
+from xarray_gpuzarr.accessor.explain import Row
+from xarray_gpuzarr.accessor.explanation import format_nbytes
 
 _LANDING = {
     "cuda": "this engine's are read to the GPU, as CuPy arrays",

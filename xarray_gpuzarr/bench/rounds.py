@@ -1,4 +1,4 @@
-"""``gpuzarr bench STORE``: the readers that are installed, on a user's own store, in turns.
+"""Rounds of reads: the readers that are installed, on a user's own store, in turns.
 
 One process per reader: codec pipelines and thread pools are global to one, and so is the peak of its memory. The first
 read of each warms up and is compared with the first reader's; those that follow are timed. Files of a local store are
@@ -22,8 +22,8 @@ from typing import Any, get_args
 
 import zarr
 
-from xarray_gpuzarr.bench_child import FirstRead, Sample, first_read, sample
-from xarray_gpuzarr.bench_readers import ArrayReader, Box, Location, Operation, ReaderAbsentError
+from xarray_gpuzarr.bench.child import FirstRead, Sample, first_read, sample
+from xarray_gpuzarr.bench.readers import ArrayReader, Box, Location, Operation, ReaderAbsentError
 from xarray_gpuzarr.errors import OptionError
 
 _PACKAGES = ("xarray-gpuzarr", "zarr", "numcodecs", "zarrs", "tensorstore", "xarray", "dask", "numpy", "imagecodecs")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xarray_gpuzarr.worker import GpuZarrPlugin
+    from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
 
 
 def register(client: Any, *, device: str = "auto", pool: bool = False, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def register(client: Any, *, device: str = "auto", pool: bool = False, **options
     DeviceUnavailableError
         A worker has not what it needs; says which and what. No worker keeps the plugin then.
     """
-    from xarray_gpuzarr.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
+    from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
     plugin = GpuZarrPlugin(device=device, pool=pool, **options)
     return client.sync(_register, client, plugin)

@@ -1,6 +1,6 @@
 """`GpuZarrPlugin`: what a dask worker does before its first read on a GPU, and what it gives back when it goes.
 
-Imports distributed. Registered by `cluster.register`, or by hand with ``client.register_plugin(GpuZarrPlugin())``.
+Imports distributed. Registered by `register`, or by hand with ``client.register_plugin(GpuZarrPlugin())``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin
 
+from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.configuration import check_options
 from xarray_gpuzarr.errors import GpuZarrError, OptionError
-from xarray_gpuzarr.preparation import preparation
 
 _DEVICES = ("auto", "cuda", "host")
 

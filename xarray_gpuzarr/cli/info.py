@@ -1,15 +1,10 @@
-"""The command ``gpuzarr``: `demo` shows this engine at work, `info` how a store would be read, `bench` how fast.
-
-Every failure that a user can mend is printed as tried / found / do, without a traceback.
-"""
+"""``gpuzarr info``: how a store is laid out, where it would be decoded, and what a task would need on a GPU."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
-from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,91 +12,18 @@ import zarr
 from rich.console import Console
 
 from xarray_gpuzarr.accessor import DatasetAccessor
-from xarray_gpuzarr.bench_command import add_bench_options, run_bench
+from xarray_gpuzarr.accessor.explain import Row, lazy_array_of
+from xarray_gpuzarr.accessor.explanation import format_nbytes
+from xarray_gpuzarr.cli.terminal import open_store, say, table_of
 from xarray_gpuzarr.cuda.options import resource_options
-from xarray_gpuzarr.demo import open_store, run_demo, say, table_of
-from xarray_gpuzarr.errors import DeviceMemoryError, GpuZarrError, OptionError
-from xarray_gpuzarr.explain import Row, format_nbytes, lazy_array_of
+from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.lazy_array import LazyArray
 from xarray_gpuzarr.option_values import parse_nbytes
-from xarray_gpuzarr.sample import SAMPLES
-from xarray_gpuzarr.task_memory import task_memory
+from xarray_gpuzarr.tasks.memory import task_memory
 
 _MOST_FILES = 20_000
 """More files than this are not counted: `info` should answer at once."""
-_EXAMPLES = """\
-examples:
-  gpuzarr demo                               invented weather: write, read, compare, measure, draw
-  gpuzarr demo --source era5.nc              the same with a file of yours, rewritten as sharded Zarr
-  gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
-  gpuzarr info s3://bucket/era5.zarr --group 2024
-  gpuzarr bench era5.zarr                    this engine, zarr-python, zarrs and TensorStore on a store of yours
-
-in Python:
-  xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={})
-"""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments after the program's name; those of this process if left out.
-
-    Returns
-    -------
-    int
-        Exit status: 0, 1 if the demo's values differ, 2 if something has to be mended first.
-    """
-    options = parser().parse_args(argv)
-    try:
-        status: int = options.run(options)
-    except GpuZarrError as err:
-        say(f"{type(err).__name__}: {err}", Console(stderr=True))
-        return 2
-    return status
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; shtab makes shell completions of it."""
-    parser = argparse.ArgumentParser(
-        prog="gpuzarr",
-        description="Read sharded Zarr through xarray with one task per shard, decoded where the result lives.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"gpuzarr {version('xarray-gpuzarr')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    demo = commands.add_parser("demo", help="write a sample, read it with both engines, compare, measure and draw")
-    demo.add_argument("--source", metavar="FILE", help="any file that xarray can open, instead of the sample")
-    demo.add_argument(
-        "--dir",
-        type=Path,
-        default=Path("demo"),
-        help="where the store and the picture go, in place of older ones (demo)",
-    )
-    demo.add_argument("--size", choices=SAMPLES, default="normal", help=argparse.SUPPRESS)
-    demo.set_defaults(
-        run=lambda options: run_demo(options.dir, source=options.source, size=options.size, device=options.device)
-    )
-
-    info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
-    info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
-    info.add_argument("--group", help="path of a group inside the store")
-    info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
-    info.set_defaults(run=run_info)
-
-    bench = commands.add_parser("bench", help="compare the readers that are installed on a store of yours")
-    add_bench_options(bench)
-    bench.set_defaults(run=run_bench)
-
-    for command in (demo, info):
-        command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
-    return parser
 
 
 def run_info(options: argparse.Namespace) -> int:

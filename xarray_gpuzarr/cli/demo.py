@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,52 +19,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from xarray_gpuzarr.accessor import DataArrayAccessor, DatasetAccessor
+from xarray_gpuzarr.accessor.explanation import format_nbytes
+from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
+from xarray_gpuzarr.cli.terminal import open_store, say, table_of
 from xarray_gpuzarr.decoders import resolve_device
-from xarray_gpuzarr.errors import GpuZarrError, OptionError, StoreReadError
-from xarray_gpuzarr.explain import format_nbytes
-from xarray_gpuzarr.sample import SAMPLES, weather_dataset, write_sharded
+from xarray_gpuzarr.errors import GpuZarrError, OptionError
 
 ROUNDS = 5
 _EQUAL = 'equal   values, dtypes and attributes are those of engine="zarr"'
 _MEASURED = f"""
 Opening the store and reading all of it: median of {ROUNDS} interleaved rounds,
 files in the page cache, {os.cpu_count()} cores."""
-
-
-def say(text: str, console: Console | None = None) -> None:
-    """Print text as it is, unwrapped."""
-    (console or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Lay out rows below a headline; the first column is text, the others are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for i, title in enumerate(columns):
-        table.add_column(title, justify="right" if i else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def open_store(engine: str | None, store: str, **options: Any) -> xr.Dataset:
-    """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
-    try:
-        return xr.open_dataset(store, engine=engine, **options)
-    except GpuZarrError:
-        raise
-    except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
-        raise StoreReadError(
-            f"cannot open '{store}'",
-            tried=f"xarray.open_dataset({store!r}, engine={engine!r})",
-            found=f"{type(err).__name__}: {err}",
-            do="check the path, and that the packages which this kind of store or file needs are installed",
-        ) from err
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,80 @@
+"""What the CUDA decoder asks a store for: as few requests as its threads can share."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.corpus import write
+from helpers.cuda_reads import CudaReads, limits
+from helpers.simulator import SimulatedDevice
+from zarr.storage import LocalStore
+
+from xarray_gpuzarr.fetch import options
+from xarray_gpuzarr.read import stored_array
+
+KIB, MIB = 1024, 1024 * 1024
+SLOT_NBYTES = 16 * MIB
+
+
+@dataclass
+class ListedRequests:
+    """Notes down how long each request for chunks is."""
+
+    source: Any
+    nbytes: list = field(default_factory=list)
+
+    is_remote = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def for_one_read(self) -> Any:
+        return self
+
+    def start(self, key: str, wanted: Any, version: Any) -> Any:
+        self.nbytes.append(wanted.nbytes)
+        return self.source.start(key, wanted, version)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A shard of 12 MiB in a local file, raw, in chunks of 64 KiB."""
+    data = np.arange(12 * MIB // 4, dtype="i4")
+    store = LocalStore(tmp_path_factory.mktemp("raw"))
+    return write(store, data, chunks=(64 * KIB // 4,), shards=data.shape, compressors=None, filters=None), data
+
+
+@pytest.mark.parametrize(
+    ("n_threads", "nbytes"),
+    [
+        pytest.param(1, [8 * MIB, 4 * MIB], id="one thread: as long as raw bytes are read to where they stay"),
+        pytest.param(2, [4 * MIB] * 3, id="two requests of a slot for each thread"),
+        pytest.param(16, [2 * MIB] * 6, id="never shorter than the store's own rule"),
+    ],
+)
+def test_requests_are_as_long_as_threads_can_share(raw, monkeypatch, n_threads, nbytes):
+    array, data = raw
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(n_threads))
+    stored = stored_array(array)
+    source = ListedRequests(stored.source)
+
+    with limits(slot_nbytes=SLOT_NBYTES, batch_nbytes=64 * MIB, scratch_nbytes=256 * MIB):
+        values = CudaReads(SimulatedDevice()).values(replace(stored, source=source))
+
+    np.testing.assert_array_equal(values, data)
+    assert sorted(source.nbytes) == sorted(nbytes)
+
+
+def test_length_that_was_asked_for_is_kept(raw, monkeypatch):
+    array, data = raw
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+    monkeypatch.setattr(options.in_force, "options", replace(options.fetch_options(), max_request_nbytes=MIB))
+    stored = stored_array(array)
+    source = ListedRequests(stored.source)
+
+    with limits(slot_nbytes=SLOT_NBYTES, batch_nbytes=64 * MIB, scratch_nbytes=256 * MIB):
+        values = CudaReads(SimulatedDevice()).values(replace(stored, source=source))
+
+    np.testing.assert_array_equal(values, data)
+    assert source.nbytes == [MIB] * 12

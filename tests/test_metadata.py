@@ -1,0 +1,48 @@
+"""What an array was found to be is kept as long as its metadata object lives, and no longer."""
+
+import gc
+
+import numpy as np
+import zarr
+
+from xarray_gpuzarr import metadata, read_array
+
+
+def _array(path: str = "a") -> zarr.Array:
+    group = zarr.create_group({})
+    return group.create_array(path, data=np.arange(12).reshape(3, 4), chunks=(1, 2), shards=(1, 4))
+
+
+def test_an_array_is_parsed_once():
+    array = _array()
+
+    assert metadata.parse_array(array) is metadata.parse_array(array)
+
+
+def test_a_resized_array_is_parsed_again():
+    array = _array()
+    before = metadata.parse_array(array)
+
+    array.resize((5, 4))
+
+    assert (before.grid.shape, metadata.parse_array(array).grid.shape) == ((3, 4), (5, 4))
+    np.testing.assert_array_equal(read_array(array, device="host"), array[...])
+
+
+def test_arrays_that_share_metadata_keep_their_paths():
+    one, other = _array("one"), _array("other")
+    object.__setattr__(other.async_array, "metadata", one.metadata)
+
+    assert [metadata.parse_array(a).path for a in (one, other, one)] == ["/one", "/other", "/one"]
+
+
+def test_nothing_is_kept_of_arrays_that_are_gone():
+    array = _array()
+    number = id(array.metadata)
+    metadata.parse_array(array)
+    assert number in metadata._parsed
+
+    del array
+    gc.collect()
+
+    assert number not in metadata._parsed
