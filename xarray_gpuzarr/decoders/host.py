@@ -1,6 +1,7 @@
 """The host decoder: the same plans, carried out with NumPy on threads, straight into one array.
 
-Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `host_blocks`.
+Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `host_blocks`
+and `box_blocks`.
 """
 
 from __future__ import annotations
@@ -8,24 +9,24 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.base import Device, Route
-from xarray_gpuzarr.decoders.host_blocks import plan_tasks
+from xarray_gpuzarr.decoders.box_blocks import BoxBlock
+from xarray_gpuzarr.decoders.host_blocks import PointBlock
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.fetch import ByteSource, ReadAhead, Request
 from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import ReadPlan, Target
+from xarray_gpuzarr.plan import BoxTarget, ReadPlan, Target
 
 _PARTS_A_THREAD = 4
+_MOST_PART_NBYTES = 4 * 1024 * 1024
 _LEAST_PART_NBYTES = 256 * 1024
 """Handing over a part costs a few hundredths of reading and decoding this much."""
 _SERIAL_NBYTES = 256 * 1024
@@ -76,8 +77,9 @@ class HostDecoder:
         """Carry out plans; see `Decoder.decode`."""
         out = self._output(target.shape, np.dtype(cast.dtype))
         most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
-        rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
-        job = Job(spec, target, cast, out=out, rule=rule)
+        # Where requests are under way, it is their latency that tells how long they should be.
+        together = None if source.is_remote or most == 1 else _part_nbytes(out.nbytes // most)
+        job = Job(spec, target, cast, out=out, rule=source.rule, part_nbytes=together)
         queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
         return out
@@ -96,10 +98,14 @@ class HostDecoder:
         return cast_array(cast, block)
 
 
-def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
-    """Shorten the parts of a small read, so that each thread gets some of its share of `nbytes`."""
-    longest = max(_LEAST_PART_NBYTES, nbytes // _PARTS_A_THREAD)
-    return replace(rule, max_nbytes=min(rule.max_nbytes, longest))
+def _part_nbytes(share: int) -> int:
+    """Return how many decoded bytes a part should have, so that threads that share a read end at nearly one time."""
+    return min(_MOST_PART_NBYTES, max(_LEAST_PART_NBYTES, share // _PARTS_A_THREAD))
+
+
+def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:
+    """Turn one plan into tasks."""
+    return BoxBlock(job, plan).tasks() if isinstance(plan.target, BoxTarget) else PointBlock(job, plan).tasks()
 
 
 class TaskQueue:

@@ -1,41 +1,28 @@
 """What the host decoder does with one plan: tasks that fetch, decode and place its chunks.
 
 A thread reads a part into a buffer of its own that stays in its cache, then decodes each chunk to its place in the
-output: directly where the chunk is one run of memory there, else through scratch. Raw runs are read straight into the
-output, and very large zstd chunks are decoded as they are read.
+output. Boxes of the output have a module of their own, `box_blocks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from operator import getitem
-from types import EllipsisType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.box_places import BoxPlaces
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
-from xarray_gpuzarr.decoders.placing import cast_array, place
-from xarray_gpuzarr.errors import CorruptChunkError
-from xarray_gpuzarr.fetch import Allocate, Pending, PendingStream
+from xarray_gpuzarr.decoders.placing import cast_array
+from xarray_gpuzarr.fetch import Allocate, Pending
 from xarray_gpuzarr.frames import FrameError
-from xarray_gpuzarr.plan import BoxTarget, PointTarget, ReadPlan
+from xarray_gpuzarr.plan import PointTarget, ReadPlan
 
 Array = npt.NDArray[Any]
 
 
-def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:
-    """Turn one plan into tasks."""
-    return BoxBlock(job, plan).tasks() if isinstance(plan.target, BoxTarget) else PointBlock(job, plan).tasks()
-
-
-class _Block:
+class Block:
     """How the encoded chunks of one plan are reached; subclasses say where they go."""
 
     def __init__(self, job: Job, plan: ReadPlan) -> None:
@@ -44,7 +31,7 @@ class _Block:
         self.offset: list[int] = plan.offset.tolist()
         self.nbytes: list[int] = plan.nbytes.tolist()
         self.rows: list[list[int]] = plan.row.tolist()
-        self.parts: list[int] = plan.cut(job.rule).tolist()
+        self.parts: list[int] = job.cut(plan)
 
     def tasks(self) -> Iterator[Task]:
         """Return the tasks that fill and decode this block."""
@@ -72,11 +59,9 @@ class _Block:
                     self.place_row(lane, data, row)
 
         def run_range(lane: Lane, pending: list[Pending]) -> None:
-            data, first = self.read(pending[0], lane.staging), self.offset[lo]
+            data = self.read(pending[0], lane.staging)
             assert data is not None
-            for row in range(lo, hi):
-                at = self.offset[row] - first
-                self.place_row(lane, data[at : at + self.nbytes[row]], row)
+            self.place_range(lane, data, lo, hi)
 
         return run_objects if self.job.spec.index is None else run_range
 
@@ -95,6 +80,13 @@ class _Block:
         if self.job.spec.index is not None:
             raise vanished_shard(self.plan)
 
+    def place_range(self, lane: Lane, data: memoryview, lo: int, hi: int) -> None:
+        """Decode and place the chunks of rows ``[lo, hi)``, whose bytes are `data`."""
+        first = self.offset[lo]
+        for row in range(lo, hi):
+            at = self.offset[row] - first
+            self.place_row(lane, data[at : at + self.nbytes[row]], row)
+
     def place_row(self, lane: Lane, src: memoryview, row: int) -> None:
         """Decode one chunk and place it."""
         try:
@@ -111,154 +103,7 @@ class _Block:
         raise NotImplementedError
 
 
-class BoxBlock(_Block):
-    """One plan whose chunks fill boxes of the output."""
-
-    def __init__(self, job: Job, plan: ReadPlan) -> None:
-        super().__init__(job, plan)
-        assert isinstance(plan.target, BoxTarget)
-        placed = BoxPlaces(plan.target.pieces, job.spec.grid.chunk_shape).place(plan.row)
-        direct = placed.whole & placed.contiguous & (job.direct and job.codec is not None)
-        self.whole: list[bool] = placed.whole.tolist()
-        self.direct: list[bool] = direct.tolist()
-        self.out_byte: list[int] = (placed.out_index * job.out.itemsize).tolist()
-
-    def read_tasks(self) -> Iterator[Task]:
-        """Return tasks that read straight into the output, decode as they read, or take a part each."""
-        codec = self.job.codec
-        runs = self._raw_runs() if codec is not None and codec.raw and all(self.direct) else None
-        if runs is not None:
-            yield from self._raw_tasks(runs)
-        elif self.job.streams:
-            for row in range(len(self.rows)):
-                yield Task(self._streamer(row), self.plan.requests(row, row + 1), streamed=True)
-        else:
-            yield from super().read_tasks()
-
-    def _streamer(self, row: int) -> Callable[[Lane, list[PendingStream]], None]:
-        def run(lane: Lane, pending: list[PendingStream]) -> None:
-            stream = pending[0]()
-            if stream is None:
-                self.check_absent()
-                self.fill(self.rows[row])
-                return
-            codec, direct = self.job.codec, self.direct[row]
-            assert codec is not None
-            with closing(stream):
-                try:
-                    codec.from_stream(stream, self._destination(row) if direct else lane.scratch)
-                except FrameError as err:
-                    raise corrupt_chunk(self.plan, row, str(err)) from err
-            if direct:
-                self._swap(self._destination(row))
-            else:
-                self._place(lane, lane.chunk, row)
-
-        return run
-
-    def _destination(self, row: int) -> memoryview:
-        """Return the memory of the output that a direct row fills."""
-        first = self.out_byte[row]
-        return self.job.out_bytes[first : first + self.job.chunk_nbytes]
-
-    def _raw_runs(self) -> Sequence[int] | None:
-        """Cut rows where raw chunks do not lie side by side both in the object and in the output.
-
-        None if requests for parts, which join runs, cost less than the copy that they need.
-        """
-        plan, nbytes = self.plan, self.job.chunk_nbytes
-        wrong = np.flatnonzero((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT))
-        if len(wrong):
-            raise self._wrong_length(int(wrong[0]), int(plan.nbytes[wrong[0]]))
-        out_byte = np.asarray(self.out_byte, np.int64)
-        apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
-        bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]
-        n_runs = len(bounds) - 1
-        joined = n_runs >= len(self.parts) and self.job.spec.index is not None
-        return None if joined and len(plan.offset) * nbytes < n_runs * self.job.rule.max_gap_nbytes else bounds
-
-    def _raw_tasks(self, runs: Sequence[int]) -> Iterator[Task]:
-        """Read runs of raw chunks with no copy at all."""
-        longest = self.job.rule.max_raw_nbytes
-        for lo, hi in pairwise(runs):
-            total = (hi - lo) * self.job.chunk_nbytes
-            for done in range(0, total, longest):
-                yield self._raw_task(lo, done, min(longest, total - done))
-
-    def _raw_task(self, row: int, done: int, nbytes: int) -> Task:
-        first, total = self.out_byte[row] + done, done + nbytes
-        dst = self.job.out_bytes[first : first + nbytes]
-        # The last piece of an object of unknown length asks for all that is left, to see that it is no more.
-        to_end = self.nbytes[row] == WHOLE_OBJECT and total == self.job.chunk_nbytes
-        wanted = ByteRange(offset=self.offset[row] + done, nbytes=WHOLE_OBJECT if to_end else nbytes)
-
-        def allocate(found: int) -> memoryview:
-            if found != nbytes:
-                raise self._wrong_length(row, done + found)
-            return dst
-
-        def run(_lane: Lane, pending: list[Pending]) -> None:
-            data = self.read(pending[0], allocate)
-            if data is None:
-                np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
-                return
-            if data is not dst:
-                allocate(len(data))[:] = data
-            self._swap(dst)
-
-        return Task(run, [(self.plan.keys[int(self.plan.object[row])], wanted)])
-
-    def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
-        return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
-
-    def _swap(self, dst: memoryview) -> None:
-        if self.job.swap:
-            np.frombuffer(dst, self.job.out.dtype).byteswap(inplace=True)
-
-    def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
-        """Decode straight into the output where the chunk is one run of memory there, else through scratch."""
-        job = self.job
-        if self.direct[row] and job.codec is not None:
-            dst = self._destination(row)
-            job.codec.into(src, dst)
-            self._swap(dst)
-        else:
-            self._place(lane, job.decode(lane, src), row)
-
-    def _place(self, lane: Lane, chunk: Array, row: int) -> None:
-        numbers = self.rows[row]
-        wanted = chunk if self.whole[row] else self._wanted(chunk, numbers)
-        place(self.job.cast, wanted, self.job.out[self._out_key(numbers)], lane.work)
-
-    def _wanted(self, chunk: Array, numbers: list[int]) -> Array:
-        """Pick the wanted elements of a chunk."""
-        keys = tuple(map(getitem, self.job.in_keys, numbers))
-        if not self.job.has_index:
-            return chunk[(*keys, ...)]
-        ranges = [np.arange(n)[key] for n, key in zip(chunk.shape, keys, strict=True)]
-        picked: Array = chunk[np.ix_(*ranges)]
-        return picked
-
-    def _out_key(self, numbers: Sequence[int]) -> tuple[slice | EllipsisType, ...]:
-        # The ellipsis keeps an array without axes an array.
-        return (*map(getitem, self.job.out_keys, numbers), ...)
-
-    def fill(self, numbers: list[int]) -> None:
-        """Write the fill value to one box."""
-        self.job.out[self._out_key(numbers)] = self.job.fill_scalar
-
-    def fill_missing(self) -> None:
-        """Write the fill value to missing chunks, in one go if the whole block is missing."""
-        if self.rows:
-            super().fill_missing()
-            return
-        missing = self.plan.missing_row.tolist()
-        corners = zip(self.job.out_keys, missing[0], missing[-1], strict=True)
-        box = tuple(slice(axis[low].start, axis[high].stop) for axis, low, high in corners)
-        self.job.out[box] = self.job.fill_scalar
-
-
-class PointBlock(_Block):
+class PointBlock(Block):
     """One plan whose chunks give scattered points of the output."""
 
     def __init__(self, job: Job, plan: ReadPlan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders.host_codecs import chunk_codec
-from xarray_gpuzarr.decoders.placing import cast_array
+from xarray_gpuzarr.decoders.placing import cast_array, row_dtype
 from xarray_gpuzarr.decoders.scratch import buffer
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec, zarr_chunk_decoder
-from xarray_gpuzarr.plan import BoxTarget, Target
+from xarray_gpuzarr.plan import BoxTarget, ReadPlan, Target
 
 Array = npt.NDArray[Any]
 
@@ -69,8 +70,11 @@ class Task:
 class Job:
     """One read: what all its plans have in common."""
 
-    def __init__(self, spec: ArraySpec, target: Target, cast: Cast, *, out: Array, rule: CoalesceRule) -> None:
+    def __init__(
+        self, spec: ArraySpec, target: Target, cast: Cast, *, out: Array, rule: CoalesceRule, part_nbytes: int | None
+    ) -> None:
         self.spec = spec
+        self._part_nbytes = part_nbytes
         self.rule = rule
         self.cast = cast
         self.out = out
@@ -86,10 +90,43 @@ class Job:
         self.direct = cast.is_copy and same_width and in_order and out.flags.c_contiguous
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
+        self._copies = cast.is_copy and not self.swap and in_order and len(axes) > 1
         pieces = target.pieces if isinstance(target, BoxTarget) else ()
         self.in_keys = [[p.in_key(i) for i in range(len(p.chunk))] for p in pieces]
         self.out_keys = [[p.out_key(i) for i in range(len(p.chunk))] for p in pieces]
         self.has_index = any(p.index is not None for p in pieces)
+        self._pieces = pieces
+
+    @cached_property
+    def places(self) -> BoxPlaces:
+        """Where chunks go in the output; only for a box target."""
+        return BoxPlaces(self._pieces, self.spec.grid.chunk_shape)
+
+    def cut(self, plan: ReadPlan) -> list[int]:
+        """Return the bounds of a plan's parts, which have so many decoded bytes at most."""
+        rule, longest = self.rule, self._part_nbytes
+        if longest is not None and len(plan.nbytes):
+            if self.spec.index is not None:
+                longest = longest * int(plan.nbytes.sum()) // (len(plan.nbytes) * self.chunk_nbytes)
+            rule = replace(rule, max_nbytes=min(rule.max_nbytes, longest))
+        bounds: list[int] = plan.cut(rule).tolist()
+        return bounds
+
+    @cached_property
+    def copies_rows(self) -> bool:
+        """Whether chunks are raw, and their elements along the last axis are one run of memory here and there."""
+        raw = self.codec is not None and self.codec.raw
+        return raw and self._copies and self.out.size > 0 and self.out.strides[-1] == self.out.itemsize
+
+    @cached_property
+    def row(self) -> np.dtype[np.void]:
+        """The elements of a chunk along its last axis, as one item; only if `copies_rows`."""
+        return row_dtype(self.spec.grid.chunk_shape[-1] * self.stored.itemsize)
+
+    def corner(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the first byte in the output of chunks, given the numbers of their pieces, shape (n, ndim)."""
+        starts = [pieces.out_start.take(rows[:, axis]) for axis, pieces in enumerate(self._pieces)]
+        return np.array(self.out.strides, np.int64) @ starts
 
     @cached_property
     def out_bytes(self) -> memoryview:

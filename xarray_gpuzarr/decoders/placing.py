@@ -49,13 +49,14 @@ def copy_rows(src: Array, dst: Array) -> None:
     """
     itemsize = dst.itemsize
     if dst.ndim > 1 and dst.size and src.strides[-1] == dst.strides[-1] == itemsize:
-        row = _row_dtype(dst.shape[-1] * itemsize)
+        row = row_dtype(dst.shape[-1] * itemsize)
         src, dst = src.view(row), dst.view(row)
     dst[...] = src
 
 
 @lru_cache(maxsize=64)
-def _row_dtype(nbytes: int) -> np.dtype[np.void]:
+def row_dtype(nbytes: int) -> np.dtype[np.void]:
+    """Return a dtype whose items are so many bytes."""
     return np.dtype((np.void, nbytes))
 
 

@@ -1,0 +1,128 @@
+"""Runs of raw chunks: each chunk in one of them, where its corner is; and what is read through them."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.decoders.runs import Run, cut_runs
+
+
+def visited(run: Run) -> list[tuple[int, int]]:
+    """Return the number of each chunk of a run, and how far its corner is from that of the run's first chunk."""
+    return [
+        (
+            run.first + sum(i * n for i, n in zip(at, run.steps, strict=True)),
+            sum(i * n for i, n in zip(at, run.strides, strict=True)),
+        )
+        for at in product(*map(range, run.shape))
+    ]
+
+
+def check(corner: list[int], column: list[int]) -> tuple[Run, ...]:
+    runs = cut_runs(tuple(corner), tuple(column))
+    found = [(number, corner[run.first] + away) for run in runs for number, away in visited(run)]
+
+    assert sorted(found) == list(enumerate(corner if runs else []))
+    for run in runs:
+        assert len({column[number] for number, _ in visited(run)}) == 1
+    return runs
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), min_size=1, max_size=40))
+def test_every_chunk_is_in_one_run_at_its_corner(chunks):
+    check([8 * corner for corner, _ in chunks], [column for _, column in chunks])
+
+
+def morton(n_bits: int) -> np.ndarray:
+    """Return the coordinates (z, y, x) of the chunks of a cube in Morton order, x quickest."""
+    number = np.arange(8**n_bits)
+    bits = [[number >> 3 * bit + axis & 1 for bit in range(n_bits)] for axis in (2, 1, 0)]
+    return np.array([sum(b << i for i, b in enumerate(axis)) for axis in bits]).T
+
+
+@pytest.mark.parametrize(("first", "n_chunks", "n_runs"), [(0, 32, 4), (32, 32, 4), (0, 64, 4), (0, 1, 1)])
+def test_chunks_in_morton_order_make_a_run_a_column_where_they_fill_a_box(first, n_chunks, n_runs):
+    chunk = morton(2)[first : first + n_chunks]
+    corner = chunk @ [4096, 64, 4]
+
+    runs = check((corner - corner[0]).tolist(), (chunk[:, 2] - chunk[0, 2]).tolist())
+
+    assert len(runs) == n_runs
+
+
+@given(st.integers(0, 400), st.integers(2, 64))
+def test_chunks_in_morton_order_make_few_runs_wherever_they_begin(first, n_chunks):
+    chunk = morton(3)[first : first + n_chunks]
+    corner = chunk @ [65536, 256, 8]
+
+    runs = check((corner - corner[0]).tolist(), (chunk[:, 2] - chunk[0, 2]).tolist())
+
+    assert 0 < len(runs) <= max(8, n_chunks // 2)
+
+
+@pytest.mark.parametrize("n_chunks", [64, 1000])
+def test_chunks_in_no_order_make_no_runs(n_chunks):
+    corner = np.random.default_rng(3).permutation(n_chunks)
+
+    assert not cut_runs(tuple((corner - corner[0]).tolist()), tuple((corner % 8).tolist()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_raw_shards_of_any_shape_are_read(data):
+    ndim = data.draw(st.integers(2, 4), "ndim")
+    numbers = st.lists(st.integers(1, 5), min_size=ndim, max_size=ndim)
+    chunks, per_shard = (
+        data.draw(numbers, "chunks"),
+        data.draw(numbers.map(lambda n: [min(i, 4) for i in n]), "per shard"),
+    )
+    shards = [a * b for a, b in zip(chunks, per_shard, strict=True)]
+    shape = [data.draw(st.integers(1, 2 * n + 1), f"axis {axis}") for axis, n in enumerate(shards)]
+    dtype = data.draw(st.sampled_from(["u1", "<i2", ">i2", "<f8", "<c16"]), "dtype")
+    values = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    array = zarr.create_array({}, data=values, chunks=chunks, shards=shards, compressors=None, fill_value=0)
+    selection = tuple(
+        slice(start, None) for start in (data.draw(st.integers(0, n - 1), f"start of {n}") for n in shape)
+    )
+
+    np.testing.assert_array_equal(read_array(array, device="host"), values)
+    np.testing.assert_array_equal(read_array(array, selection, device="host"), values[selection])
+
+
+def test_blocks_of_raw_shards_are_read_into_one_output(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (32, 64, 96), np.uint16)
+    dataset = xr.Dataset({"v": (("z", "y", "x"), values)})
+    dataset.to_zarr(tmp_path / "s", encoding={"v": {"chunks": (4, 8, 8), "shards": (16, 32, 32), "compressors": None}})
+
+    loaded = xr.open_dataset(tmp_path / "s", engine="gpuzarr", chunks={}, device="host").v
+
+    np.testing.assert_array_equal(loaded.values, values)
+    np.testing.assert_array_equal(loaded.isel(x=slice(8, 90), y=slice(3, None)).values, values[:, 3:, 8:90])
+
+
+def test_raw_chunks_of_a_shard_that_is_not_in_order(tmp_path):
+    """A shard may keep its chunks in any order, share them, or leave room between them."""
+    values = np.arange(4 * 8 * 8, dtype="<i4").reshape(4, 8, 8)
+    array = zarr.create_array(tmp_path, data=values, chunks=(2, 4, 4), shards=(4, 8, 8), compressors=None, filters=None)
+    path = tmp_path / "c/0/0/0"
+    stored = path.read_bytes()
+    n_chunks, nbytes = 8, 2 * 4 * 4 * 4
+    index = np.frombuffer(stored[-(16 * n_chunks + 4) : -4], "<u8").reshape(-1, 2)
+    chunks = [stored[offset : offset + nbytes] for offset, _ in index.tolist()]
+    order = np.random.default_rng(1).permutation(n_chunks).tolist()
+    moved, body = np.zeros((n_chunks, 2), "<u8"), b""
+    for gap, number in enumerate(order):
+        moved[number] = len(body), nbytes
+        body += chunks[number] + bytes(gap)
+    from google_crc32c import value  # noqa: PLC0415 - only here
+
+    path.write_bytes(body + moved.tobytes() + value(moved.tobytes()).to_bytes(4, "little"))
+
+    np.testing.assert_array_equal(array[...], values)
+    np.testing.assert_array_equal(read_array(array, device="host"), values)
