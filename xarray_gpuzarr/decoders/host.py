@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.base import Device, Route
@@ -26,7 +28,6 @@ from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import BoxTarget, ReadPlan, Target
 
 _PARTS_A_THREAD = 4
-_MOST_PART_NBYTES = 4 * 1024 * 1024
 _LEAST_PART_NBYTES = 256 * 1024
 """Handing over a part costs a few hundredths of reading and decoding this much."""
 _SERIAL_NBYTES = 256 * 1024
@@ -77,9 +78,9 @@ class HostDecoder:
         """Carry out plans; see `Decoder.decode`."""
         out = self._output(target.shape, np.dtype(cast.dtype))
         most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
-        # Where requests are under way, it is their latency that tells how long they should be.
-        together = None if source.is_remote or most == 1 else _part_nbytes(out.nbytes // most)
-        job = Job(spec, target, cast, out=out, rule=source.rule, part_nbytes=together)
+        # How long requests should be that are under way elsewhere, their latency tells.
+        rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
+        job = Job(spec, target, cast, out=out, rule=rule)
         queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
         return out
@@ -98,9 +99,10 @@ class HostDecoder:
         return cast_array(cast, block)
 
 
-def _part_nbytes(share: int) -> int:
-    """Return how many decoded bytes a part should have, so that threads that share a read end at nearly one time."""
-    return min(_MOST_PART_NBYTES, max(_LEAST_PART_NBYTES, share // _PARTS_A_THREAD))
+def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
+    """Shorten the parts of a small read, so that each thread gets some of its share of `nbytes`."""
+    longest = max(_LEAST_PART_NBYTES, nbytes // _PARTS_A_THREAD)
+    return replace(rule, max_nbytes=min(rule.max_nbytes, longest))
 
 
 def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:

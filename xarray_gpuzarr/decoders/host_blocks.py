@@ -31,7 +31,7 @@ class Block:
         self.offset: list[int] = plan.offset.tolist()
         self.nbytes: list[int] = plan.nbytes.tolist()
         self.rows: list[list[int]] = plan.row.tolist()
-        self.parts: list[int] = job.cut(plan)
+        self.parts: list[int] = plan.cut(job.rule).tolist()
 
     def tasks(self) -> Iterator[Task]:
         """Return the tasks that fill and decode this block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -20,7 +20,7 @@ from xarray_gpuzarr.decoders.scratch import buffer
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec, zarr_chunk_decoder
-from xarray_gpuzarr.plan import BoxTarget, ReadPlan, Target
+from xarray_gpuzarr.plan import BoxTarget, Target
 
 Array = npt.NDArray[Any]
 
@@ -70,11 +70,8 @@ class Task:
 class Job:
     """One read: what all its plans have in common."""
 
-    def __init__(
-        self, spec: ArraySpec, target: Target, cast: Cast, *, out: Array, rule: CoalesceRule, part_nbytes: int | None
-    ) -> None:
+    def __init__(self, spec: ArraySpec, target: Target, cast: Cast, *, out: Array, rule: CoalesceRule) -> None:
         self.spec = spec
-        self._part_nbytes = part_nbytes
         self.rule = rule
         self.cast = cast
         self.out = out
@@ -101,16 +98,6 @@ class Job:
     def places(self) -> BoxPlaces:
         """Where chunks go in the output; only for a box target."""
         return BoxPlaces(self._pieces, self.spec.grid.chunk_shape)
-
-    def cut(self, plan: ReadPlan) -> list[int]:
-        """Return the bounds of a plan's parts, which have so many decoded bytes at most."""
-        rule, longest = self.rule, self._part_nbytes
-        if longest is not None and len(plan.nbytes):
-            if self.spec.index is not None:
-                longest = longest * int(plan.nbytes.sum()) // (len(plan.nbytes) * self.chunk_nbytes)
-            rule = replace(rule, max_nbytes=min(rule.max_nbytes, longest))
-        bounds: list[int] = plan.cut(rule).tolist()
-        return bounds
 
     @cached_property
     def copies_rows(self) -> bool:
