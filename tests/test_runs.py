@@ -98,9 +98,10 @@ def test_raw_shards_of_any_shape_are_read(data):
 def test_blocks_of_raw_shards_are_read_into_one_output(tmp_path):
     values = np.random.default_rng(0).integers(0, 2**16, (32, 64, 96), np.uint16)
     dataset = xr.Dataset({"v": (("z", "y", "x"), values)})
-    dataset.to_zarr(tmp_path / "s", encoding={"v": {"chunks": (4, 8, 8), "shards": (16, 32, 32), "compressors": None}})
+    encoding = {"v": {"chunks": (4, 8, 8), "shards": (16, 32, 32), "compressors": None}}
+    dataset.to_zarr(tmp_path / "s", encoding=encoding, consolidated=False)
 
-    loaded = xr.open_dataset(tmp_path / "s", engine="gpuzarr", chunks={}, device="host").v
+    loaded = xr.open_dataset(tmp_path / "s", engine="gpuzarr", chunks={}, consolidated=False, device="host").v
 
     np.testing.assert_array_equal(loaded.values, values)
     np.testing.assert_array_equal(loaded.isel(x=slice(8, 90), y=slice(3, None)).values, values[:, 3:, 8:90])
