@@ -41,13 +41,13 @@ def unsharded(memory):
 INDEX = ShardIndex(offset=column(100, 0, 0, 110), nbytes=column(10, 20, MISSING, 30))
 
 
-def plans(spec, selection, index=INDEX, rule=RULE):
+def plans(spec, selection, index=INDEX):
     target = box_target(outer_selection(selection, spec.grid.shape), spec.grid)
-    return [plan_read(spec, target, block, index, rule) for block in plan_blocks(spec, target)]
+    return [plan_read(spec, target, block, index) for block in plan_blocks(spec, target)]
 
 
 def requests(plan):
-    return [r for lo, hi in pairwise(plan.parts.tolist()) for r in plan.requests(lo, hi)]
+    return [r for lo, hi in pairwise(plan.cut(RULE).tolist()) for r in plan.requests(lo, hi)]
 
 
 def test_rows_stand_in_the_order_of_their_bytes(sharded):

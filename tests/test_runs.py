@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import google_crc32c
 import numpy as np
 import pytest
 import xarray as xr
@@ -121,9 +122,7 @@ def test_raw_chunks_of_a_shard_that_is_not_in_order(tmp_path):
     for gap, number in enumerate(order):
         moved[number] = len(body), nbytes
         body += chunks[number] + bytes(gap)
-    from google_crc32c import value  # noqa: PLC0415 - only here
-
-    path.write_bytes(body + moved.tobytes() + value(moved.tobytes()).to_bytes(4, "little"))
+    path.write_bytes(body + moved.tobytes() + google_crc32c.value(moved.tobytes()).to_bytes(4, "little"))
 
     np.testing.assert_array_equal(array[...], values)
     np.testing.assert_array_equal(read_array(array, device="host"), values)

@@ -105,8 +105,6 @@ class ReadPlan:
     """shape (n,): encoded bytes, or `WHOLE_OBJECT`."""
     missing_row: Column
     """shape (n_missing, ...): as `row`, for the chunks that take the fill value."""
-    rule: CoalesceRule
-    """Which neighbours one request fetches."""
 
     @property
     def chunk(self) -> Column:
@@ -118,13 +116,14 @@ class ReadPlan:
         """Bytes of all stored chunks of the block once decoded, known before any of them is read."""
         return len(self.offset) * self.spec.chunk_nbytes
 
-    @property
-    def parts(self) -> Column:
-        """Bounds, shape (n_parts + 1,): rows ``[parts[i], parts[i + 1])`` are fetched and decoded together."""
-        return self.cut(self.rule)
-
     def cut(self, rule: CoalesceRule) -> Column:
-        """Return the bounds of parts by a rule."""
+        """Return bounds, shape (n_parts + 1,): rows ``[bounds[i], bounds[i + 1])`` are fetched and decoded together.
+
+        Parameters
+        ----------
+        rule : CoalesceRule
+            Which neighbours one request fetches.
+        """
         if self.spec.index is not None:
             return coalesce(self.object, self.offset, self.nbytes, rule)
         together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
@@ -190,7 +189,7 @@ _kept_positions = lru_cache(maxsize=8)(_positions)
 _MAX_KEPT = 4096
 
 
-def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None, rule: CoalesceRule) -> ReadPlan:
+def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None) -> ReadPlan:
     """Plan one block.
 
     Parameters
@@ -201,8 +200,6 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
         From `plan_blocks` with the same target.
     index : ShardIndex or None
         Index of the block's shard; None if the shard does not exist, or if chunks are objects of their own.
-    rule : CoalesceRule
-        Which neighbours one request fetches.
     """
     n_rows = len(block.row)
     row, missing_row = block.row, block.row[:0]
@@ -225,7 +222,6 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
         offset=offset,
         nbytes=nbytes,
         missing_row=missing_row,
-        rule=rule,
     )
 
 

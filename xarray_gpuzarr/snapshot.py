@@ -104,7 +104,7 @@ class Snapshot:
         """
         spec, key = self._spec.index, block.key
         if spec is None or key is None:
-            return lambda: plan_read(self._spec, target, block, None, self.rule)
+            return lambda: plan_read(self._spec, target, block, None)
         cached = index_cache.cache.get((self._source.identity, key, spec)) if self._use_cache else None
         if cached is not None:
             return lambda: self._plan_from_cache(target, block, spec, cached)
@@ -144,7 +144,7 @@ class Snapshot:
     def _plan_from_cache(self, target: Target, block: Block, spec: ShardIndexSpec, cached: CachedIndex) -> ReadPlan:
         key = str(block.key)
         self._versions[key] = cached.version
-        plan = plan_read(self._spec, target, block, cached.index, self.rule)
+        plan = plan_read(self._spec, target, block, cached.index)
         if len(plan.offset):
             return plan
         # No request for a chunk will show whether the shard has been replaced.
@@ -154,12 +154,12 @@ class Snapshot:
         key, edge = str(block.key), asked()
         self._versions.pop(key, None)
         if edge is None:
-            return plan_read(self._spec, target, block, None, self.rule)
+            return plan_read(self._spec, target, block, None)
         encoded = _index_of(edge.data, spec) if whole else edge.data
         where = f"'{key}' of array '{self._spec.path}'"
         index = decode_shard_index(encoded, spec, shard_nbytes=edge.object_nbytes, where=where)
         self._keep(key, spec, index, edge)
-        plan = plan_read(self._spec, target, block, index, self.rule)
+        plan = plan_read(self._spec, target, block, index)
         wanted = int(plan.nbytes.sum()) if whole else 0
         if wanted:
             self._held[key] = _Held(edge.data, wanted, spec.n_chunks * self._spec.chunk_nbytes)

@@ -47,7 +47,7 @@ _LEAST_ZSTD_NBYTES = 6
 """Of a frame's header."""
 _STAGE_SLACK_NBYTES = 64 * 1024
 """No codec in the middle of a chain makes a chunk twice its size, but for headers."""
-_ZSTD, _LZ4 = ZstdSpec(), Lz4Spec()
+_LZ4 = Lz4Spec()
 _BLOSC = BloscSpec(cname="any", shuffle="any", typesize=None)
 
 _thread = threading.local()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -164,7 +164,7 @@ def _request_rule(rule: CoalesceRule, slot_nbytes: int) -> CoalesceRule:
     """Return the rule for requests that bring bytes straight to where they stay: no longer than threads can share."""
     shared = slot_nbytes // (_REQUESTS_PER_THREAD * thread_budget())
     longest = min(rule.max_raw_nbytes, max(rule.max_nbytes, shared))
-    return CoalesceRule(max_gap_nbytes=rule.max_gap_nbytes, max_nbytes=longest, max_raw_nbytes=rule.max_raw_nbytes)
+    return replace(rule, max_nbytes=longest)
 
 
 def staged_nbytes(spec: ArraySpec) -> int:
