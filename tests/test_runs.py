@@ -10,7 +10,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xarray_gpuzarr import read_array
+from xarray_gpuzarr import CorruptChunkError, ShardIndexError, read_array
 from xarray_gpuzarr.decoders.runs import Run, cut_runs
 
 
@@ -108,21 +108,48 @@ def test_blocks_of_raw_shards_are_read_into_one_output(tmp_path):
     np.testing.assert_array_equal(loaded.isel(x=slice(8, 90), y=slice(3, None)).values, values[:, 3:, 8:90])
 
 
-def test_raw_chunks_of_a_shard_that_is_not_in_order(tmp_path):
-    """A shard may keep its chunks in any order, share them, or leave room between them."""
+N_CHUNKS, NBYTES = 8, 2 * 4 * 4 * 4
+
+
+@pytest.fixture
+def shard(tmp_path):
+    """Write one shard of eight raw chunks; return its array, values, path, body and index (a copy)."""
     values = np.arange(4 * 8 * 8, dtype="<i4").reshape(4, 8, 8)
     array = zarr.create_array(tmp_path, data=values, chunks=(2, 4, 4), shards=(4, 8, 8), compressors=None, filters=None)
     path = tmp_path / "c/0/0/0"
     stored = path.read_bytes()
-    n_chunks, nbytes = 8, 2 * 4 * 4 * 4
-    index = np.frombuffer(stored[-(16 * n_chunks + 4) : -4], "<u8").reshape(-1, 2)
-    chunks = [stored[offset : offset + nbytes] for offset, _ in index.tolist()]
-    order = np.random.default_rng(1).permutation(n_chunks).tolist()
-    moved, body = np.zeros((n_chunks, 2), "<u8"), b""
+    tail = 16 * N_CHUNKS + 4
+    index = np.frombuffer(stored[-tail:-4], "<u8").reshape(-1, 2).copy()
+    return array, values, path, stored[:-tail], index
+
+
+def write_shard(path, body, index):
+    path.write_bytes(body + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little"))
+
+
+def test_raw_chunks_of_a_shard_that_is_not_in_order(shard):
+    """A shard may keep its chunks in any order, or leave room between them."""
+    array, values, path, stored, index = shard
+    chunks = [stored[offset : offset + NBYTES] for offset, _ in index.tolist()]
+    order = np.random.default_rng(1).permutation(N_CHUNKS).tolist()
+    moved, body = np.zeros((N_CHUNKS, 2), "<u8"), b""
     for gap, number in enumerate(order):
-        moved[number] = len(body), nbytes
+        moved[number] = len(body), NBYTES
         body += chunks[number] + bytes(gap)
-    path.write_bytes(body + moved.tobytes() + google_crc32c.value(moved.tobytes()).to_bytes(4, "little"))
+    write_shard(path, body, moved)
 
     np.testing.assert_array_equal(array[...], values)
     np.testing.assert_array_equal(read_array(array, device="host"), values)
+
+
+@pytest.mark.parametrize("which", [0, 3, 7])
+@pytest.mark.parametrize("wrong", [0, 4, NBYTES - 4, NBYTES + 4])
+def test_a_raw_chunk_of_another_length_is_refused_though_all_begin_in_order(shard, which, wrong):
+    array, _, path, body, index = shard
+    number = int(np.argsort(index[:, 0])[which])
+    index[number, 1] = wrong
+    end = int((index[:, 0] + index[:, 1]).max())
+    write_shard(path, body.ljust(end, b"x") if wrong > NBYTES else body[:end], index)
+
+    with pytest.raises((CorruptChunkError, ShardIndexError)):
+        read_array(array, device="host")
