@@ -19,9 +19,9 @@ GRID = ChunkGrid(shape=(7, 5), chunk_shape=(2, 3), chunks_per_shard=(2, 1))
 def rebuilt(pieces, chunk_length: int) -> np.ndarray:
     """Fill the selection piece by piece, as a decoder does, with element numbers of the whole axis."""
     out = np.full(pieces.length, -1)
-    for piece, chunk in enumerate(pieces.chunk.tolist()):
+    for chunk, out_key, in_key in zip(pieces.chunk.tolist(), pieces.out_keys(), pieces.in_keys(), strict=True):
         elements = chunk * chunk_length + np.arange(chunk_length)
-        out[pieces.out_key(piece)] = elements[pieces.in_key(piece)]
+        out[out_key] = elements[in_key]
     return out
 
 

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise, product, repeat
 from typing import Any
 
 import numpy as np
@@ -76,19 +76,16 @@ class AxisPieces:
     length: int
     """Positions in the selection."""
 
-    def in_key(self, piece: int) -> slice | Column:
-        """Return the index into a chunk that picks the wanted elements of one piece."""
-        count = int(self.count[piece])
+    def in_keys(self) -> list[slice | Column]:
+        """Return the index into its chunk that picks the wanted elements, for each piece."""
         if self.index is not None:
-            first = int(self.out_start[piece])
-            return self.index[first : first + count]
-        first = int(self.in_start[piece])
-        return slice(first, first + (count - 1) * self.step + 1, self.step)
+            return [self.index[positions] for positions in self.out_keys()]
+        end = self.in_start + (self.count - 1) * self.step + 1
+        return list(map(slice, self.in_start.tolist(), end.tolist(), repeat(self.step)))
 
-    def out_key(self, piece: int) -> slice:
-        """Return the slice of the selection that one piece fills."""
-        first = int(self.out_start[piece])
-        return slice(first, first + int(self.count[piece]))
+    def out_keys(self) -> list[slice]:
+        """Return the slice of the selection that each piece fills."""
+        return list(map(slice, self.out_start.tolist(), (self.out_start + self.count).tolist()))
 
 
 def intersect_axis(wanted: slice | Column, length: int, chunk_length: int) -> AxisPieces:

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.decoders.host_blocks import Block
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import place
-from xarray_gpuzarr.decoders.runs import Run, cut_runs
 from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.fetch import Pending, PendingStream
 from xarray_gpuzarr.frames import FrameError
@@ -40,7 +38,8 @@ class BoxBlock(Block):
         direct = placed.whole & placed.contiguous & (job.direct and job.codec is not None)
         self.whole: list[bool] = placed.whole.tolist()
         self.direct: list[bool] = direct.tolist()
-        self.out_byte: list[int] = (placed.out_index * job.out.itemsize).tolist()
+        self.out_byte: list[int] = job.corner(plan.row).tolist()
+        """First byte of each chunk in the output."""
 
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that read straight into the output, decode as they read, or take a part each."""
@@ -49,7 +48,7 @@ class BoxBlock(Block):
         if runs is not None:
             yield from self._raw_tasks(runs)
         elif self.job.streams:
-            for row in range(len(self.rows)):
+            for row in range(len(self.offset)):
                 yield Task(self._streamer(row), self.plan.requests(row, row + 1), streamed=True)
         else:
             yield from super().read_tasks()
@@ -135,32 +134,14 @@ class BoxBlock(Block):
             np.frombuffer(dst, self.job.out.dtype).byteswap(inplace=True)
 
     def place_range(self, lane: Lane, data: memoryview, lo: int, hi: int) -> None:
-        """Place raw chunks that are only copied run by run, all others one by one."""
-        runs = self._runs(lo, hi)
-        for run in runs:
-            self._place_run(data, lo, run)
-        if not runs:
+        """Copy raw chunks without a look at each, if they are only copied; decode and place all others one by one."""
+        job, first = self.job, self.offset[lo]
+        raw = job.codec is not None and job.codec.raw and self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo)
+        if not (raw and job.copies_rows and all(self.whole[lo:hi])):
             super().place_range(lane, data, lo, hi)
-
-    def _runs(self, lo: int, hi: int) -> tuple[Run, ...]:
-        """Return the runs of a part's chunks if these are raw, whole, only copied and side by side, else none."""
-        job, first, nbytes = self.job, self.offset[lo], self.job.chunk_nbytes
-        if not job.copies_rows or not all(self.whole[lo:hi]) or self.nbytes[lo:hi] != [nbytes] * (hi - lo):
-            return ()
-        if self.offset[lo:hi] != [*range(first, first + (hi - lo) * nbytes, nbytes)]:
-            return ()
-        rows = self.plan.row[lo:hi]
-        corner = job.corner(rows)
-        return cut_runs(tuple((corner - corner[0]).tolist()), tuple((rows[:, -1] - rows[0, -1]).tolist()))
-
-    def _place_run(self, data: memoryview, lo: int, run: Run) -> None:
-        """Copy the chunks of a run to their places; the part's rows begin at `lo`."""
-        job, nbytes = self.job, self.job.chunk_nbytes
-        chunk = np.ndarray(job.spec.grid.chunk_shape[:-1], job.row, data, run.first * nbytes)
-        place = job.out[self._out_key(self.rows[lo + run.first])].view(job.row)[..., 0]
-        shape, steps = (*run.shape, *chunk.shape), (n * nbytes for n in run.steps)
-        chunks = as_strided(chunk, shape, (*steps, *chunk.strides))
-        as_strided(place, shape, (*run.strides, *place.strides))[...] = chunks
+            return
+        for offset, at in zip(self.offset[lo:hi], self.out_byte[lo:hi], strict=True):
+            job.copy_rows(data, offset - first, at)
 
     def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
         """Decode straight into the output where the chunk is one run of memory there, else through scratch."""
@@ -169,6 +150,8 @@ class BoxBlock(Block):
             dst = self._destination(row)
             job.codec.into(src, dst)
             self._swap(dst)
+        elif job.copies_rows and self.whole[row] and job.codec is not None:
+            job.copy_rows(job.decoded(lane, src), 0, self.out_byte[row])
         else:
             self._place(lane, job.decode(lane, src), row)
 
@@ -196,7 +179,7 @@ class BoxBlock(Block):
 
     def fill_missing(self) -> None:
         """Write the fill value to missing chunks, in one go if the whole block is missing."""
-        if self.rows:
+        if self.offset:
             super().fill_missing()
             return
         missing = self.plan.missing_row.tolist()

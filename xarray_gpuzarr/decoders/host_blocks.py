@@ -7,6 +7,7 @@ output. Boxes of the output have a module of their own, `box_blocks`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -30,8 +31,13 @@ class Block:
         self.plan = plan
         self.offset: list[int] = plan.offset.tolist()
         self.nbytes: list[int] = plan.nbytes.tolist()
-        self.rows: list[list[int]] = plan.row.tolist()
         self.parts: list[int] = plan.cut(job.rule).tolist()
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """Numbers of the pieces that each chunk gives, per axis."""
+        rows: list[list[int]] = self.plan.row.tolist()
+        return rows
 
     def tasks(self) -> Iterator[Task]:
         """Return the tasks that fill and decode this block."""

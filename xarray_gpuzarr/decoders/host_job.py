@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.byte_range import CoalesceRule
@@ -88,11 +89,20 @@ class Job:
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
         self._copies = cast.is_copy and not self.swap and in_order and len(axes) > 1
+        self._rows_shape, self._rows_strides = spec.grid.chunk_shape[:-1], out.strides[:-1]
         pieces = target.pieces if isinstance(target, BoxTarget) else ()
-        self.in_keys = [[p.in_key(i) for i in range(len(p.chunk))] for p in pieces]
-        self.out_keys = [[p.out_key(i) for i in range(len(p.chunk))] for p in pieces]
         self.has_index = any(p.index is not None for p in pieces)
         self._pieces = pieces
+
+    @cached_property
+    def in_keys(self) -> list[list[slice | npt.NDArray[np.int64]]]:
+        """Per axis and piece, the index into a chunk."""
+        return [pieces.in_keys() for pieces in self._pieces]
+
+    @cached_property
+    def out_keys(self) -> list[list[slice]]:
+        """Per axis and piece, the index into the output."""
+        return [pieces.out_keys() for pieces in self._pieces]
 
     @cached_property
     def places(self) -> BoxPlaces:
@@ -101,19 +111,36 @@ class Job:
 
     @cached_property
     def copies_rows(self) -> bool:
-        """Whether chunks are raw, and their elements along the last axis are one run of memory here and there."""
-        raw = self.codec is not None and self.codec.raw
-        return raw and self._copies and self.out.size > 0 and self.out.strides[-1] == self.out.itemsize
-
-    @cached_property
-    def row(self) -> np.dtype[np.void]:
-        """The elements of a chunk along its last axis, as one item; only if `copies_rows`."""
-        return row_dtype(self.spec.grid.chunk_shape[-1] * self.stored.itemsize)
+        """Whether chunks are only copied, and their elements along the last axis are one run of memory there."""
+        strides = self.out.strides
+        return self._copies and self.out.size > 0 and min(strides) > 0 and strides[-1] == self.out.itemsize
 
     def corner(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the first byte in the output of chunks, given the numbers of their pieces, shape (n, ndim)."""
-        starts = [pieces.out_start.take(rows[:, axis]) for axis, pieces in enumerate(self._pieces)]
-        return np.array(self.out.strides, np.int64) @ starts
+        at = np.zeros(len(rows), np.int64)
+        for axis, (pieces, stride) in enumerate(zip(self._pieces, self.out.strides, strict=True)):
+            at += pieces.out_start.take(rows[:, axis]) * stride
+        return at
+
+    def copy_rows(self, data: memoryview, first: int, at: int) -> None:
+        """Copy a whole decoded chunk, from byte `first` of `data`, to byte `at` of the output; only if `copies_rows`.
+
+        Copies whole rows along the last axis, as `placing.copy_rows` does, in as few calls as can be: with many threads
+        and small chunks, what Python does between two copies is what they wait for.
+        """
+        shape, row = self._rows_shape, self._row
+        np.ndarray(shape, row, self._span, at, self._rows_strides)[...] = np.ndarray(shape, row, data, first)
+
+    @cached_property
+    def _row(self) -> np.dtype[np.void]:
+        return row_dtype(self.spec.grid.chunk_shape[-1] * self.stored.itemsize)
+
+    @cached_property
+    def _span(self) -> Array:
+        """The output as bytes, those between its elements included."""
+        out = self.out
+        nbytes = sum((n - 1) * stride for n, stride in zip(out.shape, out.strides, strict=True)) + out.itemsize
+        return as_strided(out.view(np.uint8), (nbytes,), (1,))
 
     @cached_property
     def out_bytes(self) -> memoryview:
@@ -138,12 +165,15 @@ class Job:
         FrameError
             The bytes are not a chunk of this array.
         """
-        if self.codec is None:
-            return self._decode_by_zarr(src)
+        return self._decode_by_zarr(src) if self.codec is None else self.elements(self.decoded(lane, src))
+
+    def decoded(self, lane: Lane, src: memoryview) -> memoryview:
+        """Decode one chunk to its bytes, valid until the next call on this thread; only if there is a `codec`."""
+        assert self.codec is not None
         if self.codec.in_place:
-            return self.elements(self.codec.view(src))
+            return self.codec.view(src)
         self.codec.into(src, lane.scratch)
-        return lane.chunk
+        return lane.scratch
 
     def _decode_by_zarr(self, src: memoryview) -> Array:
         try:
