@@ -31,6 +31,7 @@ from xarray_gpuzarr.codecs import (
     ZstdSpec,
     encoded_nbytes,
 )
+from xarray_gpuzarr.decoders.host_blosc import inflate_frame, is_worth_inflating
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_filters import decode_elements, unshuffle
 from xarray_gpuzarr.decoders.scratch import buffer
@@ -92,7 +93,9 @@ def _blosc(src: memoryview, dst: memoryview) -> None:
     # The C decoder trusts the header's lengths, so they are compared with the real ones first.
     if declared_nbytes(_BLOSC, src) != len(dst):
         raise FrameError("a frame of another length")
-    if dst:
+    if is_worth_inflating(src, dst):
+        inflate_frame(src, dst)
+    elif dst:
         imagecodecs.blosc_decode(src, numthreads=1, out=dst)
 
 
