@@ -21,6 +21,7 @@ from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.decoders.host_blocks import Block
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import place
+from xarray_gpuzarr.decoders.scratch import copy_bytes
 from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.fetch import Pending, PendingStream
 from xarray_gpuzarr.frames import FrameError
@@ -121,7 +122,7 @@ class BoxBlock(Block):
                 np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
                 return
             if data is not dst:
-                allocate(len(data))[:] = data
+                copy_bytes(data, allocate(len(data)))
             self._swap(dst)
 
         return Task(run, [(self.plan.keys[int(self.plan.object[row])], wanted)])

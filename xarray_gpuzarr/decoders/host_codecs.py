@@ -34,7 +34,7 @@ from xarray_gpuzarr.codecs import (
 from xarray_gpuzarr.decoders.host_blosc import inflate_frame, is_worth_inflating
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_filters import decode_elements, unshuffle
-from xarray_gpuzarr.decoders.scratch import buffer
+from xarray_gpuzarr.decoders.scratch import buffer, copy_bytes
 from xarray_gpuzarr.fetch import ByteStream
 from xarray_gpuzarr.frames import FrameError, declared_nbytes, has_zstd_checksum
 
@@ -75,7 +75,7 @@ def _zstd_stream(stream: ByteStream, dst: memoryview) -> None:
             decoded = frame.decompress(piece)
             if done + len(decoded) > len(dst):
                 raise FrameError(f"more than {len(dst)} bytes")
-            dst[done : done + len(decoded)] = decoded
+            copy_bytes(decoded, dst[done : done + len(decoded)])
             done += len(decoded)
             piece = frame.unused_data if frame.eof else b""
     if done != len(dst) or not frame.eof:
@@ -174,7 +174,7 @@ def _decompress(spec: StageSpec, src: memoryview, dst: memoryview) -> None:
         decoded = _decode_all(spec, src, most=len(dst))
         if len(decoded) != len(dst):
             raise FrameError(f"{len(decoded)} bytes") from refusal
-        dst[:] = decoded
+        copy_bytes(decoded, dst)
 
 
 class ChunkCodec:
@@ -233,7 +233,7 @@ class ChunkCodec:
         if decoded is not dst:
             if len(decoded) != len(dst):
                 raise FrameError(f"{len(decoded)} bytes, expected {len(dst)}")
-            dst[:] = decoded
+            copy_bytes(decoded, dst)
 
     def _decode(self, src: memoryview, dst: memoryview | None) -> memoryview:
         """Decode a chunk, into `dst` if the last stage moves bytes."""

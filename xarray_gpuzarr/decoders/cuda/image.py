@@ -11,6 +11,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.batches import aligned
+from xarray_gpuzarr.decoders.scratch import copy_bytes
 
 Column = npt.NDArray[np.int64]
 
@@ -50,7 +51,7 @@ class Image:
             lent = self._lent.get(id(view))
             if lent is None:
                 return self.append(data)
-            view[:] = data
+            copy_bytes(data, view)
         return lent[1]
 
     def append(self, data: memoryview) -> int:
