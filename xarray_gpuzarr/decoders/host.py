@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cores import cores
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.base import Device, Route
 from xarray_gpuzarr.decoders.box_blocks import BoxBlock
@@ -32,6 +34,8 @@ _LEAST_PART_NBYTES = 256 * 1024
 """Handing over a part costs a few hundredths of reading and decoding this much."""
 _SERIAL_NBYTES = 256 * 1024
 """Results below this are not worth waking another thread for."""
+_SHORT_CHUNK_NBYTES = 256 * 1024
+"""Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done."""
 
 
 class HostDecoder:
@@ -82,7 +86,9 @@ class HostDecoder:
         rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
         job = Job(spec, target, cast, out=out, rule=rule)
         queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
-        threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
+        takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
+        with cores.hold(threads.thread_budget()) if takes_turns else nullcontext():
+            threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
         return out
 
     def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.cores import cores
 from xarray_gpuzarr.fetch.options import fetch_options
 from xarray_gpuzarr.fetch.source import (
     Allocate,
@@ -178,7 +179,7 @@ class LocalSource:
         done, path = 0, self.local_path(key)
         try:
             while done < len(into):
-                n = os.preadv(fd, [into[done:]], offset + done)
+                n = _preadv(fd, into[done:], offset + done)
                 if n == 0:
                     break
                 done += n
@@ -193,6 +194,15 @@ class LocalSource:
 
 def _version(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _preadv(fd: int, into: memoryview, offset: int) -> int:
+    """Read what the page cache holds; if that is nothing, wait for the disk while another thread computes."""
+    try:
+        return os.preadv(fd, [into], offset, os.RWF_NOWAIT)
+    except (OSError, AttributeError):  # nothing there, or a system that cannot tell
+        with cores.lend():
+            return os.preadv(fd, [into], offset)
 
 
 def _is_cached(fd: int, offset: int) -> bool:

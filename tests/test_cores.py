@@ -1,0 +1,157 @@
+"""Cores that threads share: never more held than there are, lent while a disk is waited for, and never lost."""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zarr
+
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.cores import Cores, cores
+from xarray_gpuzarr.decoders import host
+from xarray_gpuzarr.fetch import local
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Inside:
+    """Counts threads inside a block."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+@pytest.mark.parametrize(("n_cores", "n_threads"), [(1, 4), (3, 8), (8, 3)])
+def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
+    shared, inside = Cores(), Inside()
+
+    def compute(_: int) -> None:
+        with shared.hold(n_cores), inside:
+            time.sleep(0.002)
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(compute, range(40)))
+    assert inside.most == min(n_cores, n_threads)
+
+
+def test_a_read_inside_a_read_holds_no_second_core():
+    shared = Cores()
+
+    def compute() -> None:
+        with shared.hold(1):
+            pass
+
+    with shared.hold(1), shared.hold(1), shared.lend(), ThreadPoolExecutor(1) as pool:
+        pool.submit(compute).result(10)
+
+
+def test_a_lent_core_is_taken_back():
+    shared, inside, waiting = Cores(), Inside(), threading.Event()
+
+    def other() -> None:
+        with shared.hold(1), inside:
+            waiting.set()
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=other)
+    with shared.hold(1):
+        thread.start()
+        with shared.lend():
+            assert waiting.wait(10)
+        assert inside.now == 0
+    thread.join()
+
+
+def test_who_holds_none_lends_none():
+    shared = Cores()
+    with shared.lend(), shared.hold(1):
+        pass
+    with shared.hold(1):
+        pass
+
+
+@pytest.mark.parametrize("failing", ["hold", "lend"])
+def test_a_core_comes_back_after_an_exception(failing):
+    shared = Cores()
+
+    def fail() -> None:
+        with shared.hold(1):
+            if failing == "hold":
+                raise KeyError
+            with shared.lend():
+                raise KeyError
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            fail()
+    with shared.hold(1):
+        pass
+
+
+def test_a_forked_process_has_all_its_cores():
+    with cores.hold(1):
+        child = os.fork()
+        if child == 0:
+            with cores.hold(1):
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+# ---- the decoder and the source that share them
+
+
+@pytest.fixture
+def stored(tmp_path):
+    values = np.arange(64 * 1024, dtype="<u4").reshape(64, 1024)
+    array = zarr.create_array(tmp_path, shape=values.shape, chunks=(4, 1024), shards=(16, 1024), dtype=values.dtype)
+    array[...] = values
+    return array, values
+
+
+def test_reads_of_short_chunks_take_turns(stored, monkeypatch):
+    array, values = stored
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "2")
+    inside, run = Inside(), host.threads.crew.run
+
+    def watched(*arguments: object) -> None:
+        with inside:
+            time.sleep(0.002)
+            run(*arguments)
+
+    monkeypatch.setattr(host.threads.crew, "run", watched)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: read_array(array, slice(n, n + 8)), range(0, 64, 8)))
+    assert np.array_equal(np.concatenate(found), values)
+    assert inside.most == 2
+
+
+def test_a_read_that_waits_for_the_disk_lets_others_read(stored, monkeypatch):
+    array, values = stored
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+    together = threading.Barrier(4, timeout=20)  # broken if reads wait for each other
+    preadv = os.preadv
+
+    def cold(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags:
+            raise BlockingIOError
+        if sum(map(len, buffers)) > 4096:  # of chunks, not of an index
+            together.wait()
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(local.os, "preadv", cold)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: read_array(array, slice(n, n + 16)), range(0, 64, 16)))
+    assert np.array_equal(np.concatenate(found), values)
