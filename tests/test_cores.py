@@ -1,6 +1,9 @@
 """Cores that threads share: never more held than there are, lent while a disk is waited for, and never lost."""
 
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -102,12 +105,18 @@ def test_a_core_comes_back_after_an_exception(failing):
 
 
 def test_a_forked_process_has_all_its_cores():
-    with cores.hold(1):
-        child = os.fork()
-        if child == 0:
-            with cores.hold(1):
-                os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    script = """
+        import os
+        from xarray_gpuzarr.cores import cores
+
+        with cores.hold(1):
+            child = os.fork()
+            if child == 0:
+                with cores.hold(1):
+                    os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=50)
 
 
 # ---- the decoder and the source that share them
