@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.cores import Cores, cores
+from xarray_gpuzarr.cores import Cores
 from xarray_gpuzarr.decoders import host
 from xarray_gpuzarr.fetch import local
 
