@@ -130,9 +130,11 @@ def stored(tmp_path):
     return array, values
 
 
-def test_reads_of_short_chunks_take_turns(stored, monkeypatch):
+@pytest.mark.parametrize("n_threads_each", [None, 1])
+def test_reads_of_short_chunks_take_turns(stored, monkeypatch, n_threads_each):
+    """As many at once as the process has cores, however few threads each of them may use."""
     array, values = stored
-    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "2")
+    monkeypatch.setattr(host.threads, "n_cores", lambda: 2)
     inside, run = Inside(), host.threads.crew.run
 
     def watched(*arguments: object) -> None:
@@ -140,16 +142,20 @@ def test_reads_of_short_chunks_take_turns(stored, monkeypatch):
             time.sleep(0.002)
             run(*arguments)
 
+    def read_some(n: int) -> np.ndarray:
+        with host.threads.at_most(n_threads_each):
+            return read_array(array, slice(n, n + 8))
+
     monkeypatch.setattr(host.threads.crew, "run", watched)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: read_array(array, slice(n, n + 8)), range(0, 64, 8)))
+        found = list(pool.map(read_some, range(0, 64, 8)))
     assert np.array_equal(np.concatenate(found), values)
     assert inside.most == 2
 
 
 def test_a_read_that_waits_for_the_disk_lets_others_read(stored, monkeypatch):
     array, values = stored
-    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+    monkeypatch.setattr(host.threads, "n_cores", lambda: 1)
     together = threading.Barrier(4, timeout=20)  # broken if reads wait for each other
     preadv = os.preadv
 

@@ -36,7 +36,7 @@ def path(tmp_path_factory):
 def many_cores(monkeypatch):
     """A machine of eight cores that no cluster shares."""
     monkeypatch.delenv("XARRAY_GPUZARR_NUM_THREADS", raising=False)
-    monkeypatch.setattr(threads, "_cores", lambda: 8)
+    monkeypatch.setattr(threads, "n_cores", lambda: 8)
     monkeypatch.setattr(threads, "_dask_worker_threads", lambda: 0)
 
 

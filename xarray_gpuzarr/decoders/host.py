@@ -87,7 +87,7 @@ class HostDecoder:
         job = Job(spec, target, cast, out=out, rule=rule)
         queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
-        with cores.hold(threads.thread_budget()) if takes_turns else nullcontext():
+        with cores.hold(threads.n_cores()) if takes_turns else nullcontext():
             threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
         return out
 

@@ -35,7 +35,7 @@ def thread_budget() -> int:
                 do=f"unset {_ENV}, or give it a number such as 4",
             )
         return int(setting)
-    return _dask_worker_threads() or min(_cores(), _limit.n_threads or _cores())
+    return _dask_worker_threads() or min(n_cores(), _limit.n_threads or n_cores())
 
 
 class _Limit(threading.local):
@@ -65,7 +65,8 @@ def at_most(n_threads: int | None) -> Iterator[None]:
         _limit.n_threads = before
 
 
-def _cores() -> int:
+def n_cores() -> int:
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -136,7 +137,7 @@ class Crew:
 
     def _pool_of(self, budget: int) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(max(budget, _cores()), thread_name_prefix="gpuzarr")
+            self._pool = ThreadPoolExecutor(max(budget, n_cores()), thread_name_prefix="gpuzarr")
         return self._pool
 
 
