@@ -81,7 +81,7 @@ check: lint types layers test test-oldest package docs bench-smoke ## Everything
 bench: $(VENV)/.bench ## Compare with zarr-python, zarrs and TensorStore (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
-bench-full: $(VENV)/.bench ## The same with published workloads in their full size (an hour; 32 GB of memory and disk)
+bench-full: $(VENV)/.bench ## The same with published workloads in their full size (hours; 32 GB of memory and disk)
 	$(BIN)/python -m benchmarks --full $(BENCH_FLAGS)
 
 performance: $(VENV)/.bench ## Write docs/performance.md and its figures from the newest results

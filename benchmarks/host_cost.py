@@ -58,7 +58,7 @@ _FUNCTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A kind of shard: zstd, float32, 1.024 MB a chunk, 400 chunks, as the published array has them."""
+    """A kind of shard: zstd, float32, 400 chunks of 1.024 MB, as the published array has them, or of 64 kB."""
 
     name: str
     chunks_per_shard: tuple[int, ...]
@@ -67,6 +67,7 @@ class Layout:
 
 LAYOUTS = (
     Layout(name="1-D, runs", chunks_per_shard=(400,), chunk_shape=(256_000,)),
+    Layout(name="1-D, 64 kB", chunks_per_shard=(400,), chunk_shape=(16_000,)),
     Layout(name="3-D, boxes", chunks_per_shard=(5, 8, 10), chunk_shape=(64, 80, 50)),
 )
 

@@ -100,7 +100,7 @@ def draw_compressors(cases: Sequence[CaseRows]) -> Figure | None:
     """Draw read time against ratio, one panel a reader."""
     chosen = [c for c in cases if c.name.startswith("study") and "^3" not in c.name]
     readers = [name for name in _STUDIED if any(c.row(name) for c in chosen)]
-    if not readers:
+    if not readers or len(chosen) == 1:
         return None
     figure = Figure(figsize=(8.2, 3.9), layout="constrained")
     panels = figure.subplots(1, len(readers), sharex=True, sharey=True, squeeze=False)[0]

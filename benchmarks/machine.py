@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def about(module: str, settings: dict[str, object], packages: Sequence[str] = HO
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
+        "command": f"python -m {module} {shlex.join(sys.argv[1:])}".rstrip(),
         "settings": settings,
         "machine": machine(),
         "revision": revision(),

@@ -88,7 +88,8 @@ def page(runs: dict[str, Run]) -> str:
     """
     parts = [_HEAD, prose(_ABOUT), *_host(runs["host"])]
     if "host-full" in runs:
-        parts += ["## Published workloads in full size", *_published_in(runs["host-full"], "host-full")]
+        full = runs["host-full"]
+        parts += ["## Published workloads in full size", described(full), *_published_in(full, "host-full")]
     parts += _gpu(runs)
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
@@ -153,10 +154,10 @@ _SECTIONS = {"store": "Stores behind a network", "cluster": "On a cluster", "cop
 def _published_in(run: Run, kind: str) -> list[str]:
     """Return the sections of those workloads that others have published figures for."""
     parts: list[str] = []
-    blog = run.named("blog/compute", "blog/stages")
-    if blog:
+    read, blog = run.named("blog/read"), run.named("blog/compute", "blog/stages")
+    if read or blog:
         parts += ["### The GPU blog's array", prose(_BLOG_TEXT), published_table([BLOG_SOURCE, STAGES_SOURCE])]
-        parts += [titled_table(case) for case in blog]
+        parts += [best_peers(read) if read else "", *(titled_table(case) for case in blog)]
     volumes, chunked = run.named("zarrs-"), run.of("chunks")
     if volumes:
         parts += ["### The volume of zarrs", _figure(run, kind, "concurrency"), published_table(ZARRS_SOURCES)]

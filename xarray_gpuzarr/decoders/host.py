@@ -80,16 +80,16 @@ class HostDecoder:
         cast: Cast,
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
-        out = self._output(target.shape, np.dtype(cast.dtype))
-        most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
-        # How long requests should be that are under way elsewhere, their latency tells.
-        rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
-        job = Job(spec, target, cast, out=out, rule=rule)
-        queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
         with cores.hold(threads.n_cores()) if takes_turns else nullcontext():
+            out = self._output(target.shape, np.dtype(cast.dtype))
+            most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
+            # How long requests should be that are under way elsewhere, their latency tells.
+            rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
+            job = Job(spec, target, cast, out=out, rule=rule)
+            queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
             threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
-        return out
+            return out
 
     def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         given = self._out
