@@ -21,7 +21,7 @@ def walk(n: int, dtype: str, steps: int) -> np.ndarray:
 
 
 def inflated(frame: bytes, nbytes: int) -> bytes:
-    # Elsewhere than in bounds of a page: a byte written outside would show.
+    # Between bytes that must stay as they are.
     memory = np.full(nbytes + 64, 0xA5, np.uint8)
     host_blosc.inflate_frame(memoryview(frame), memoryview(memory)[32 : 32 + nbytes])
     assert (memory[:32] == 0xA5).all()
