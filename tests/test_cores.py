@@ -104,6 +104,29 @@ def test_a_core_comes_back_after_an_exception(failing):
         pass
 
 
+def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypatch):
+    shared, inside = Cores(), Inside()
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    def fail() -> None:
+        with shared.hold(1), shared.lend():
+            monkeypatch.setattr(shared, "_take", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    monkeypatch.undo()
+
+    def compute(_: int) -> None:
+        with shared.hold(1), inside:
+            time.sleep(0.002)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(compute, range(20)))
+    assert inside.most == 1
+
+
 def test_a_forked_process_has_all_its_cores():
     script = """
         import os

@@ -66,6 +66,8 @@ class Cores:
         self._mine.share = n_cores
 
     def _give_back(self) -> None:
+        if self._share is None:  # interrupted while it waited for the core that it had lent
+            return
         self._mine.share = None
         with self._freed:
             self._n_held -= 1
