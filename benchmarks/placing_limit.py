@@ -25,6 +25,7 @@ from benchmarks.compressors import Family
 from benchmarks.opened import Array
 from benchmarks.stores import cache_directory
 from benchmarks.workloads import Workload
+from xarray_gpuzarr.decoders import host_memory
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COLUMNS = (
@@ -106,7 +107,7 @@ class PlacingLoop:
         n_threads = len(os.sched_getaffinity(0))
         columns = _columns(workload, parts)
         columns["staging"] = np.empty(n_threads * int(columns["part_nbytes"].max()), np.uint8)
-        columns["decoded"] = np.empty(n_threads * workload.chunk_nbytes, np.uint8)
+        columns["decoded"] = host_memory.aligned(n_threads * workload.chunk_nbytes)
         self._kept = columns, (ctypes.c_char_p * len(parts))(*(os.fsencode(part.path) for part in parts))
         self._job = _Job(
             n_threads=n_threads,
@@ -125,7 +126,7 @@ class PlacingLoop:
 
     def read(self) -> Array:
         """Return stored values in array order."""
-        out = np.empty(self.workload.shape, self.workload.dtype)
+        out = host_memory.empty(self.workload.shape, np.dtype(self.workload.dtype))
         self._job.out = out.ctypes.data
         if self._read_and_place(ctypes.byref(self._job)):
             raise OSError(f"{self.workload.name}: a file or a chunk is not as long as expected")

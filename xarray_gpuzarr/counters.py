@@ -1,6 +1,6 @@
 """What this process has read since it started: shards, bytes, and the seconds that its threads spent in each stage.
 
-Counting is done once a read or a request, never once a chunk of a shard, and takes about two microseconds. Nothing is
+Counting is done once a read or a request, never once a chunk of a shard, and takes about a microsecond. Nothing is
 sent anywhere: `cluster.worker_stats` asks for a snapshot.
 """
 
@@ -57,8 +57,21 @@ class Counts:
 _NUMBERS = tuple(f.name for f in fields(Counts) if f.name != "seconds")
 
 
+class _Account:
+    """What one thread has added up; no other thread writes to it."""
+
+    __slots__ = ("numbers", "seconds", "since", "stage", "thread")
+
+    def __init__(self) -> None:
+        self.numbers = dict.fromkeys(_NUMBERS, 0)
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.stage: Stage | None = None
+        self.since = 0.0
+        self.thread = threading.current_thread()
+
+
 class Counters:
-    """Sums that many threads add to."""
+    """Sums that many threads add to, each to its own account."""
 
     def __init__(self) -> None:
         self.restart()
@@ -68,49 +81,63 @@ class Counters:
         self.process = uuid4().hex
         """Tells this process from any other, on any machine."""
         self._lock = threading.Lock()
-        self._numbers = dict.fromkeys(_NUMBERS, 0)
-        self._seconds: dict[Stage, float] = {}
-        self._of_thread = _OfThread()
+        self._of_thread = threading.local()
+        self._accounts: list[_Account] = []
+        self._closed = Counts()
 
     def add(self, **numbers: int) -> None:
         """Add to fields of `Counts`."""
-        with self._lock:
-            for name, number in numbers.items():
-                self._numbers[name] += number
+        mine = self._account().numbers
+        for name, number in numbers.items():
+            mine[name] += number
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
-        return _UNTIMED if self._of_thread.stage == stage else _Timed(self, stage)
+        return _UNTIMED if self._account().stage == stage else _Timed(self, stage)
 
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
         with self._lock:
-            seconds = {stage: self._seconds[stage] for stage in STAGES if stage in self._seconds}
-            return Counts(**self._numbers, seconds=seconds)
+            return sum(map(_counts, self._accounts), self._closed)
 
     @property
     def current(self) -> Stage | None:
         """The stage of the calling thread."""
-        return self._of_thread.stage
+        return self._account().stage
 
     def switch(self, stage: Stage | None) -> Stage | None:
         """Start the calling thread's clock for another stage, None for no stage; return the stage before."""
-        mine, now = self._of_thread, perf_counter()
-        before, since = mine.stage, mine.since
-        mine.stage, mine.since = stage, now
+        mine, now = self._account(), perf_counter()
+        before = mine.stage
         if before is not None:
-            with self._lock:
-                self._seconds[before] = self._seconds.get(before, 0.0) + now - since
+            mine.seconds[before] += now - mine.since
+        mine.stage, mine.since = stage, now
         return before
+
+    def _account(self) -> _Account:
+        """Return the calling thread's account."""
+        try:
+            account: _Account = self._of_thread.account
+        except AttributeError:
+            account = self._of_thread.account = self._open()
+        return account
+
+    def _open(self) -> _Account:
+        """Open an account for the calling thread, and close those of threads that have ended."""
+        account = _Account()
+        with self._lock:
+            ended = [a for a in self._accounts if not a.thread.is_alive()]
+            self._closed = sum(map(_counts, ended), self._closed)
+            self._accounts = [a for a in self._accounts if a not in ended] + [account]
+        return account
+
+
+def _counts(account: _Account) -> Counts:
+    return Counts(**account.numbers, seconds={stage: s for stage, s in account.seconds.items() if s})
 
 
 _UNTIMED: AbstractContextManager[None] = nullcontext()
 """A stage inside the same stage: its clock runs already."""
-
-
-class _OfThread(threading.local):
-    stage: Stage | None = None
-    since: float = 0.0
 
 
 class _Timed:

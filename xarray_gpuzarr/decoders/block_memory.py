@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.decoders import host_memory
+
 _LEAST_NBYTES = 4 * 1024 * 1024
 """NumPy asks for huge pages from here on, and the C library mostly keeps what is smaller by itself."""
 _MOST_NBYTES = 64 * 1024 * 1024
@@ -38,7 +40,7 @@ class BlockMemory:
         """Return an uninitialised C-ordered array, in the memory of a dead block of the same length if there is one."""
         nbytes = prod(shape) * dtype.itemsize
         if dtype.hasobject or not _LEAST_NBYTES <= nbytes <= _MOST_NBYTES:
-            return np.empty(shape, dtype)
+            return host_memory.empty(shape, dtype)
         lent = _Lent(self._dead(nbytes))
         return np.frombuffer(lent, dtype).reshape(shape)
 
@@ -48,7 +50,7 @@ class BlockMemory:
                 if memory.nbytes == nbytes:
                     del self._free[at]
                     return memory
-        return np.empty(nbytes, np.uint8)
+        return host_memory.aligned(nbytes)
 
     def take_back(self, memory: npt.NDArray[np.uint8]) -> None:
         """Keep memory for later blocks, in place of what has waited longest."""

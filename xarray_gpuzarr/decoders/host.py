@@ -19,7 +19,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cores import cores
-from xarray_gpuzarr.decoders import threads
+from xarray_gpuzarr.decoders import host_memory, threads
 from xarray_gpuzarr.decoders.base import Device, Route
 from xarray_gpuzarr.decoders.box_blocks import BoxBlock
 from xarray_gpuzarr.decoders.host_blocks import PointBlock
@@ -68,7 +68,7 @@ class HostDecoder:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised NumPy array."""
-        return np.empty(shape, dtype)
+        return host_memory.empty(shape, dtype)
 
     def decode(
         self,
@@ -94,7 +94,7 @@ class HostDecoder:
     def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         given = self._out
         fits = given is not None and (given.shape, given.dtype) == (shape, dtype)
-        return given if given is not None and fits else np.empty(shape, dtype)
+        return given if given is not None and fits else host_memory.empty(shape, dtype)
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`: host memory is the system's business."""

@@ -8,6 +8,8 @@ from collections.abc import Buffer
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.decoders.host_memory import aligned
+
 _KEPT_NBYTES = 8 * 1024 * 1024
 """A thread keeps buffers up to this size."""
 
@@ -25,7 +27,7 @@ def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
     """
     kept: npt.NDArray[np.uint8] | None = getattr(_kept, name, None)
     if kept is None or len(kept) < nbytes:
-        kept = np.empty(nbytes, np.uint8)
+        kept = aligned(nbytes)
         if nbytes <= _KEPT_NBYTES:
             setattr(_kept, name, kept)
     return kept[:nbytes]

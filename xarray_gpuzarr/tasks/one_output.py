@@ -22,6 +22,8 @@ from dask.array.core import finalize, slices_from_chunks
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from xarray_gpuzarr.decoders import host_memory
+
 Block = npt.NDArray[Any]
 Box = tuple[slice, ...]
 
@@ -45,7 +47,7 @@ class Output:
     __slots__ = ("array",)
 
     def __init__(self, shape: tuple[int, ...] | None = None, dtype: np.dtype[Any] | None = None) -> None:
-        self.array: Block | None = None if shape is None else np.empty(shape, dtype)
+        self.array: Block | None = None if shape is None or dtype is None else host_memory.empty(shape, dtype)
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
@@ -75,10 +77,11 @@ class Whole:
     def join(self, blocks: list[Block], output: Output) -> Block:
         """Return the result; copies only blocks that another process read."""
         array = output.array
-        whole = np.empty(self.reader.shape, self.reader.dtype) if array is None else array
+        whole = host_memory.empty(self.reader.shape, self.reader.dtype) if array is None else array
         for box, block in zip(slices_from_chunks(self.chunks), blocks, strict=True):
-            if block.base is not whole:
-                whole[box] = block
+            place = whole[box]
+            if not np.may_share_memory(block, place):
+                place[...] = block
         return whole
 
 
