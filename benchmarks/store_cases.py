@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,8 +33,9 @@ from xarray_gpuzarr import index_cache, read_array
 from xarray_gpuzarr.bench.readers import PIPELINES
 
 LATENCIES_MS = (0, 10, 50)
-N_AT_ONCE = 24
-"""Requests that the bare client has under way: as many as one read of ours."""
+_COUNTING_S = 0.05
+"""Latency at which the requests of one of our reads that are under way at once are counted: none is answered before
+all have come."""
 _MEANINGFUL_SCALE = 0.01
 _LONG_AGO_S = 1e9
 """When stores were written, for servers and clients that do not trust what is new."""
@@ -92,8 +93,8 @@ class Served:
     def __init__(self, n_users: int, folder: Path, latency_ms: float) -> None:
         self._n_users = n_users
         self._stack = ExitStack()
-        self.server = self._stack.enter_context(RangeServer(folder))
-        self.server.set(latency_s=latency_ms / 1e3)
+        self.latency_s = latency_ms / 1e3
+        self.server = self._stack.enter_context(RangeServer(folder, self.latency_s))
 
     def close(self) -> None:
         """Let one user go."""
@@ -232,22 +233,29 @@ def _timed(run: Callable[[], object]) -> float:
 
 Wanted = tuple[str, int, int]
 """Key, first byte and end of a range."""
-Fetch = Callable[[list[Wanted]], None]
+Fetch = Callable[[list[Wanted], int], None]
+"""Fetch ranges, so many at once."""
+Get = Callable[[str, int, int], Coroutine[Any, Any, Any]]
+"""Ask for one range."""
 Client = Callable[[RangeServer, Path], Fetch]
 """A bare client of a store below the folder that is served."""
 
 
 def _prepare_client(shared: Served, path: Path, variable: str, client: Client) -> Ready:
-    """Let our reader ask once, so that the bare client can ask for the same ranges."""
+    """Let our reader ask once, so that the bare client can ask for the same ranges, as many at once."""
     server = shared.server
     index_cache.cache.clear()
     read = _ours(_obstore, server, path, variable)
     server.requests()
+    server.set(latency_s=_COUNTING_S, most_at_once=0)
     read(...)
+    at_once = server.most_at_once()
+    server.set(latency_s=shared.latency_s)
     wanted = [_wanted(request["path"], request["range"], path) for request in server.requests()]
     fetch = client(server, path)
-    fetch(wanted)
-    return Ready(measure=lambda: _timed(partial(fetch, wanted)), facts={"requests": len(wanted)}, close=shared.close)
+    fetch(wanted, at_once)
+    facts = {"requests": len(wanted), "at once": at_once}
+    return Ready(measure=lambda: _timed(partial(fetch, wanted, at_once)), facts=facts, close=shared.close)
 
 
 def _wanted(url: str, header: str | None, path: Path) -> Wanted:
@@ -265,21 +273,24 @@ def _bare_obstore(server: RangeServer, path: Path, *, keep: bool) -> Fetch:
     async def get(key: str, start: int, end: int) -> object:
         return await obstore.get_range_async(store, key, start=start, end=end)
 
-    return lambda wanted: _all_of(get, wanted, keep=keep)
+    return lambda wanted, at_once: _all_of(get, wanted, at_once, keep=keep)
 
 
 def _bare_s3fs(server: RangeServer, path: Path, *, keep: bool) -> Fetch:
-    store = fsspec_store(server, path)
+    get = _s3fs_get(fsspec_store(server, path))
+    return lambda wanted, at_once: _all_of(get, wanted, at_once, keep=keep)
 
-    async def get(key: str, start: int, end: int) -> object:
+
+def _s3fs_get(store: FsspecStore) -> Get:
+    async def get(key: str, start: int, end: int) -> Any:
         return await store.fs._cat_file(f"{store.path}/{key}", start=start, end=end)  # noqa: SLF001
 
-    return lambda wanted: _all_of(get, wanted, keep=keep)
+    return get
 
 
-def _all_of(get: Callable[[str, int, int], Awaitable[object]], wanted: list[Wanted], *, keep: bool) -> None:
+def _all_of(get: Get, wanted: list[Wanted], at_once: int, *, keep: bool) -> None:
     async def all_of_them() -> list[object]:
-        gate = asyncio.Semaphore(N_AT_ONCE)
+        gate = asyncio.Semaphore(at_once)
 
         async def one(key: str, start: int, end: int) -> object:
             async with gate:
@@ -291,38 +302,49 @@ def _all_of(get: Callable[[str, int, int], Awaitable[object]], wanted: list[Want
     sync(all_of_them())
 
 
-def _into_array(server: RangeServer, path: Path) -> Fetch:
-    """Put what comes into one array, as any reader has to."""
-    store = s3_store(server, path)
+def _into_array(get: Callable[[str, int, int], Any]) -> Fetch:
+    """Put what comes into one array, as any reader has to, on as many threads as requests are under way."""
 
-    def fetch(wanted: list[Wanted]) -> None:
+    def fetch(wanted: list[Wanted], at_once: int) -> None:
         ends = np.cumsum([end - start for _, start, end in wanted]).tolist()
         out = np.empty(ends[-1], np.uint8)
 
         def one(request: Wanted, at: int) -> None:
-            data = np.frombuffer(obstore.get_range(store, request[0], start=request[1], end=request[2]), np.uint8)
+            data = np.frombuffer(get(*request), np.uint8)
             np.copyto(out[at - len(data) : at], data)
 
-        with ThreadPoolExecutor(N_AT_ONCE) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
             for _ in pool.map(one, wanted, ends):
                 pass
 
     return fetch
 
 
+def _obstore_into_array(server: RangeServer, path: Path) -> Fetch:
+    store = s3_store(server, path)
+    return _into_array(lambda key, start, end: obstore.get_range(store, key, start=start, end=end))
+
+
+def _s3fs_into_array(server: RangeServer, path: Path) -> Fetch:
+    get = _s3fs_get(fsspec_store(server, path))
+    return _into_array(lambda *wanted: sync(get(*wanted)))
+
+
 _CLIENTS: dict[str, dict[str, Client]] = {
     "obstore": {
         "bare obstore, kept": partial(_bare_obstore, keep=True),
-        "bare obstore, into one array": _into_array,
+        "bare obstore, into one array": _obstore_into_array,
         "bare obstore, dropped": partial(_bare_obstore, keep=False),
     },
     "s3fs": {
         "bare s3fs, kept": partial(_bare_s3fs, keep=True),
+        "bare s3fs, into one array": _s3fs_into_array,
         "bare s3fs, dropped": partial(_bare_s3fs, keep=False),
     },
 }
-"""The same ranges, as many at a time as one read of ours has under way. What comes is kept in memory, as any reader has
-to; dropped bytes say what the rest costs, since memory that is used again is in the cache and was asked for before."""
+"""The same ranges, as many at a time as one read of ours has under way. What comes is kept in memory, in pieces or as one
+array; dropped bytes say what the rest costs, since memory that is used again is in the cache and was asked for before.
+"""
 
 
 # ---- requests

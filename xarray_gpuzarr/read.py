@@ -175,9 +175,9 @@ def _plans(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[Read
     """Plan block after block, with the next blocks' indexes already asked for."""
     waiting: deque[PendingPlan] = deque()
     for block in plan_blocks(spec, target):
-        waiting.append(snapshot.start_plan(target, block))
-        if len(waiting) > snapshot.lookahead:
+        while len(waiting) > snapshot.lookahead or (waiting and snapshot.should_wait(block)):
             yield waiting.popleft()()
+        waiting.append(snapshot.start_plan(target, block))
     while waiting:
         yield waiting.popleft()()
 

@@ -16,6 +16,7 @@ from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.counted_read import counted, counted_stream
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.fetch import (
+    AtHand,
     Edge,
     MemoryStream,
     ObjectSource,
@@ -33,8 +34,10 @@ from xarray_gpuzarr.shard_index import ShardIndex, ShardIndexSpec, decode_shard_
 PendingPlan = Callable[[], ReadPlan]
 """Wait for the index of a block's shard; return the plan of the block."""
 
-_HELD_NBYTES = 128 * 1024 * 1024
-"""Most bytes of shards that came with their index and wait for their chunks to be asked for."""
+_PARTS_AT_ONCE = 4
+"""A shard that would take so many requests comes in one: that saves a round trip, and what each request costs."""
+_WHOLE_NBYTES = 128 * 1024 * 1024
+"""Most bytes of whole shards that are under way, or wait for their chunks to be asked for."""
 
 
 class Snapshot:
@@ -58,7 +61,8 @@ class Snapshot:
         self.is_remote = source.is_remote
         self.storage = source.storage
         self._versions: dict[str, Version] = {}
-        self._held: dict[str, _Held] = {}
+        self._whole: dict[str, _Whole] = {}
+        self._longest_seen = 0
         self._under_way: WeakSet[object] | None = WeakSet() if source.is_remote else None
 
     def local_path(self, key: str) -> str:
@@ -77,7 +81,7 @@ class Snapshot:
         """Start reading a byte range of the version of an object that its index was read from."""
         data = self._take(key, wanted)
         if data is not None:
-            return lambda _allocate: data
+            return AtHand(data)
         pending = self._source.start(key, wanted, self._versions.get(key))
         return counted(self._tracked(pending))
 
@@ -108,9 +112,17 @@ class Snapshot:
         cached = index_cache.cache.get((self._source.identity, key, spec)) if self._use_cache else None
         if cached is not None:
             return lambda: self._plan_from_cache(target, block, spec, cached)
-        whole = self._wants_whole(block, spec)
-        asked = self._tracked(self._source.start_whole(key) if whole else self._ask(key, spec))
-        return lambda: self._plan(target, block, spec, asked, whole=whole)
+        if not (self._suits_one_request(block, spec) and self._has_room(spec)):
+            asked = self._tracked(self._ask(key, spec))
+            return lambda: self._plan(target, block, spec, asked)
+        self._whole[key] = whole = _Whole(self._expected(spec))
+        asked = self._tracked(self._source.start_whole(key))
+        return lambda: self._plan(target, block, spec, asked, whole)
+
+    def should_wait(self, block: Block) -> bool:
+        """Say whether a plan had better be started once earlier ones are carried out."""
+        spec = self._spec.index
+        return spec is not None and self._suits_one_request(block, spec) and not self._has_room(spec)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +131,7 @@ class Snapshot:
         """Give up requests that nobody waited for."""
         for pending in list(self._under_way or ()):
             self._source.cancel(pending)
-        self._held.clear()
+        self._whole.clear()
 
     def _ask(self, key: str, spec: ShardIndexSpec) -> PendingEdge:
         return self._source.start_edge(key, spec.location, spec.nbytes)
@@ -129,17 +141,21 @@ class Snapshot:
             self._under_way.add(pending)
         return pending
 
-    def _wants_whole(self, block: Block, spec: ShardIndexSpec) -> bool:
-        """Say whether one request for the whole shard beats one for the index and then two for chunks."""
-        if not self._source.is_remote:
-            return False
-        longest = spec.n_chunks * self._spec.chunk_nbytes + spec.nbytes
-        waiting = sum(held.longest for held in self._held.values())
-        return (
-            longest <= 2 * self.rule.max_nbytes
-            and 2 * len(block.row) >= spec.n_chunks
-            and waiting + longest <= _HELD_NBYTES
-        )
+    def _suits_one_request(self, block: Block, spec: ShardIndexSpec) -> bool:
+        """Say whether one request for a shard beats one for its index and then some for chunks."""
+        most_is_wanted = 2 * len(block.row) >= spec.n_chunks
+        return self.is_remote and most_is_wanted and self._longest(spec) <= _PARTS_AT_ONCE * self.rule.max_nbytes
+
+    def _longest(self, spec: ShardIndexSpec) -> int:
+        """Return the bytes of a shard that nothing could be compressed of."""
+        return spec.n_chunks * self._spec.chunk_nbytes + spec.nbytes
+
+    def _expected(self, spec: ShardIndexSpec) -> int:
+        """Return the bytes that a shard is expected to have."""
+        return self._longest_seen or self._longest(spec)
+
+    def _has_room(self, spec: ShardIndexSpec) -> bool:
+        return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= _WHOLE_NBYTES
 
     def _plan_from_cache(self, target: Target, block: Block, spec: ShardIndexSpec, cached: CachedIndex) -> ReadPlan:
         key = str(block.key)
@@ -148,21 +164,26 @@ class Snapshot:
         if len(plan.offset):
             return plan
         # No request for a chunk will show whether the shard has been replaced.
-        return self._plan(target, block, spec, self._ask(key, spec), whole=False)
+        return self._plan(target, block, spec, self._ask(key, spec))
 
-    def _plan(self, target: Target, block: Block, spec: ShardIndexSpec, asked: PendingEdge, *, whole: bool) -> ReadPlan:
+    def _plan(
+        self, target: Target, block: Block, spec: ShardIndexSpec, asked: PendingEdge, whole: _Whole | None = None
+    ) -> ReadPlan:
         key, edge = str(block.key), asked()
         self._versions.pop(key, None)
         if edge is None:
+            self._whole.pop(key, None)
             return plan_read(self._spec, target, block, None)
         encoded = _index_of(edge.data, spec) if whole else edge.data
         where = f"'{key}' of array '{self._spec.path}'"
         index = decode_shard_index(encoded, spec, shard_nbytes=edge.object_nbytes, where=where)
         self._keep(key, spec, index, edge)
         plan = plan_read(self._spec, target, block, index)
-        wanted = int(plan.nbytes.sum()) if whole else 0
-        if wanted:
-            self._held[key] = _Held(edge.data, wanted, spec.n_chunks * self._spec.chunk_nbytes)
+        if whole is not None:
+            self._longest_seen = max(self._longest_seen, len(edge.data))
+            whole.data, whole.left_nbytes = edge.data, int(plan.nbytes.sum())
+            if not whole.left_nbytes:
+                del self._whole[key]
         counters.add(read_nbytes=len(edge.data))
         return plan
 
@@ -177,26 +198,26 @@ class Snapshot:
 
     def _take(self, key: str, wanted: ByteRange) -> memoryview | None:
         """Return bytes of a shard that came with its index; let go of the shard with the last of them."""
-        held = self._held.get(key)
-        if held is None:
+        whole = self._whole.get(key)
+        if whole is None:
             return None
-        held.left_nbytes -= wanted.nbytes
-        if held.left_nbytes <= 0:
-            del self._held[key]
-        return held.data[wanted.offset : wanted.offset + wanted.nbytes]
+        whole.left_nbytes -= wanted.nbytes
+        if whole.left_nbytes <= 0:
+            del self._whole[key]
+        return whole.data[wanted.offset : wanted.offset + wanted.nbytes]
 
 
-class _Held:
-    """A shard that came with its index."""
+class _Whole:
+    """A shard that is asked for together with its index."""
 
-    __slots__ = ("data", "left_nbytes", "longest")
+    __slots__ = ("data", "left_nbytes", "nbytes")
 
-    def __init__(self, data: memoryview, left_nbytes: int, longest: int) -> None:
-        self.data = data
-        self.left_nbytes = left_nbytes
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        """Expected when it was asked for."""
+        self.data = memoryview(b"")
+        self.left_nbytes = 0
         """Bytes of chunks that have not been asked for."""
-        self.longest = longest
-        """Most bytes that the shard may take."""
 
 
 def _index_of(shard: memoryview, spec: ShardIndexSpec) -> memoryview:

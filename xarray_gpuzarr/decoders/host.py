@@ -25,7 +25,7 @@ from xarray_gpuzarr.decoders.box_blocks import BoxBlock
 from xarray_gpuzarr.decoders.host_blocks import PointBlock
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import cast_array
-from xarray_gpuzarr.fetch import ByteSource, ReadAhead, Request
+from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import BoxTarget, ReadPlan, Target
 
@@ -148,12 +148,17 @@ class TaskQueue:
                 if task is None:
                     break
                 start = self._source.start_stream if task.streamed else self._source.start
-                self._ready.append((task, [start(*request) for request in task.requests]))
-                self._n_started += len(task.requests)
+                pending = [start(*request) for request in task.requests]
+                self._ready.append((task, pending))
+                self._n_started += self._weight(pending)
                 queued += task.requests
             if not self._ready:
                 return None
             item = self._ready.popleft()
-            self._n_started -= len(item[1])
+            self._n_started -= self._weight(item[1])
         self._read_ahead(queued)
         return item
+
+    def _weight(self, pending: list[Any]) -> int:
+        """Return the requests that these count as; bytes at hand would only pile up if more were drawn."""
+        return sum(self._source.lookahead if isinstance(p, AtHand) else 1 for p in pending)

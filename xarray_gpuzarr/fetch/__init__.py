@@ -19,6 +19,7 @@ from xarray_gpuzarr.fetch.read_ahead import ReadAhead
 from xarray_gpuzarr.fetch.remote import StoreSource
 from xarray_gpuzarr.fetch.source import (
     Allocate,
+    AtHand,
     ByteSource,
     ByteStream,
     Edge,
@@ -35,6 +36,7 @@ from xarray_gpuzarr.fetch.source import (
 
 __all__ = [
     "Allocate",
+    "AtHand",
     "ByteSource",
     "ByteStream",
     "Edge",

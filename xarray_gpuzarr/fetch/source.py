@@ -19,6 +19,20 @@ Pending = Callable[[Allocate], memoryview | None]
 The bytes lie in the memory that `Allocate` returned, or in memory of the source's own if it has them already.
 """
 
+
+class AtHand:
+    """A `Pending` whose bytes are here already: nothing is gained by starting it before they are needed."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def __call__(self, _allocate: Allocate) -> memoryview:
+        """Return the bytes."""
+        return self._data
+
+
 Request = tuple[str, ByteRange]
 """Key of an object and which of its bytes."""
 
