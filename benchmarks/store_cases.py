@@ -342,9 +342,9 @@ _CLIENTS: dict[str, dict[str, Client]] = {
         "bare s3fs, dropped": partial(_bare_s3fs, keep=False),
     },
 }
-"""The same ranges, as many at a time as one read of ours has under way. What comes is kept in memory, in pieces or as one
-array; dropped bytes say what the rest costs, since memory that is used again is in the cache and was asked for before.
-"""
+"""The same ranges, as many at a time as one read of ours has under way. What comes is kept in memory, in pieces or as
+one array; dropped bytes say what the rest costs, since memory that is used again is in the cache and was asked for
+before."""
 
 
 # ---- requests
