@@ -26,8 +26,8 @@ class FetchOptions:
     """Unwanted bytes between two chunks of a shard that are read rather than skipped; None: 64 KiB in local files,
     1 MiB elsewhere."""
     max_request_nbytes: int | None = None
-    """Longest request that is made of several chunks. A shard that is no longer than four of them, decoded, and not in a
-    local file, is asked for as a whole with its index. None: 4 MiB; in local files 2 MiB, and 8 MiB of raw bytes that
+    """Longest request that is made of several chunks. A shard that is no longer than four of them, decoded, and not in
+    a local file, is asked for as a whole with its index. None: 4 MiB; in local files 2 MiB, and 8 MiB of raw bytes that
     are read straight into the result."""
     max_requests: int = 64
     """Requests that this process has under way at once, to all stores that are not local files."""
