@@ -178,6 +178,7 @@ def opened(store, data=DATA, **keywords):
 
 
 N_CHUNKS, CHUNK_NBYTES = 16, 256 * 1024
+INDEX_NBYTES = 16 * 16 + 4
 STEP = CHUNK_NBYTES // 8
 
 
@@ -237,7 +238,7 @@ def test_only_touched_chunks_are_requested(big, selection, wanted):
 @pytest.mark.host_decoder
 def test_most_of_a_small_shard_is_one_request_for_all_of_it(big, selection, monkeypatch):
     store, array, data = big
-    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=3 * 1024 * 1024))
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=1024 * 1024 + INDEX_NBYTES // 4))
     store.requests.clear()
 
     read = read_array(array, selection, device="host")
@@ -262,12 +263,12 @@ def test_a_small_shard_is_asked_for_with_its_index_at_either_end(index_location)
 @pytest.mark.host_decoder
 def test_a_long_shard_is_asked_for_by_its_index(big, monkeypatch):
     store, array, data = big
-    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=2 * 1024 * 1024))
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=1024 * 1024))
     store.requests.clear()
 
     read = read_array(array, device="host")
 
-    assert store.ranges == [chunk_range(store, 0, 7), chunk_range(store, 8, 15)]
+    assert store.ranges == [chunk_range(store, first, first + 3) for first in (0, 4, 8, 12)]
     assert_same_bits(read, data)
 
 
