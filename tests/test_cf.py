@@ -14,7 +14,7 @@ from xarray.backends.zarr import FillValueCoder
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.cf import Cast, parse_cast
-from xarray_gpuzarr.decoders.placing import cast_array
+from xarray_gpuzarr.decoders.placing import cast_array, place
 
 pytestmark = [
     pytest.mark.every_decoder,
@@ -283,3 +283,21 @@ def test_v2_fill_value_is_a_mask(memory, use_zarr_fill_value_as_mask, dtype):
 )
 def test_cast_says_what_it_does(cast, text):
     assert str(cast) == text
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("stored", ["i1", "u1", "i2", "u2", ">i2", "i4", "u4", "i8", "f4"])
+@pytest.mark.parametrize("decoded", ["f4", "f8", "c16"])
+@pytest.mark.parametrize("mask", [(7,), (7.0,), (0.1,), (7, -3.0), (-1,), (10**6,), (np.inf,)], ids=str)
+def test_values_are_masked_as_after_conversion(stored, decoded, mask):
+    values = np.array([0, 1, 3, 7, 7, 100, 127], stored)
+    limits = np.iinfo(stored) if values.dtype.kind in "iu" else np.finfo(stored)
+    values = np.append(values, [0.1, limits.min, limits.max]).astype(stored)
+    result = np.empty(values.shape, decoded)
+
+    place(Cast(dtype=decoded, mask=mask), values, result, np.empty_like(result))
+
+    expected = values.astype(decoded)
+    hit = np.any([expected == value for value in mask], axis=0)
+    expected[hit] = complex(np.nan, np.nan) if decoded == "c16" else np.nan
+    np.testing.assert_array_equal(result, expected)
