@@ -267,21 +267,23 @@ def _wanted(url: str, header: str | None, path: Path) -> Wanted:
     return key, int(first), int(last) + 1 if last else length
 
 
-def _bare_obstore(server: RangeServer, path: Path, *, keep: bool) -> Fetch:
+def _bare(ask: Callable[[RangeServer, Path], Get], server: RangeServer, path: Path, *, keep: bool) -> Fetch:
+    get = ask(server, path)
+    return lambda wanted, at_once: _all_of(get, wanted, at_once, keep=keep)
+
+
+def _obstore_get(server: RangeServer, path: Path) -> Get:
     store = s3_store(server, path)
 
-    async def get(key: str, start: int, end: int) -> object:
+    async def get(key: str, start: int, end: int) -> Any:
         return await obstore.get_range_async(store, key, start=start, end=end)
 
-    return lambda wanted, at_once: _all_of(get, wanted, at_once, keep=keep)
+    return get
 
 
-def _bare_s3fs(server: RangeServer, path: Path, *, keep: bool) -> Fetch:
-    get = _s3fs_get(fsspec_store(server, path))
-    return lambda wanted, at_once: _all_of(get, wanted, at_once, keep=keep)
+def _s3fs_get(server: RangeServer, path: Path) -> Get:
+    store = fsspec_store(server, path)
 
-
-def _s3fs_get(store: FsspecStore) -> Get:
     async def get(key: str, start: int, end: int) -> Any:
         return await store.fs._cat_file(f"{store.path}/{key}", start=start, end=end)  # noqa: SLF001
 
@@ -326,20 +328,20 @@ def _obstore_into_array(server: RangeServer, path: Path) -> Fetch:
 
 
 def _s3fs_into_array(server: RangeServer, path: Path) -> Fetch:
-    get = _s3fs_get(fsspec_store(server, path))
+    get = _s3fs_get(server, path)
     return _into_array(lambda *wanted: sync(get(*wanted)))
 
 
 _CLIENTS: dict[str, dict[str, Client]] = {
     "obstore": {
-        "bare obstore, kept": partial(_bare_obstore, keep=True),
+        "bare obstore, kept": partial(_bare, _obstore_get, keep=True),
         "bare obstore, into one array": _obstore_into_array,
-        "bare obstore, dropped": partial(_bare_obstore, keep=False),
+        "bare obstore, dropped": partial(_bare, _obstore_get, keep=False),
     },
     "s3fs": {
-        "bare s3fs, kept": partial(_bare_s3fs, keep=True),
+        "bare s3fs, kept": partial(_bare, _s3fs_get, keep=True),
         "bare s3fs, into one array": _s3fs_into_array,
-        "bare s3fs, dropped": partial(_bare_s3fs, keep=False),
+        "bare s3fs, dropped": partial(_bare, _s3fs_get, keep=False),
     },
 }
 """The same ranges, as many at a time as one read of ours has under way. What comes is kept in memory, in pieces or as

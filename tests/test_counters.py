@@ -204,6 +204,18 @@ def test_threads_add_up():
     assert (mine.snapshot().n_reads, mine.snapshot().read_nbytes) == (4000, 12_000)
 
 
+def test_threads_that_have_ended_count_on_and_keep_no_memory():
+    mine = Counters()
+
+    for _ in range(50):
+        thread = threading.Thread(target=mine.add, kwargs={"n_reads": 1})
+        thread.start()
+        thread.join()
+
+    assert mine.snapshot().n_reads == 50
+    assert len(mine._accounts) == 1
+
+
 def test_helping_threads_are_in_the_stage_of_their_caller(monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "3")
     together, stages = threading.Barrier(3, timeout=30), []
