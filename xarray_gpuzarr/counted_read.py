@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Buffer, Iterable, Iterator
 
 from xarray_gpuzarr.counters import counters
-from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingStream
+from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingObjects, PendingStream
 from xarray_gpuzarr.plan import ReadPlan
 
 
@@ -21,6 +21,18 @@ def counted(pending: Pending) -> Pending:
         if data is not None:
             counters.add(read_nbytes=len(data))
         return data
+
+    return finish
+
+
+def counted_objects(pending: PendingObjects) -> PendingObjects:
+    """Return a request for objects that counts as `counted` does."""
+
+    def finish(allocate: Allocate) -> list[memoryview | None]:
+        with counters.stage("fetch"):
+            objects = pending(allocate)
+        counters.add(read_nbytes=sum(len(data) for data in objects if data is not None))
+        return objects
 
     return finish
 

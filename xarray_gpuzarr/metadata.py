@@ -106,6 +106,12 @@ class ArraySpec:
         return nbytes
 
     @property
+    def most_nbytes(self) -> int:
+        """Bytes of one stored inner chunk, at most: no codec makes a chunk longer by more than 1/128 and 4 KiB."""
+        nbytes = self.encoded_nbytes
+        return nbytes + nbytes // 128 + 4096
+
+    @property
     def axes(self) -> tuple[int, ...]:
         """Axis of the array that each axis of a decoded chunk holds (all transposes together)."""
         order = tuple(range(self.grid.ndim))

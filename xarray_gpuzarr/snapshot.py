@@ -7,13 +7,13 @@ then takes another snapshot. Decodes nothing but indexes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 from weakref import WeakSet
 
 from xarray_gpuzarr import index_cache
 from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
-from xarray_gpuzarr.counted_read import counted, counted_stream
+from xarray_gpuzarr.counted_read import counted, counted_objects, counted_stream
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.fetch import (
     AtHand,
@@ -22,6 +22,7 @@ from xarray_gpuzarr.fetch import (
     ObjectSource,
     Pending,
     PendingEdge,
+    PendingObjects,
     PendingStream,
     Version,
     fetch_options,
@@ -84,6 +85,10 @@ class Snapshot:
             return AtHand(data)
         pending = self._source.start(key, wanted, self._versions.get(key))
         return counted(self._tracked(pending))
+
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+        """Start reading whole objects that are no shards."""
+        return counted_objects(self._tracked(self._source.start_objects(keys, nbytes)))
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""

@@ -147,18 +147,24 @@ class TaskQueue:
                 task = next(self._tasks, None)
                 if task is None:
                     break
-                start = self._source.start_stream if task.streamed else self._source.start
-                pending = [start(*request) for request in task.requests]
+                pending = self._start(task)
                 self._ready.append((task, pending))
-                self._n_started += self._weight(pending)
+                self._n_started += self._weight(task, pending)
                 queued += task.requests
             if not self._ready:
                 return None
             item = self._ready.popleft()
-            self._n_started -= self._weight(item[1])
+            self._n_started -= self._weight(*item)
         self._read_ahead(queued)
         return item
 
-    def _weight(self, pending: list[Any]) -> int:
-        """Return the requests that these count as; bytes at hand would only pile up if more were drawn."""
-        return sum(self._source.lookahead if isinstance(p, AtHand) else 1 for p in pending)
+    def _start(self, task: Task) -> list[Any]:
+        if task.object_nbytes is not None:
+            return [self._source.start_objects([key for key, _ in task.requests], task.object_nbytes)]
+        start = self._source.start_stream if task.streamed else self._source.start
+        return [start(*request) for request in task.requests]
+
+    def _weight(self, task: Task, pending: list[Any]) -> int:
+        """Return the requests that a task counts as; bytes at hand would only pile up if more were drawn."""
+        at_hand = sum(isinstance(p, AtHand) for p in pending)
+        return len(task.requests) + at_hand * (self._source.lookahead - 1)

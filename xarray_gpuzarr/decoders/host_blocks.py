@@ -16,7 +16,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_job import Job, Lane, Task
 from xarray_gpuzarr.decoders.placing import cast_array
-from xarray_gpuzarr.fetch import Allocate, Pending
+from xarray_gpuzarr.fetch import Allocate, Pending, PendingObjects
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.plan import PointTarget, ReadPlan
 
@@ -52,13 +52,14 @@ class Block:
 
     def read_tasks(self) -> Iterator[Task]:
         """Return one task per part."""
+        spec = self.job.spec
+        object_nbytes = spec.most_nbytes if spec.index is None else None
         for lo, hi in pairwise(self.parts):
-            yield Task(self._runner(lo, hi), self.plan.requests(lo, hi))
+            yield Task(self._runner(lo, hi), self.plan.requests(lo, hi), object_nbytes=object_nbytes)
 
-    def _runner(self, lo: int, hi: int) -> Callable[[Lane, list[Pending]], None]:
-        def run_objects(lane: Lane, pending: list[Pending]) -> None:
-            for row, finish in zip(range(lo, hi), pending, strict=True):
-                data = self.read(finish, lane.staging)
+    def _runner(self, lo: int, hi: int) -> Callable[[Lane, list[Any]], None]:
+        def run_objects(lane: Lane, pending: list[PendingObjects]) -> None:
+            for row, data in enumerate(pending[0](lane.staging), lo):
                 if data is None:
                     self.fill(self.rows[row])
                 else:

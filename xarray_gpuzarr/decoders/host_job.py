@@ -63,9 +63,11 @@ class Task:
     """Work for one thread: requests, and what to do with their answers."""
 
     run: Callable[[Lane, list[Any]], None]
-    """Takes what `ByteSource.start`, or `start_stream`, returned for each request."""
+    """Takes what `ByteSource.start`, or `start_stream`, returned for each request, or `start_objects` for all."""
     requests: Sequence[Request] = ()
     streamed: bool = False
+    object_nbytes: int | None = None
+    """Set if requests are for whole objects, to be read together: what few of them exceed."""
 
 
 class Job:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine, Hashable
+from collections.abc import Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from xarray_gpuzarr.fetch.source import (
     MemoryStream,
     Pending,
     PendingEdge,
+    PendingObjects,
     PendingStream,
     Storage,
     Version,
@@ -135,10 +136,16 @@ class StoreSource:
         """Ask the store for the whole range now; what it returns is held as it is."""
         return _PendingStream(self._ask(key, _request(wanted)), wanted, version)
 
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:  # noqa: ARG002  # answers have a length
+        """Ask the store for all objects now; the returned object waits for the answers."""
+        whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+        return _PendingObjects([_PendingRange(self._ask(key, None), whole, None) for key in keys])
+
     def cancel(self, pending: object) -> None:
-        """Give up a request that has not been answered."""
-        if isinstance(pending, _Pending):
-            pending.asked.future.cancel()
+        """Give up requests that have not been answered."""
+        for request in pending.requests if isinstance(pending, _PendingObjects) else (pending,):
+            if isinstance(request, _Pending):
+                request.asked.future.cancel()
 
     def _ask(self, key: str, request: ByteRequest | None) -> _Asked:
         loop = _get_loop()
@@ -219,6 +226,18 @@ class _PendingRange(_Pending):
 
     def __call__(self, _allocate: Allocate) -> memoryview | None:
         return _checked(self.asked, self._wanted, self._version)
+
+
+class _PendingObjects:
+    """Several requests that wait to be finished together."""
+
+    __slots__ = ("__weakref__", "requests")
+
+    def __init__(self, requests: Sequence[_PendingRange]) -> None:
+        self.requests = requests
+
+    def __call__(self, allocate: Allocate) -> list[memoryview | None]:
+        return [request(allocate) for request in self.requests]
 
 
 class _PendingStream(_Pending):

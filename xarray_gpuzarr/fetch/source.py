@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Buffer, Callable, Hashable
+from collections.abc import Buffer, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -85,6 +85,9 @@ class ByteStream(Protocol):
         """Let go of what the stream holds open."""
 
 
+PendingObjects = Callable[[Allocate], list[memoryview | None]]
+"""Finish reading whole objects; None for each that does not exist. `Allocate` is called once at most."""
+
 PendingStream = Callable[[], ByteStream | None]
 """Open a stream that was asked for; None if the object does not exist."""
 
@@ -125,6 +128,9 @@ class ByteSource(Protocol):
         StoreReadError
             On finishing: the store failed or returned another number of bytes.
         """
+
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+        """Start reading whole objects, few of which have more than `nbytes` bytes; raises as `start` does."""
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""

@@ -13,14 +13,11 @@ import numpy.typing as npt
 from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import Request
-from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan
 
 Rows = npt.NDArray[np.int64]
 
 _ALIGN = 16
-_SLACK_NBYTES = 4096
-"""No codec makes a chunk longer than itself by more than 1/128 and this."""
 
 
 def aligned(nbytes: int) -> int:
@@ -43,7 +40,7 @@ class Piece(NamedTuple):
     def of(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
         """Return rows ``[lo, hi)`` of a plan, at least one."""
         if plan.spec.index is None:
-            return cls(plan, lo, hi, 0, (hi - lo) * _object_nbytes(plan.spec))
+            return cls(plan, lo, hi, 0, (hi - lo) * aligned(plan.spec.most_nbytes))
         first = int(plan.offset[lo])
         return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
 
@@ -59,7 +56,7 @@ def parts(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
     bounds = plan.cut(rule)
     lo, hi = bounds[:-1], bounds[1:]
     if plan.spec.index is None:
-        first, nbytes = np.zeros_like(lo), (hi - lo) * _object_nbytes(plan.spec)
+        first, nbytes = np.zeros_like(lo), (hi - lo) * aligned(plan.spec.most_nbytes)
     else:
         first, last = plan.offset.take(lo), hi - 1
         nbytes = plan.offset.take(last) + plan.nbytes.take(last) - first
@@ -77,12 +74,6 @@ def runs(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int, int]]:
             plan, lo = piece.plan, piece.lo
         hi = piece.hi
     yield plan, lo, hi
-
-
-def _object_nbytes(spec: ArraySpec) -> int:
-    """Return the most bytes that an unsharded chunk is expected to need in a pinned slot."""
-    nbytes = spec.encoded_nbytes
-    return aligned(nbytes + nbytes // 128 + _SLACK_NBYTES)
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:

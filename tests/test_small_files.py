@@ -1,0 +1,124 @@
+"""Chunks that are files of their own: read many at a time, whatever their lengths and wherever their bytes are."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.corpus import counting, write
+from zarr.storage import LocalStore
+
+from xarray_gpuzarr import StoreReadError, read_array
+from xarray_gpuzarr.fetch import LocalSource, StoreSource
+
+EXPECTED = 1500
+LENGTHS = [0, 1, 511, 512, 513, 1024, 1500, 1536, 1537, 5000]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Objects of all lengths, one that does not exist among them: directory and what is in them."""
+    noise = np.random.default_rng(0)
+    contents = {f"{n}": noise.bytes(n) for n in LENGTHS}
+    for key, content in contents.items():
+        (tmp_path / key).write_bytes(content)
+    return tmp_path, {**contents, "none": None}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of the system that this thread makes, with all bytes in memory."""
+    made, here, preadv = [], threading.get_ident(), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, offset, _flags=0: preadv(fd, into, offset))
+
+    def noting(name, real):
+        def call(*args):
+            if threading.get_ident() == here:
+                made.append(name)
+            return real(*args)
+
+        return call
+
+    for name in ("open", "fstat", "preadv", "close"):
+        monkeypatch.setattr(os, name, noting(name, getattr(os, name)))
+    return made
+
+
+def found(source, keys):
+    objects = source.start_objects(keys, EXPECTED)(lambda nbytes: memoryview(bytearray(nbytes)))
+    return [None if data is None else bytes(data) for data in objects]
+
+
+@pytest.mark.parametrize("kind", ["files", "requests"])
+def test_objects_of_all_lengths_and_of_none(files, kind):
+    directory, contents = files
+    source = LocalSource(root=str(directory)) if kind == "files" else StoreSource(store=LocalStore(directory))
+
+    assert found(source, list(contents)) == list(contents.values())
+    assert found(source, ["513"]) == [contents["513"]]
+    assert found(source, ["none"]) == [None]
+
+
+def test_a_small_file_takes_three_calls(files, calls):
+    directory, contents = files
+
+    calls.clear()
+    objects = found(LocalSource(root=str(directory)), ["1", "511", "513"])
+    made = list(calls)
+
+    assert objects == [contents[key] for key in ("1", "511", "513")]
+    assert made == 3 * ["open", "preadv", "close"]
+
+
+def _nothing(_preadv):
+    def preadv(fd, into, offset, flags=0):
+        if flags:
+            raise BlockingIOError(errno.EAGAIN, "not in memory")
+        return _preadv(fd, into, offset)
+
+    return preadv
+
+
+def _cannot_tell(_preadv):
+    def preadv(fd, into, offset, flags=0):
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "no such flag")
+        return _preadv(fd, into, offset)
+
+    return preadv
+
+
+def _one_block(_preadv):
+    def preadv(fd, into, offset, flags=0):
+        return _preadv(fd, [into[0][:512]] if flags else into, offset)
+
+    return preadv
+
+
+@pytest.mark.parametrize("cached", [_nothing, _cannot_tell, _one_block])
+def test_files_that_are_not_all_in_memory(files, monkeypatch, cached):
+    directory, contents = files
+    monkeypatch.setattr(os, "preadv", cached(os.preadv))
+
+    assert found(LocalSource(root=str(directory)), list(contents)) == list(contents.values())
+
+
+def test_a_directory_in_place_of_a_chunk_is_named(files):
+    directory, _ = files
+    (directory / "d").mkdir()
+
+    with pytest.raises(StoreReadError, match=f"{directory}/d"):
+        found(LocalSource(root=str(directory)), ["1", "d"])
+
+
+@pytest.mark.parametrize("codecs", [{"compressors": None}, {"compressors": zarr.codecs.ZstdCodec()}])
+@pytest.mark.every_decoder
+def test_chunk_files_with_holes(tmp_path, codecs):
+    data = counting((40, 60), "u2")
+    data[8:16, :30] = 0
+    array = write(LocalStore(tmp_path), data, chunks=(8, 10), **codecs)
+
+    assert_same_bits(read_array(array), data)
