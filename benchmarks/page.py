@@ -149,6 +149,13 @@ def _host(run: Run) -> list[str]:
 
 
 _SECTIONS = {"store": "Stores behind a network", "cluster": "On a cluster", "copies": "Copies in memory"}
+_SECTION_TEXTS = {
+    "store": """
+The server is on the same machine. Without a line between them it takes its share of the cores, and what shows is how
+much a reader leaves to it: a bare client does nothing with what it gets. Behind a line of 5 Gbit/s all have time, and
+what shows is whether a reader keeps the line busy.
+"""
+}
 
 
 def _published_in(run: Run, kind: str) -> list[str]:
@@ -193,7 +200,7 @@ def _others(run: Run) -> list[str]:
         section, _, name = case.name.partition("/")
         if section not in sections:
             sections.add(section)
-            parts.append(f"### {_SECTIONS.get(section, section)}")
+            parts += [f"### {_SECTIONS.get(section, section)}", prose(_SECTION_TEXTS.get(section, ""))]
         parts.append(titled_table(case, name or section))
     return parts
 

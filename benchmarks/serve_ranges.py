@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import threading
@@ -36,6 +37,9 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.directory = directory
         self.latency_s = 0.0
+        self.bytes_per_s = math.inf
+        """What the line lets through, shared by all answers."""
+        self._line_is_free = 0.0
         self.log: list[LoggedRequest] = []
         self.faults: list[Fault] = []
         self.most_at_once = 0
@@ -47,6 +51,15 @@ class _Server(ThreadingHTTPServer):
         with self._lock:
             self._n_at_once += change
             self.most_at_once = max(self.most_at_once, self._n_at_once)
+
+    def wait_for_line(self, nbytes: int) -> None:
+        """Wait until so many more bytes may be sent."""
+        with self._lock:
+            now = time.monotonic()
+            self._line_is_free = max(now, self._line_is_free) + nbytes / self.bytes_per_s
+            wait_s = self._line_is_free - now
+        if wait_s > 0:
+            time.sleep(wait_s)
 
     def fault_for(self, method: str, path: str) -> Fault | None:
         """Return the first fault that this request meets, counting it."""
@@ -171,6 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         out = self.connection.fileno()
         while length > 0:
+            self.server.wait_for_line(min(length, _PIECE_NBYTES))
             sent = os.sendfile(out, fd, at, min(length, _PIECE_NBYTES))
             if sent == 0:
                 self.close_connection = True

@@ -1,7 +1,7 @@
 """Cases behind a server on loopback: throughput against the bare client at several latencies, and requests counted.
 
-The server (`range_server`) is a process of its own, so client and server share the cores of the machine: at no latency,
-what is measured is who uses least of them.
+The server (`range_server`) is a process of its own, so client and server share the cores of the machine: on loopback
+itself, what is measured is who uses least of them. Behind a line of limited rate it is who leaves it idle.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from xarray_gpuzarr import index_cache, read_array
 from xarray_gpuzarr.bench.readers import PIPELINES
 
 LATENCIES_MS = (0, 10, 50)
+_LINE_BITS_PER_S = 5e9
+"""More than a cloud machine gets for every two cores."""
 _COUNTING_S = 0.05
 """Latency at which the requests of one of our reads that are under way at once are counted: none is answered before
 all have come."""
@@ -83,6 +85,7 @@ def cases(scale: float, folder: Path) -> list[Case]:
     volume = VOLUME if scale == 1 else VOLUME.scaled(scale)
     return [
         *(_throughput_case(w, ms, folder, client) for client in _CLIENTS for w in shards for ms in latencies),
+        *(_throughput_case(shards[0], ms, folder, client, with_line=True) for client in _CLIENTS for ms in latencies),
         _requests_case(volume, folder),
     ]
 
@@ -90,11 +93,13 @@ def cases(scale: float, folder: Path) -> list[Case]:
 class Served:
     """A server of a folder of stores, until the last of its users has closed it."""
 
-    def __init__(self, n_users: int, folder: Path, latency_ms: float) -> None:
+    def __init__(self, n_users: int, folder: Path, latency_ms: float, *, with_line: bool = False) -> None:
         self._n_users = n_users
         self._stack = ExitStack()
         self.latency_s = latency_ms / 1e3
         self.server = self._stack.enter_context(RangeServer(folder, self.latency_s))
+        if with_line:
+            self.server.set(bytes_per_s=_LINE_BITS_PER_S / 8)
 
     def close(self) -> None:
         """Let one user go."""
@@ -186,23 +191,27 @@ def _contestants(
     ]
 
 
-def _served(workload: Workload, folder: Path, latency_ms: float) -> tuple[Path, Callable[[int], Served]]:
+def _served(
+    workload: Workload, folder: Path, latency_ms: float, *, with_line: bool = False
+) -> tuple[Path, Callable[[int], Served]]:
     """Write a store into a folder of its own that can be served as a bucket."""
     path = write_workload(workload, folder / "served" / "stores")
     for file in path.rglob("*"):
         os.utime(file, (_LONG_AGO_S, _LONG_AGO_S))
-    return path, lambda n_users: Served(n_users, path.parent.parent, latency_ms)
+    return path, lambda n_users: Served(n_users, path.parent.parent, latency_ms, with_line=with_line)
 
 
 # ---- throughput
 
 
-def _throughput_case(workload: Workload, latency_ms: int, folder: Path, client: str) -> Case:
+def _throughput_case(
+    workload: Workload, latency_ms: int, folder: Path, client: str, *, with_line: bool = False
+) -> Case:
     bare = _CLIENTS[client]
     limits = (_LOCAL, *bare)
 
     def contestants() -> list[Contestant]:
-        path, served = _served(workload, folder, latency_ms)
+        path, served = _served(workload, folder, latency_ms, with_line=with_line)
         expected = zarr.open_array(path / workload.variable, mode="r")[...]
 
         def prepare(shared: Served, name: str) -> Ready:
@@ -217,9 +226,11 @@ def _throughput_case(workload: Workload, latency_ms: int, folder: Path, client: 
         readers = _OPENERS if client == "obstore" else [f"gpuzarr, {client}"]
         return _contestants(workload, served, prepare, [*readers, *limits], limits)
 
+    line = f"{_LINE_BITS_PER_S / 1e9:.0f} Gbit/s"
     return Case(
-        name=f"store/{workload.codec} {latency_ms} ms{'' if client == 'obstore' else f', {client}'}",
-        summary=f"{workload.summary}; whole array from a server that answers {latency_ms} ms late",
+        name=f"store/{workload.codec} {latency_ms} ms{f', {line}' * with_line}{f', {client}' * (client != 'obstore')}",
+        summary=f"{workload.summary}; whole array from a server that answers {latency_ms} ms late"
+        + f", over a line of {line}" * with_line,
         contestants=contestants,
     )
 

@@ -2,8 +2,11 @@
 
 import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from benchmarks.host_cases import Crew, HostCase, Scene
 from benchmarks.measure import Session
 from benchmarks.opened import Opened, Task
 from benchmarks.published import BLOG, BLOG_PRODUCTS, CONCURRENCIES, ZARRS_VOLUMES, published, study
+from benchmarks.range_server import RangeServer
 from benchmarks.readers import READERS, Reader
 from benchmarks.results import Results
 from benchmarks.stores import write_workload
@@ -318,3 +322,18 @@ def test_a_process_of_its_own_reads_and_reports(folder):
     assert peak.result_nbytes == EDGES.nbytes
     assert isinstance(lost, Failure)
     assert isinstance(process.ask("sample"), Failure)
+
+
+def test_a_line_lets_through_no_more_than_it_says(tmp_path):
+    (tmp_path / "o").write_bytes(bytes(2 << 20))
+
+    def get(server):
+        with urlopen(f"{server.url}/o") as answer:
+            return len(answer.read())
+
+    with RangeServer(tmp_path) as server, ThreadPoolExecutor(2) as pool:
+        server.set(bytes_per_s=20 << 20)
+        began = time.monotonic()
+        assert list(pool.map(get, [server, server])) == [2 << 20, 2 << 20]
+
+    assert time.monotonic() - began >= 0.2
