@@ -32,7 +32,8 @@ _BLOSC_LENGTHS = struct.Struct("<BxxxIII")
 _BLOSC_VERSION = 2
 
 
-def _blosc_nbytes(frame: memoryview | bytes) -> int:
+def blosc_nbytes(frame: memoryview | bytes) -> int:
+    """Return the decoded length that the header of a blosc frame declares; raise FrameError if it is none."""
     if len(frame) < 16:
         raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
     version, nbytes, _blocksize, cbytes = _BLOSC_LENGTHS.unpack_from(frame)
@@ -84,7 +85,7 @@ _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = {
     GzipSpec: _gzip_nbytes,
     ZlibSpec: _zlib_nbytes,
     Lz4Spec: _lz4_nbytes,
-    BloscSpec: _blosc_nbytes,
+    BloscSpec: blosc_nbytes,
 }
 
 

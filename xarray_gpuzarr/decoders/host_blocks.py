@@ -6,7 +6,7 @@ output. Boxes of the output have a module of their own, `box_blocks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -59,11 +59,7 @@ class Block:
 
     def _runner(self, lo: int, hi: int) -> Callable[[Lane, list[Any]], None]:
         def run_objects(lane: Lane, pending: list[PendingObjects]) -> None:
-            for row, data in enumerate(pending[0](lane.staging), lo):
-                if data is None:
-                    self.fill(self.rows[row])
-                else:
-                    self.place_row(lane, data, row)
+            self.place_rows(lane, pending[0](lane.staging), lo)
 
         def run_range(lane: Lane, pending: list[Pending]) -> None:
             data = self.read(pending[0], lane.staging)
@@ -89,15 +85,18 @@ class Block:
 
     def place_range(self, lane: Lane, data: memoryview, lo: int, hi: int) -> None:
         """Decode and place the chunks of rows ``[lo, hi)``, whose bytes are `data`."""
-        first = self.offset[lo]
-        for row in range(lo, hi):
-            at = self.offset[row] - first
-            self.place_row(lane, data[at : at + self.nbytes[row]], row)
+        first, ranges = self.offset[lo], zip(self.offset[lo:hi], self.nbytes[lo:hi], strict=True)
+        self.place_rows(lane, (data[at - first : at - first + nbytes] for at, nbytes in ranges), lo)
 
-    def place_row(self, lane: Lane, src: memoryview, row: int) -> None:
-        """Decode one chunk and place it."""
+    def place_rows(self, lane: Lane, chunks: Iterable[memoryview | None], lo: int) -> None:
+        """Decode and place the chunks of the rows from `lo` on; None stands for one that was never written."""
+        row = lo
         try:
-            self.decode_row(lane, src, row)
+            for row, data in enumerate(chunks, lo):
+                if data is None:
+                    self.fill(self.rows[row])
+                else:
+                    self.decode_row(lane, data, row)
         except FrameError as err:
             raise corrupt_chunk(self.plan, row, str(err)) from err
 

@@ -36,7 +36,7 @@ from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_filters import decode_elements, unshuffle
 from xarray_gpuzarr.decoders.scratch import buffer, copy_bytes
 from xarray_gpuzarr.fetch import ByteStream
-from xarray_gpuzarr.frames import FrameError, declared_nbytes, has_zstd_checksum
+from xarray_gpuzarr.frames import FrameError, blosc_nbytes, declared_nbytes, has_zstd_checksum
 
 DecodeInto = Callable[[memoryview, memoryview], None]
 """Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
@@ -49,7 +49,6 @@ _LEAST_ZSTD_NBYTES = 6
 _STAGE_SLACK_NBYTES = 64 * 1024
 """No codec in the middle of a chain makes a chunk twice its size, but for headers."""
 _LZ4 = Lz4Spec()
-_BLOSC = BloscSpec(cname="any", shuffle="any", typesize=None)
 
 _thread = threading.local()
 
@@ -91,7 +90,7 @@ def _zstd_context() -> Any:
 
 def _blosc(src: memoryview, dst: memoryview) -> None:
     # The C decoder trusts the header's lengths, so they are compared with the real ones first.
-    if declared_nbytes(_BLOSC, src) != len(dst):
+    if blosc_nbytes(src) != len(dst):
         raise FrameError("a frame of another length")
     if is_worth_inflating(src, dst):
         inflate_frame(src, dst)
