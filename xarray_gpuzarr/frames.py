@@ -80,6 +80,14 @@ def has_zstd_checksum(frame: memoryview | bytes) -> bool:
     return bool(frame[4] & 4)
 
 
+def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
+    """Say whether bytes begin a zstd frame of `expected` bytes, with no dictionary and no checksum."""
+    try:
+        return _zstd_nbytes(frame) == expected and not frame[4] & 0x1F
+    except FrameError:
+        return False
+
+
 _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = {
     ZstdSpec: _zstd_nbytes,
     GzipSpec: _gzip_nbytes,

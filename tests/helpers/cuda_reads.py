@@ -1,7 +1,7 @@
 """Reads by the CUDA decoder on the simulator, and a note of every call: which one, from where, whether it blocked.
 
 A scene is an array whose shards need several staging segments and several batches under `SMALL`: chunks compress
-little, two chunks and a shard are missing, and where the codec has such, one chunk is left to the host codec.
+little, two chunks and a shard are missing, and where the host looks at all headers, one chunk is left to its codec.
 """
 
 import gzip
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-import zstandard
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
@@ -147,10 +146,6 @@ class Scene:
     expected: np.ndarray
 
 
-def _zstd_with_checksum(chunk: bytes) -> bytes:
-    return zstandard.ZstdCompressor(write_checksum=True).compress(chunk)
-
-
 def _gzip_with_name(chunk: bytes) -> bytes:
     out = io.BytesIO()
     with gzip.GzipFile("name", "wb", fileobj=out) as file:
@@ -159,9 +154,10 @@ def _gzip_with_name(chunk: bytes) -> bytes:
 
 
 _KINDS: dict[str, tuple[int, Any, Callable[[bytes], bytes] | None]] = {
-    "zstd, scattered": (2, ZstdCodec(), _zstd_with_checksum),
-    "zstd, straight into the result": (1, ZstdCodec(), _zstd_with_checksum),
+    "zstd, scattered": (2, ZstdCodec(), None),
+    "zstd, straight into the result": (1, ZstdCodec(), None),
     "gzip": (2, GzipCodec(), _gzip_with_name),
+    "gzip, straight into the result": (1, GzipCodec(), _gzip_with_name),
     "zlib, moved first": (2, zn.Zlib(level=1), None),
     "lz4": (1, zn.LZ4(), None),
     "blosc, shuffled": (2, BloscCodec(cname="zstd", shuffle="bitshuffle", typesize=2), None),

@@ -1,8 +1,8 @@
-"""What zstd frames take on the GPU beside nvCOMP: a look at their blocks before nvCOMP is given them.
+"""What zstd frames take on the GPU beside nvCOMP: a look at them before nvCOMP is given them.
 
 nvCOMP trusts what it is given: a frame that was cut, or is followed by another one, may make it read or write out of
-bounds. Frame headers are checked on the host (`frame_columns`); the blocks lie all over a frame, so a thread of the
-GPU follows them sooner than a host could. Called by the CUDA decoder.
+bounds. Headers and blocks lie all over a shard, so threads of the GPU follow them sooner than a host could. Called by
+the CUDA decoder.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def zstd_kernels() -> list[Kernel]:
 
 
 def check_zstd(api: DeviceApi, stream: Stream, *, table: Address, n: int, spare: Address, refused: Address) -> None:
-    """Take frames whose blocks are not sound out of a batch.
+    """Take what is not a sound frame of the expected length out of a batch.
 
     Parameters
     ----------
     api : DeviceApi
     stream : Stream
     table : Address of uint64, shape (4, n)
-        Addresses of the frames, of any alignment; their lengths in bytes, at least 10; addresses for the results; the
-        lengths that their headers declare. The first two rows are changed where a frame is refused.
+        Addresses of the frames, of any alignment; their lengths in bytes; addresses for the results; their lengths. The
+        first two rows are changed where a frame is refused.
     n : int
         Number of frames.
     spare : Address of uint8, shape (10,)
@@ -42,8 +42,9 @@ def check_zstd(api: DeviceApi, stream: Stream, *, table: Address, n: int, spare:
 
     Notes
     -----
-    A frame passes if its blocks end where it does, none is of the reserved type or longer than the header allows, and
-    their sizes can add up to the declared length. No byte outside of a frame is read.
+    A frame passes if its header declares the length of its result, at least one byte, and neither a dictionary nor a
+    checksum, which nobody would verify; if its blocks end where it does, none is of the reserved type or longer than
+    the header allows; and if their sizes can add up to that length. No byte outside of a frame is read.
 
     References
     ----------

@@ -1,17 +1,19 @@
-// Whether the blocks of zstd frames end where the frames do, before a decoder that trusts them is let in.
+// Whether chunks are zstd frames of the expected length whose blocks end where they do, before a decoder that trusts
+// them is let in.
 //
 // Grid: ceil(n / 32) blocks of 32 threads; a thread follows one frame. `table` has four columns of n words: source, its
-// length, target, its length. Frame headers have been checked. Where the blocks are not sound, source and length become
-// those of the frame at `spare`, and the word in `refused` (zeros) becomes 1.
-// Memory: 3 scattered bytes for each block of up to 128 KiB, one after the other.
+// length, target, its length. Where a frame is not sound, source and length become those of the frame at `spare`, and
+// the word in `refused` (zeros) becomes 1.
+// Memory: up to 14 bytes of a header, 3 scattered bytes for each block of up to 128 KiB, one after the other.
 // Python: test_zstd_kernel.py has it one field at a time. RFC 8878 section 3.1.1.
 
 typedef unsigned char u1;
 typedef unsigned int u4;
 typedef unsigned long long u8;
 
+constexpr u4 magic = 0xFD2FB528;
 constexpr u4 most_nbytes = 128 * 1024;  // of any block
-constexpr u4 spare_nbytes = 10;
+constexpr u4 spare_nbytes = 10;  // fewer hold no frame of a byte
 enum Kind { raw, repeated, compressed, reserved };
 
 // Longest block of a frame with a window; 0 where the window is more than libzstd ever allows.
@@ -23,10 +25,23 @@ __device__ inline u4 window_limit(u4 descriptor)
     return window < most_nbytes ? (u4)window : most_nbytes;
 }
 
+// The number in n bytes, the lowest first.
+__device__ inline u8 number(const u1* bytes, u4 n)
+{
+    u8 value = 0;
+    while (n > 0) value = value << 8 | bytes[--n];
+    return value;
+}
+
 __device__ inline bool sound(const u1* frame, u8 nbytes, u8 expected)
 {
+    if (!expected || nbytes < spare_nbytes || number(frame, 4) != magic) return false;
     const u4 descriptor = frame[4], single = descriptor >> 5 & 1, flag = descriptor >> 6;
-    u8 at = 6 - single + (flag ? 1u << flag : single);
+    // A dictionary, a checksum of the content, a bit that should be 0; or no length.
+    if (descriptor & 31 || !(flag | single)) return false;
+    const u4 width = 1u << flag;
+    u8 at = 6 - single + width;
+    if (at > nbytes || number(frame + at - width, width) + (width == 2 ? 256 : 0) != expected) return false;
     u8 limit = expected < most_nbytes ? expected : most_nbytes;
     if (!single) limit = window_limit(frame[5]);
     u8 least = 0, n_compressed = 0;

@@ -1,4 +1,4 @@
-"""Chunks of local files straight into device memory: the host sees their first and last bytes only.
+"""Chunks of local files straight into device memory: the host sees their first and last bytes at most.
 
 For chunks that the device can judge by so little: raw ones, and those of a codec that is one stream. What turns out to
 be unusual is fetched again, by the host, as everything else is.
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT
+from xarray_gpuzarr.codecs import ZstdSpec
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import Address, DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
@@ -22,7 +23,15 @@ from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.staging import Flags, Staged, Stager
-from xarray_gpuzarr.decoders.cuda.streams import ENVELOPES, Filters, Streams, find_streams, longest_stream, shuffled
+from xarray_gpuzarr.decoders.cuda.streams import (
+    ENVELOPES,
+    Filters,
+    Streams,
+    find_streams,
+    longest_stream,
+    shuffled,
+    zstd_streams,
+)
 from xarray_gpuzarr.decoders.faults import no_direct_files, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource
@@ -87,7 +96,7 @@ class DirectStager(Stager):
             yield list(pieces)
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
-        """Read pieces into device memory, look at both ends of every chunk, and fetch again what is unusual.
+        """Read pieces into device memory, look at both ends of chunks if need be, and fetch again what is unusual.
 
         Raises
         ------
@@ -136,6 +145,8 @@ class DirectStager(Stager):
         chain, compressor = self._chain, self._chain.compressor
         if compressor is None:
             ready, streams = present & (nbytes == chain.inner_nbytes), Streams.none()
+        elif isinstance(compressor, ZstdSpec):
+            ready, streams = zstd_streams(compressor, nbytes, chain.inner_nbytes)
         else:
             rows = np.flatnonzero(present & (nbytes <= longest_stream(compressor)))
             sketches, lengths = self._sketches(address[rows], nbytes[rows])
