@@ -98,8 +98,9 @@ def test_zstd_frame_cut_at_the_end_of_the_data_is_refused(frame):
     assert [ready([frame[:n]], 9) for n in range(len(frame))] == [[False]] * len(frame)
 
 
-def test_zstd_frame_of_nothing_is_left_to_the_host():
-    frame = by_hand.header(content_size=0, width=8) + by_hand.blocks((RAW, 0))
+@pytest.mark.parametrize("window", [None, 0x58])
+def test_zstd_frame_of_nothing_is_left_to_the_host(window):
+    frame = by_hand.header(content_size=0, width=8, window=window) + by_hand.blocks((RAW, 0))
 
     assert ready([frame], 0) == [False]
 
