@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -73,35 +74,27 @@ def test_a_small_file_takes_three_calls(files, calls):
     assert made == 3 * ["open", "preadv", "close"]
 
 
-def _nothing(_preadv):
-    def preadv(fd, into, offset, flags=0):
+def _refused(number):
+    def preadv(real, fd, into, offset, flags=0):
         if flags:
-            raise BlockingIOError(errno.EAGAIN, "not in memory")
-        return _preadv(fd, into, offset)
+            raise OSError(number, os.strerror(number))
+        return real(fd, into, offset)
 
     return preadv
 
 
-def _cannot_tell(_preadv):
-    def preadv(fd, into, offset, flags=0):
-        if flags:
-            raise OSError(errno.EOPNOTSUPP, "no such flag")
-        return _preadv(fd, into, offset)
-
-    return preadv
+def _one_block(real, fd, into, offset, flags=0):
+    return real(fd, [into[0][:512]] if flags else into, offset)
 
 
-def _one_block(_preadv):
-    def preadv(fd, into, offset, flags=0):
-        return _preadv(fd, [into[0][:512]] if flags else into, offset)
-
-    return preadv
-
-
-@pytest.mark.parametrize("cached", [_nothing, _cannot_tell, _one_block])
-def test_files_that_are_not_all_in_memory(files, monkeypatch, cached):
+@pytest.mark.parametrize(
+    "preadv",
+    [_refused(errno.EAGAIN), _refused(errno.EOPNOTSUPP), _one_block],
+    ids=["nothing there", "a system that cannot tell", "one block"],
+)
+def test_files_that_are_not_all_in_memory(files, monkeypatch, preadv):
     directory, contents = files
-    monkeypatch.setattr(os, "preadv", cached(os.preadv))
+    monkeypatch.setattr(os, "preadv", partial(preadv, os.preadv))
 
     assert found(LocalSource(root=str(directory)), list(contents)) == list(contents.values())
 
