@@ -74,6 +74,17 @@ def test_a_small_file_takes_three_calls(files, calls):
     assert made == 3 * ["open", "preadv", "close"]
 
 
+def test_a_file_of_whole_blocks_is_read_once(files, calls):
+    directory, contents = files
+
+    calls.clear()
+    objects = found(LocalSource(root=str(directory)), ["512", "1024"])
+    made = list(calls)
+
+    assert objects == [contents[key] for key in ("512", "1024")]
+    assert made == 2 * ["open", "preadv", "fstat", "close"]
+
+
 def _refused(number):
     def preadv(real, fd, into, offset, flags=0):
         if flags:

@@ -144,9 +144,10 @@ class LocalSource:
             if done % _BLOCK_NBYTES:  # what is cached ends with a block, unless the file ends before
                 return room[:done]
             nbytes = os.fstat(fd).st_size
-            into = room[:nbytes] if nbytes <= len(room) else memoryview(bytearray(nbytes))
-            self.pread(fd, key, 0, into)
-            return into
+            if nbytes > len(room):
+                room, done = memoryview(bytearray(nbytes)), 0
+            self.pread(fd, key, done, room[done:nbytes])
+            return room[:nbytes]
         finally:
             os.close(fd)
 
