@@ -103,6 +103,8 @@ def _lz4(data: Bytes, start: Column, end: Column, expected: int) -> Flags:  # no
 
 
 _ZSTD_MAGIC = 0xFD2FB528
+LEAST_ZSTD_NBYTES = 10
+"""Of a frame that decodes to one byte."""
 
 
 def _descriptor_fields() -> Column:
@@ -144,7 +146,7 @@ def _zstd(data: Bytes, start: Column, end: Column, expected: int) -> Flags:
 
 
 _READY: dict[type, tuple[int, Callable[[Bytes, Column, Column, int], Flags]]] = {
-    ZstdSpec: (10, _zstd),
+    ZstdSpec: (LEAST_ZSTD_NBYTES, _zstd),
     GzipSpec: (21, _gzip),
     ZlibSpec: (9, _zlib),
     Lz4Spec: (6, _lz4),

@@ -27,7 +27,7 @@ from xarray_gpuzarr.codecs import (
 from xarray_gpuzarr.cuda import blosc
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
-from xarray_gpuzarr.frame_columns import device_ready
+from xarray_gpuzarr.frame_columns import LEAST_ZSTD_NBYTES, device_ready
 from xarray_gpuzarr.frames import is_plain_zstd
 
 Rows = npt.NDArray[np.int64]
@@ -80,10 +80,6 @@ ENVELOPES: dict[type[CompressorSpec], Envelope] = {
 }
 """RFC 1952: CRC-32 and length end a gzip member. RFC 1950: 2 bytes before a deflate stream, an Adler-32 after it.
 numcodecs: the length before an LZ4 block."""
-
-_LEAST_ZSTD_NBYTES = 10
-"""Of a frame that holds a byte."""
-_ZSTD_HEADER_NBYTES = 18
 
 _IN_BLOSC = {
     blosc_frames.BLOSCLZ: Envelope(inflate=_BLOSCLZ),
@@ -232,11 +228,12 @@ def find_streams(
     """
     if isinstance(stage, BloscSpec):
         return _find_in_blosc(data, start, nbytes, expected)
-    if isinstance(stage, ZstdSpec) and len(start) and is_plain_zstd(_first(data, start, nbytes), expected):
-        return *zstd_streams(stage, nbytes, expected), Filters.none()
+    if isinstance(stage, ZstdSpec) and len(start):
+        first = memoryview(data)[int(start[0]) : int(start[0] + nbytes[0])]
+        if is_plain_zstd(first, expected):
+            return *zstd_streams(stage, nbytes, expected), Filters.none()
     ready = (nbytes <= longest_stream(stage)) & device_ready(stage, data, start, nbytes, expected)
-    chunk = ready.nonzero()[0]
-    whole = Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes[chunk], target_nbytes=expected)
+    whole = _whole(ready, nbytes, expected)
     _open(ENVELOPES[type(stage)], whole, data, start)
     return ready, whole, Filters.none()
 
@@ -246,17 +243,16 @@ def zstd_streams(stage: ZstdSpec, nbytes: Rows, expected: int) -> tuple[npt.NDAr
 
     Where one writer wrote all chunks, a look at each on the host would be wasted, and each is a cache miss.
     """
-    ready = (nbytes >= _LEAST_ZSTD_NBYTES) & (nbytes <= longest_stream(stage))
-    chunk = ready.nonzero()[0]
-    whole = Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes[chunk], target_nbytes=expected)
+    ready = (nbytes >= LEAST_ZSTD_NBYTES) & (nbytes <= longest_stream(stage))
+    whole = _whole(ready, nbytes, expected)
     whole.format[:] = FORMATS.index(_ZSTD)
     return ready, whole
 
 
-def _first(data: Bytes, start: Rows, nbytes: Rows) -> memoryview:
-    """Return the header of the first chunk, and what follows."""
-    at = int(start[0])
-    return memoryview(data)[at : at + min(int(nbytes[0]), _ZSTD_HEADER_NBYTES)]
+def _whole(ready: npt.NDArray[np.bool_], nbytes: Rows, expected: int) -> Streams:
+    """Return a stream for each ready chunk, all of its bytes."""
+    chunk = ready.nonzero()[0]
+    return Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes[chunk], target_nbytes=expected)
 
 
 def _find_in_blosc(
