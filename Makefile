@@ -78,16 +78,16 @@ layers: $(VENV)/.installed ## Check that no floor imports from one above it
 
 check: lint types layers test test-oldest package docs bench-smoke ## Everything that CI runs
 
-bench: $(VENV)/.bench ## Compare with zarr-python, zarrs and TensorStore (minutes)
+bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
-bench-full: $(VENV)/.bench ## The same with published workloads in their full size (hours; 32 GB of memory and disk)
+bench-full: $(VENV)/.installed ## The same with published workloads in their full size (hours; 32 GB of memory and disk)
 	$(BIN)/python -m benchmarks --full $(BENCH_FLAGS)
 
-performance: $(VENV)/.bench ## Write docs/performance.md and its figures from the newest results
+performance: $(VENV)/.installed ## Write docs/performance.md and its figures from the newest results
 	$(BIN)/python -m benchmarks.page
 
-bench-smoke: $(VENV)/.bench ## The same on tiny data, to see that it runs
+bench-smoke: $(VENV)/.installed ## The same on tiny data, to see that it runs
 	$(BIN)/python -m benchmarks --smoke
 
 package: $(VENV)/.installed ## Build wheel and sdist, install the wheel into an empty environment, use it there
@@ -117,10 +117,6 @@ $(OLDEST)/.installed: $(VENV)/.installed
 
 $(VENV)/.gpu: $(VENV)/.installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,cuda$(CUDA)]'
-	@touch $@
-
-$(VENV)/.bench: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
