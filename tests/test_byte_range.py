@@ -17,25 +17,21 @@ rules = st.builds(CoalesceRule, max_gap_nbytes=st.integers(0, 30), max_nbytes=st
 
 @st.composite
 def rows(draw):
-    """(group, offset, nbytes) sorted as the caller must: disjoint or equal ranges inside a group."""
-    table = []
-    for group in range(draw(st.integers(0, 3))):
-        at = 0
-        for gap, nbytes, copies in draw(
-            st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(1, 2)), max_size=8)
-        ):
-            table += [(group, at + gap, nbytes)] * copies
-            at += gap + nbytes
-    return np.asarray(table, np.int64).reshape(-1, 3).T
+    """(offset, nbytes) sorted as the caller must: disjoint or equal ranges."""
+    table, at = [], 0
+    for gap, nbytes, copies in draw(
+        st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(1, 2)), max_size=16)
+    ):
+        table += [(at + gap, nbytes)] * copies
+        at += gap + nbytes
+    return np.asarray(table, np.int64).reshape(-1, 2).T
 
 
 def runs_of(columns, rule):
-    """(group, first byte, end, rows) of every run."""
-    group, offset, nbytes = columns
-    bounds = coalesce(group, offset, nbytes, rule).tolist()
-    return [
-        (set(group[a:b].tolist()), int(offset[a]), int((offset + nbytes)[b - 1]), b - a) for a, b in pairwise(bounds)
-    ]
+    """(first byte, end, rows) of every run."""
+    offset, nbytes = columns
+    bounds = coalesce(offset, nbytes, rule).tolist()
+    return [(int(offset[a]), int((offset + nbytes)[b - 1]), b - a) for a, b in pairwise(bounds)]
 
 
 @many
@@ -50,23 +46,17 @@ def test_runs_cover_all_rows_in_order(columns, rule):
 
 @many
 @given(rows(), rules)
-def test_run_stays_inside_one_object(columns, rule):
-    assert all(len(groups) == 1 for groups, *_ in runs_of(columns, rule))
-
-
-@many
-@given(rows(), rules)
 def test_joined_rows_are_never_longer_than_allowed(columns, rule):
-    assert all(n == 1 or end - start <= rule.max_nbytes for _, start, end, n in runs_of(columns, rule))
+    assert all(n == 1 or end - start <= rule.max_nbytes for start, end, n in runs_of(columns, rule))
 
 
 @many
 @given(rows(), rules)
 def test_gaps_inside_a_run_are_never_wider_than_allowed(columns, rule):
-    group, offset, nbytes = columns
+    offset, nbytes = columns
     gap = offset[1:] - (offset + nbytes)[:-1]
     inside = np.ones(len(gap), bool)
-    inside[coalesce(group, offset, nbytes, rule)[1:-1] - 1] = False
+    inside[coalesce(offset, nbytes, rule)[1:-1] - 1] = False
 
     assert (gap[inside] <= rule.max_gap_nbytes).all()
 
@@ -74,15 +64,14 @@ def test_gaps_inside_a_run_are_never_wider_than_allowed(columns, rule):
 @many
 @given(rows(), rules)
 def test_neighbouring_runs_could_not_have_been_joined(columns, rule):
-    group, offset, nbytes = columns
-    bounds = coalesce(group, offset, nbytes, rule)
+    offset, nbytes = columns
+    bounds = coalesce(offset, nbytes, rule)
     first, border = bounds[:-2], bounds[1:-1]
     end = offset + nbytes
 
-    another_object = group[border] != group[border - 1]
     too_far = offset[border] - end[border - 1] > rule.max_gap_nbytes
     too_long = end[border] - offset[first] > rule.max_nbytes
-    assert (another_object | too_far | too_long).all()
+    assert (too_far | too_long).all()
 
 
 @pytest.mark.parametrize(
@@ -100,12 +89,4 @@ def test_neighbouring_runs_could_not_have_been_joined(columns, rule):
     ],
 )
 def test_runs_of_one_object(offset, nbytes, bounds):
-    group = np.zeros(len(offset), np.int64)
-
-    assert coalesce(group, np.asarray(offset, np.int64), np.asarray(nbytes, np.int64), RULE).tolist() == bounds
-
-
-def test_objects_are_never_joined():
-    group, offset, nbytes = np.array([[0, 1, 1], [0, 0, 10], [10, 10, 10]])
-
-    assert coalesce(group, offset, nbytes, RULE).tolist() == [0, 1, 3]
+    assert coalesce(np.asarray(offset, np.int64), np.asarray(nbytes, np.int64), RULE).tolist() == bounds

@@ -18,8 +18,9 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
 from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.decoders.cuda.receipts import NO_CHUNKS, Receipt
+from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS
 
 
 def assert_reads(device, name, selection=...):
@@ -211,7 +212,7 @@ def test_chunk_that_no_codec_can_decode_is_named():
 
 
 def test_without_the_receipt_nobody_would_know(monkeypatch):
-    monkeypatch.setattr(Receipt, "doubtful", lambda _: NO_CHUNKS)
+    monkeypatch.setattr(Receipt, "doubtful", lambda _: NO_ROWS)
     right = np.tile(counting((64,)), (8, 64))
 
     with limits():

@@ -38,6 +38,8 @@ class _AxisPlaces:
     """Elements of a C-ordered output before the first one of the piece."""
     is_whole: Flags
     """Whether every element of the stored chunk is wanted, in order."""
+    are_whole: bool
+    """Whether all are."""
     is_single: Flags
     """Whether it has one element."""
     is_full: Flags
@@ -60,9 +62,11 @@ class BoxPlaces:
         stride = 1
         for axis_pieces, length in zip(reversed(pieces), reversed(chunk_shape), strict=True):
             count = axis_pieces.count
+            is_whole = (count == length) & (axis_pieces.step == 1)
             axis = _AxisPlaces(
                 out_index=axis_pieces.out_start * stride,
-                is_whole=(count == length) & (axis_pieces.step == 1),
+                is_whole=is_whole,
+                are_whole=bool(is_whole.all()),
                 is_single=count == 1,
                 is_full=count == axis_pieces.length,
             )
@@ -92,8 +96,11 @@ class BoxPlaces:
         for number in range(len(self._axes) - 1, -1, -1):
             axis, pieces = self._axes[number], row[:, number]
             out_index += axis.out_index.take(pieces)
-            whole &= axis.is_whole.take(pieces)
+            if not axis.are_whole:
+                whole &= axis.is_whole.take(pieces)
             # Behind an axis of which it has several elements, a run has all there is.
-            run &= full | axis.is_single.take(pieces)
-            full &= axis.is_full.take(pieces)
+            if number < len(self._axes) - 1:
+                run &= full | axis.is_single.take(pieces)
+            if number:
+                full &= axis.is_full.take(pieces)
         return Placement(whole=whole, contiguous=run, out_index=out_index)

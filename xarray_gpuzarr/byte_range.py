@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,7 @@ WHOLE_OBJECT = -1
 """`nbytes` of a range that means "from `offset` to the end of the object"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteRange:
+class ByteRange(NamedTuple):
     """A half-open range of bytes inside one stored object."""
 
     offset: int
@@ -32,8 +32,9 @@ class CoalesceRule:
     """When neighbouring chunks are fetched by one request.
 
     Chunks of one object are joined while the unwanted bytes between two of them are at most `max_gap_nbytes`
-    and the joined range is at most `max_nbytes` long. A single chunk larger than that is never cut, unless it is raw
-    and read straight into the result, in pieces of `max_raw_nbytes`.
+    and the joined range is at most `max_nbytes` long. What is read to where it stays, raw chunks into the result or
+    bytes into the memory that a GPU copies from, comes by requests of at most `max_raw_nbytes` instead, wherever a
+    chunk ends. Other chunks are never cut.
     """
 
     max_gap_nbytes: int
@@ -41,18 +42,16 @@ class CoalesceRule:
     max_nbytes: int
     """Longest joined range in bytes."""
     max_raw_nbytes: int
-    """Longest range that is read straight into the result, in bytes: no core's cache need hold it."""
+    """Longest request for bytes that are read to where they stay: no core's cache need hold it."""
 
 
-def coalesce(group: Column, offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:
-    """Cut rows that are sorted by (group, offset) into runs that one request each can fetch.
+def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:
+    """Cut rows of one object, sorted by offset, into runs that one request each can fetch.
 
     Parameters
     ----------
-    group : int64, shape (n,)
-        Object that each row belongs to; rows of different objects are never joined.
     offset, nbytes : int64, shape (n,)
-        Byte range of each row; ranges of one group are equal or disjoint.
+        Byte range of each row; ranges are equal or disjoint.
     rule : CoalesceRule
 
     Returns
@@ -64,7 +63,7 @@ def coalesce(group: Column, offset: Column, nbytes: Column, rule: CoalesceRule) 
     if n_rows == 0:
         return np.zeros(1, np.int64)
     end = offset + nbytes
-    forced = (group[1:] != group[:-1]) | (offset[1:] - end[:-1] > rule.max_gap_nbytes)
+    forced = offset[1:] - end[:-1] > rule.max_gap_nbytes
     starts, ends = memoryview(offset), memoryview(end)  # whose elements are Python's numbers, one by one
     bounds = [0]
     for segment_end in [*(forced.nonzero()[0] + 1).tolist(), n_rows]:

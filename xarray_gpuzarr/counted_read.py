@@ -13,11 +13,11 @@ def counted(pending: Pending) -> Pending:
     """Return a request that counts its bytes, and the seconds until they are there."""
 
     def finish(allocate: Allocate) -> memoryview | None:
-        before = counters.switch("fetch")  # a ``with`` block would take as long again
-        try:
+        if counters.current == "fetch":  # what follows would only take time
             data = pending(allocate)
-        finally:
-            counters.switch(before)
+        else:
+            with counters.stage("fetch"):
+                data = pending(allocate)
         if data is not None:
             counters.add(read_nbytes=len(data))
         return data

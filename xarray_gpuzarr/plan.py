@@ -10,7 +10,7 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import floordiv
@@ -97,8 +97,6 @@ class ReadPlan:
     """Store keys of the objects of this block."""
     row: Column
     """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
-    object: Column
-    """shape (n,): index into `keys`."""
     offset: Column
     """shape (n,): first byte inside the object."""
     nbytes: Column
@@ -125,9 +123,13 @@ class ReadPlan:
             Which neighbours one request fetches.
         """
         if self.spec.index is not None:
-            return coalesce(self.object, self.offset, self.nbytes, rule)
+            return coalesce(self.offset, self.nbytes, rule)
         together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
         return np.append(np.arange(0, len(self.offset), together), len(self.offset))
+
+    def key_of(self, row: int) -> str:
+        """Return the store key of the object that a chunk lies in."""
+        return self.keys[0 if self.spec.index is not None else row]
 
     def requests(self, lo: int, hi: int) -> list[tuple[str, ByteRange]]:
         """Return what the part of rows ``[lo, hi)`` asks for: one range, or one whole object per row."""
@@ -154,8 +156,11 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
     ):
         lengths = tuple(map(len, ranges))
         positions = (_kept_positions if math.prod(lengths) <= _MAX_KEPT else _positions)(lengths)
-        row = positions + np.array([r.start for r in ranges], np.int64)
-        yield Block(key=_shard_key(spec, target, row), row=row)
+        first = [r.start for r in ranges]
+        key = None
+        if spec.index is not None:
+            key = _shard_key(spec, [int(pieces.chunk[n]) for pieces, n in zip(target.pieces, first, strict=True)])
+        yield Block(key=key, row=positions + np.array(first, np.int64))
 
 
 def _point_blocks(spec: ArraySpec, target: PointTarget) -> Iterator[Block]:
@@ -169,14 +174,12 @@ def _point_blocks(spec: ArraySpec, target: PointTarget) -> Iterator[Block]:
     order = np.argsort(which.reshape(-1), kind="stable")
     counts = np.bincount(which.reshape(-1), minlength=len(shards))
     for members in np.split(order, np.cumsum(counts)[:-1]) if len(shards) else []:
-        yield Block(key=_shard_key(spec, target, row[members]), row=row[members])
+        yield Block(key=_shard_key(spec, groups.chunk[members[0]].tolist()), row=row[members])
 
 
-def _shard_key(spec: ArraySpec, target: Target, row: Column) -> str | None:
-    if spec.index is None:
-        return None
-    first = target.chunk(row[:1])[0].tolist()
-    return spec.keys.key(tuple(map(floordiv, first, spec.grid.chunks_per_shard)))
+def _shard_key(spec: ArraySpec, chunk: Sequence[int]) -> str:
+    """Return the store key of the shard that holds a chunk."""
+    return spec.keys.key(tuple(map(floordiv, chunk, spec.grid.chunks_per_shard)))
 
 
 def _positions(lengths: tuple[int, ...]) -> Column:
@@ -205,24 +208,24 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
     row, missing_row = block.row, block.row[:0]
     if spec.index is None:
         keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
-        obj, offset = np.arange(n_rows, dtype=np.int64), np.zeros(n_rows, np.int64)
-        nbytes = np.full(n_rows, WHOLE_OBJECT, np.int64)
+        offset, nbytes = np.zeros(n_rows, np.int64), np.full(n_rows, WHOLE_OBJECT, np.int64)
     else:
         keys = (str(block.key),)
         order, missing, offset, nbytes = _look_up(spec, target, block, index)
         if order is not None:
             row, missing_row = row.take(order, axis=0), row.take(missing, axis=0)
-        obj = np.zeros(len(offset), np.int64)
     return ReadPlan(
         spec=spec,
         target=target,
         keys=keys,
         row=row,
-        object=obj,
         offset=offset,
         nbytes=nbytes,
         missing_row=missing_row,
     )
+
+
+_NONE = np.zeros(0, np.int64)
 
 
 def _look_up(
@@ -232,19 +235,20 @@ def _look_up(
 
     The order is None if all rows are stored and in byte order already.
     """
-    none = np.zeros(0, np.int64)
     if index is None:
-        return none, np.arange(len(block.row), dtype=np.int64), none, none
+        return _NONE, np.arange(len(block.row), dtype=np.int64), _NONE, _NONE
     offset, nbytes = index.offset, index.nbytes
+    if len(block.row) == len(offset) and index.in_order:
+        return None, _NONE, offset, nbytes
     if len(block.row) < len(offset):
         entry = _entries(spec, target.chunk(block.row))
         offset, nbytes = offset.take(entry), nbytes.take(entry)
     absent = nbytes == MISSING
     if not absent.any():
         if (offset[1:] > offset[:-1]).all():
-            return None, none, offset, nbytes
+            return None, _NONE, offset, nbytes
         order = np.lexsort((nbytes, offset))
-        return order, none, offset.take(order), nbytes.take(order)
+        return order, _NONE, offset.take(order), nbytes.take(order)
     stored = np.flatnonzero(~absent)
     stored = stored[np.lexsort((nbytes[stored], offset[stored]))]
     return stored, np.flatnonzero(absent), offset[stored], nbytes[stored]

@@ -10,6 +10,7 @@ Zarr v3 sharding-indexed codec 1.0, "Binary shard format"; RFC 3720 appendix B.4
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.errors import ShardIndexError
 
 Column = npt.NDArray[np.int64]
+Unsigned = npt.NDArray[np.uint64]
 
 MISSING = -1
 """`nbytes` of a chunk that a shard does not hold."""
@@ -54,6 +56,8 @@ class ShardIndex:
     """shape (n_chunks,): first byte, counted from the start of the shard; 0 where missing."""
     nbytes: Column
     """shape (n_chunks,): encoded length in bytes; `MISSING` where missing."""
+    in_order: bool = False
+    """Whether no chunk is missing, and each begins behind the end of the one before, as many writers leave them."""
 
 
 def decode_shard_index(
@@ -83,14 +87,14 @@ def decode_shard_index(
         _check_crc(encoded, spec, where)
     dtype = "<u8" if spec.endian == "little" else ">u8"
     columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
-    index = ShardIndex(offset=columns[0].view(np.int64), nbytes=columns[1].view(np.int64))
-    stored = columns
-    if (index.nbytes == MISSING).any():
-        is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
-        stored = columns[:, ~is_missing]
-        index.offset[is_missing] = 0
-    _check_ranges(stored[0], stored[1], spec, shard_nbytes, where)
-    return index
+    offset, nbytes = columns.view(np.int64)
+    floor, limit = _bounds(spec, shard_nbytes)
+    if _in_order(columns, floor, limit):
+        return ShardIndex(offset=offset, nbytes=nbytes, in_order=True)
+    is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
+    _check_ranges(*columns[:, ~is_missing], floor=floor, limit=limit, error=lambda found: _error(where, spec, found))
+    offset[is_missing] = 0
+    return ShardIndex(offset=offset, nbytes=nbytes)
 
 
 def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) -> None:
@@ -100,36 +104,39 @@ def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) ->
         raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
 
 
+def _bounds(spec: ShardIndexSpec, shard_nbytes: int | None) -> tuple[int, int]:
+    """Return the first byte that chunks may have, and the end of the last."""
+    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes
+    if spec.location == "start":
+        return spec.nbytes, limit
+    return 0, limit if shard_nbytes is None else limit - spec.nbytes
+
+
+def _in_order(columns: Unsigned, floor: int, limit: int) -> bool:
+    """Say whether ranges that are sound follow each other."""
+    offset, nbytes = columns
+    # Two numbers that are each at most `limit` cannot wrap around when they are added.
+    if not len(offset) or limit < 0 or columns.max() > limit:
+        return False
+    end = offset + nbytes
+    return bool(offset[0] >= floor and end[-1] <= limit and (offset[1:] >= end[:-1]).all())
+
+
 def _check_ranges(
-    offset: npt.NDArray[np.uint64],
-    nbytes: npt.NDArray[np.uint64],
-    spec: ShardIndexSpec,
-    shard_nbytes: int | None,
-    where: str,
+    offset: Unsigned, nbytes: Unsigned, *, floor: int, limit: int, error: Callable[[str], ShardIndexError]
 ) -> None:
     """Refuse ranges that leave the shard, touch the index, or overlap without being equal."""
-    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes
-    floor = 0
-    if spec.location == "start":
-        floor = spec.nbytes
-    elif shard_nbytes is not None:
-        limit = shard_nbytes - spec.nbytes
-    # Two lengths that are each at most `limit` cannot wrap around when they are added.
     end = offset + nbytes
     outside = (offset < floor) | (nbytes > limit) | (offset > limit) | (end > limit)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
-        found = f"a chunk of {nbytes[at]} bytes at {offset[at]}, outside [{floor}, {limit})"
-        raise _error(where, spec, found)
-    if (offset[1:] >= end[:-1]).all():  # in the order of the grid, as many writers leave them
-        return
+        raise error(f"a chunk of {nbytes[at]} bytes at {offset[at]}, outside [{floor}, {limit})")
     order = np.lexsort((nbytes, offset))
     start, end = offset[order], end[order]
     overlap = (start[1:] < end[:-1]) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
     if overlap.any():
         at = int(np.flatnonzero(overlap)[0])
-        found = f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap"
-        raise _error(where, spec, found)
+        raise error(f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap")
 
 
 def _error(where: str, spec: ShardIndexSpec, found: str) -> ShardIndexError:

@@ -125,7 +125,7 @@ class BoxBlock(Block):
                 copy_bytes(data, allocate(len(data)))
             self._swap(dst)
 
-        return Task(run, [(self.plan.keys[int(self.plan.object[row])], wanted)])
+        return Task(run, [(self.plan.key_of(row), wanted)])
 
     def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
         return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")

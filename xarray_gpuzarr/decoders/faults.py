@@ -16,7 +16,7 @@ def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
     extent = "whole" if nbytes == WHOLE_OBJECT else f"{nbytes} bytes at {plan.offset[row]}"
     return CorruptChunkError(
         f"cannot decode chunk {chunk} of array '{plan.spec.path}'",
-        tried=f"object '{plan.keys[int(plan.object[row])]}', {extent}: {plan.spec.codecs}",
+        tried=f"object '{plan.key_of(row)}', {extent}: {plan.spec.codecs}",
         found=found,
         do="the stored chunk is damaged: rewrite it, or leave it out of the selection",
     )
@@ -37,7 +37,7 @@ def vanished_chunk(plan: ReadPlan, row: int) -> StoreReadError:
     if plan.spec.index is not None:
         return vanished_shard(plan)
     return StoreReadError(
-        f"object '{plan.keys[int(plan.object[row])]}' of array '{plan.spec.path}' has disappeared",
+        f"object '{plan.key_of(row)}' of array '{plan.spec.path}' has disappeared",
         tried=f"to read chunk {tuple(plan.chunk[row].tolist())} once more, for the host to decode it",
         found="no such object",
         do=_UNSTEADY,

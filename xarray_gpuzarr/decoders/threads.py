@@ -17,6 +17,7 @@ from xarray_gpuzarr.counters import Stage, counters
 from xarray_gpuzarr.errors import OptionError
 
 _ENV = "XARRAY_GPUZARR_NUM_THREADS"
+_ENDLESS = sys.maxsize
 
 
 def thread_budget() -> int:
@@ -35,7 +36,7 @@ def thread_budget() -> int:
                 do=f"unset {_ENV}, or give it a number such as 4",
             )
         return int(setting)
-    return _dask_worker_threads() or min(n_cores(), _limit.n_threads or n_cores())
+    return _dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
 
 
 class _Limit(threading.local):
@@ -77,8 +78,10 @@ def _dask_worker_threads() -> int:
     worker_module = sys.modules.get("distributed.worker")
     if worker_module is None:
         return 0
-    workers = list(worker_module.Worker._instances)  # noqa: SLF001  # distributed has no public list
-    return sum(w.state.nthreads for w in workers if w.status in worker_module.WORKER_ANY_RUNNING)
+    workers = worker_module.Worker._instances  # noqa: SLF001  # distributed has no public list
+    if not workers:
+        return 0
+    return sum(w.state.nthreads for w in list(workers) if w.status in worker_module.WORKER_ANY_RUNNING)
 
 
 class Crew:
@@ -89,7 +92,7 @@ class Crew:
         self._pool: ThreadPoolExecutor | None = None
         self._active = 0
 
-    def run(self, work: Callable[[Callable[[], bool]], None], most: int) -> None:
+    def run(self, work: Callable[[Callable[[], bool]], None], most: int, budget: int | None = None) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
 
         Parameters
@@ -99,13 +102,15 @@ class Crew:
             whether this thread should go on.
         most : int
             Threads that could be busy at once.
+        budget : int or None
+            What `thread_budget` has said lately; None asks it.
 
         Raises
         ------
         Exception
             The first one that `work` raised on any thread; all threads have stopped by then.
         """
-        budget = thread_budget()
+        budget = budget or thread_budget()
         with self._lock:
             self._active += 1
             n_helpers = max(0, min(most - 1, budget - self._active))

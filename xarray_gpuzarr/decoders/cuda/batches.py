@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -25,16 +25,23 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
+def cut(nbytes: int, most_nbytes: int) -> list[tuple[int, int]]:
+    """Cut a range into parts of at most so many bytes, at least one; return where each begins and its length."""
+    if nbytes <= most_nbytes:
+        return [(0, nbytes)]
+    return [(at, min(most_nbytes, nbytes - at)) for at in range(0, nbytes, most_nbytes)]
+
+
 class Piece(NamedTuple):
-    """Rows ``[lo, hi)`` of a plan: one request if they lie in a shard, else one per row."""
+    """Rows ``[lo, hi)`` of a plan: one range of bytes if they lie in a shard, else one object per row."""
 
     plan: ReadPlan
     lo: int
     hi: int
     first: int
-    """First byte of the request, counted from the start of the object."""
+    """First byte of the range, counted from the start of the object."""
     nbytes: int
-    """Length of the request in bytes, an estimate if there is one per row."""
+    """Length of the range in bytes, an estimate of all together if there are objects."""
 
     @classmethod
     def of(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
@@ -44,23 +51,37 @@ class Piece(NamedTuple):
         first = int(plan.offset[lo])
         return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
 
-    def requests(self) -> list[Request]:
-        """Return what is to be read."""
+    def split(self, room_nbytes: int, *, at_least: bool) -> tuple[Piece | None, Piece | None]:
+        """Return as many rows as so many bytes hold, with `at_least` one in any case, and the others."""
+        plan, lo, hi = self.plan, self.lo, self.hi
+        if self.nbytes <= room_nbytes:
+            return self, None
+        if plan.spec.index is None:
+            n = room_nbytes // aligned(plan.spec.most_nbytes)
+        else:
+            # Chosen chunks may lie apart, and a request brings what lies between them.
+            ends = plan.offset[lo:hi] + plan.nbytes[lo:hi]
+            n = int(ends.searchsorted(self.first + room_nbytes, "right"))
+        middle = lo + max(n, int(at_least))
+        head = Piece.of(plan, lo, middle) if middle > lo else None
+        return head, Piece.of(plan, middle, hi) if middle < hi else None
+
+    def requests(self, most_nbytes: int | None = None) -> list[Request]:
+        """Return what is to be read, a range by requests of at most so many bytes."""
         if self.plan.spec.index is None:
             return self.plan.requests(self.lo, self.hi)
-        return [(self.plan.keys[0], ByteRange(offset=self.first, nbytes=self.nbytes))]
+        key, first = self.plan.keys[0], self.first
+        return [(key, ByteRange(first + at, n)) for at, n in cut(self.nbytes, most_nbytes or self.nbytes)]
 
 
 def parts(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
     """Return a plan as parts by a rule."""
-    bounds = plan.cut(rule)
-    lo, hi = bounds[:-1], bounds[1:]
+    bounds = pairwise(plan.cut(rule).tolist())
     if plan.spec.index is None:
-        first, nbytes = np.zeros_like(lo), (hi - lo) * aligned(plan.spec.most_nbytes)
-    else:
-        first, last = plan.offset.take(lo), hi - 1
-        nbytes = plan.offset.take(last) + plan.nbytes.take(last) - first
-    return list(map(Piece, repeat(plan), lo.tolist(), hi.tolist(), first.tolist(), nbytes.tolist()))
+        each = aligned(plan.spec.most_nbytes)
+        return [Piece(plan, lo, hi, 0, (hi - lo) * each) for lo, hi in bounds]
+    offset, nbytes = memoryview(plan.offset), memoryview(plan.nbytes)  # whose elements are Python's numbers
+    return [Piece(plan, lo, hi, offset[lo], offset[hi - 1] + nbytes[hi - 1] - offset[lo]) for lo, hi in bounds]
 
 
 def runs(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int, int]]:
@@ -141,11 +162,9 @@ class _Growing:
     def _cut(self, piece: Piece) -> list[Piece]:
         """Take what fits of a piece that is too large; return the rest."""
         plan, lo, hi = piece.plan, piece.lo, min(piece.hi, piece.lo + self._room)
-        if plan.spec.index is not None:
-            # Chosen chunks may lie apart, and a request brings what lies between them.
-            ends = plan.offset[lo:hi] + plan.nbytes[lo:hi] - piece.first
-            fitting = int(ends.searchsorted(self._room_nbytes, "right"))
-            hi = lo + (fitting if self._pieces else max(1, fitting))
+        if hi > lo and plan.spec.index is not None:
+            head, _ = Piece.of(plan, lo, hi).split(self._room_nbytes, at_least=not self._pieces)
+            hi = lo if head is None else head.hi
         if hi > lo:
             self._pieces.append(Piece.of(plan, lo, hi))
             self._room = 0

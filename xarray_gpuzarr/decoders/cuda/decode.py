@@ -24,10 +24,13 @@ from xarray_gpuzarr.decoders.cuda.batches import aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
-from xarray_gpuzarr.decoders.cuda.work import NO_ROWS, Chunks, Group, Rows, Work, arrange, put
+from xarray_gpuzarr.decoders.cuda.work import Chunks, Group, Rows, Work, arrange, put
 
 Addresses = npt.NDArray[np.uint64]
+
+_NO_ADDRESSES = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,7 @@ class BatchDecoder:
         memory = self._lane.allocate(room.nbytes + aligned(work.temp_nbytes), self._lane.work)
 
         def addresses(offsets: Rows) -> Addresses:
-            return (offsets + memory.address).view(np.uint64)
+            return (offsets + memory.address).view(np.uint64) if len(offsets) else _NO_ADDRESSES
 
         return _Scratch(
             memory=memory,
@@ -140,16 +143,13 @@ class BatchDecoder:
     def _fill_tables(self, tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch) -> _Offsets:
         """Add all columns."""
         streams, at = work.streams, self._stations(chunks, work, scratch)
-        targets = at.inner[streams.chunk] + streams.target.view(np.uint64)
-
-        origins = (work.begin[work.moved], chunks.address[work.shifted], work.begin[work.raw])
-        lengths = (streams.source_nbytes[work.moved], chunks.nbytes[work.shifted], streams.source_nbytes[work.raw])
-        places = (scratch.moved, scratch.shifted, targets[work.raw])
+        targets = streams.per_row(at.inner) + streams.target.view(np.uint64)
+        moves, longest = _add_moves(tables, chunks, work, scratch, targets) if work.n_moves else (0, 0)
         begin = put(work.begin, work.moved, scratch.moved)
         columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
         return _Offsets(
-            moves=tables.add(*origins, *places, *lengths),
-            longest_move=max((int(n.max()) for n in lengths if len(n)), default=0),
+            moves=moves,
+            longest_move=longest,
             groups=[tables.add(*(column[group.rows] for column in columns)) for group in work.groups],
             filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
             elements=self._add_elements(tables, work, at, scratch),
@@ -180,9 +180,8 @@ class BatchDecoder:
         ]
 
     def _move(self, work: Work, memory: DeviceMemory, offsets: _Offsets) -> None:
-        n = len(work.moved) + len(work.shifted) + len(work.raw)
         table = offset_by(memory, offsets.moves)
-        move(self._api, self._lane.work, table=table, n=n, max_nbytes=offsets.longest_move)
+        move(self._api, self._lane.work, table=table, n=work.n_moves, max_nbytes=offsets.longest_move)
 
     def _decompress(self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address) -> None:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
@@ -233,6 +232,16 @@ class BatchDecoder:
                 words=offset_by(memory, words),
             )
             stage.filter.launch(self._api, self._lane.work, places)
+
+
+def _add_moves(tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch, targets: Addresses) -> tuple[int, int]:
+    """Add the columns that `move` wants; return where they begin, and the bytes of the longest move."""
+    streams = work.streams
+    origins = (work.begin[work.moved], chunks.address[work.shifted], work.begin[work.raw])
+    places = (scratch.moved, scratch.shifted, targets[work.raw])
+    lengths = (streams.source_nbytes[work.moved], chunks.nbytes[work.shifted], streams.source_nbytes[work.raw])
+    longest = max(int(n.max()) for n in lengths if len(n))
+    return tables.add(*origins, *places, *lengths), longest
 
 
 class _Room:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT
+from xarray_gpuzarr.byte_range import WHOLE_OBJECT, CoalesceRule
 from xarray_gpuzarr.codecs import ZstdSpec
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import Address, DeviceFile, DeviceMemory
@@ -90,6 +90,14 @@ class _Range:
 class DirectStager(Stager):
     """Brings the chunks of one array to the device; files are read by the device itself."""
 
+    @property
+    def rule(self) -> CoalesceRule:
+        """Which neighbours one read brings."""
+        return replace(self._rule, max_nbytes=self._most_nbytes)
+
+    def expect(self, segments: Sequence[Sequence[Piece]]) -> None:
+        """Do nothing: files are read when pieces are staged."""
+
     def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         """Return all pieces together: no slot limits them."""
         if pieces:
@@ -116,7 +124,7 @@ class DirectStager(Stager):
             nbytes=nbytes,
             streams=streams,
             filters=filters,
-            encoded=ready & bool(self._chain.elements),
+            encoded=ready,
         )
         doubtful = np.flatnonzero(present & ~ready)
         return self._with_decoded(staged, pieces, doubtful) if len(doubtful) else staged

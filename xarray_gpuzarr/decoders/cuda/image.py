@@ -27,32 +27,23 @@ class Image:
         self._slot = lane.lend_slot(lane.options.slot_nbytes)
         self._slot_view = memoryview(self._slot.array)
         self._used = 0
-        self._lent: dict[int, tuple[memoryview, int]] = {}
         self._apart: list[memoryview] = []
         self._apart_nbytes = 0
         self._lock = threading.Lock()
 
-    def reserve(self, nbytes: int) -> memoryview:
-        """Return memory for an answer: of the slot if there is room, else of the heap."""
+    def fits(self, nbytes: int) -> bool:
+        """Say whether the slot has room for so much; once it has not, it never will."""
+        return self._used + nbytes <= len(self._slot_view)
+
+    def room(self, nbytes: int) -> tuple[int, memoryview]:
+        """Set memory aside, of the slot if there is room, else of the heap; return its position and itself."""
         with self._lock:
             first, end = self._used, self._used + nbytes
-            if end > len(self._slot_view):
-                return memoryview(bytearray(nbytes))
-            self._used = aligned(end)
-        view = self._slot_view[first:end]
-        self._lent[id(view)] = view, first
-        return view
-
-    def keep(self, data: memoryview) -> int:
-        """Take in an answer, in reserved memory or not; return its position."""
-        lent = self._lent.get(id(data))
-        if lent is None:
-            view = self.reserve(len(data))
-            lent = self._lent.get(id(view))
-            if lent is None:
-                return self.append(data)
-            copy_bytes(data, view)
-        return lent[1]
+            if end <= len(self._slot_view):
+                self._used = aligned(end)
+                return first, self._slot_view[first:end]
+        data = memoryview(bytearray(nbytes))
+        return self.append(data), data
 
     def append(self, data: memoryview) -> int:
         """Take in bytes that stay outside the slot; return their position."""
@@ -71,7 +62,7 @@ class Image:
             first += aligned(len(data))
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Return bytes of one answer."""
+        """Return bytes of one run of memory."""
         if start < _APART:
             return self._slot_view[start : start + nbytes]
         data, first = next((d, f) for d, f in self.arrays() if f <= start < f + max(1, len(d)))
@@ -92,6 +83,40 @@ class Image:
             apart = start >= _APART
             address[apart] = start[apart] - _APART + memories[-1].address
         return memories, address
+
+
+class Room:
+    """Memory of an image for one answer, set aside beforehand, or once the length of the answer is known.
+
+    Parameters
+    ----------
+    image : Image
+    view : memoryview or None
+    """
+
+    __slots__ = ("_image", "_view", "first", "nbytes")
+
+    def __init__(self, image: Image, view: memoryview | None = None) -> None:
+        self._image = image
+        self._view = view
+        self.first, self.nbytes = -1, 0
+        """Position and length of an answer that had nothing set aside; -1 and 0 until it is there."""
+
+    def __call__(self, nbytes: int) -> memoryview:
+        """Return the memory."""
+        if self._view is None:
+            self.first, self._view = self._image.room(nbytes)
+            self.nbytes = nbytes
+        return self._view
+
+    def keep(self, data: memoryview) -> None:
+        """Take in an answer, which lies in this memory or elsewhere."""
+        if self._view is None and not self._image.fits(len(data)):
+            self.first, self.nbytes = self._image.append(data), len(data)
+            return
+        view = self(len(data))
+        if data is not view:
+            copy_bytes(data, view)
 
 
 def upload_pageable(lane: Lane, to: int, runs: Sequence[memoryview]) -> None:

@@ -92,6 +92,8 @@ class Placing:
 
     def launch(self, table: DeviceMemory, places: Places) -> None:
         """Enqueue the placing of chunks whose columns are in `table`."""
+        if not places.n_rows:
+            return
         row, at, api, work = offset_by(table, places.row), self.memory.address, self._lane.api, self._lane.work
         if places.source is None:
             self._kernel.fill(api, work, at=at, row=row, n_rows=places.n_rows)

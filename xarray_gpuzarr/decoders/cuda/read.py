@@ -9,38 +9,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Lane
-from xarray_gpuzarr.decoders.cuda.batches import Batch, aligned, chunks_per_batch, cut_batches, row_of, runs
+from xarray_gpuzarr.decoders.cuda.batches import Batch, Piece, aligned, chunks_per_batch, cut_batches, row_of, runs
 from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
 from xarray_gpuzarr.decoders.cuda.placing import Placing
-from xarray_gpuzarr.decoders.cuda.receipts import NO_CHUNKS, Receipt
+from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.staging import Staged
-from xarray_gpuzarr.decoders.cuda.streams import join
+from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, join
 from xarray_gpuzarr.decoders.cuda.work import Chunks
-from xarray_gpuzarr.decoders.threads import thread_budget
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
 Column = npt.NDArray[np.int64]
-
-_REQUESTS_PER_THREAD = 2
-"""Of a slot, for each of the threads that fill it: with one, all would wait for the slowest."""
+Segments = Sequence[Sequence[Piece]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +75,26 @@ class Read:
             batch_nbytes=lane.options.batch_nbytes,
             budget_nbytes=lane.scratch_nbytes,
         )
-        self._rule = _request_rule(source.rule, lane.options.slot_nbytes)
         self._stager = stager_for(lane, source, spec, chain=chain)
         self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.work)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
         self._decoder = BatchDecoder(lane, self._placing, chain)
+        self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
+        self._expected: deque[tuple[Batch, Segments]] = deque()
+        """One ahead of the batch that is submitted: its requests are under way before that batch has all its bytes."""
         self._submitted: deque[Submitted] = deque()
         self._doubtful: list[tuple[Batch, Column]] = []
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
-        for batch in cut_batches(self._drawn(plans), self._most, self._most * self._requested_nbytes, self._rule):
-            self._submit_or_halve(batch)
+        rule, most_nbytes = self._stager.rule, self._most * self._requested_nbytes
+        for batch in cut_batches(self._drawn(plans), self._most, most_nbytes, rule):
+            self._expect(batch)
+            if len(self._expected) > 1:
+                self._submit_or_halve(*self._expected.popleft())
+        while self._expected:
+            self._submit_or_halve(*self._expected.popleft())
         while self._submitted:
             self._retire()
         for batch_and_numbers in self._doubtful:
@@ -108,10 +111,16 @@ class Read:
                 return
             yield plan
 
-    def _submit_or_halve(self, batch: Batch) -> None:
+    def _expect(self, batch: Batch) -> None:
+        """Cut a batch into segments, and let their requests follow those that are expected already."""
+        segments = list(self._stager.segments(batch.pieces))
+        self._stager.expect(segments)
+        self._expected.append((batch, segments))
+
+    def _submit_or_halve(self, batch: Batch, segments: Segments) -> None:
         """Submit a batch; if memory runs out, wait for the device, then try once more in halves."""
         try:
-            self._submit(batch)
+            self._submit(batch, segments)
         except DeviceMemoryError:
             if batch.n_chunks < 2:
                 raise
@@ -119,13 +128,18 @@ class Read:
                 self._retire()
             self._lane.settle()
             self._lane.free_all(but=[self._placing.memory])
-            for half in batch.halves():
-                self._submit(half)
+            halves, later = batch.halves(), [batch for batch, _ in self._expected]
+            self._stager.forget()
+            self._expected.clear()
+            for again in (*halves, *later):
+                self._expect(again)
+            for _ in halves:
+                self._submit(*self._expected.popleft())
 
-    def _submit(self, batch: Batch) -> None:
-        staged = [self._stager.stage(pieces) for pieces in self._stager.segments(batch.pieces)]
+    def _submit(self, batch: Batch, segments: Segments) -> None:
+        staged = [self._stager.stage(pieces) for pieces in segments]
         rows = [plan.row[lo:hi] for plan, lo, hi in runs(batch.pieces)]
-        self._enqueue(batch, staged, _chunks(staged, np.concatenate([*rows, *batch.missing])))
+        self._enqueue(batch, staged, self._chunks(staged, np.concatenate([*rows, *batch.missing])))
         while len(self._submitted) >= MAX_BATCHES:
             self._retire()
 
@@ -138,6 +152,25 @@ class Read:
         self._api.record(done, self._lane.work)
         self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt))
 
+    def _chunks(self, staged: Sequence[Staged], rows: Column) -> Chunks:
+        """Put the segments of a batch together; `rows` are those of staged chunks, then of missing ones."""
+        if not staged:
+            staged = [Staged.of_decoded([], NO_ROWS.view(np.uint64), NO_ROWS)]
+        counts = [len(s.address) for s in staged]
+        address, streams = _joined([s.address for s in staged]), join([s.streams for s in staged], counts)
+        stored, missing = rows[: len(address)], rows[len(address) :]
+        if not streams.one_each and not address.all():
+            missing = np.concatenate([stored[address == 0], missing])
+        return Chunks(
+            address=address,
+            nbytes=_joined([s.nbytes for s in staged]),
+            rows=stored,
+            missing=missing,
+            streams=streams,
+            filters=join([s.filters for s in staged], counts),
+            elements=np.flatnonzero(_joined([s.encoded for s in staged])) if self._has_elements else NO_ROWS,
+        )
+
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
         oldest = self._submitted.popleft()
@@ -145,7 +178,7 @@ class Read:
         for staged in oldest.staged:
             for memory in staged.memories:
                 self._lane.free(memory)
-        doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_CHUNKS
+        doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS
         if len(doubtful):
             self._doubtful.append((oldest.batch, doubtful))
 
@@ -156,15 +189,8 @@ class Read:
             some = numbers[first : first + step]
             staged = self._stager.stage_decoded(batch.pieces, some)
             rows = np.stack([plan.row[row] for plan, row in (row_of(batch.pieces, n) for n in some.tolist())])
-            self._enqueue(Batch(pieces=()), [staged], _chunks([staged], rows))
+            self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows))
             self._retire()
-
-
-def _request_rule(rule: CoalesceRule, slot_nbytes: int) -> CoalesceRule:
-    """Return the rule for requests that bring bytes straight to where they stay: no longer than threads can share."""
-    shared = slot_nbytes // (_REQUESTS_PER_THREAD * thread_budget())
-    longest = min(rule.max_raw_nbytes, max(rule.max_nbytes, shared))
-    return replace(rule, max_nbytes=longest)
 
 
 def staged_nbytes(spec: ArraySpec) -> int:
@@ -193,27 +219,6 @@ def read_chain(spec: ArraySpec) -> Chain:
     if isinstance(chain, str):
         raise TypeError(chain)  # `route` knows, and nobody reads such an array here
     return chain
-
-
-def _chunks(staged: Sequence[Staged], rows: Column) -> Chunks:
-    """Put the segments of a batch together; `rows` are those of staged chunks, then of missing ones."""
-    if not staged:
-        none = np.zeros(0, np.int64)
-        staged = [Staged.of_decoded([], none.astype(np.uint64), none)]
-    counts = [len(s.address) for s in staged]
-    address = _joined([s.address for s in staged])
-    stored, missing = rows[: len(address)], rows[len(address) :]
-    if not address.all():
-        missing = np.concatenate([stored[address == 0], missing])
-    return Chunks(
-        address=address,
-        nbytes=_joined([s.nbytes for s in staged]),
-        rows=stored,
-        missing=missing,
-        streams=join([s.streams for s in staged], counts),
-        filters=join([s.filters for s in staged], counts),
-        elements=np.flatnonzero(_joined([s.encoded for s in staged])),
-    )
 
 
 def _joined[Scalar: np.generic](columns: Sequence[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:

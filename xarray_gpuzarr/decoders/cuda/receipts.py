@@ -12,11 +12,9 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.api import Address
 from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.resources import Lane, Slot
-from xarray_gpuzarr.decoders.cuda.streams import Streams
+from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables
 from xarray_gpuzarr.decoders.cuda.work import Group, Work
-
-NO_CHUNKS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +63,7 @@ class Receipt:
                 wrong[rows] |= sums[rows] != 0  # refused before it was decoded
         flags = array[_nbytes(n) :][: 8 * len(self.elements)].view(np.uint64)
         if not wrong.any() and not flags.any():
-            return NO_CHUNKS
+            return NO_ROWS
         return np.unique(np.concatenate([self.streams.chunk[:n][wrong], self.elements[flags != 0]]))
 
 

@@ -7,33 +7,38 @@ damaged one) is decoded by the host codec, which also words the error, and cross
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, row_of, runs
+from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, cut, row_of
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.image import Image, upload_pageable
-from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, join, shuffled
+from xarray_gpuzarr.decoders.cuda.image import Image, Room, upload_pageable
+from xarray_gpuzarr.decoders.cuda.requests import Requests
+from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Filters, Streams, find_streams, join, shuffled
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
-from xarray_gpuzarr.fetch import ByteSource, MemoryStream, Pending, ReadAhead, Request
+from xarray_gpuzarr.fetch import ByteSource, MemoryStream
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec
 
 Column = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
+
+_REQUESTS_PER_THREAD = 2
+"""Of a slot, for each of the threads that fill it: with one, all would wait for the slowest."""
+_ENDLESS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,7 @@ class Staged:
     filters: Filters
     """Likewise."""
     encoded: Flags
-    """shape (n,): whether codecs of elements are still to be undone."""
+    """shape (n,): whether the chunk crossed encoded."""
 
     @classmethod
     def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Column) -> Self:
@@ -84,25 +89,47 @@ class Stager:
         self._chunk_nbytes = spec.chunk_nbytes
         self._chain = chain
         self._codecs = spec.codecs
+        self._rule = source.rule
+        self._n_threads = threads.thread_budget()
+        self._most_nbytes = _request_nbytes(source.rule, lane.options.slot_nbytes // self._n_threads)
+        self._requests = Requests(source)
 
     @cached_property
     def _codec(self) -> ChunkCodec:
         """What decodes chunks that the device cannot be trusted with; most reads have none."""
         return ChunkCodec(self._codecs, self._chunk_nbytes)
 
+    @property
+    def rule(self) -> CoalesceRule:
+        """Which neighbours make a piece: `segments` and requests cut it."""
+        return replace(self._rule, max_nbytes=_ENDLESS)
+
+    def expect(self, segments: Sequence[Sequence[Piece]]) -> None:
+        """Take in segments that will be staged after all that are expected already."""
+        for pieces in segments:
+            for piece in pieces:
+                self._requests.expect(piece.requests(self._most_nbytes))
+
+    def forget(self) -> None:
+        """Expect nothing any more."""
+        self._requests.forget()
+
     def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-        """Cut pieces into runs that are expected to fit a slot."""
-        run: list[Piece] = []
-        room = self._lane.options.slot_nbytes
+        """Cut pieces into segments that are expected to fit a slot, if a single chunk does."""
+        segment: list[Piece] = []
+        room = slot_nbytes = self._lane.options.slot_nbytes
         for piece in pieces:
-            nbytes = aligned(piece.nbytes)
-            if run and nbytes > room:
-                yield run
-                run, room = [], self._lane.options.slot_nbytes
-            run.append(piece)
-            room -= nbytes
-        if run:
-            yield run
+            left: Piece | None = piece
+            while left is not None:
+                head, left = left.split(room, at_least=not segment)
+                if head is not None:
+                    segment.append(head)
+                    room -= aligned(head.nbytes)
+                if left is not None:
+                    yield segment
+                    segment, room = [], slot_nbytes
+        if segment:
+            yield segment
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Fetch pieces, check their headers, and send them to the device on the lane's `copy` stream.
@@ -114,24 +141,20 @@ class Stager:
         lane = self._lane
         image = Image(lane)
         with lane.stage("fetch"):
-            first, length = _rows(pieces, self._fetch(pieces, image))
+            first, length = self._fetch(pieces, image)
         present = first >= 0
         ready, start, nbytes = self._checked(image, present, first, length)
         ready, streams, filters = self._find_streams(image, ready, start, nbytes)
-        doubtful = (present & ~ready).nonzero()[0]
+        doubtful = NO_ROWS if streams.one_each else (present & ~ready).nonzero()[0]
         if len(doubtful):
             encoded = [image.view(int(first[row]), int(length[row])) for row in doubtful]
             start[doubtful] = [image.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
         with lane.stage("transfer"):
             memories, address = image.send(start)
-        address[~present] = 0
+        if not streams.one_each:
+            address[~present] = 0
         return Staged(
-            memories=memories,
-            address=address,
-            nbytes=nbytes,
-            streams=streams,
-            filters=filters,
-            encoded=ready & bool(self._chain.elements),
+            memories=memories, address=address, nbytes=nbytes, streams=streams, filters=filters, encoded=ready
         )
 
     def stage_decoded(self, pieces: Sequence[Piece], numbers: Column) -> Staged:
@@ -155,23 +178,40 @@ class Stager:
         address = memory.address + room * np.arange(len(chunks), dtype=np.uint64)
         return Staged.of_decoded([memory], address, np.full(len(chunks), self._chunk_nbytes))
 
-    def _fetch(self, pieces: Sequence[Piece], image: Image) -> list[tuple[int, int]]:
-        """Carry out the requests of all pieces on free threads; return where in the image each answer lies."""
-        wanted = [request for piece in pieces for request in piece.requests()]
-        answers = [(-1, 0)] * len(wanted)
-        requests = Requests(self._source, wanted)
+    def _fetch(self, pieces: Sequence[Piece], image: Image) -> tuple[Column, Column]:
+        """Carry out the requests of pieces on free threads.
+
+        Returns
+        -------
+        start, nbytes : int64, shape (n,)
+            Where in the image each chunk begins, -1 if nowhere, and its length.
+        """
+        sharded = pieces[0].plan.spec.index is not None
+        positions, rooms = self._ranges(pieces, image) if sharded else ([], _objects(pieces, image))
+        todo = iter(rooms)
 
         def drain(go_on: Callable[[], bool]) -> None:
-            while go_on() and (started := requests.next()) is not None:
-                number, finish = started
-                data = finish(image.reserve)
+            while go_on() and (started := self._requests.next(todo)) is not None:
+                (room, piece), finish = started
+                data = finish(room)
                 if data is not None:
-                    answers[number] = image.keep(data), len(data)
-                elif pieces[0].plan.spec.index is not None:
-                    raise vanished_shard(pieces[number].plan)
+                    room.keep(data)
+                elif sharded:
+                    raise vanished_shard(piece.plan)
 
-        threads.crew.run(drain, len(wanted))
-        return answers
+        threads.crew.run(drain, len(rooms), self._n_threads)
+        if sharded:
+            return _rows(pieces, positions)
+        return np.array([room.first for room, _ in rooms]), np.array([room.nbytes for room, _ in rooms])
+
+    def _ranges(self, pieces: Sequence[Piece], image: Image) -> tuple[list[int], list[tuple[Room, Piece]]]:
+        """Set memory aside for pieces of shards; return its positions, and the rooms of all requests."""
+        positions, rooms = [], []
+        for piece in pieces:
+            first, view = image.room(piece.nbytes)
+            positions.append(first)
+            rooms += [(Room(image, view[at : at + n]), piece) for at, n in cut(piece.nbytes, self._most_nbytes)]
+        return positions, rooms
 
     def _find_streams(
         self, image: Image, ready: Flags, start: Column, nbytes: Column
@@ -242,7 +282,7 @@ class Stager:
                     todo.clear()
                     raise corrupt_chunk(*row_of(pieces, int(rows[number])), str(err)) from err
 
-        threads.crew.run(drain, len(encoded))
+        threads.crew.run(drain, len(encoded), self._n_threads)
         return decoded
 
     def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
@@ -252,39 +292,21 @@ class Stager:
             self._codec.into(encoded, decoded)
 
 
-def _rows(pieces: Sequence[Piece], answers: Sequence[tuple[int, int]]) -> tuple[Column, Column]:
-    """Return where in the image each chunk begins, -1 if nowhere, and its length."""
-    if pieces[0].plan.spec.index is None:
-        start, nbytes = np.array(answers, np.int64).T.copy()
-        return start, nbytes
-    columns = [(plan.offset[lo:hi], plan.nbytes[lo:hi]) for plan, lo, hi in runs(pieces)]
-    offset, nbytes = columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
-    moved = [at - piece.first for piece, (at, _) in zip(pieces, answers, strict=True)]
-    return offset + np.array(moved).repeat([piece.hi - piece.lo for piece in pieces]), nbytes
+def _request_nbytes(rule: CoalesceRule, share_nbytes: int) -> int:
+    """Return the longest request for bytes that are read to where they stay; `share_nbytes` is a thread's of a slot."""
+    return min(rule.max_raw_nbytes, max(rule.max_nbytes, share_nbytes // _REQUESTS_PER_THREAD))
 
 
-class Requests:
-    """Requests in order, the next few already under way."""
+def _objects(pieces: Sequence[Piece], image: Image) -> list[tuple[Room, Piece]]:
+    """Return rooms for objects, whose lengths are not known."""
+    return [(Room(image), piece) for piece in pieces for _ in range(piece.lo, piece.hi)]
 
-    def __init__(self, source: ByteSource, wanted: Sequence[Request]) -> None:
-        self._source = source
-        self._wanted = wanted
-        self._ahead = source.lookahead + 1
-        self._read_ahead = ReadAhead(source)
-        self._lock = threading.Lock()
-        self._next = 0
-        self._started: deque[Pending] = deque()
 
-    def next(self) -> tuple[int, Pending] | None:
-        """Return the number of a request and what was started for it, None if there is none left."""
-        with self._lock:
-            number = self._next
-            if number == len(self._wanted):
-                return None
-            queued = self._wanted[number + len(self._started) : number + self._ahead]
-            for key, byte_range in queued:
-                self._started.append(self._source.start(key, byte_range))
-            self._next += 1
-            started = self._started.popleft()
-        self._read_ahead(queued)
-        return number, started
+def _rows(pieces: Sequence[Piece], positions: Sequence[int]) -> tuple[Column, Column]:
+    """Return where in the image each chunk of pieces of shards begins, and its length."""
+    start = [
+        plan.offset[lo:hi] + (position - first)
+        for (plan, lo, hi, first, _), position in zip(pieces, positions, strict=True)
+    ]
+    nbytes = [plan.nbytes[lo:hi] for plan, lo, hi, _, _ in pieces]
+    return (start[0], nbytes[0]) if len(pieces) == 1 else (np.concatenate(start), np.concatenate(nbytes))

@@ -33,6 +33,8 @@ from xarray_gpuzarr.frames import is_plain_zstd
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
+NO_ROWS = np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inflate:
@@ -116,14 +118,18 @@ class Columns:
     Parameters
     ----------
     table : int64, shape (k, n)
+    one_each : bool
+        Whether row i is the only one of chunk i, for all chunks, and all rows are of one format: so it mostly is, and
+        then nothing has to be sorted out.
     """
 
     n_columns: ClassVar[int]
     chunk = _Column(0)
     """Number of the chunk that a row belongs to."""
 
-    def __init__(self, table: Rows) -> None:
+    def __init__(self, table: Rows, *, one_each: bool = False) -> None:
         self.table = table
+        self.one_each = one_each
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
@@ -142,6 +148,10 @@ class Columns:
     def none(cls) -> Self:
         """Return no rows."""
         return cls.of(0)
+
+    def per_row[Scalar: np.generic](self, of_chunks: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+        """Return, for each row, what a column of chunks holds."""
+        return of_chunks if self.one_each else of_chunks.take(self.chunk)
 
     def numbered(self, numbers: Rows) -> Self:
         """Return the rows with other numbers for their chunks."""
@@ -167,7 +177,7 @@ class Streams(Columns):
 
     def by_format(self) -> Streams:
         """Return the streams sorted by format."""
-        if (self.format[1:] >= self.format[:-1]).all():
+        if self.one_each or (self.format[1:] >= self.format[:-1]).all():
             return self
         return Streams(self.table.take(np.argsort(self.format, kind="stable"), axis=1))
 
@@ -195,7 +205,7 @@ def join[C: Columns](parts: Sequence[C], n_chunks: Sequence[int]) -> C:
     for part, n in zip(parts, n_chunks, strict=True):
         table[0, row : row + len(part)] += first
         row, first = row + len(part), first + n
-    return type(parts[0])(table)
+    return type(parts[0])(table, one_each=all(part.one_each for part in parts))
 
 
 def shuffled(chunk: Rows, nbytes: int, spec: ShuffleSpec) -> Filters:
@@ -245,14 +255,16 @@ def zstd_streams(stage: ZstdSpec, nbytes: Rows, expected: int) -> tuple[npt.NDAr
     """
     ready = (nbytes >= LEAST_ZSTD_NBYTES) & (nbytes <= longest_stream(stage))
     whole = _whole(ready, nbytes, expected)
-    whole.format[:] = FORMATS.index(_ZSTD)
+    whole.table[1] = FORMATS.index(_ZSTD)
     return ready, whole
 
 
 def _whole(ready: npt.NDArray[np.bool_], nbytes: Rows, expected: int) -> Streams:
     """Return a stream for each ready chunk, all of its bytes."""
     chunk = ready.nonzero()[0]
-    return Streams.of(len(chunk), chunk=chunk, source_nbytes=nbytes[chunk], target_nbytes=expected)
+    table = np.zeros((Streams.n_columns, len(chunk)), np.int64)
+    table[0], table[3], table[5] = chunk, nbytes.take(chunk), expected
+    return Streams(table, one_each=len(chunk) == len(ready))
 
 
 def _find_in_blosc(

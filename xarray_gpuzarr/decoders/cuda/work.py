@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +10,11 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.decoders.cuda.placing import Placing
-from xarray_gpuzarr.decoders.cuda.streams import FORMATS, RAW, Filters, Inflate, Streams
+from xarray_gpuzarr.decoders.cuda.streams import FORMATS, NO_ROWS, RAW, Filters, Inflate, Streams
 
 Addresses = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-NO_ROWS = np.zeros(0, np.int64)
 
 _ELEMENT_NBYTES = 8
 """Longest element that a filter knows."""
@@ -89,6 +87,11 @@ class Work:
     """Numbers of the chunks that a kernel brings to the result."""
 
     @property
+    def n_moves(self) -> int:
+        """Runs of bytes that are moved before anything is decoded."""
+        return len(self.moved) + len(self.shifted) + len(self.raw)
+
+    @property
     def temp_nbytes(self) -> int:
         """Scratch memory for nvCOMP: formats use it one after the other."""
         return max((g.temp_nbytes for g in self.groups), default=0)
@@ -98,20 +101,38 @@ def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
     """Decide what happens to each chunk and stream."""
     streams = chunks.streams.by_format()
     groups = _groups(streams, nvcomp)
-    begin = chunks.address.take(streams.chunk) + streams.source.view(np.uint64)
+    begin = streams.per_row(chunks.address) + streams.source.view(np.uint64)
+    moved = _misaligned(begin, groups)
+    direct, result = placing.direct(chunks.rows)
+    if streams.one_each and not len(chunks.filters) and not len(chunks.elements):
+        apart = (~direct).nonzero()[0]
+        return Work(
+            streams=streams,
+            groups=groups,
+            n_coded=len(streams),
+            begin=begin,
+            moved=moved,
+            raw=NO_ROWS,
+            straight=direct,
+            result=result,
+            shifted=NO_ROWS,
+            apart=apart,
+            shuffled=NO_ROWS,
+            elements=NO_ROWS,
+            placed=apart,
+        )
     n_coded = sum(g.n for g in groups)
     compressed = np.zeros(len(chunks.address), bool)
     compressed[streams.chunk] = True
     rewritten = put(compressed, chunks.filters.chunk, np.True_)
     decoded = put(rewritten, chunks.elements, np.True_)
-    direct, result = placing.direct(chunks.rows)
     straight = direct & decoded
     return Work(
         streams=streams,
         groups=groups,
         n_coded=n_coded,
         begin=begin,
-        moved=_misaligned(begin, groups),
+        moved=moved,
         raw=np.arange(n_coded, len(streams)),
         straight=straight,
         result=result,
@@ -158,11 +179,17 @@ def _misaligned(begin: Addresses, groups: Sequence[Group]) -> Rows:
     return np.concatenate(parts) if parts else NO_ROWS
 
 
+def _counts(streams: Streams) -> Iterable[tuple[Inflate, int]]:
+    """Return the number of streams of each format, in the order in which they lie."""
+    if streams.one_each and len(streams):
+        return [(FORMATS[streams.format[0]], len(streams))]
+    return zip(FORMATS, np.bincount(streams.format, minlength=len(FORMATS)).tolist(), strict=True)
+
+
 def _groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
     groups: list[Group] = []
-    counts = np.bincount(streams.format, minlength=len(FORMATS)).tolist()
     first = 0
-    for inflate, n in zip(FORMATS, counts, strict=True):
+    for inflate, n in _counts(streams):
         if not n or inflate is RAW:
             continue
         nbytes = streams.target_nbytes[first : first + n]
