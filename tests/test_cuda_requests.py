@@ -1,4 +1,4 @@
-"""What the CUDA decoder asks a store for: as few requests as its threads can share."""
+"""What the CUDA decoder asks a store for, and when: as few requests as its threads can share, the next under way."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,3 +78,72 @@ def test_length_that_was_asked_for_is_kept(raw, monkeypatch):
 
     np.testing.assert_array_equal(values, data)
     assert source.nbytes == [MIB] * 12
+
+
+@dataclass
+class EarlyRequests:
+    """Notes down, whenever bytes are waited for, how many later requests are under way; and what was asked for."""
+
+    source: Any
+    lookahead: int
+    under_way: list = field(default_factory=list)
+    asked: list = field(default_factory=list)
+
+    is_remote = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def for_one_read(self) -> Any:
+        return self
+
+    def start(self, key: str, wanted: Any, version: Any) -> Any:
+        self.asked.append(wanted.offset)
+        number, pending = len(self.asked), self.source.start(key, wanted, version)
+
+        def finish(allocate: Any) -> Any:
+            self.under_way.append(len(self.asked) - number)
+            return pending(allocate)
+
+        return finish
+
+
+N_REQUESTS = 12 * 16
+BATCHES = {"slot_nbytes": MIB, "batch_nbytes": 3 * MIB, "scratch_nbytes": 256 * MIB}
+"""Four batches of three slots each, with sixteen requests for each of them."""
+
+
+@pytest.fixture
+def early(raw, monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+    monkeypatch.setattr(options.in_force, "options", replace(options.fetch_options(), max_request_nbytes=64 * KIB))
+    stored = stored_array(raw[0])
+    return replace(stored, source=EarlyRequests(stored.source, lookahead=6))
+
+
+def test_store_never_rests_between_slots_and_batches(raw, early):
+    device = SimulatedDevice()
+
+    with limits(**BATCHES):
+        values = CudaReads(device).values(early)
+
+    np.testing.assert_array_equal(values, raw[1])
+    assert early.source.under_way == [6] * (N_REQUESTS - 6) + [5, 4, 3, 2, 1, 0]
+    assert early.source.asked == sorted(early.source.asked)
+
+
+def test_batch_in_halves_is_asked_for_again_and_what_follows_once(raw, early):
+    def fail(_nbytes: int) -> bool:
+        failed.append(len(early.source.under_way) >= 16)
+        return failed[-1] and sum(failed) == 1
+
+    failed: list[bool] = []
+    with limits(**BATCHES):
+        values = CudaReads(SimulatedDevice(fail_allocations=fail)).values(early)
+
+    np.testing.assert_array_equal(values, raw[1])
+    before, again = early.source.asked[:-N_REQUESTS], early.source.asked[-N_REQUESTS:]
+    assert sum(failed) > 0
+    assert again == sorted(again)
+    assert before == again[: len(before)]
+    assert len(before) <= 3 * 16 + 6

@@ -200,6 +200,23 @@ def cut_batches(plans: Iterator[ReadPlan], most: int, most_nbytes: int, rule: Co
         yield batch.done()
 
 
+def cut_segments(pieces: Sequence[Piece], slot_nbytes: int) -> list[list[Piece]]:
+    """Cut pieces into segments that are expected to fit so many bytes, if a single chunk does."""
+    segments: list[list[Piece]] = [[]]
+    room = slot_nbytes
+    for piece in pieces:
+        left: Piece | None = piece
+        while left is not None:
+            head, left = left.split(room, at_least=not segments[-1])
+            if head is not None:
+                segments[-1].append(head)
+                room -= aligned(head.nbytes)
+            if left is not None:
+                segments.append([])
+                room = slot_nbytes
+    return [segment for segment in segments if segment]
+
+
 def chunks_per_batch(path: str, *, chunk_nbytes: int, needed_nbytes: int, batch_nbytes: int, budget_nbytes: int) -> int:
     """Return how many chunks one batch may hold.
 

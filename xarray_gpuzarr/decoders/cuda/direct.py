@@ -6,7 +6,7 @@ be unusual is fetched again, by the host, as everything else is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,10 +98,9 @@ class DirectStager(Stager):
     def expect(self, segments: Sequence[Sequence[Piece]]) -> None:
         """Do nothing: files are read when pieces are staged."""
 
-    def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    def segments(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
         """Return all pieces together: no slot limits them."""
-        if pieces:
-            yield list(pieces)
+        return [list(pieces)] if pieces else []
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Read pieces into device memory, look at both ends of chunks if need be, and fetch again what is unusual.

@@ -113,7 +113,7 @@ class Read:
 
     def _expect(self, batch: Batch) -> None:
         """Cut a batch into segments, and let their requests follow those that are expected already."""
-        segments = list(self._stager.segments(batch.pieces))
+        segments = self._stager.segments(batch.pieces)
         self._stager.expect(segments)
         self._expected.append((batch, segments))
 

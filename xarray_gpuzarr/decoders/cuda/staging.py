@@ -8,7 +8,7 @@ damaged one) is decoded by the host codec, which also words the error, and cross
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -20,7 +20,7 @@ from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, cut, row_of
+from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, cut, cut_segments, row_of
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.image import Image, Room, upload_pageable
 from xarray_gpuzarr.decoders.cuda.requests import Requests
@@ -114,22 +114,9 @@ class Stager:
         """Expect nothing any more."""
         self._requests.forget()
 
-    def segments(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-        """Cut pieces into segments that are expected to fit a slot, if a single chunk does."""
-        segment: list[Piece] = []
-        room = slot_nbytes = self._lane.options.slot_nbytes
-        for piece in pieces:
-            left: Piece | None = piece
-            while left is not None:
-                head, left = left.split(room, at_least=not segment)
-                if head is not None:
-                    segment.append(head)
-                    room -= aligned(head.nbytes)
-                if left is not None:
-                    yield segment
-                    segment, room = [], slot_nbytes
-        if segment:
-            yield segment
+    def segments(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
+        """Cut the pieces of a batch into segments, each of which is staged by one call."""
+        return cut_segments(pieces, self._lane.options.slot_nbytes)
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Fetch pieces, check their headers, and send them to the device on the lane's `copy` stream.
