@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.grid import AxisPieces
+from xarray_gpuzarr.records import record
 
 Column = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Placement:
     """Where some chunks go; one row per chunk."""
 
@@ -91,16 +93,23 @@ class BoxPlaces:
         row : int64, shape (n, ndim)
             Piece numbers of the chunks.
         """
-        whole, run, full = np.ones((3, len(row)), np.bool_)
-        out_index = np.zeros(len(row), np.int64)
+        n = len(row)
+        out_index: Column | int = 0
+        whole: Flags | bool = True
+        run: Flags | bool = True
+        full: Flags | bool = True
         for number in range(len(self._axes) - 1, -1, -1):
             axis, pieces = self._axes[number], row[:, number]
-            out_index += axis.out_index.take(pieces)
+            out_index = axis.out_index.take(pieces) + out_index
             if not axis.are_whole:
-                whole &= axis.is_whole.take(pieces)
+                whole = axis.is_whole.take(pieces) & whole
             # Behind an axis of which it has several elements, a run has all there is.
-            if number < len(self._axes) - 1:
-                run &= full | axis.is_single.take(pieces)
-            if number:
-                full &= axis.is_full.take(pieces)
-        return Placement(whole=whole, contiguous=run, out_index=out_index)
+            if full is not True:
+                run = run & (full | axis.is_single.take(pieces))
+            full = full & axis.is_full.take(pieces)
+        return Placement(whole=_column(whole, n), contiguous=_column(run, n), out_index=_column(out_index, n))
+
+
+def _column(values: npt.NDArray[Any] | int, n: int) -> npt.NDArray[Any]:
+    """Return a column of `n` rows."""
+    return values if isinstance(values, np.ndarray) else np.full(n, values)

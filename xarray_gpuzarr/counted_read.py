@@ -13,13 +13,14 @@ def counted(pending: Pending) -> Pending:
     """Return a request that counts its bytes, and the seconds until they are there."""
 
     def finish(allocate: Allocate) -> memoryview | None:
-        if counters.current == "fetch":  # what follows would only take time
+        mine = counters.mine
+        if mine.stage == "fetch":  # a ``with`` block would only take time
             data = pending(allocate)
         else:
             with counters.stage("fetch"):
                 data = pending(allocate)
         if data is not None:
-            counters.add(read_nbytes=len(data))
+            mine.numbers["read_nbytes"] += len(data)
         return data
 
     return finish

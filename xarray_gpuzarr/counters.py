@@ -87,13 +87,13 @@ class Counters:
 
     def add(self, **numbers: int) -> None:
         """Add to fields of `Counts`."""
-        mine = self._account().numbers
+        mine = self.mine.numbers
         for name, number in numbers.items():
             mine[name] += number
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
-        return _UNTIMED if self._account().stage == stage else _Timed(self, stage)
+        return _UNTIMED if self.mine.stage == stage else _Timed(self, stage)
 
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
@@ -103,19 +103,20 @@ class Counters:
     @property
     def current(self) -> Stage | None:
         """The stage of the calling thread."""
-        return self._account().stage
+        return self.mine.stage
 
     def switch(self, stage: Stage | None) -> Stage | None:
         """Start the calling thread's clock for another stage, None for no stage; return the stage before."""
-        mine, now = self._account(), perf_counter()
+        mine, now = self.mine, perf_counter()
         before = mine.stage
         if before is not None:
             mine.seconds[before] += now - mine.since
         mine.stage, mine.since = stage, now
         return before
 
-    def _account(self) -> _Account:
-        """Return the calling thread's account."""
+    @property
+    def mine(self) -> _Account:
+        """The calling thread's account."""
         try:
             account: _Account = self._of_thread.account
         except AttributeError:

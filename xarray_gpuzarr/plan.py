@@ -28,6 +28,7 @@ from xarray_gpuzarr.grid import (
     intersect_axis,
 )
 from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.records import record
 from xarray_gpuzarr.shard_index import MISSING, ShardIndex
 
 Column = npt.NDArray[np.int64]
@@ -77,7 +78,7 @@ class PointTarget:
 Target = BoxTarget | PointTarget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Block:
     """Chunks that one plan covers, before their byte ranges are known."""
 
@@ -87,7 +88,7 @@ class Block:
     """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReadPlan:
     """Everything a decoder needs to know about one block. Columns have one row per stored chunk."""
 

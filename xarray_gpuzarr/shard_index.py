@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import ShardIndexError
+from xarray_gpuzarr.records import record
 
 Column = npt.NDArray[np.int64]
 Unsigned = npt.NDArray[np.uint64]
@@ -48,7 +49,7 @@ class ShardIndexSpec:
         return self.n_chunks * _ENTRY_NBYTES + _CRC_NBYTES * self.checksum
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ShardIndex:
     """Byte ranges of the inner chunks of one shard, in C order of their coordinates."""
 

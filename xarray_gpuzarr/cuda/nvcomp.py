@@ -15,6 +15,7 @@ from typing import Literal, cast
 
 from xarray_gpuzarr.cuda.api import Address
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
+from xarray_gpuzarr.records import record
 
 Format = Literal["zstd", "lz4", "gzip", "deflate", "snappy"]
 """Wire format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member, raw deflate, raw snappy."""
@@ -66,7 +67,7 @@ class Alignment:
     """Start of the scratch memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Batch:
     """Addresses of the columns that describe a batch: one entry per chunk, in device memory.
 

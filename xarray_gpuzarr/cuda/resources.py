@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from xarray_gpuzarr.counters import Stage, counters
+from xarray_gpuzarr.counters import STAGES, Stage, counters
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.turns import Turns
@@ -148,12 +148,12 @@ class Lane:
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block, and mark it on a profiler's timeline."""
-        return _Staged(self.api.range(f"read::{stage}"), counters.stage(stage))
+        return _Staged(self.api.range(_RANGES[stage]), stage)
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Copy pinned host memory to the device; `data` must not change until that is done."""
         self.api.upload(to, data, stream)
-        counters.add(copied_nbytes=data.nbytes)
+        counters.mine.numbers["copied_nbytes"] += data.nbytes
 
     def wait_for(self, event: Event) -> None:
         """Block until `event`, as it was last recorded, has been reached."""
@@ -199,21 +199,24 @@ class Lane:
                 ring.drop()
 
 
+_RANGES: dict[Stage, str] = {stage: f"read::{stage}" for stage in STAGES}
+
+
 class _Staged:
-    """Two context managers as one; written out because ``contextlib`` takes longer than what a stage often lasts."""
+    """A range and a clock; written out because ``contextlib`` takes longer than what a stage often lasts."""
 
-    __slots__ = ("_range", "_timed")
+    __slots__ = ("_before", "_range", "_stage")
 
-    def __init__(self, profiled: AbstractContextManager[object], timed: AbstractContextManager[None]) -> None:
+    def __init__(self, profiled: AbstractContextManager[object], stage: Stage) -> None:
         self._range = profiled
-        self._timed = timed
+        self._stage: Stage = stage
 
     def __enter__(self) -> None:
         self._range.__enter__()
-        self._timed.__enter__()
+        self._before = counters.switch(self._stage)
 
     def __exit__(self, *_: object) -> None:
-        self._timed.__exit__(None, None, None)
+        counters.switch(self._before)
         self._range.__exit__(None, None, None)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Buffer, Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.records import record
 
 Allocate = Callable[[int], memoryview]
 """Given a length in bytes, return writable host memory of that length."""
@@ -53,7 +53,7 @@ def is_settled(age_s: float) -> bool:
     return age_s > SETTLED_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Edge:
     """The first or last bytes of an object, or all of it."""
 

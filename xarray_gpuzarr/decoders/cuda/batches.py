@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, Self
 
@@ -14,6 +14,7 @@ from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.plan import ReadPlan
+from xarray_gpuzarr.records import record
 
 Rows = npt.NDArray[np.int64]
 
@@ -25,8 +26,12 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
-def cut(nbytes: int, most_nbytes: int) -> list[tuple[int, int]]:
-    """Cut a range into parts of at most so many bytes, at least one; return where each begins and its length."""
+@lru_cache(maxsize=64)
+def cut(nbytes: int, most_nbytes: int) -> Sequence[tuple[int, int]]:
+    """Cut a range into parts of at most so many bytes, at least one; return where each begins and its length.
+
+    Asked twice for each range: when its requests are expected, and when memory is set aside for their answers.
+    """
     if nbytes <= most_nbytes:
         return [(0, nbytes)]
     return [(at, min(most_nbytes, nbytes - at)) for at in range(0, nbytes, most_nbytes)]
@@ -106,7 +111,7 @@ def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
     raise IndexError(number)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Batch:
     """Chunks that are decoded by one call."""
 

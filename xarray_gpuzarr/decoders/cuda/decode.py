@@ -6,7 +6,6 @@ that of a few NumPy calls on columns, however many chunks there are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,14 @@ from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 from xarray_gpuzarr.decoders.cuda.work import Chunks, Group, Rows, Work, arrange, put
+from xarray_gpuzarr.records import record
 
 Addresses = npt.NDArray[np.uint64]
 
 _NO_ADDRESSES = np.zeros(0, np.uint64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Scratch:
     """One allocation, cut up; the columns are addresses, as in `Work`."""
 
@@ -47,7 +47,7 @@ class _Scratch:
     temp: Address
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Offsets:
     """Where columns lie in the table, in bytes."""
 
@@ -66,7 +66,7 @@ class _Offsets:
     fills: Places
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Stations:
     """Where the bytes of each chunk lie at each turn; where a chunk skips a turn, they lie there already."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,13 @@ from xarray_gpuzarr.decoders.cuda.routes import stored_dtype
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import BoxTarget, PointTarget, Target
+from xarray_gpuzarr.records import record
 
 Rows = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Places:
     """Columns of one launch, by their offsets in a table."""
 

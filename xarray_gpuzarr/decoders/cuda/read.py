@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -34,12 +33,13 @@ from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
+from xarray_gpuzarr.records import record
 
 Column = npt.NDArray[np.int64]
 Segments = Sequence[Sequence[Piece]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Submitted:
     """A batch that the device has been given, and what the host still owes it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -15,9 +14,10 @@ from xarray_gpuzarr.cuda.resources import Lane, Slot
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables
 from xarray_gpuzarr.decoders.cuda.work import Group, Work
+from xarray_gpuzarr.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Receipt:
     """Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses; then uint64 flags.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
@@ -31,6 +31,7 @@ from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.records import record
 
 Column = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
@@ -41,7 +42,7 @@ _REQUESTS_PER_THREAD = 2
 _ENDLESS = 2**62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Staged:
     """Chunks on their way to the device. Columns have one row per chunk of the pieces that were staged, in order."""
 

@@ -130,9 +130,10 @@ class Columns:
     def __init__(self, table: Rows, *, one_each: bool = False) -> None:
         self.table = table
         self.one_each = one_each
+        self._n = int(table.shape[1])
 
     def __len__(self) -> int:
-        return int(self.table.shape[1])
+        return self._n
 
     @classmethod
     def of(cls, n: int, **columns: npt.NDArray[Any] | int) -> Self:
@@ -255,7 +256,7 @@ def zstd_streams(stage: ZstdSpec, nbytes: Rows, expected: int) -> tuple[npt.NDAr
     """
     ready = (nbytes >= LEAST_ZSTD_NBYTES) & (nbytes <= longest_stream(stage))
     whole = _whole(ready, nbytes, expected)
-    whole.table[1] = FORMATS.index(_ZSTD)
+    whole.format[:] = FORMATS.index(_ZSTD)
     return ready, whole
 
 
@@ -263,7 +264,7 @@ def _whole(ready: npt.NDArray[np.bool_], nbytes: Rows, expected: int) -> Streams
     """Return a stream for each ready chunk, all of its bytes."""
     chunk = ready.nonzero()[0]
     table = np.zeros((Streams.n_columns, len(chunk)), np.int64)
-    table[0], table[3], table[5] = chunk, nbytes.take(chunk), expected
+    table[0], table[3], table[5] = chunk, nbytes.take(chunk), expected  # named columns are slower to set
     return Streams(table, one_each=len(chunk) == len(ready))
 
 

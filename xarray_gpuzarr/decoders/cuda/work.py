@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.streams import FORMATS, NO_ROWS, RAW, Filters, Inflate, Streams
+from xarray_gpuzarr.records import record
 
 Addresses = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -20,7 +20,7 @@ _ELEMENT_NBYTES = 8
 """Longest element that a filter knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Chunks:
     """The chunks of a batch, staged on the device. Columns have one row per stored chunk."""
 
@@ -37,7 +37,7 @@ class Chunks:
     """Numbers of the chunks of which codecs of elements are still to be undone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Group:
     """The streams of one format: a run of rows in columns that are sorted by format."""
 
@@ -56,7 +56,7 @@ class Group:
         return slice(self.first, self.first + self.n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Work:
     """What happens to the chunks and streams of a batch. Stream columns are sorted by format, raw streams last."""
 
