@@ -1,16 +1,15 @@
-"""Plans -> batches -> segments: every row once and in order, none larger than it may be, none smaller than it must."""
+"""Plans -> segments and batches of them: every row once and in order, none longer than it may be, none shorter."""
 
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.codec_json import parse_codecs
-from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, cut_batches, cut_segments
+from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
 from xarray_gpuzarr.grid import ChunkGrid, outer_selection
 from xarray_gpuzarr.metadata import ArraySpec, KeyEncoding
 from xarray_gpuzarr.plan import Block, box_target, plan_read
@@ -56,42 +55,71 @@ def span(piece, lo, hi):
     return int(piece.plan.offset[hi - 1] + piece.plan.nbytes[hi - 1] - piece.plan.offset[lo])
 
 
-@many
-@given(plans(), st.integers(1, 12), st.integers(1, 400))
-def test_batches_hold_every_row_once_and_no_more_than_they_may(shards, most, most_nbytes):
-    batches = list(cut_batches(iter(shards), most, most_nbytes, RULE))
+def batches_of(cuts):
+    """Return the segments of every batch."""
+    batches = []
+    for piece, full in cuts:
+        if full == "batch" or not batches:
+            batches.append([[]])
+        elif full == "segment":
+            batches[-1].append([])
+        batches[-1][-1].append(piece)
+    return batches
 
-    pieces = [piece for batch in batches for piece in batch.pieces]
+
+def room_for(segment, following):
+    """Return the bytes of a segment if it had the first chunk of what follows as well."""
+    last, first = segment[-1], following[0]
+    used = sum(aligned(p.nbytes) for p in segment[:-1])
+    if last.plan is first.plan and first.first - last.first - last.nbytes <= RULE.max_gap_nbytes:
+        return used + span(last, last.lo, last.hi + 1)
+    return used + aligned(last.nbytes) + span(first, first.lo, first.lo + 1)
+
+
+@many
+@given(plans(), st.integers(1, 12), st.integers(1, 400), st.integers(1, 300))
+def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_have(shards, most, most_nbytes, slot):
+    cutter = Cutter(most=most, most_nbytes=most_nbytes, slot_nbytes=slot)
+
+    batches = batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))
+
+    segments = [segment for batch in batches for segment in batch]
+    pieces = [piece for segment in segments for piece in segment]
     assert rows_of(pieces) == [(id(plan), row) for plan in shards for row in range(len(plan.offset))]
-    assert all(batch.n_chunks <= most for batch in batches)
-    assert all(sum(p.nbytes for p in b.pieces) <= most_nbytes or b.n_chunks == 1 for b in batches)
     assert all((p.first, p.nbytes) == (int(p.plan.offset[p.lo]), span(p, p.lo, p.hi)) for p in pieces)
+    for batch in ([p for segment in batch for p in segment] for batch in batches):
+        assert len(rows_of(batch)) <= most
+        assert sum(p.nbytes for p in batch) <= most_nbytes or len(rows_of(batch)) == 1
+    for segment in segments:
+        used = sum(aligned(p.nbytes) for p in segment[:-1]) + segment[-1].nbytes
+        assert used <= slot or len(rows_of(segment)) == 1
 
 
 @many
 @given(plans(), st.integers(1, 300))
-def test_segments_fill_slots(shards, slot_nbytes):
-    pieces = [p for batch in cut_batches(iter(shards), 2**62, 2**62, RULE) for p in batch.pieces]
+def test_segments_are_full(shards, slot_nbytes):
+    segments = cut_segments([p for plan in shards for p in parts(plan, RULE)], slot_nbytes)
 
-    segments = cut_segments(pieces, slot_nbytes)
+    assert all(room_for(segment, following) > slot_nbytes for segment, following in pairwise(segments))
 
-    assert rows_of([p for s in segments for p in s]) == rows_of(pieces)
-    for segment, following in pairwise([*segments, []]):
-        used = sum(aligned(p.nbytes) for p in segment[:-1])
-        assert used + segment[-1].nbytes <= slot_nbytes or len(rows_of(segment)) == 1
-        if following:
-            last, first = segment[-1], following[0]
-            if last.plan is first.plan and first.first - last.first - last.nbytes <= RULE.max_gap_nbytes:
-                more = used + span(last, last.lo, last.hi + 1)
-            else:
-                more = used + aligned(last.nbytes) + span(first, first.lo, first.lo + 1)
-            assert more > slot_nbytes
+
+@many
+@given(plans(), st.integers(1, 12), st.integers(1, 400))
+def test_batches_are_full(shards, most, most_nbytes):
+    cutter = Cutter(most=most, most_nbytes=most_nbytes, slot_nbytes=ENDLESS)
+
+    batches = [b[0] for b in batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))]
+
+    for batch, following in pairwise(batches):
+        nbytes = sum(p.nbytes for p in batch)
+        first = following[0]
+        assert len(rows_of(batch)) == most or nbytes + span(first, first.lo, first.lo + 1) > most_nbytes
 
 
 @many
 @given(plans(), st.integers(1, 60))
 def test_requests_of_a_piece_bring_all_its_bytes(shards, most_nbytes):
-    for piece in (p for batch in cut_batches(iter(shards), 5, 2**62, RULE) for p in batch.pieces):
+    for piece in (p for plan in shards for p in parts(plan, RULE)):
         ranges = [wanted for _, wanted in piece.requests(most_nbytes)]
 
         assert ranges[0].offset == piece.first
@@ -101,13 +129,11 @@ def test_requests_of_a_piece_bring_all_its_bytes(shards, most_nbytes):
         assert piece.requests() == [("c/0", (piece.first, piece.nbytes))]
 
 
-@pytest.mark.parametrize(
-    ("room", "at_least", "n"), [(0, False, 0), (9, False, 0), (10, False, 1), (24, False, 2), (9, True, 1)]
-)
-def test_piece_is_split_where_room_ends(room, at_least, n):
+def test_piece_is_split_between_rows():
     piece = Piece.of(plan_of([(7, 10), (0, 10), (5, 10)]), 0, 3)
 
-    head, left = piece.split(room, at_least=at_least)
+    head, left = piece.split(2)
 
-    assert (head.hi if head else 0, left.lo) == (n, n)
-    assert piece.split(35, at_least=False) == (piece, None)
+    assert (head.lo, head.hi, head.first, head.nbytes) == (0, 2, 7, 20)
+    assert (left.lo, left.hi, left.first, left.nbytes) == (2, 3, 32, 10)
+    assert piece.split(3) == (piece, None)

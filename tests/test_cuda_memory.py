@@ -138,7 +138,7 @@ def test_batch_that_finds_no_memory_once_is_tried_again_in_halves(seed):
     for number in range(2, n_allocations()):
         device = SimulatedDevice(seed, fail_allocations=NoMemory({number}))
         assert_reads(CudaReads(device))
-        assert device.calls["nvcomp"] == 5, number
+        assert device.calls["nvcomp"] in (5, 6), number  # what follows in the batch may be one of its own
         assert_nothing_is_left(device)
 
 

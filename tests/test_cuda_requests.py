@@ -132,6 +132,22 @@ def test_store_never_rests_between_slots_and_batches(raw, early):
     assert early.source.asked == sorted(early.source.asked)
 
 
+def test_store_never_rests_between_small_shards(tmp_path, early):
+    data = np.arange(12 * MIB // 4, dtype="i4")
+    shard = (64 * KIB // 4,)
+    array = write(LocalStore(tmp_path), data, chunks=(16 * KIB // 4,), shards=shard, compressors=None, filters=None)
+    stored = stored_array(array)
+    source = EarlyRequests(stored.source, lookahead=40)  # more than a slot has
+
+    with limits(**BATCHES):
+        values = CudaReads(SimulatedDevice()).values(replace(stored, source=source))
+
+    np.testing.assert_array_equal(values, data)
+    in_slot = MIB // (64 * KIB)
+    assert len(source.under_way) == N_REQUESTS
+    assert min(source.under_way[:-40]) > 40 - in_slot
+
+
 def test_batch_in_halves_is_asked_for_again_and_what_follows_once(raw, early):
     def fail(_nbytes: int) -> bool:
         failed.append(len(early.source.under_way) >= 16)

@@ -7,18 +7,22 @@ import numpy as np
 import pytest
 from helpers.compare import assert_same_bits
 from helpers.corpus import V3_CODECS, write
+from helpers.cuda_reads import CudaReads, limits
+from helpers.simulator import SimulatedDevice
 from helpers.stores import is_data
 from zarr.buffer import cpu
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, read_array, snapshot
 from xarray_gpuzarr.decoders import threads
+from xarray_gpuzarr.decoders.cuda.image import Image
 from xarray_gpuzarr.decoders.host_blocks import Block
 from xarray_gpuzarr.fetch import options
 
 N_SHARDS, SHARD_NBYTES = 12, 16 * 1024
 SHARDED = {"chunks": (1024,), "shards": (SHARD_NBYTES // 4,)}
 INDEX_NBYTES = 4 * 16 + 4
+SLOT_NBYTES = 4 * SHARD_NBYTES
 DATA = np.random.default_rng(0).integers(0, 50, N_SHARDS * SHARD_NBYTES // 4, "i4")
 
 
@@ -61,11 +65,26 @@ def room(monkeypatch):
     return lambda n: monkeypatch.setattr(snapshot, "_WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
 
 
+def read_by_host(array):
+    """Read all values on the host."""
+    return read_array(array, device="host")
+
+
+def read_by_device(array):
+    """Read all values by the CUDA engine, whose slots hold four shards and whose batches hold eight."""
+    with limits(slot_nbytes=SLOT_NBYTES, batch_nbytes=2 * SLOT_NBYTES, scratch_nbytes=64 * SLOT_NBYTES):
+        return CudaReads(SimulatedDevice()).values(array)
+
+
+each_decoder = pytest.mark.parametrize("read", [read_by_host, read_by_device])
+
+
+@each_decoder
 @pytest.mark.parametrize("codec", ["bytes", "zstd"])
-def test_every_shard_is_one_request(stored, codec):
+def test_every_shard_is_one_request(stored, codec, read):
     array, store = stored(codec)
 
-    assert_same_bits(read_array(array, device="host"), DATA)
+    assert_same_bits(read(array), DATA)
 
     assert (store.n_whole, len(store.ranges)) == (N_SHARDS, N_SHARDS)
 
@@ -90,20 +109,22 @@ def test_less_than_half_of_a_shard_begins_with_its_index(stored):
     assert store.n_whole == 0
 
 
-def test_whole_shards_under_way_are_bounded(stored, room):
+@each_decoder
+def test_whole_shards_under_way_are_bounded(stored, room, read):
     room(3)
     array, store = stored("bytes")
 
-    assert_same_bits(read_array(array, device="host"), DATA)
+    assert_same_bits(read(array), DATA)
 
     assert (store.n_whole, store.most_under_way) == (N_SHARDS, 3)
 
 
-def test_more_shards_are_under_way_once_they_are_known_to_be_short(stored, room):
+@each_decoder
+def test_more_shards_are_under_way_once_they_are_known_to_be_short(stored, room, read):
     room(3)
     array, store = stored("zstd")
 
-    assert_same_bits(read_array(array, device="host"), DATA)
+    assert_same_bits(read(array), DATA)
 
     assert store.n_whole == N_SHARDS
     assert store.most_under_way > 3
@@ -129,6 +150,19 @@ def test_shards_that_wait_to_be_decoded_hold_up_requests(stored, room, monkeypat
     n_threads = threads.thread_budget()
     assert len(asked) == N_SHARDS
     assert all(n <= n_decoded + 2 + n_threads for n_decoded, n in enumerate(asked, 1))
+
+
+def test_shards_that_fill_a_slot_hold_up_requests(stored, room, monkeypatch):
+    room(2)
+    array, store = stored("bytes")
+    asked, send = [], Image.send
+    monkeypatch.setattr(Image, "send", lambda *call: (asked.append(len(store.ranges)), send(*call))[1])
+
+    assert_same_bits(read_by_device(array), DATA)
+
+    in_slot = SLOT_NBYTES // SHARD_NBYTES
+    assert len(asked) == N_SHARDS // in_slot
+    assert all(n <= n_full * in_slot + 1 + 2 for n_full, n in enumerate(asked, 1))
 
 
 def test_missing_shards_make_room(stored, room):

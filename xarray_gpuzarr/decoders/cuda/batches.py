@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from xarray_gpuzarr.records import record
 
 Rows = npt.NDArray[np.int64]
 
+ENDLESS = 2**62
 _ALIGN = 16
 
 
@@ -56,20 +57,24 @@ class Piece(NamedTuple):
         first = int(plan.offset[lo])
         return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
 
-    def split(self, room_nbytes: int, *, at_least: bool) -> tuple[Piece | None, Piece | None]:
-        """Return as many rows as so many bytes hold, with `at_least` one in any case, and the others."""
+    def fitting(self, most: int, most_nbytes: int, slot_nbytes: int) -> int:
+        """Return how many rows a batch and a segment have room for: see `Cutter`."""
         plan, lo, hi = self.plan, self.lo, self.hi
-        if self.nbytes <= room_nbytes:
-            return self, None
         if plan.spec.index is None:
-            n = room_nbytes // aligned(plan.spec.most_nbytes)
-        else:
-            # Chosen chunks may lie apart, and a request brings what lies between them.
-            ends = plan.offset[lo:hi] + plan.nbytes[lo:hi]
-            n = int(ends.searchsorted(self.first + room_nbytes, "right"))
-        middle = lo + max(n, int(at_least))
-        head = Piece.of(plan, lo, middle) if middle > lo else None
-        return head, Piece.of(plan, middle, hi) if middle < hi else None
+            return max(0, min(hi - lo, most, slot_nbytes // aligned(plan.spec.most_nbytes)))
+        room = min(most_nbytes, slot_nbytes)
+        if self.nbytes <= room:
+            return min(hi - lo, most)
+        # Chosen chunks may lie apart, and a range has what lies between them.
+        ends = plan.offset[lo:hi] + plan.nbytes[lo:hi]
+        return min(most, int(ends.searchsorted(self.first + room, "right")))
+
+    def split(self, n: int) -> tuple[Piece, Piece | None]:
+        """Return the first rows, and the others if there are any."""
+        if n >= self.hi - self.lo:
+            return self, None
+        middle = self.lo + n
+        return Piece.of(self.plan, self.lo, middle), Piece.of(self.plan, middle, self.hi)
 
     def requests(self, most_nbytes: int | None = None) -> list[Request]:
         """Return what is to be read, a range by requests of at most so many bytes."""
@@ -137,89 +142,82 @@ class Batch:
         return Batch(pieces=tuple(first), missing=self.missing), Batch(pieces=tuple(second))
 
 
-class _Growing:
-    """A batch while pieces are added to it."""
+class Cut(NamedTuple):
+    """A piece, and what is full before it."""
 
-    def __init__(self, most: int, most_nbytes: int) -> None:
-        self._pieces: list[Piece] = []
-        self.missing: list[Rows] = []
-        self._room = most
-        self._room_nbytes = most_nbytes
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds nothing at all."""
-        return not self._pieces and not self.missing
-
-    def add(self, pieces: list[Piece]) -> list[Piece]:
-        """Take as many rows of pieces as fit, at least one if there is none yet; return those that are left."""
-        room, room_nbytes, n_taken = self._room, self._room_nbytes, 0
-        for plan, lo, hi, _, nbytes in pieces:
-            requested = 0 if plan.spec.index is None else nbytes
-            if hi - lo > room or requested > room_nbytes:
-                break
-            room, room_nbytes, n_taken = room - (hi - lo), room_nbytes - requested, n_taken + 1
-        self._pieces += pieces[:n_taken]
-        self._room, self._room_nbytes = room, room_nbytes
-        left = pieces[n_taken:]
-        return [*self._cut(left[0]), *left[1:]] if left else []
-
-    def _cut(self, piece: Piece) -> list[Piece]:
-        """Take what fits of a piece that is too large; return the rest."""
-        plan, lo, hi = piece.plan, piece.lo, min(piece.hi, piece.lo + self._room)
-        if hi > lo and plan.spec.index is not None:
-            head, _ = Piece.of(plan, lo, hi).split(self._room_nbytes, at_least=not self._pieces)
-            hi = lo if head is None else head.hi
-        if hi > lo:
-            self._pieces.append(Piece.of(plan, lo, hi))
-            self._room = 0
-        return [Piece.of(plan, hi, piece.hi)] if hi < piece.hi else []
-
-    def done(self) -> Batch:
-        """Return the batch."""
-        return Batch(pieces=tuple(self._pieces), missing=tuple(self.missing))
+    piece: Piece
+    full: Literal["segment", "batch"] | None
+    """With a batch, its last segment is full, too."""
 
 
-def cut_batches(plans: Iterator[ReadPlan], most: int, most_nbytes: int, rule: CoalesceRule) -> Iterator[Batch]:
-    """Cut plans into batches of at most `most` chunks, which may span several shards.
+class Cutter:
+    """Cuts pieces, one after another, into segments, which cross to the device together, and into batches of segments.
 
     Parameters
     ----------
-    plans : iterator of ReadPlan
     most : int
+        Chunks of a batch.
     most_nbytes : int
-        Bytes that the requests of a batch may bring, unless it has a single chunk.
-    rule : CoalesceRule
-        What one request fetches.
+        Bytes that the ranges of a batch may have, unless it has a single chunk.
+    slot_nbytes : int
+        Bytes that a segment is expected to have, unless it has a single chunk.
     """
-    batch = _Growing(most, most_nbytes)
-    for plan in plans:
-        if len(plan.missing_row):
-            batch.missing.append(plan.missing_row)
-        left = batch.add(parts(plan, rule))
-        while left:
-            yield batch.done()
-            batch = _Growing(most, most_nbytes)
-            left = batch.add(left)
-    if not batch.is_empty:
-        yield batch.done()
 
+    def __init__(self, *, most: int, most_nbytes: int, slot_nbytes: int) -> None:
+        self._most = most
+        self._most_nbytes = most_nbytes
+        self._slot_nbytes = slot_nbytes
+        self._begin_batch()
 
-def cut_segments(pieces: Sequence[Piece], slot_nbytes: int) -> list[list[Piece]]:
-    """Cut pieces into segments that are expected to fit so many bytes, if a single chunk does."""
-    segments: list[list[Piece]] = [[]]
-    room = slot_nbytes
-    for piece in pieces:
+    def cut(self, pieces: Iterable[Piece]) -> Iterator[Cut]:
+        """Yield pieces, cut where they do not fit."""
+        for piece in pieces:
+            yield from self._cut(piece)
+
+    def _cut(self, piece: Piece) -> Iterator[Cut]:
         left: Piece | None = piece
+        full: Literal["segment", "batch"] | None = None
         while left is not None:
-            head, left = left.split(room, at_least=not segments[-1])
-            if head is not None:
-                segments[-1].append(head)
-                room -= aligned(head.nbytes)
-            if left is not None:
-                segments.append([])
-                room = slot_nbytes
-    return [segment for segment in segments if segment]
+            n = left.fitting(self._room, self._room_nbytes, self._slot_room)
+            if not n and not self._batch_is_empty and not left.fitting(self._room, self._room_nbytes, ENDLESS):
+                full = "batch"
+                self._begin_batch()
+                continue
+            if not n and not self._segment_is_empty:
+                full = full or "segment"
+                self._begin_segment()
+                continue
+            head, left = left.split(max(1, n))
+            self._take(head)
+            yield Cut(head, full)
+            full = None
+
+    def _take(self, piece: Piece) -> None:
+        self._room -= piece.hi - piece.lo
+        if piece.plan.spec.index is not None:
+            self._room_nbytes -= piece.nbytes
+        self._slot_room -= aligned(piece.nbytes)
+        self._batch_is_empty = self._segment_is_empty = False
+
+    def _begin_batch(self) -> None:
+        self._room, self._room_nbytes = self._most, self._most_nbytes
+        self._batch_is_empty = True
+        self._begin_segment()
+
+    def _begin_segment(self) -> None:
+        self._slot_room = self._slot_nbytes
+        self._segment_is_empty = True
+
+
+def cut_segments(pieces: Iterable[Piece], slot_nbytes: int) -> list[list[Piece]]:
+    """Cut the pieces of one batch into segments."""
+    cutter = Cutter(most=ENDLESS, most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
+    segments: list[list[Piece]] = []
+    for piece, full in cutter.cut(pieces):
+        if full is not None or not segments:
+            segments.append([])
+        segments[-1].append(piece)
+    return segments
 
 
 def chunks_per_batch(path: str, *, chunk_nbytes: int, needed_nbytes: int, batch_nbytes: int, budget_nbytes: int) -> int:

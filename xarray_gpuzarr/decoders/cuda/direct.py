@@ -20,7 +20,7 @@ from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import Address, DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned
+from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.staging import Flags, Staged, Stager
 from xarray_gpuzarr.decoders.cuda.streams import (
@@ -95,12 +95,18 @@ class DirectStager(Stager):
         """Which neighbours one read brings."""
         return replace(self._rule, max_nbytes=self._most_nbytes)
 
-    def expect(self, segments: Sequence[Sequence[Piece]]) -> None:
-        """Do nothing: files are read when pieces are staged."""
+    @property
+    def slot_nbytes(self) -> int:
+        """Endless: no slot limits what is staged together."""
+        return ENDLESS
 
-    def segments(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
-        """Return all pieces together: no slot limits them."""
-        return [list(pieces)] if pieces else []
+    @property
+    def is_busy(self) -> bool:
+        """True: files are read when pieces are staged."""
+        return True
+
+    def expect(self, pieces: Sequence[Piece]) -> None:
+        """Do nothing."""
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Read pieces into device memory, look at both ends of chunks if need be, and fetch again what is unusual.

@@ -20,7 +20,17 @@ from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Lane
-from xarray_gpuzarr.decoders.cuda.batches import Batch, Piece, aligned, chunks_per_batch, cut_batches, row_of, runs
+from xarray_gpuzarr.decoders.cuda.batches import (
+    Batch,
+    Cutter,
+    Piece,
+    aligned,
+    chunks_per_batch,
+    cut_segments,
+    parts,
+    row_of,
+    runs,
+)
 from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
@@ -36,7 +46,6 @@ from xarray_gpuzarr.plan import ReadPlan, Target
 from xarray_gpuzarr.records import record
 
 Column = npt.NDArray[np.int64]
-Segments = Sequence[Sequence[Piece]]
 
 
 @record
@@ -47,6 +56,16 @@ class Submitted:
     staged: Sequence[Staged]
     done: Event
     receipt: Receipt | None
+
+
+@record
+class _Segment:
+    """Pieces that are staged together."""
+
+    pieces: Sequence[Piece]
+    missing: Sequence[Column]
+    """Chunks of its batch that take the fill value, as `ReadPlan.missing_row`; with the last segment of a batch."""
+    ends_batch: bool
 
 
 class Read:
@@ -81,26 +100,46 @@ class Read:
         self._decoder = BatchDecoder(lane, self._placing, chain)
         self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
-        self._expected: deque[tuple[Batch, Segments]] = deque()
-        """One ahead of the batch that is submitted: its requests are under way before that batch has all its bytes."""
+        self._gathering: list[Piece] = []
+        self._missing: list[Column] = []
+        self._expected: deque[_Segment] = deque()
+        self._growing: list[_Segment] = []
+        """Segments of the next batch that are staged."""
+        self._staged: list[Staged] = []
         self._submitted: deque[Submitted] = deque()
         self._doubtful: list[tuple[Batch, Column]] = []
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
-        rule, most_nbytes = self._stager.rule, self._most * self._requested_nbytes
-        for batch in cut_batches(self._drawn(plans), self._most, most_nbytes, rule):
-            self._expect(batch)
-            if len(self._expected) > 1:
-                self._submit_or_halve(*self._expected.popleft())
+        stager, most_nbytes = self._stager, self._most * self._requested_nbytes
+        cutter = Cutter(most=self._most, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
+        for plan in self._drawn(plans):
+            for piece, full in cutter.cut(parts(plan, stager.rule)):
+                if full is not None:
+                    self._gathered(ends_batch=full == "batch")
+                self._gathering.append(piece)
+                stager.expect([piece])
+                while self._expected and stager.is_busy:
+                    self._stage(self._expected.popleft())
+            if len(plan.missing_row):
+                self._missing.append(plan.missing_row)
+        self._gathered(ends_batch=True)
         while self._expected:
-            self._submit_or_halve(*self._expected.popleft())
+            self._stage(self._expected.popleft())
         while self._submitted:
             self._retire()
         for batch_and_numbers in self._doubtful:
             self._decode_again(*batch_and_numbers)
         self._lane.free(self._placing.memory)
         return self.out
+
+    def _gathered(self, *, ends_batch: bool) -> None:
+        """Let what was gathered be a segment."""
+        missing = self._missing if ends_batch else []
+        self._expected.append(_Segment(pieces=self._gathering, missing=missing, ends_batch=ends_batch))
+        self._gathering = []
+        if ends_batch:
+            self._missing = []
 
     def _drawn(self, plans: Iterator[ReadPlan]) -> Iterator[ReadPlan]:
         """Draw plans, which reads shard indexes."""
@@ -111,34 +150,43 @@ class Read:
                 return
             yield plan
 
-    def _expect(self, batch: Batch) -> None:
-        """Cut a batch into segments, and let their requests follow those that are expected already."""
-        segments = self._stager.segments(batch.pieces)
-        self._stager.expect(segments)
-        self._expected.append((batch, segments))
-
-    def _submit_or_halve(self, batch: Batch, segments: Segments) -> None:
-        """Submit a batch; if memory runs out, wait for the device, then try once more in halves."""
+    def _stage(self, segment: _Segment) -> None:
+        """Stage a segment; submit the batch that ends with it. If memory runs out, try once more in halves."""
+        self._growing.append(segment)
         try:
-            self._submit(batch, segments)
+            if segment.pieces:
+                self._staged.append(self._stager.stage(segment.pieces))
+            if segment.ends_batch:
+                self._submit(_batch(self._growing), self._staged)
+                self._growing, self._staged = [], []
         except DeviceMemoryError:
+            batch = _batch(self._growing)
             if batch.n_chunks < 2:
                 raise
-            while self._submitted:
-                self._retire()
-            self._lane.settle()
-            self._lane.free_all(but=[self._placing.memory])
-            halves, later = batch.halves(), [batch for batch, _ in self._expected]
-            self._stager.forget()
-            self._expected.clear()
-            for again in (*halves, *later):
-                self._expect(again)
-            for _ in halves:
-                self._submit(*self._expected.popleft())
+            self._growing, self._staged = [], []
+            self._submit_halves(batch)
 
-    def _submit(self, batch: Batch, segments: Segments) -> None:
-        staged = [self._stager.stage(pieces) for pieces in segments]
+    def _submit_halves(self, batch: Batch) -> None:
+        """Wait until the device is at rest; then submit what has been staged of a batch once more, a half at a time."""
+        while self._submitted:
+            self._retire()
+        self._lane.settle()
+        self._lane.free_all(but=[self._placing.memory])
+        halves = [(half, cut_segments(half.pieces, self._stager.slot_nbytes)) for half in batch.halves()]
+        self._stager.forget()
+        for pieces in (
+            *(pieces for _, segments in halves for pieces in segments),
+            *(segment.pieces for segment in self._expected),
+            self._gathering,
+        ):
+            self._stager.expect(pieces)
+        for half, segments in halves:
+            self._submit(half, [self._stager.stage(pieces) for pieces in segments])
+
+    def _submit(self, batch: Batch, staged: Sequence[Staged]) -> None:
         rows = [plan.row[lo:hi] for plan, lo, hi in runs(batch.pieces)]
+        if not rows and not batch.missing:
+            return
         self._enqueue(batch, staged, self._chunks(staged, np.concatenate([*rows, *batch.missing])))
         while len(self._submitted) >= MAX_BATCHES:
             self._retire()
@@ -219,6 +267,14 @@ def read_chain(spec: ArraySpec) -> Chain:
     if isinstance(chain, str):
         raise TypeError(chain)  # `route` knows, and nobody reads such an array here
     return chain
+
+
+def _batch(segments: Sequence[_Segment]) -> Batch:
+    """Return segments that follow each other as a batch."""
+    return Batch(
+        pieces=tuple(piece for segment in segments for piece in segment.pieces),
+        missing=tuple(rows for segment in segments for rows in segment.missing),
+    )
 
 
 def _joined[Scalar: np.generic](columns: Sequence[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:

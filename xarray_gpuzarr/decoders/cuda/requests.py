@@ -1,6 +1,6 @@
 """The requests of one read, in order: while the bytes of one are waited for, the next few are under way.
 
-What is wanted is known a batch ahead, so that a store does not rest while one batch ends and the next begins.
+What is wanted is known a while before it is staged, so that a store does not rest between segments and batches.
 """
 
 from __future__ import annotations
@@ -22,20 +22,31 @@ class Requests:
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._ahead = source.lookahead + 1
+        self._ahead = max(1, source.lookahead)
         self._read_ahead = ReadAhead(source)
         self._lock = threading.Lock()
         self._wanted: deque[Request] = deque()
         self._started: deque[Pending] = deque()
+        self._n_under_way = 0
+        """Of those that are started, all but those whose bytes were at hand."""
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether no more would be under way if more were expected; or nothing is under way at all."""
+        return bool(self._wanted) or not self._n_under_way
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Take in what will be wanted after all that is wanted already."""
-        self._wanted.extend(requests)
+        with self._lock:
+            self._wanted.extend(requests)
+            queued = self._start()
+        self._read_ahead(queued)
 
     def forget(self) -> None:
         """Want nothing any more."""
         self._wanted.clear()
         self._started.clear()
+        self._n_under_way = 0
 
     def next[Place](self, places: Iterator[Place]) -> tuple[Place, Pending] | None:
         """Return the next place and what was started to fill it; None if there is no place left."""
@@ -43,18 +54,19 @@ class Requests:
             place = next(places, None)
             if place is None:
                 return None
-            queued = self._start()
             started = self._started.popleft()
+            self._n_under_way -= not isinstance(started, AtHand)
+            queued = self._start()
         self._read_ahead(queued)
         return place, started
 
     def _start(self) -> list[Request]:
         """Start what may be under way; return it."""
         queued = []
-        while self._wanted and len(self._started) < self._ahead:
-            if self._started and isinstance(self._started[-1], AtHand):
-                break
+        while self._wanted and self._n_under_way < self._ahead:
             request = self._wanted.popleft()
-            self._started.append(self._source.start(*request))
+            pending = self._source.start(*request)
+            self._started.append(pending)
+            self._n_under_way += not isinstance(pending, AtHand)
             queued.append(request)
         return queued

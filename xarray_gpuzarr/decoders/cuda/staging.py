@@ -20,7 +20,7 @@ from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.cuda.batches import Piece, aligned, cut, cut_segments, row_of
+from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, cut, row_of
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.image import Image, Room, upload_pageable
 from xarray_gpuzarr.decoders.cuda.requests import Requests
@@ -39,7 +39,6 @@ Flags = npt.NDArray[np.bool_]
 
 _REQUESTS_PER_THREAD = 2
 """Of a slot, for each of the threads that fill it: with one, all would wait for the slowest."""
-_ENDLESS = 2**62
 
 
 @record
@@ -102,22 +101,27 @@ class Stager:
 
     @property
     def rule(self) -> CoalesceRule:
-        """Which neighbours make a piece: `segments` and requests cut it."""
-        return replace(self._rule, max_nbytes=_ENDLESS)
+        """Which neighbours make a piece, however long: segments and requests cut it."""
+        return replace(self._rule, max_nbytes=ENDLESS)
 
-    def expect(self, segments: Sequence[Sequence[Piece]]) -> None:
-        """Take in segments that will be staged after all that are expected already."""
-        for pieces in segments:
-            for piece in pieces:
-                self._requests.expect(piece.requests(self._most_nbytes))
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes that cross to the device together."""
+        return self._lane.options.slot_nbytes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether nothing is gained by expecting more before what is expected is staged."""
+        return self._requests.are_enough
+
+    def expect(self, pieces: Sequence[Piece]) -> None:
+        """Take in pieces that will be staged after all that are expected already."""
+        for piece in pieces:
+            self._requests.expect(piece.requests(self._most_nbytes))
 
     def forget(self) -> None:
         """Expect nothing any more."""
         self._requests.forget()
-
-    def segments(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
-        """Cut the pieces of a batch into segments, each of which is staged by one call."""
-        return cut_segments(pieces, self._lane.options.slot_nbytes)
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Fetch pieces, check their headers, and send them to the device on the lane's `copy` stream.
