@@ -26,15 +26,20 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
 from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
+from benchmarks.null_device import NullDevice
 from benchmarks.range_server import RangeServer
 from benchmarks.stores import write_workload
 from benchmarks.workloads import SERIES, Workload
 from xarray_gpuzarr import index_cache, read_array
 from xarray_gpuzarr.bench.readers import PIPELINES
+from xarray_gpuzarr.counters import counters
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.read import read, stored_array
 
 LATENCIES_MS = (0, 10, 50)
 _LINE_BITS_PER_S = 5e9
 """More than a cloud machine gets for every two cores."""
+_LINE = f"{_LINE_BITS_PER_S / 1e9:.0f} Gbit/s"
 _COUNTING_S = 0.05
 """Latency at which the requests of one of our reads that are under way at once are counted: none is answered before
 all have come."""
@@ -86,6 +91,7 @@ def cases(scale: float, folder: Path) -> list[Case]:
     return [
         *(_throughput_case(w, ms, folder, client) for client in _CLIENTS for w in shards for ms in latencies),
         *(_throughput_case(shards[0], ms, folder, client, with_line=True) for client in _CLIENTS for ms in latencies),
+        *(_device_case(w, ms, folder) for w in shards for ms in latencies),
         _requests_case(volume, folder),
     ]
 
@@ -134,6 +140,13 @@ def _ours(make: Callable[[RangeServer, Path], Any], server: RangeServer, path: P
     return lambda selection: read_array(array, selection, device="host")
 
 
+def _to_device(server: RangeServer, path: Path, variable: str) -> Read:
+    """Return a read of the CUDA engine: all bytes come to pinned memory, and nothing is decoded."""
+    device = NullDevice()
+    stored = stored_array(zarr.open_array(_obstore(server, path), path=variable, mode="r"))
+    return lambda selection: read(stored, selection, CudaDecoder(lambda: device.as_api))
+
+
 def _ours_local(_: RangeServer, path: Path, variable: str) -> Read:
     array = zarr.open_array(path / variable, mode="r")
     return lambda selection: read_array(array, selection, device="host")
@@ -162,6 +175,8 @@ _OPENERS: dict[str, Callable[[RangeServer, Path, str], Read]] = {
     **{f"zarr {pipeline}, obstore": partial(_zarr, pipeline) for pipeline in PIPELINES},
     "TensorStore": _tensorstore,
 }
+_TO_DEVICE = "gpuzarr, obstore, to a GPU that does nothing"
+_KEPT = "bare obstore, kept"
 _LOCAL = "gpuzarr, local files"
 """Decoding alone, all but: no read of compressed chunks can be quicker, from whatever store."""
 
@@ -226,11 +241,36 @@ def _throughput_case(
         readers = _OPENERS if client == "obstore" else [f"gpuzarr, {client}"]
         return _contestants(workload, served, prepare, [*readers, *limits], limits)
 
-    line = f"{_LINE_BITS_PER_S / 1e9:.0f} Gbit/s"
     return Case(
-        name=f"store/{workload.codec} {latency_ms} ms{f', {line}' * with_line}{f', {client}' * (client != 'obstore')}",
+        name=f"store/{workload.codec} {latency_ms} ms{f', {_LINE}' * with_line}{f', {client}' * (client != 'obstore')}",
         summary=f"{workload.summary}; whole array from a server that answers {latency_ms} ms late"
-        + f", over a line of {line}" * with_line,
+        + f", over a line of {_LINE}" * with_line,
+        contestants=contestants,
+    )
+
+
+def _device_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
+    """Return what the CUDA engine leaves of a line: everything but the GPU is real, up to the pinned memory."""
+
+    def contestants() -> list[Contestant]:
+        path, served = _served(workload, folder, latency_ms, with_line=True)
+        shards = list((path / workload.variable / "c").rglob("*"))
+
+        def prepare(shared: Served, name: str) -> Ready:
+            if name == _KEPT:
+                return _prepare_client(shared, path, workload.variable, _CLIENTS["obstore"][name])
+            to_device, before = _to_device(shared.server, path, workload.variable), counters.snapshot()
+            to_device(...)
+            if (counters.snapshot() - before).read_nbytes != sum(f.stat().st_size for f in shards if f.is_file()):
+                raise WrongValuesError("other bytes than were stored")
+            return Ready(measure=lambda: _timed(partial(to_device, ...)), close=shared.close)
+
+        return _contestants(workload, served, prepare, [_TO_DEVICE, _KEPT], [_KEPT])
+
+    return Case(
+        name=f"store/{workload.codec} {latency_ms} ms, {_LINE}, to a GPU",
+        summary=f"{workload.summary}; whole array by the CUDA engine, from a server that answers {latency_ms} ms late, "
+        f"over a line of {_LINE}",
         contestants=contestants,
     )
 
