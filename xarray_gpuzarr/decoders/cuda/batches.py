@@ -1,4 +1,7 @@
-"""Plans -> batches: how many chunks are decoded by one call, under a budget of device memory. Pure."""
+"""Plans -> pieces -> segments, which cross to the device together, and batches of them, which one call decodes. Pure.
+
+A batch is as large as a budget of device memory permits.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +187,7 @@ class Cutter:
                 self._begin_batch()
                 continue
             if not n and not self._segment_is_empty:
-                full = full or "segment"
+                full = "segment"
                 self._begin_segment()
                 continue
             head, left = left.split(max(1, n))

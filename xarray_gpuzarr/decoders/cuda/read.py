@@ -1,4 +1,4 @@
-"""One read by the CUDA decoder: batch after batch is staged, decoded and placed; the receipts are checked.
+"""One read by the CUDA decoder: segments are staged as they come, batches of them decoded and placed, receipts checked.
 
 The host fetches and enqueues the next batches while the device works on earlier ones. Order between the lane's two
 streams, and between them and the caller's, is kept by events; the host waits for pinned slots, for the oldest batch
@@ -64,7 +64,7 @@ class _Segment:
 
     pieces: Sequence[Piece]
     missing: Sequence[Column]
-    """Chunks of its batch that take the fill value, as `ReadPlan.missing_row`; with the last segment of a batch."""
+    """Chunks that take the fill value, as `ReadPlan.missing_row`."""
     ends_batch: bool
 
 
@@ -103,6 +103,7 @@ class Read:
         self._gathering: list[Piece] = []
         self._missing: list[Column] = []
         self._expected: deque[_Segment] = deque()
+        """Segments whose requests are under way, as far as the store takes them."""
         self._growing: list[_Segment] = []
         """Segments of the next batch that are staged."""
         self._staged: list[Staged] = []
@@ -135,11 +136,8 @@ class Read:
 
     def _gathered(self, *, ends_batch: bool) -> None:
         """Let what was gathered be a segment."""
-        missing = self._missing if ends_batch else []
-        self._expected.append(_Segment(pieces=self._gathering, missing=missing, ends_batch=ends_batch))
-        self._gathering = []
-        if ends_batch:
-            self._missing = []
+        self._expected.append(_Segment(pieces=self._gathering, missing=self._missing, ends_batch=ends_batch))
+        self._gathering, self._missing = [], []
 
     def _drawn(self, plans: Iterator[ReadPlan]) -> Iterator[ReadPlan]:
         """Draw plans, which reads shard indexes."""
