@@ -5,6 +5,7 @@ A batch is as large as a budget of device memory permits.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -69,8 +70,11 @@ class Piece(NamedTuple):
         if self.nbytes <= room:
             return min(hi - lo, most)
         # Chosen chunks may lie apart, and a range has what lies between them.
-        ends = plan.offset[lo:hi] + plan.nbytes[lo:hi]
-        return min(most, int(ends.searchsorted(self.first + room, "right")))
+        offset, nbytes, end = memoryview(plan.offset), memoryview(plan.nbytes), self.first + room
+        row = bisect_right(offset, end, lo, hi)
+        while row > lo and offset[row - 1] + nbytes[row - 1] > end:
+            row -= 1
+        return min(most, row - lo)
 
     def split(self, n: int) -> tuple[Piece, Piece | None]:
         """Return the first rows, and the others if there are any."""

@@ -105,7 +105,7 @@ class DirectStager(Stager):
         """True: files are read when pieces are staged."""
         return True
 
-    def expect(self, pieces: Sequence[Piece]) -> None:
+    def expect(self, piece: Piece) -> None:
         """Do nothing."""
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:

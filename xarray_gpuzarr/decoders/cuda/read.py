@@ -113,13 +113,14 @@ class Read:
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
         stager, most_nbytes = self._stager, self._most * self._requested_nbytes
+        rule = stager.rule
         cutter = Cutter(most=self._most, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
         for plan in self._drawn(plans):
-            for piece, full in cutter.cut(parts(plan, stager.rule)):
+            for piece, full in cutter.cut(parts(plan, rule)):
                 if full is not None:
                     self._gathered(ends_batch=full == "batch")
                 self._gathering.append(piece)
-                stager.expect([piece])
+                stager.expect(piece)
                 while self._expected and stager.is_busy:
                     self._stage(self._expected.popleft())
             if len(plan.missing_row):
@@ -172,12 +173,10 @@ class Read:
         self._lane.free_all(but=[self._placing.memory])
         halves = [(half, cut_segments(half.pieces, self._stager.slot_nbytes)) for half in batch.halves()]
         self._stager.forget()
-        for pieces in (
-            *(pieces for _, segments in halves for pieces in segments),
-            *(segment.pieces for segment in self._expected),
-            self._gathering,
-        ):
-            self._stager.expect(pieces)
+        later = [segment.pieces for segment in self._expected]
+        for pieces in (*(pieces for _, segments in halves for pieces in segments), *later, self._gathering):
+            for piece in pieces:
+                self._stager.expect(piece)
         for half, segments in halves:
             self._submit(half, [self._stager.stage(pieces) for pieces in segments])
 

@@ -114,10 +114,9 @@ class Stager:
         """Whether nothing is gained by expecting more before what is expected is staged."""
         return self._requests.are_enough
 
-    def expect(self, pieces: Sequence[Piece]) -> None:
-        """Take in pieces that will be staged after all that are expected already."""
-        for piece in pieces:
-            self._requests.expect(piece.requests(self._most_nbytes))
+    def expect(self, piece: Piece) -> None:
+        """Take in a piece that will be staged after all that are expected already."""
+        self._requests.expect(piece.requests(self._most_nbytes))
 
     def forget(self) -> None:
         """Expect nothing any more."""
