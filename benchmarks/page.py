@@ -153,7 +153,8 @@ _SECTION_TEXTS = {
     "store": """
 The server is on the same machine. Without a line between them it takes its share of the cores, and what shows is how
 much a reader leaves to it: a bare client does nothing with what it gets. Behind a line of 5 Gbit/s all have time, and
-what shows is whether a reader keeps the line busy.
+what shows is whether a reader keeps the line busy. Where it says *to a GPU*, the CUDA engine reads: everything is
+real but the GPU, which does nothing, so bytes come as far as pinned memory.
 """
 }
 

@@ -27,8 +27,8 @@ class FetchOptions:
     1 MiB elsewhere."""
     max_request_nbytes: int | None = None
     """Longest request that is made of several chunks. A shard that is no longer than four of them, decoded, and not in
-    a local file, is asked for as a whole with its index. None: 4 MiB; in local files 2 MiB, and 8 MiB of raw bytes that
-    are read straight into the result."""
+    a local file, is asked for as a whole with its index. None: 4 MiB; in local files 2 MiB, and 8 MiB of bytes that are
+    read to where they stay: raw ones straight into the result, all on their way to a GPU."""
     max_requests: int = 64
     """Requests that this process has under way at once, to all stores that are not local files."""
     index_cache_nbytes: int = 64 * _MIB

@@ -32,8 +32,8 @@ class Requests:
 
     @property
     def are_enough(self) -> bool:
-        """Whether no more would be under way if more were expected; or nothing is under way at all."""
-        return bool(self._wanted) or not self._n_under_way
+        """Whether no more would be under way if more were expected, or bytes that are at hand take memory."""
+        return bool(self._wanted) or self._n_under_way < len(self._started)
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Take in what will be wanted after all that is wanted already."""
