@@ -18,11 +18,10 @@ SLOT_NBYTES = 16 * MIB
 
 
 @dataclass
-class ListedRequests:
-    """Notes down how long each request for chunks is."""
+class Wrapped:
+    """A source of local files."""
 
     source: Any
-    nbytes: list = field(default_factory=list)
 
     is_remote = False
 
@@ -31,6 +30,13 @@ class ListedRequests:
 
     def for_one_read(self) -> Any:
         return self
+
+
+@dataclass
+class ListedRequests(Wrapped):
+    """Notes down how long each request for chunks is."""
+
+    nbytes: list = field(default_factory=list)
 
     def start(self, key: str, wanted: Any, version: Any) -> Any:
         self.nbytes.append(wanted.nbytes)
@@ -81,21 +87,12 @@ def test_length_that_was_asked_for_is_kept(raw, monkeypatch):
 
 
 @dataclass
-class EarlyRequests:
+class EarlyRequests(Wrapped):
     """Notes down, whenever bytes are waited for, how many later requests are under way; and what was asked for."""
 
-    source: Any
     lookahead: int
     under_way: list = field(default_factory=list)
     asked: list = field(default_factory=list)
-
-    is_remote = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
-
-    def for_one_read(self) -> Any:
-        return self
 
     def start(self, key: str, wanted: Any, version: Any) -> Any:
         self.asked.append(wanted.offset)

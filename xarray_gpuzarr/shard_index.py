@@ -58,7 +58,7 @@ class ShardIndex:
     nbytes: Column
     """shape (n_chunks,): encoded length in bytes; `MISSING` where missing."""
     in_order: bool = False
-    """Whether no chunk is missing, and each begins behind the end of the one before, as many writers leave them."""
+    """Whether no chunk is missing, and each begins where the one before ends, or later, as many writers leave them."""
 
 
 def decode_shard_index(
