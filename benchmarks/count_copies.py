@@ -88,13 +88,13 @@ def _count_on_device(array: zarr.Array[Any], _: Read) -> float:
     from xarray_gpuzarr.decoders.cuda import CudaDecoder, image  # noqa: PLC0415
     from xarray_gpuzarr.read import read, stored_array  # noqa: PLC0415
 
-    copied, keep = [0], image.Image.keep
+    copied, copy_bytes = [0], image.copy_bytes
 
-    def counting_keep(self: Any, data: memoryview) -> int:
-        copied[0] += len(data) if id(data) not in self._lent else 0
-        return keep(self, data)
+    def counting_copy(src: memoryview, dst: memoryview) -> None:
+        copied[0] += len(src)
+        copy_bytes(src, dst)
 
-    image.Image.keep = counting_keep  # type: ignore[method-assign]
+    image.copy_bytes = counting_copy  # type: ignore[assignment]
     device = SimulatedDevice(1, memory_nbytes=1 << 33)
     values = read(stored_array(array), ..., CudaDecoder(lambda: device))
     return float(copied[0] / values.nbytes)
