@@ -178,9 +178,11 @@ class Snapshot:
         if edge is None:
             self._whole.pop(key, None)
             return plan_read(self._spec, target, block, None)
-        encoded = _index_of(edge.data, spec) if whole else edge.data
+        encoded, shard_nbytes = edge.data, edge.object_nbytes
+        if whole:
+            encoded, shard_nbytes = _index_of(edge.data, spec), len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
-        index = decode_shard_index(encoded, spec, shard_nbytes=edge.object_nbytes, where=where)
+        index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where=where)
         self._keep(key, spec, index, edge)
         plan = plan_read(self._spec, target, block, index)
         if whole is not None:
