@@ -385,7 +385,7 @@ def _s3fs_into_array(server: RangeServer, path: Path) -> Fetch:
 
 _CLIENTS: dict[str, dict[str, Client]] = {
     "obstore": {
-        "bare obstore, kept": partial(_bare, _obstore_get, keep=True),
+        _KEPT: partial(_bare, _obstore_get, keep=True),
         "bare obstore, into one array": _obstore_into_array,
         "bare obstore, dropped": partial(_bare, _obstore_get, keep=False),
     },

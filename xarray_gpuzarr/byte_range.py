@@ -64,12 +64,9 @@ def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:
         return np.zeros(1, np.int64)
     end = offset + nbytes
     forced = offset[1:] - end[:-1] > rule.max_gap_nbytes
-    segment_ends = [*(forced.nonzero()[0] + 1).tolist(), n_rows]
     starts, ends = memoryview(offset), memoryview(end)  # whose elements are Python's numbers, one by one
-    if len(segment_ends) == 1 and ends[-1] - starts[0] <= rule.max_nbytes:
-        return np.array([0, n_rows], np.int64)
     bounds = [0]
-    for segment_end in segment_ends:
+    for segment_end in [*(forced.nonzero()[0] + 1).tolist(), n_rows]:
         while (first := bounds[-1]) < segment_end:
             bounds.append(bisect_right(ends, starts[first] + rule.max_nbytes, first + 1, segment_end))
     return np.array(bounds, np.int64)

@@ -13,14 +13,10 @@ def counted(pending: Pending) -> Pending:
     """Return a request that counts its bytes, and the seconds until they are there."""
 
     def finish(allocate: Allocate) -> memoryview | None:
-        mine = counters.mine
-        if mine.stage == "fetch":  # a ``with`` block would only take time
+        with counters.stage("fetch"):
             data = pending(allocate)
-        else:
-            with counters.stage("fetch"):
-                data = pending(allocate)
         if data is not None:
-            mine.numbers["read_nbytes"] += len(data)
+            counters.add(read_nbytes=len(data))
         return data
 
     return finish

@@ -87,13 +87,13 @@ class Counters:
 
     def add(self, **numbers: int) -> None:
         """Add to fields of `Counts`."""
-        mine = self.mine.numbers
+        mine = self._mine.numbers
         for name, number in numbers.items():
             mine[name] += number
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
-        return _UNTIMED if self.mine.stage == stage else _Timed(self, stage)
+        return _UNTIMED if self._mine.stage == stage else _Timed(self, stage)
 
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
@@ -103,11 +103,11 @@ class Counters:
     @property
     def current(self) -> Stage | None:
         """The stage of the calling thread."""
-        return self.mine.stage
+        return self._mine.stage
 
     def switch(self, stage: Stage | None) -> Stage | None:
         """Start the calling thread's clock for another stage, None for no stage; return the stage before."""
-        mine, now = self.mine, perf_counter()
+        mine, now = self._mine, perf_counter()
         before = mine.stage
         if before is not None:
             mine.seconds[before] += now - mine.since
@@ -115,7 +115,7 @@ class Counters:
         return before
 
     @property
-    def mine(self) -> _Account:
+    def _mine(self) -> _Account:
         """The calling thread's account."""
         try:
             account: _Account = self._of_thread.account

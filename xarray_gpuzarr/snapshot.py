@@ -80,7 +80,8 @@ class Snapshot:
 
     def start(self, key: str, wanted: ByteRange) -> Pending:
         """Start reading a byte range of the version of an object that its index was read from."""
-        if self._whole and (data := self._take(key, wanted)) is not None:
+        data = self._take(key, wanted)
+        if data is not None:
             return AtHand(data)
         pending = self._source.start(key, wanted, self._versions.get(key))
         return counted(self._tracked(pending))

@@ -153,7 +153,7 @@ class Lane:
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Copy pinned host memory to the device; `data` must not change until that is done."""
         self.api.upload(to, data, stream)
-        counters.mine.numbers["copied_nbytes"] += data.nbytes
+        counters.add(copied_nbytes=data.nbytes)
 
     def wait_for(self, event: Event) -> None:
         """Block until `event`, as it was last recorded, has been reached."""

@@ -32,14 +32,14 @@ def aligned(nbytes: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def cut(nbytes: int, most_nbytes: int) -> Sequence[tuple[int, int]]:
+def cut(nbytes: int, most_nbytes: int) -> tuple[tuple[int, int], ...]:
     """Cut a range into parts of at most so many bytes, at least one; return where each begins and its length.
 
     Asked twice for each range: when its requests are expected, and when memory is set aside for their answers.
     """
     if nbytes <= most_nbytes:
-        return [(0, nbytes)]
-    return [(at, min(most_nbytes, nbytes - at)) for at in range(0, nbytes, most_nbytes)]
+        return ((0, nbytes),)
+    return tuple((at, min(most_nbytes, nbytes - at)) for at in range(0, nbytes, most_nbytes))
 
 
 class Piece(NamedTuple):
@@ -93,25 +93,7 @@ class Piece(NamedTuple):
 
 def parts(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
     """Return a plan as parts by a rule."""
-    bounds = pairwise(plan.cut(rule).tolist())
-    if plan.spec.index is None:
-        each = aligned(plan.spec.most_nbytes)
-        return [Piece(plan, lo, hi, 0, (hi - lo) * each) for lo, hi in bounds]
-    offset, nbytes = memoryview(plan.offset), memoryview(plan.nbytes)  # whose elements are Python's numbers
-    return [Piece(plan, lo, hi, offset[lo], offset[hi - 1] + nbytes[hi - 1] - offset[lo]) for lo, hi in bounds]
-
-
-def runs(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int, int]]:
-    """Yield (plan, lo, hi) of pieces whose rows follow each other, taken together."""
-    if not pieces:
-        return
-    plan, lo, hi = pieces[0].plan, pieces[0].lo, pieces[0].lo
-    for piece in pieces:
-        if piece.plan is not plan or piece.lo != hi:
-            yield plan, lo, hi
-            plan, lo = piece.plan, piece.lo
-        hi = piece.hi
-    yield plan, lo, hi
+    return [Piece.of(plan, lo, hi) for lo, hi in pairwise(plan.cut(rule).tolist())]
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
@@ -138,14 +120,16 @@ class Batch:
 
     def halves(self) -> tuple[Batch, Batch]:
         """Cut a batch of at least two chunks in two."""
-        half, taken = self.n_chunks // 2, 0
+        room = self.n_chunks // 2
         first: list[Piece] = []
         second: list[Piece] = []
         for piece in self.pieces:
-            middle = min(piece.hi, max(piece.lo, piece.lo + half - taken))
-            first += [Piece.of(piece.plan, piece.lo, middle)] if middle > piece.lo else []
-            second += [Piece.of(piece.plan, middle, piece.hi)] if piece.hi > middle else []
-            taken += piece.hi - piece.lo
+            head, left = piece.split(room) if room else (None, piece)
+            if head is not None:
+                first.append(head)
+                room -= head.hi - head.lo
+            if left is not None:
+                second.append(left)
         return Batch(pieces=tuple(first), missing=self.missing), Batch(pieces=tuple(second))
 
 

@@ -29,7 +29,6 @@ from xarray_gpuzarr.decoders.cuda.batches import (
     cut_segments,
     parts,
     row_of,
-    runs,
 )
 from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
@@ -181,7 +180,7 @@ class Read:
             self._submit(half, [self._stager.stage(pieces) for pieces in segments])
 
     def _submit(self, batch: Batch, staged: Sequence[Staged]) -> None:
-        rows = [plan.row[lo:hi] for plan, lo, hi in runs(batch.pieces)]
+        rows = [piece.plan.row[piece.lo : piece.hi] for piece in batch.pieces]
         if not rows and not batch.missing:
             return
         self._enqueue(batch, staged, self._chunks(staged, np.concatenate([*rows, *batch.missing])))
