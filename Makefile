@@ -4,20 +4,21 @@ BIN := $(VENV)/bin
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
+GPU := .venv-cuda$(CUDA)
 TOUCHING := $(addprefix tests/test_,$(addsuffix .py,accessor backend cf cli documentation formats one_output \
 	progress_bar stores xarray_contract))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
-	/opt/cuda/bin/compute-sanitizer $(VENV)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
+	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck
 SANITIZE_FLAGS ?=
 BENCH_FLAGS ?=
 SOAK_SECONDS = 180
 
 .PHONY: demo fuzz test test-oldest test-gpu bench-gpu facts-gpu faults-gpu soak-gpu tune-gpu \
-	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-smoke performance docs package clean help
+	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-smoke performance docs package gpu-environments clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -31,40 +32,40 @@ test: $(VENV)/.installed ## Run the whole test suite
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
 	$(OLDEST)/bin/python -m pytest -n auto -q -k 'not simulated' $(TOUCHING)
 
-test-gpu: $(VENV)/.gpu ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
-	XARRAY_GPUZARR_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -q
+test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
+	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU)/bin/python -m pytest -m gpu -q
 
 fuzz: $(VENV)/.installed ## Show millions of mutated frames to what reads them, under sanitizers (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
 
-bench-gpu: $(VENV)/.gpu ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
-	$(BIN)/python -m benchmarks.gpu $(BENCH_FLAGS)
+bench-gpu: $(GPU)/.installed ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
+	$(GPU)/bin/python -m benchmarks.gpu $(BENCH_FLAGS)
 
-facts-gpu: $(VENV)/.gpu ## Ask a GPU and nvCOMP what the docs assume (two minutes)
-	$(BIN)/python -m benchmarks.gpu.facts
+facts-gpu: $(GPU)/.installed ## Ask a GPU and nvCOMP what the docs assume (two minutes)
+	$(GPU)/bin/python -m benchmarks.gpu.facts
 
-faults-gpu: $(VENV)/.gpu ## Read damaged chunks, each in a process of its own (two minutes)
-	$(BIN)/python -m benchmarks.gpu.faults
+faults-gpu: $(GPU)/.installed ## Read damaged chunks, each in a process of its own (two minutes)
+	$(GPU)/bin/python -m benchmarks.gpu.faults
 
-soak-gpu: $(VENV)/.gpu ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
-	$(BIN)/python -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
+soak-gpu: $(GPU)/.installed ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
+	$(GPU)/bin/python -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
 
-tune-gpu: $(VENV)/.gpu ## Sweep chunks and budgets, write a calibration, check what it chooses (six minutes)
-	$(BIN)/python -m benchmarks.gpu.tune --calibration calibration.json
-	$(BIN)/python -m benchmarks.gpu.check_auto calibration.json
+tune-gpu: $(GPU)/.installed ## Sweep chunks and budgets, write a calibration, check what it chooses (six minutes)
+	$(GPU)/bin/python -m benchmarks.gpu.tune --calibration calibration.json
+	$(GPU)/bin/python -m benchmarks.gpu.check_auto calibration.json
 
-profile-gpu: $(VENV)/.gpu ## Let Nsight Compute look at the kernels, where it is installed
+profile-gpu: $(GPU)/.installed ## Let Nsight Compute look at the kernels, where it is installed
 	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \
-		$(BIN)/python -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
+		$(GPU)/bin/python -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
 
-proof-gpu: $(VENV)/.gpu ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
-	$(BIN)/python -m benchmarks.gpu.proof
+proof-gpu: $(GPU)/.installed ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
+	$(GPU)/bin/python -m benchmarks.gpu.proof
 
-sanitize-gpu: $(VENV)/.gpu ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
+sanitize-gpu: $(GPU)/.installed ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
 	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
-		"$(BIN)/python -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
+		"$(GPU)/bin/python -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
 	for tool in $(SANITIZE); do \
-		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(BIN)/python -m benchmarks.gpu.sanitize || exit 1; done
+		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU)/bin/python -m benchmarks.gpu.sanitize || exit 1; done
 
 lint: $(VENV)/.installed ## Check style and format
 	$(BIN)/ruff check
@@ -76,7 +77,7 @@ types: $(VENV)/.installed ## Check types
 layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
-check: lint types layers test test-oldest package docs bench-smoke ## Everything that CI runs
+check: lint types layers test test-oldest package gpu-environments docs bench-smoke ## Everything that CI runs
 
 bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
@@ -90,6 +91,9 @@ performance: $(VENV)/.installed ## Write docs/performance.md and its figures fro
 bench-smoke: $(VENV)/.installed ## The same on tiny data, to see that it runs
 	$(BIN)/python -m benchmarks --smoke
 
+gpu-environments: $(VENV)/bin/python ## Let pip resolve every environment for GPUs; let the real CuPy be serialized
+	.ci/try-gpu-environments
+
 package: $(VENV)/.installed ## Build wheel and sdist, install the wheel into an empty environment, use it there
 	.ci/try-package
 
@@ -98,7 +102,7 @@ docs: $(VENV)/.docs ## Build the documentation; warnings are errors
 	@echo "docs/_build/html/index.html"
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(OLDEST) docs/_build docs/notebooks demo build dist gpu-proof
+	rm -rf $(VENV) .venv-* docs/_build docs/notebooks demo build dist gpu-proof
 
 $(VENV)/bin/python:
 	@$(PYTHON) $(NEW_ENOUGH) 2>/dev/null || { echo "xarray_gpuzarr needs Python 3.12 or newer;" \
@@ -115,8 +119,10 @@ $(OLDEST)/.installed: $(VENV)/.installed
 	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
 	@touch $@
 
-$(VENV)/.gpu: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,cuda$(CUDA)]'
+$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt
+	$(BIN)/python -m venv $(GPU)
+	$(BIN)/python .ci/gpu_constraints.py $(CUDA) > $(GPU)/constraints.txt
+	$(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[test,gds$(CUDA),distributed]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

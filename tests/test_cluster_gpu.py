@@ -1,5 +1,6 @@
 """The simulated GPU in the real workers of a cluster: resources, streams, the plugin's life, a client without a GPU."""
 
+import importlib
 from contextlib import suppress
 
 import dask
@@ -15,6 +16,7 @@ from helpers.simulated_array import SimulatedArray
 from helpers.simulated_worker import SimulatedGpu, here, installed
 
 from xarray_gpuzarr import CorruptChunkError, DeviceUnavailableError, OptionError, register, stats
+from xarray_gpuzarr.cluster import worker
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.decoders.stand_in import CupyStandIn
@@ -140,6 +142,33 @@ class TestPlugin:
         assert eventually(lambda: list(client.run(pinned_nbytes).values()), prepared) == prepared
         client.cluster.scale(N_WORKERS)
         assert eventually(lambda: len(client.nthreads()), N_WORKERS) == N_WORKERS
+
+
+def let_arrays_be_stuck():
+    """Make distributed's serializers for CuPy unavailable in this worker."""
+    worker.why_not_serializable = lambda: "No module named 'numba'"
+
+
+def let_arrays_travel():
+    """Take that back."""
+    importlib.reload(worker)
+
+
+class TestArraysThatCannotTravel:
+    @pytest.fixture
+    def stuck(self, client):
+        client.run(let_arrays_be_stuck)
+        yield client
+        client.run(let_arrays_travel)
+
+    def test_a_worker_that_must_use_its_gpu_is_refused(self, stuck):
+        with pytest.raises(DeviceUnavailableError, match=r"(?s)CuPy arrays cannot leave this worker.*numba"):
+            register(stuck, device="cuda")
+
+    def test_others_are_prepared_all_the_same(self, stuck, ds):
+        register(stuck, **SMALL)
+
+        assert np.isfinite(ds.u10.gpuzarr.to_host().mean().compute())
 
 
 class TestClientWithoutGpu:

@@ -6,13 +6,16 @@ Imports distributed. Registered by `register`, or by hand with ``client.register
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
+from distributed.protocol.serialize import dask_serialize
 
+from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cluster.preparation import preparation
 from xarray_gpuzarr.configuration import check_options
-from xarray_gpuzarr.errors import GpuZarrError, OptionError
+from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 
 _DEVICES = ("auto", "cuda", "host")
 
@@ -56,6 +59,7 @@ class GpuZarrPlugin(WorkerPlugin):
             device = await asyncio.to_thread(preparation.enter, **self.settings)
             self._entered = True
             if device == "cuda":
+                _check_that_arrays_travel(required=self.settings["device"] == "cuda")
                 await asyncio.to_thread(preparation.warm_threads, worker.executors["default"], worker.state.nthreads)
         except GpuZarrError as err:
             await self.teardown(worker)
@@ -67,3 +71,26 @@ class GpuZarrPlugin(WorkerPlugin):
         if self._entered:
             self._entered = False
             await asyncio.to_thread(preparation.leave)
+
+
+def why_not_serializable() -> str | None:
+    """Say why distributed can neither send nor spill the CuPy arrays of this process; None if it can."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return None
+    try:
+        dask_serialize.dispatch(cupy.ndarray)
+    except ImportError as err:
+        return str(err)
+    return None
+
+
+def _check_that_arrays_travel(*, required: bool) -> None:
+    """Raise or warn where CuPy arrays would be stuck in this process, before the first one is."""
+    why = why_not_serializable()
+    if why is None:
+        return
+    headline, do = "CuPy arrays cannot leave this worker", "pip install numba-cuda, with which distributed moves them"
+    if required:
+        raise DeviceUnavailableError(headline, tried="distributed's serializers for CuPy", found=why, do=do)
+    advise("serializers", headline, found=why, do=do)
