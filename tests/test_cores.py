@@ -6,7 +6,7 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -36,14 +36,17 @@ class Inside:
         with self._lock:
             self.now -= 1
 
+    def sleep(self, seconds: float) -> None:
+        with self:
+            time.sleep(seconds)
+
 
 @pytest.mark.parametrize(("n_cores", "n_threads"), [(1, 4), (3, 8), (8, 3)])
 def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
     shared, inside = Cores(), Inside()
 
     def compute(_: int) -> None:
-        with shared.hold(n_cores), inside:
-            time.sleep(0.002)
+        shared.hold(n_cores, lambda: inside.sleep(0.002))
 
     with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(compute, range(40)))
@@ -53,78 +56,86 @@ def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
 def test_a_read_inside_a_read_holds_no_second_core():
     shared = Cores()
 
-    def compute() -> None:
-        with shared.hold(1):
-            pass
+    def of_another_thread() -> bool:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(shared.hold, 1, lambda: True).result(10)
 
-    with shared.hold(1), shared.hold(1), shared.lend(), ThreadPoolExecutor(1) as pool:
-        pool.submit(compute).result(10)
+    assert shared.hold(1, lambda: shared.hold(1, lambda: shared.lend(of_another_thread)))
 
 
 def test_a_lent_core_is_taken_back():
     shared, inside, waiting = Cores(), Inside(), threading.Event()
 
     def other() -> None:
-        with shared.hold(1), inside:
-            waiting.set()
-            time.sleep(0.02)
+        waiting.set()
+        inside.sleep(0.02)
 
-    thread = threading.Thread(target=other)
-    with shared.hold(1):
+    def compute() -> int:
         thread.start()
-        with shared.lend():
-            assert waiting.wait(10)
-        assert inside.now == 0
+        assert shared.lend(lambda: waiting.wait(10))
+        return inside.now
+
+    thread = threading.Thread(target=shared.hold, args=(1, other))
+    assert shared.hold(1, compute) == 0
     thread.join()
 
 
 def test_who_holds_none_lends_none():
     shared = Cores()
-    with shared.lend(), shared.hold(1):
-        pass
-    with shared.hold(1):
-        pass
+
+    assert shared.lend(lambda: shared.hold(1, lambda: shared.n_held)) == 1
+    assert shared.hold(1, lambda: shared.n_held) == 1
+    assert shared.n_held == 0
+
+
+def fail() -> None:
+    raise KeyError
 
 
 @pytest.mark.parametrize("failing", ["hold", "lend"])
 def test_a_core_comes_back_after_an_exception(failing):
     shared = Cores()
 
-    def fail() -> None:
-        with shared.hold(1):
-            if failing == "hold":
-                raise KeyError
-            with shared.lend():
-                raise KeyError
-
     for _ in range(3):
         with pytest.raises(KeyError):
-            fail()
-    with shared.hold(1):
-        pass
+            shared.hold(1, fail if failing == "hold" else lambda: shared.lend(fail))
+
+    assert shared.n_held == 0
 
 
 def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypatch):
     shared, inside = Cores(), Inside()
 
-    def interrupted(_: int) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def fail() -> None:
-        with shared.hold(1), shared.lend():
-            monkeypatch.setattr(shared, "_take", interrupted)
+    def compute() -> None:
+        shared.lend(lambda: monkeypatch.setattr(shared, "_took", interrupted))
 
     with pytest.raises(KeyboardInterrupt):
-        fail()
+        shared.hold(1, compute)
     monkeypatch.undo()
 
-    def compute(_: int) -> None:
-        with shared.hold(1), inside:
-            time.sleep(0.002)
-
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(compute, range(20)))
+        list(pool.map(lambda _: shared.hold(1, lambda: inside.sleep(0.002)), range(20)))
     assert inside.most == 1
+
+
+def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
+    shared, waits = Cores(), threading.Event()
+    monkeypatch.setattr(shared._freed, "ring", lambda: None)
+
+    def wait() -> bool:
+        waits.set()
+        return shared.hold(1, lambda: True)
+
+    def compute() -> Future[bool]:
+        later = pool.submit(wait)
+        waits.wait(10)
+        return later
+
+    with ThreadPoolExecutor(1) as pool:
+        assert shared.hold(1, compute).result(10)
 
 
 def test_a_forked_process_has_all_its_cores():
@@ -132,12 +143,13 @@ def test_a_forked_process_has_all_its_cores():
         import os
         from xarray_gpuzarr.cores import cores
 
-        with cores.hold(1):
+        def fork():
             child = os.fork()
             if child == 0:
-                with cores.hold(1):
-                    os._exit(7)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+                cores.hold(1, lambda: os._exit(7))
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        assert cores.hold(1, fork) == 7
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=50)
 
@@ -166,8 +178,7 @@ def test_reads_of_short_chunks_take_turns(stored, monkeypatch, n_threads_each):
             run(*arguments)
 
     def read_some(n: int) -> np.ndarray:
-        with host.threads.at_most(n_threads_each):
-            return read_array(array, slice(n, n + 8))
+        return host.threads.at_most(n_threads_each, lambda: read_array(array, slice(n, n + 8)))
 
     monkeypatch.setattr(host.threads.crew, "run", watched)
     with ThreadPoolExecutor(8) as pool:

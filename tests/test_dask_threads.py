@@ -1,8 +1,13 @@
 """Threads under dask's schedulers: a task uses no more of them than dask was given."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from weakref import WeakSet
 
 import dask
 import distributed
@@ -103,39 +108,92 @@ def test_processes_of_a_pool_start_no_threads(path):
 def test_the_environment_says_it_best(monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "5")
 
-    with at_most(2):
-        assert thread_budget() == 5
+    assert at_most(2, thread_budget) == 5
 
 
 def test_a_worker_says_it_better(monkeypatch):
     monkeypatch.setattr(threads, "_dask_worker_threads", lambda: 4)
 
-    with at_most(1):
-        assert thread_budget() == 4
+    assert at_most(1, thread_budget) == 4
 
 
-def test_a_limit_holds_for_its_thread_and_block():
-    with at_most(3):
-        with at_most(None):
-            assert thread_budget() == 8
+def test_a_limit_holds_for_its_thread_and_call():
+    def limited():
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(thread_budget).result() == 8
-        assert thread_budget() == 3
+            return at_most(None, thread_budget), pool.submit(thread_budget).result(), thread_budget()
+
+    assert at_most(3, limited) == (8, 8, 3)
     assert thread_budget() == 8
 
 
 def test_a_limit_ends_with_an_error():
-    with pytest.raises(ZeroDivisionError), at_most(1):
-        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        at_most(1, lambda: 1 / 0)
 
     assert thread_budget() == 8
+
+
+class FakeWorker:
+    """What of a worker is asked for, as far as a test sets it."""
 
 
 @pytest.mark.parametrize(
     ("status", "n"), [("running", 3), ("paused", 3), ("closing_gracefully", 3), ("init", 0), ("closed", 0)]
 )
 def test_a_worker_that_is_paused_still_counts(monkeypatch, status, n):
-    worker = SimpleNamespace(status=Status[status], state=SimpleNamespace(nthreads=3))
-    monkeypatch.setattr(distributed.worker.Worker, "_instances", [worker])
+    worker = FakeWorker()
+    worker.status, worker.state = Status[status], SimpleNamespace(nthreads=3)
+    monkeypatch.setattr(distributed.worker.Worker, "_instances", WeakSet([worker]))
 
     assert WORKER_THREADS() == n
+
+
+def half_imported(**members):
+    """Return what a module is in the eyes of other threads while it is imported."""
+    module = ModuleType("distributed.worker")
+    module.__spec__ = ModuleSpec("distributed.worker", None)
+    module.__spec__._initializing = True
+    vars(module).update(members)
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        None,
+        half_imported(),
+        half_imported(Worker=type("Worker", (), {})),
+        half_imported(Worker=type("Worker", (), {"_instances": WeakSet()})),
+    ],
+)
+def test_a_module_that_another_thread_imports_just_now_hosts_no_worker(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "distributed.worker", module)
+
+    assert WORKER_THREADS() == 0
+
+
+def test_a_worker_that_is_being_made_does_not_count(monkeypatch):
+    worker = FakeWorker()
+    monkeypatch.setattr(distributed.worker.Worker, "_instances", WeakSet([worker]))
+
+    assert WORKER_THREADS() == 0
+
+
+def test_reads_go_on_while_another_thread_imports_distributed():
+    script = """
+        import sys, threading
+        import numpy as np, zarr
+        from xarray_gpuzarr import read_array
+
+        array = zarr.create_array({}, data=np.arange(100_000), chunks=(1000,), shards=(10_000,))
+        assert "distributed.worker" not in sys.modules
+        sys.setswitchinterval(1e-5)
+        importing = threading.Thread(target=__import__, args=("distributed",))
+        importing.start()
+        n = 0
+        while importing.is_alive() or not n:
+            assert read_array(array, slice(n % 1000, None), device="host")[0] == n % 1000
+            n += 1
+        assert "distributed.worker" in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=100)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import dask
@@ -238,7 +238,7 @@ def test_requests_follow_answers_that_nobody_has_taken_yet(store, server):
     try:
         wanted = [ByteRange(offset=n, nbytes=1) for n in range(source.lookahead)]
         pending = [source.start("unsharded/bytes/c/0/0", one) for one in wanted]
-        answered, _ = wait([one.asked.future for one in pending], timeout=10)
+        answered = [one for one in pending if one.asked.asked.wait(10)]
     finally:
         server.set(latency_s=0)
 

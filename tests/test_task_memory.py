@@ -170,24 +170,24 @@ class TestTurns:
     def test_reads_run_together(self):
         turns, together = Turns(), Barrier(3, timeout=30)
 
-        def read():
-            with turns.together():
-                return together.wait() >= 0
-
         with ThreadPoolExecutor(3) as threads:
-            assert all(threads.map(lambda _: read(), range(3)))
+            assert all(n >= 0 for n in threads.map(lambda _: turns.together(together.wait), range(3)))
 
     def test_one_reads_alone(self):
         turns, log = Turns(), []
 
         def read(alone):
-            with turns.alone() if alone else turns.together(), turns.together():
-                log.append(("in", alone))
-                time.sleep(0.001)
-                log.append(("out", alone))
+            log.append(("in", alone))
+            time.sleep(0.001)
+            log.append(("out", alone))
+
+        def begin(n):
+            alone = n % 3 == 0
+            turn = turns.alone if alone else turns.together
+            turn(lambda: turns.together(lambda: read(alone)))
 
         with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda n: read(n % 3 == 0), range(60)))
+            list(threads.map(begin, range(60)))
 
         entered = [at for at, event in enumerate(log) if event == ("in", True)]
         assert len(entered) == 20
@@ -198,23 +198,30 @@ class TestTurns:
 
         def want():
             waiting.set()
-            with turns.alone():
-                return "alone"
+            return turns.alone(lambda: "alone")
 
-        with ThreadPoolExecutor(1) as threads, turns.together():
+        def read():
             future = threads.submit(want)
             waiting.wait(30)
             time.sleep(0.01)
-            with turns.together():
-                assert not future.done()
-        assert future.result(30) == "alone"
+            assert turns.together(lambda: not future.done())
+            return future
+
+        with ThreadPoolExecutor(1) as threads:
+            future = turns.together(read)
+            assert future.result(30) == "alone"
 
     def test_an_error_ends_a_turn(self):
         turns = Turns()
 
+        def fail():
+            raise KeyError
+
         for turn in (turns.together, turns.alone, turns.together):
-            with pytest.raises(KeyError), turn():
-                raise KeyError
+            with pytest.raises(KeyError):
+                turn(fail)
+
+        assert turns.n_reading == 0
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_all_work_is_done_by_any_number_of_callers(budget, n, n_callers):
         list(pool.map(lambda work: crew.run(work, 8), works))
 
     assert [work.done for work in works] == [100] * n_callers
-    assert crew._active == 0
+    assert crew.n_active == 0
 
 
 def test_no_helper_joins_while_callers_fill_the_budget(budget):
@@ -166,7 +166,7 @@ def test_helper_that_never_started_is_not_waited_for(budget):
     for _ in range(50):
         crew.run(Work(1), most=3)
 
-    assert crew._active == 0
+    assert crew.n_active == 0
 
 
 @pytest.mark.parametrize("where", ["caller", "helper"])
@@ -182,7 +182,7 @@ def test_exception_of_any_thread_arrives(budget, where):
     with pytest.raises(RuntimeError, match=f"in the {where}"):
         crew.run(Work(2, fail_in_one), most=2)
 
-    assert crew._active == 0
+    assert crew.n_active == 0
 
 
 def test_crew_works_after_an_exception(budget):

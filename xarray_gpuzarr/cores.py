@@ -8,9 +8,10 @@ finds no core free therefore waits for its turn. The decoder of the host holds c
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from threading import Lock, get_ident
+
+from xarray_gpuzarr.waiting import Bell
 
 
 class Cores:
@@ -21,57 +22,50 @@ class Cores:
 
     def restart(self) -> None:
         """Begin with nobody who computes; for a process that was forked off, where nobody does."""
-        self._freed = threading.Condition()
-        self._n_held = 0
-        self._mine = threading.local()
+        self._lock = Lock()
+        self._freed = Bell()
+        self._held: dict[int, int] = {}
+        """Threads that hold a core, and among how many each of them does."""
 
-    @contextmanager
-    def hold(self, n_cores: int) -> Iterator[None]:
-        """Wait until fewer than `n_cores` threads compute, and compute inside the ``with`` block.
+    @property
+    def n_held(self) -> int:
+        """Threads that hold a core."""
+        return len(self._held)
+
+    def hold[Result](self, n_cores: int, compute: Callable[[], Result]) -> Result:
+        """Wait until fewer than `n_cores` threads compute; return what `compute` does.
 
         A thread that holds a core already never waits.
         """
-        if self._share is not None:
-            yield
-            return
-        self._take(n_cores)
+        me = get_ident()
+        if me in self._held:
+            return compute()
         try:
-            yield
+            self._freed.wait_until(lambda: self._took(me, n_cores))
+            return compute()
         finally:
-            self._give_back()
+            self._held.pop(me, None)
+            self._freed.ring()
 
-    @contextmanager
-    def lend(self) -> Iterator[None]:
-        """Let another thread compute inside the ``with`` block, if the calling thread holds a core."""
-        n_cores = self._share
+    def lend[Result](self, wait: Callable[[], Result]) -> Result:
+        """Let another thread compute while `wait` runs, if the calling thread holds a core; return what it does."""
+        me = get_ident()
+        n_cores = self._held.get(me)
         if n_cores is None:
-            yield
-            return
-        self._give_back()
+            return wait()
         try:
-            yield
-        finally:
-            self._take(n_cores)
+            self._held.pop(me, None)
+            self._freed.ring()
+            return wait()
+        finally:  # who is interrupted while it waits for the core that it had lent holds none: `hold` minds neither
+            self._freed.wait_until(lambda: self._took(me, n_cores))
 
-    @property
-    def _share(self) -> int | None:
-        """Among how many cores the calling thread holds one; None if it holds none."""
-        share: int | None = getattr(self._mine, "share", None)
-        return share
-
-    def _take(self, n_cores: int) -> None:
-        with self._freed:
-            self._freed.wait_for(lambda: self._n_held < n_cores)
-            self._n_held += 1
-        self._mine.share = n_cores
-
-    def _give_back(self) -> None:
-        if self._share is None:  # interrupted while it waited for the core that it had lent
-            return
-        self._mine.share = None
-        with self._freed:
-            self._n_held -= 1
-            self._freed.notify()
+    def _took(self, me: int, n_cores: int) -> bool:
+        with self._lock:
+            if len(self._held) >= n_cores:
+                return False
+            self._held[me] = n_cores
+            return True
 
 
 cores = Cores()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from time import perf_counter
@@ -114,6 +115,15 @@ class Counters:
         mine.stage, mine.since = stage, now
         return before
 
+    def restoring[Result](self, read: Callable[[], Result]) -> Result:
+        """Return what `read` does; the calling thread is then in the stage before, whatever may have interrupted it."""
+        mine = self._mine
+        before = mine.stage
+        try:
+            return read()
+        finally:
+            mine.stage = before
+
     @property
     def _mine(self) -> _Account:
         """The calling thread's account."""
@@ -128,8 +138,9 @@ class Counters:
         account = _Account()
         with self._lock:
             ended = [a for a in self._accounts if not a.thread.is_alive()]
-            self._closed = sum(map(_counts, ended), self._closed)
-            self._accounts = [a for a in self._accounts if a not in ended] + [account]
+            left = [a for a in self._accounts if a not in ended]
+            closed = sum(map(_counts, ended), self._closed)
+            self._closed, self._accounts = closed, [*left, account]  # both or, if a signal interrupts, neither
         return account
 
 

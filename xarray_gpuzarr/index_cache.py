@@ -41,6 +41,8 @@ class IndexCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Key, CachedIndex] = OrderedDict()
         self._nbytes = 0
+        self._is_torn = False
+        """Whether a change has begun and not ended: a signal interrupted it, unless it is under way."""
 
     @property
     def nbytes(self) -> int:
@@ -53,31 +55,44 @@ class IndexCache:
     def get(self, key: Key) -> CachedIndex | None:
         """Return the index of a shard, None if it is not there."""
         with self._lock:
+            self._begin()
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
+            self._is_torn = False
             return entry
 
     def put(self, key: Key, entry: CachedIndex, most_nbytes: int) -> None:
         """Keep an index, unless it alone is too large; drop others until all take `most_nbytes` at most."""
         with self._lock:
+            self._begin()
             self._drop(key)
             if entry.nbytes <= most_nbytes:
                 self._entries[key] = entry
                 self._nbytes += entry.nbytes
             while self._nbytes > most_nbytes:
                 self._drop(next(iter(self._entries)))
+            self._is_torn = False
 
     def drop(self, key: Key) -> None:
         """Forget the index of a shard."""
         with self._lock:
+            self._begin()
             self._drop(key)
+            self._is_torn = False
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._entries.clear()
-            self._nbytes = 0
+            self._is_torn = True
+            self._begin()
+            self._is_torn = False
+
+    def _begin(self) -> None:
+        """Begin a change; forget everything if an earlier one was interrupted halfway."""
+        if self._is_torn:
+            self._entries, self._nbytes = OrderedDict(), 0
+        self._is_torn = True
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)

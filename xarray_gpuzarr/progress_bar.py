@@ -3,18 +3,25 @@
 `read` passes its plans through `watch`, which hands them on as they are while no bar is shown. A bar moves plan by
 plan: once a shard, or once in 1024 chunks that are objects of their own. It knows the reads of this process only; the
 workers of a cluster have dask's own bars.
+
+A thread of its own draws, so that no signal interrupts a drawing, no read waits for the terminal, and a process is
+never forked off in the middle of one. Reads and tasks only add up numbers.
 """
 
 from __future__ import annotations
 
+import _thread
 import importlib.util
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from threading import Lock
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
-from dask.callbacks import Callback
+from dask.callbacks import Callback, normalize_callback
 from rich.filesize import decimal
 
 if TYPE_CHECKING:
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
 
 _DELAY_S = 0.5
 """Nothing is drawn for what takes less."""
+_PERIOD_S = 0.1
+"""Time between two drawings."""
 
 
 @contextmanager
@@ -52,12 +61,16 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
         yield
         return
     bars = Bars(console)
-    _shown.append(bars)
+    tasks = normalize_callback(DaskTasks(bars))
     try:
-        with DaskTasks(bars):
-            yield
+        _shown.append(bars)
+        Callback.active.add(tasks)
+        bars.begin()
+        yield
     finally:
-        _shown.remove(bars)
+        if bars in _shown:  # not in a process that was forked off
+            _shown.remove(bars)
+        Callback.active.discard(tasks)
         bars.close()
 
 
@@ -80,48 +93,104 @@ class Bars:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415  # likewise
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=console)
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, auto_refresh=False)
         self._start = time.monotonic()
         self._bytes = self._progress.add_task("read", amount="", visible=False)
         self._tasks = self._progress.add_task("dask tasks", amount="", visible=False)
         self._n: dict[TaskID, tuple[int, int]] = {self._bytes: (0, 0), self._tasks: (0, 0)}
+        self._touched: set[TaskID] = set()
         self._lock = Lock()
-        self._closed = False
+        self._drawing = Lock()
+        """Held by the thread that draws, and while a process is forked off."""
+        self._end, self._ended = Lock(), Lock()
+        """Come free when drawing is to end, and when it has."""
+        self._is_drawing = False
 
     def add_bytes(self, *, done: int = 0, wanted: int = 0) -> None:
         """Add to the bytes that are read, and to those that begun reads will give."""
-        with self._lock:
-            done, wanted = self._add(self._bytes, done, wanted)
-            rate = f"{decimal(round(done / max(1e-3, self._elapsed())))}/s"
-            if self._n[self._tasks][1]:  # the tasks that dask has not begun will want more
-                self._draw(self._bytes, f"{decimal(done)}, {rate}", done, None)
-            else:
-                self._draw(self._bytes, f"{decimal(done)} of {decimal(wanted)}, {rate}", done, wanted)
+        self._add(self._bytes, done, wanted)
 
     def add_tasks(self, *, done: int = 0, wanted: int = 0) -> None:
         """Add to the tasks that dask has done, and to those that it was given."""
-        with self._lock:
-            done, wanted = self._add(self._tasks, done, wanted)
-            self._draw(self._tasks, f"{done} of {wanted}", done, wanted)
+        self._add(self._tasks, done, wanted)
+
+    def begin(self) -> None:
+        """Draw from now on, on a thread of its own; nothing if the system starts no more threads."""
+        self._end.acquire()
+        self._ended.acquire()
+        with suppress(RuntimeError):
+            _thread.start_new_thread(copy_context().run, (self._draw_on,))  # a notebook's context says which cell
+            self._is_drawing = True
 
     def close(self) -> None:
         """Leave the bars as they are; reads that are still under way draw no more."""
+        if self._end.locked():
+            self._end.release()
+        if self._is_drawing:
+            with self._ended:
+                pass
+
+    def pause(self) -> bool:
+        """Draw nothing while a process is forked off; return whether that could be had."""
+        return self._drawing.acquire(timeout=1)
+
+    def go_on(self) -> None:
+        """Draw again."""
+        self._drawing.release()
+
+    def after_fork(self) -> None:
+        """Let go of the terminal, in a process that was forked off: what drew there is not here."""
+        self._lock, self._end, self._is_drawing = Lock(), Lock(), False
+        live, console = self._progress.live, self._progress.console
+        vars(live).update(_lock=RLock())
+        vars(console).update(_lock=RLock(), _record_buffer_lock=RLock())
+        for name in ("stdout", "stderr"):
+            before = getattr(live, f"_restore_{name}", None)
+            if before is not None:
+                setattr(sys, name, before)
+        if live.is_started:
+            with suppress(IndexError):
+                console.clear_live()
+                console.pop_render_hook()
+
+    def _add(self, row: TaskID, done: int, wanted: int) -> None:
         with self._lock:
-            self._closed = True
-        self._progress.stop()
+            before = self._n[row]
+            self._n[row] = before[0] + done, before[1] + wanted
+            self._touched.add(row)
 
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._start
+    def _draw_on(self) -> None:
+        """Draw until the block ends, or is found to have ended: a signal may have interrupted its end."""
+        try:
+            period_s = max(0.0, _DELAY_S)
+            while not self._end.acquire(timeout=period_s) and self in _shown:
+                self._draw()
+                period_s = _PERIOD_S
+            self._draw()
+            with self._drawing:
+                if self._progress.live.is_started:
+                    self._progress.stop()
+        finally:
+            self._ended.release()
 
-    def _add(self, row: TaskID, done: int, wanted: int) -> tuple[int, int]:
-        before = self._n[row]
-        self._n[row] = before[0] + done, before[1] + wanted
-        return self._n[row]
-
-    def _draw(self, row: TaskID, amount: str, done: int, wanted: int | None) -> None:
-        self._progress.update(row, completed=done, total=wanted, amount=amount, visible=True)
-        if self._elapsed() > _DELAY_S and not self._closed:
+    def _draw(self) -> None:
+        elapsed_s = time.monotonic() - self._start
+        if elapsed_s <= _DELAY_S or not self._touched:
+            return
+        with self._drawing:
+            (done, wanted), (tasks_done, tasks_wanted) = self._n[self._bytes], self._n[self._tasks]
+            amount, total = f"{decimal(done)} of {decimal(wanted)}", wanted if not tasks_wanted else None
+            if tasks_wanted:  # the tasks that dask has not begun will want more
+                amount = decimal(done)
+            amount += f", {decimal(round(done / max(1e-3, elapsed_s)))}/s"
+            self._update(self._bytes, amount, done, total)
+            self._update(self._tasks, f"{tasks_done} of {tasks_wanted}", tasks_done, tasks_wanted)
             self._progress.start()
+            self._progress.refresh()
+
+    def _update(self, row: TaskID, amount: str, done: int, wanted: int | None) -> None:
+        shown = row in self._touched
+        self._progress.update(row, completed=done, total=wanted, amount=amount, visible=shown)
 
 
 class DaskTasks(Callback):
@@ -186,3 +255,27 @@ def watch[Plan](
         bars.add_bytes(done=-told, wanted=-nbytes)
         raise
     bars.add_bytes(done=nbytes - told)
+
+
+_paused: list[Bars] = []
+"""Those that draw nothing while a process is forked off."""
+
+
+def _before_fork() -> None:
+    _paused.extend(bars for bars in tuple(_shown) if bars.pause())
+
+
+def _after_fork_in_parent() -> None:
+    while _paused:
+        _paused.pop().go_on()
+
+
+def _after_fork_in_child() -> None:
+    for bars in _shown:
+        bars.after_fork()
+    _paused.clear()
+    _shown.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

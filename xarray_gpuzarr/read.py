@@ -104,6 +104,10 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     ------
     SelectionError, ShardIndexError, CorruptChunkError, StoreReadError
     """
+    return counters.restoring(lambda: _read(stored, selection, decoder))
+
+
+def _read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     outer = outer_selection(selection, stored.shape)
     if isinstance(stored.spec, Unplanned):
         block = _read_by_zarr(stored, lambda array: array.oindex[outer.wanted] if array.ndim else array[()])
@@ -123,6 +127,10 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
     ------
     SelectionError, ShardIndexError, CorruptChunkError, StoreReadError
     """
+    return counters.restoring(lambda: _read_points(stored, points, decoder))
+
+
+def _read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
     arrays = np.broadcast_arrays(*points)
     flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Self
-from weakref import WeakSet
 
 from xarray_gpuzarr import index_cache
 from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
@@ -64,7 +63,6 @@ class Snapshot:
         self._versions: dict[str, Version] = {}
         self._whole: dict[str, _Whole] = {}
         self._longest_seen = 0
-        self._under_way: WeakSet[object] | None = WeakSet() if source.is_remote else None
 
     def local_path(self, key: str) -> str:
         """Return the path of an object that is a local file."""
@@ -83,19 +81,18 @@ class Snapshot:
         data = self._take(key, wanted)
         if data is not None:
             return AtHand(data)
-        pending = self._source.start(key, wanted, self._versions.get(key))
-        return counted(self._tracked(pending))
+        return counted(self._source.start(key, wanted, self._versions.get(key)))
 
     def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
         """Start reading whole objects that are no shards."""
-        return counted_objects(self._tracked(self._source.start_objects(keys, nbytes)))
+        return counted_objects(self._source.start_objects(keys, nbytes))
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""
         data = self._take(key, wanted)
         if data is not None:
             return lambda: MemoryStream(data)
-        return counted_stream(self._tracked(self._source.start_stream(key, wanted, self._versions.get(key))))
+        return counted_stream(self._source.start_stream(key, wanted, self._versions.get(key)))
 
     def start_plan(self, target: Target, block: Block) -> PendingPlan:
         """Ask for the index of a block's shard, unless it is in the cache.
@@ -118,10 +115,10 @@ class Snapshot:
         if cached is not None:
             return lambda: self._plan_from_cache(target, block, spec, cached)
         if not (self._suits_one_request(block, spec) and self._has_room(spec)):
-            asked = self._tracked(self._ask(key, spec))
+            asked = self._ask(key, spec)
             return lambda: self._plan(target, block, spec, asked)
         self._whole[key] = whole = _Whole(self._expected(spec))
-        asked = self._tracked(self._source.start_whole(key))
+        asked = self._source.start_whole(key)
         return lambda: self._plan(target, block, spec, asked, whole)
 
     def should_wait(self, block: Block) -> bool:
@@ -134,17 +131,11 @@ class Snapshot:
 
     def __exit__(self, *_: object) -> None:
         """Give up requests that nobody waited for."""
-        for pending in list(self._under_way or ()):
-            self._source.cancel(pending)
+        self._source.give_up()
         self._whole.clear()
 
     def _ask(self, key: str, spec: ShardIndexSpec) -> PendingEdge:
         return self._source.start_edge(key, spec.location, spec.nbytes)
-
-    def _tracked[T](self, pending: T) -> T:
-        if self._under_way is not None:
-            self._under_way.add(pending)
-        return pending
 
     def _suits_one_request(self, block: Block, spec: ShardIndexSpec) -> bool:
         """Say whether one request for a shard beats one for its index and then some for chunks."""

@@ -8,8 +8,8 @@ has written it, to the end.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 from weakref import WeakSet
@@ -105,6 +105,11 @@ class Lane:
         self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
         self._held: dict[int, DeviceMemory] = {}
+        self._results: list[Any] = []
+        """Of the read that is under way: streams may write to them even if nobody else knows of them any more."""
+        self._is_clean = True
+        """Whether the last read has ended, and left nothing behind."""
+        self._was_interrupted = self._is_reading = False
         self._in_use = threading.RLock()
 
     @property
@@ -126,6 +131,7 @@ class Lane:
         """
         consumer, ready = self.api.consumer_stream(), self.api.event()
         array = self.api.empty(shape, dtype, consumer)
+        self._results.append(array)
         self.api.record(ready, consumer)
         self.api.wait(stream, ready)
         return array
@@ -171,18 +177,41 @@ class Lane:
         for memory in [m for m in self._held.values() if m.address not in kept]:
             self.free(memory)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Clean up if the block raises: what the streams still write to must not be freed before they are idle."""
+    def reading[Result](self, read: Callable[[], Result]) -> Result:
+        """Return what `read` does; if it raises, clean up: nothing is freed that the streams still write to.
+
+        A cleaning that was interrupted is made up for before the next read.
+        """
         with self._in_use:
-            for ring in self._rings:
-                ring.rewind()
+            if self._is_reading:  # a read inside a read
+                return read()
             try:
-                yield
-            except BaseException:
-                self.settle()
-                self.free_all()
+                self._is_reading = True
+                self._clean()
+                self._is_clean = False
+                result = read()
+                self._results.clear()
+                self._is_clean = True
+            except BaseException as error:
+                self._was_interrupted = not isinstance(error, Exception)
+                self._clean()
                 raise
+            finally:
+                self._is_reading = False
+            return result
+
+    def _clean(self) -> None:
+        """Bring the lane to where a read may begin."""
+        if not self._is_clean:
+            self.settle()
+            self.free_all()
+            self._results.clear()
+            if self._was_interrupted:  # threads that it perhaps left behind may still write to slots
+                for ring in self._rings:
+                    ring.drop()
+            self._is_clean, self._was_interrupted = True, False
+        for ring in self._rings:
+            ring.rewind()
 
     def prepare(self) -> None:
         """Take all pinned memory now."""
@@ -195,6 +224,7 @@ class Lane:
         with self._in_use:
             self.settle()
             self.free_all()
+            self._results.clear()
             for ring in self._rings:
                 ring.drop()
 
@@ -235,9 +265,10 @@ class WorkerResources:
         """Return the calling thread's lane, made when it is first asked for; it ends with the thread."""
         lane: Lane | None = getattr(self._of_thread, "lane", None)
         if lane is None:
-            lane = self._of_thread.lane = Lane(self.api, self.options)
+            lane = Lane(self.api, self.options)
             with self._lock:
                 self._lanes.add(lane)
+            self._of_thread.lane = lane
         return lane
 
     @property

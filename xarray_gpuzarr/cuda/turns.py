@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from threading import Lock, get_ident
+
+from xarray_gpuzarr.waiting import Bell
 
 
 class Turns:
     """Lets any number of reads run together, or one alone."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._n_reading = 0
+        self._lock = Lock()
+        self._changed = Bell()
+        self._reading: dict[object, int] = {}
+        """The thread of each read that is under way."""
         self._alone: int | None = None
-        self._mine = threading.local()
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Read beside others; waits while somebody reads alone. A read inside a read never waits."""
-        me, depth = threading.get_ident(), self._depth
-        with self._changed:
-            self._changed.wait_for(lambda: depth > 0 or self._alone in (None, me))
-            self._n_reading += 1
-        self._mine.depth = depth + 1
-        try:
-            yield
-        finally:
-            self._mine.depth = depth
-            with self._changed:
-                self._n_reading -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until nobody else reads, and let nobody else begin."""
-        me = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: self._alone is None)
-            self._alone = me
-            self._changed.wait_for(lambda: self._n_reading == self._depth)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._alone = None
-                self._changed.notify_all()
+        """The thread that reads alone, or waits until it does."""
 
     @property
-    def _depth(self) -> int:
-        """Reads of the calling thread that are under way."""
-        depth: int = getattr(self._mine, "depth", 0)
-        return depth
+    def n_reading(self) -> int:
+        """Reads that are under way."""
+        return len(self._reading)
+
+    def together[Result](self, read: Callable[[], Result]) -> Result:
+        """Read beside others; waits while somebody reads alone. A read inside a read never waits."""
+        mine = object()
+        try:
+            self._changed.wait_until(lambda: self._begins(mine))
+            return read()
+        finally:
+            self._reading.pop(mine, None)
+            self._changed.ring_for_all()
+
+    def alone[Result](self, read: Callable[[], Result]) -> Result:
+        """Wait until nobody else reads, and let nobody else begin."""
+        me = get_ident()
+        try:
+            self._changed.wait_until(lambda: self._claims(me))
+            self._changed.wait_until(lambda: not set(self._reading.values()) - {me})
+            return read()
+        finally:
+            if self._alone == me:
+                self._alone = None
+            self._changed.ring_for_all()
+
+    def _begins(self, mine: object) -> bool:
+        me = get_ident()
+        with self._lock:
+            if self._alone not in (None, me) and me not in self._reading.values():
+                return False
+            self._reading[mine] = me
+            return True
+
+    def _claims(self, me: int) -> bool:
+        with self._lock:
+            if self._alone not in (None, me):
+                return False
+            self._alone = me
+            return True

@@ -70,7 +70,7 @@ def _n_gpus() -> int | None:
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent package of a dotted name is absent
+    except (ModuleNotFoundError, ValueError):  # the parent package of a dotted name is absent; a module without a spec
         return False
 
 

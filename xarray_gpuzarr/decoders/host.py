@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -80,8 +79,8 @@ class HostDecoder:
         cast: Cast,
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
-        takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
-        with cores.hold(threads.n_cores()) if takes_turns else nullcontext():
+
+        def decode() -> npt.NDArray[Any]:
             out = self._output(target.shape, np.dtype(cast.dtype))
             most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
             # How long requests should be that are under way elsewhere, their latency tells.
@@ -90,6 +89,9 @@ class HostDecoder:
             queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
             threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
             return out
+
+        takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
+        return cores.hold(threads.n_cores(), decode) if takes_turns else decode()
 
     def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         given = self._out

@@ -2,6 +2,9 @@
 
 One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
 however many dask threads call: a helper leaves as soon as callers alone fill the budget.
+
+The pool is no `concurrent.futures` one: a signal that interrupts ``submit`` leaves its locks held forever. Here callers
+touch C locks and C queues only (see `waiting`), and no signal reaches the threads of the pool.
 """
 
 from __future__ import annotations
@@ -9,15 +12,21 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Lock
 
 from xarray_gpuzarr.counters import Stage, counters
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.waiting import apart
 
 _ENV = "XARRAY_GPUZARR_NUM_THREADS"
 _ENDLESS = sys.maxsize
+
+Work = Callable[[Callable[[], bool]], None]
+"""Takes tasks from a queue of its own until the queue is empty. Its argument says, between two tasks, whether this
+thread should go on."""
 
 
 def thread_budget() -> int:
@@ -46,22 +55,23 @@ class _Limit(threading.local):
 _limit = _Limit()
 
 
-@contextmanager
-def at_most(n_threads: int | None) -> Iterator[None]:
-    """Let reads of the calling thread use fewer threads inside a ``with`` block.
+def at_most[Result](n_threads: int | None, read: Callable[[], Result]) -> Result:
+    """Call `read`, and let reads of the calling thread use fewer threads meanwhile.
 
     Parameters
     ----------
     n_threads : int or None
         None: no fewer.
+    read : callable
 
     Notes
     -----
     The environment, and the workers of a cluster in this process, say better what this process was given.
     """
-    before, _limit.n_threads = _limit.n_threads, n_threads
+    before = _limit.n_threads
     try:
-        yield
+        _limit.n_threads = n_threads
+        return read()
     finally:
         _limit.n_threads = before
 
@@ -74,32 +84,94 @@ def n_cores() -> int:
 
 
 def _dask_worker_threads() -> int:
-    """Return the threads of the distributed workers of this process, 0 if it hosts none."""
-    worker_module = sys.modules.get("distributed.worker")
-    if worker_module is None:
+    """Return the threads of the distributed workers of this process, 0 if it hosts none.
+
+    Another thread may be importing distributed, or making a worker, just now: what is not there yet does not count.
+    """
+    module = sys.modules.get("distributed.worker")
+    instances = getattr(getattr(module, "Worker", None), "_instances", None)  # distributed has no public list
+    if not instances:
         return 0
-    workers = worker_module.Worker._instances  # noqa: SLF001  # distributed has no public list
-    if not workers:
-        return 0
-    return sum(w.state.nthreads for w in list(workers) if w.status in worker_module.WORKER_ANY_RUNNING)
+    running = getattr(module, "WORKER_ANY_RUNNING", ())
+    # Only one call of C looks at a set that another thread may add to; a WeakSet has its references in `data`.
+    references = tuple(getattr(instances, "data", ()))
+    workers = [worker for worker in (reference() for reference in references) if worker is not None]
+    return sum(w.state.nthreads for w in workers if hasattr(w, "state") and w.status in running)
+
+
+class _Run:
+    """One call of `Crew.run`, and who works on it."""
+
+    __slots__ = ("_at_work", "_lock", "budget", "errors", "n_wanted", "stage", "work")
+
+    def __init__(self, work: Work, budget: int) -> None:
+        self._lock = Lock()
+        self._at_work: dict[object, Lock] = {}
+        """Helpers that have begun, each with a lock that comes free when it leaves."""
+        self.work: Work | None = work
+        """None once no helper is to begin or to go on."""
+        self.budget = budget
+        self.n_wanted = 0
+        """Helpers that were asked for and have not begun."""
+        self.stage: Stage | None = None
+        self.errors: list[BaseException] = []
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that work on it, or soon will, its caller's among them."""
+        return 1 + self.n_wanted + len(self._at_work)
+
+    def help(self, n_active: Callable[[], int]) -> None:
+        """Work on a thread of the pool, unless it has been called off."""
+        me, left = object(), Lock()
+        with self._lock:
+            work = self.work
+            if work is None:
+                return
+            left.acquire()
+            self._at_work[me] = left
+            self.n_wanted -= 1
+        try:
+            with counters.stage(self.stage):
+                work(lambda: self.work is not None and n_active() <= self.budget)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller's thread raises it
+            self.errors.append(error)
+        finally:
+            del self._at_work[me]
+            left.release()
+
+    def end(self) -> None:
+        """Call off helpers that have not begun, and wait until the others have left."""
+        with self._lock:
+            self.work = None
+            self.n_wanted = 0
+        for left in tuple(self._at_work.values()):
+            with left:
+                pass
 
 
 class Crew:
     """The decoding threads of this process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        self._active = 0
+        self._lock = Lock()
+        self._runs: set[_Run] = set()
+        self._asked: SimpleQueue[_Run] = SimpleQueue()
+        self._hiring = Lock()
+        self._threads: list[threading.Thread] = []
 
-    def run(self, work: Callable[[Callable[[], bool]], None], most: int, budget: int | None = None) -> None:
+    @property
+    def n_active(self) -> int:
+        """Threads that decode, or soon will."""
+        return sum(run.n_threads for run in tuple(self._runs))
+
+    def run(self, work: Work, most: int, budget: int | None = None) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
 
         Parameters
         ----------
         work : callable
-            Takes tasks from a queue of its own until the queue is empty. Its argument says, between two tasks,
-            whether this thread should go on.
+            See `Work`.
         most : int
             Threads that could be busy at once.
         budget : int or None
@@ -110,46 +182,59 @@ class Crew:
         Exception
             The first one that `work` raised on any thread; all threads have stopped by then.
         """
-        budget = budget or thread_budget()
-        with self._lock:
-            self._active += 1
-            n_helpers = max(0, min(most - 1, budget - self._active))
-            self._active += n_helpers
-            pool = self._pool_of(budget) if n_helpers else None
-        stage = counters.current
-        helpers = [pool.submit(self._help, work, budget, stage) for _ in range(n_helpers)] if pool else []
+        run = _Run(work, budget or thread_budget())
         try:
+            self._runs.add(run)
+            if most > 1:
+                self._ask_for_help(run, most - 1)
             work(lambda: True)
+            run.end()
+        except BaseException:
+            run.work = None  # whatever may interrupt what follows, helpers do not go on
+            run.end()
+            raise
         finally:
-            self._leave(1)
-            # A helper that never started has nothing to finish.
-            self._leave(sum(h.cancel() for h in helpers))
-            _wait(helpers)
-        for helper in helpers:
-            if not helper.cancelled():
-                helper.result()
+            self._runs.discard(run)
+        if run.errors:
+            _raise_first(run.errors)
 
-    def _help(self, work: Callable[[Callable[[], bool]], None], budget: int, stage: Stage | None) -> None:
-        try:
-            with counters.stage(stage):
-                work(lambda: self._active <= budget)
-        finally:
-            self._leave(1)
-
-    def _leave(self, n: int) -> None:
+    def _ask_for_help(self, run: _Run, most: int) -> None:
         with self._lock:
-            self._active -= n
+            run.n_wanted = n = max(0, min(most, run.budget - self.n_active))
+        if not n:
+            return
+        run.stage = counters.current
+        n_helping = sum(other.n_threads - 1 for other in tuple(self._runs))
+        if n_helping > len(self._threads):
+            self._hire(n_helping)
+        for _ in range(n):
+            self._asked.put(run)
 
-    def _pool_of(self, budget: int) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max(budget, n_cores()), thread_name_prefix="gpuzarr")
-        return self._pool
+    def _hire(self, n_threads: int) -> None:
+        """Let the pool have so many threads; fewer if the system starts no more, which do the work as well."""
+
+        def start() -> None:
+            with self._hiring:
+                while len(self._threads) < n_threads:
+                    name = f"gpuzarr_{len(self._threads)}"
+                    thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+
+        with suppress(RuntimeError):
+            apart(start)
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.get().help(lambda: self.n_active)
 
 
-def _wait(helpers: list[Future[None]]) -> None:
-    for helper in helpers:
-        if not helper.cancelled():
-            helper.exception()
+def _raise_first(errors: list[BaseException]) -> None:
+    """Raise an error that no local variable refers to: the cycle would keep results alive."""
+    try:
+        raise errors.pop(0)
+    finally:
+        errors.clear()
 
 
 crew = Crew()

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Buffer, Hashable, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
@@ -158,10 +159,10 @@ class LocalSource:
             fd = self._open(key, version)
             if fd is None:
                 return None
-            nbytes = wanted.nbytes
+            file, nbytes = FileIO(fd), wanted.nbytes  # closed with its last reference, whatever happens
             if nbytes == WHOLE_OBJECT:
                 nbytes = os.fstat(fd).st_size - wanted.offset
-            return _LocalStream(self, fd, key, ByteRange(offset=wanted.offset, nbytes=nbytes), version)
+            return _LocalStream(self, file, key, ByteRange(offset=wanted.offset, nbytes=nbytes), version)
 
         return finish
 
@@ -189,19 +190,21 @@ class LocalSource:
         """Return a function that reads the whole file on the thread that calls it."""
         return self.start_edge(key, "start", 2**63 - 1)
 
-    def cancel(self, pending: object) -> None:
+    def give_up(self) -> None:
         """Do nothing: nothing is under way."""
 
     def _open(self, key: str, version: Version = None) -> int | None:
         path = self.local_path(key)
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A signal may interrupt after a call, and lose what it returned; not within an unpacking.
+            (fd,) = map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,))
         except (FileNotFoundError, NotADirectoryError):
             if version is not None:
                 raise changed(path, version, None) from None
             return None
         except OSError as err:
             raise failed(path, "open", err) from err
+        return fd
 
     def pread(self, fd: int, key: str, offset: int, into: memoryview, version: Version = None) -> memoryview:
         """Fill `into` from an open file; a read may return less than asked for, at 2 GiB always.
@@ -237,8 +240,7 @@ def _preadv(fd: int, into: memoryview, offset: int) -> int:
     """Read what the page cache holds; if that is nothing, wait for the disk while another thread computes."""
     done = _cached(fd, into, offset)
     if not done:
-        with cores.lend():
-            return os.preadv(fd, [into], offset)
+        return cores.lend(lambda: os.preadv(fd, [into], offset))
     return done
 
 
@@ -264,15 +266,15 @@ def _is_cached(fd: int, offset: int) -> bool:
 class _LocalStream:
     """A range of an open file."""
 
-    def __init__(self, source: LocalSource, fd: int, key: str, wanted: ByteRange, version: Version) -> None:
-        self._source, self._fd, self._key, self._version = source, fd, key, version
+    def __init__(self, source: LocalSource, file: FileIO, key: str, wanted: ByteRange, version: Version) -> None:
+        self._source, self._file, self._key, self._version = source, file, key, version
         self._at, self._end = wanted.offset, wanted.offset + wanted.nbytes
 
     def read(self, nbytes: int) -> Buffer:
         piece = bytearray(max(0, min(nbytes, self._end - self._at)))
-        self._source.pread(self._fd, self._key, self._at, memoryview(piece), self._version)
+        self._source.pread(self._file.fileno(), self._key, self._at, memoryview(piece), self._version)
         self._at += len(piece)
         return piece
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._file.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine, Hashable, Sequence
-from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,11 +17,11 @@ from weakref import WeakKeyDictionary
 
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.core.sync import _get_loop
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import forks
+from xarray_gpuzarr.fetch.answers import Asked, UnderWay, event_loop
 from xarray_gpuzarr.fetch.clients import Answer, Client, client_for
 from xarray_gpuzarr.fetch.options import fetch_options
 from xarray_gpuzarr.fetch.source import (
@@ -61,12 +60,13 @@ class StoreSource:
         Passed by every request that is under way.
     """
 
-    __slots__ = ("_client", "_gate", "store")
+    __slots__ = ("_client", "_gate", "_under_way", "store")
 
     def __init__(self, *, store: Store, client: Client | None = None, gate: asyncio.Semaphore | None = None) -> None:
         self.store = store
         self._client: Client = client or client_for(store)
         self._gate = gate
+        self._under_way = UnderWay()
 
     def for_one_read(self) -> StoreSource:
         """Return this source with a bound of its own on the requests under way."""
@@ -141,25 +141,24 @@ class StoreSource:
         whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
         return _PendingObjects([_PendingRange(self._ask(key, None), whole, None) for key in keys])
 
-    def cancel(self, pending: object) -> None:
+    def give_up(self) -> None:
         """Give up requests that have not been answered."""
-        for request in pending.requests if isinstance(pending, _PendingObjects) else (pending,):
-            if isinstance(request, _Pending):
-                request.asked.future.cancel()
+        self._under_way.give_up()
 
     def _ask(self, key: str, request: ByteRequest | None) -> _Asked:
-        loop = _get_loop()
+        name = self._name(key)
+        loop = event_loop(name)
         if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
             raise StoreReadError(
-                f"cannot read {self._name(key)} here",
+                f"cannot read {name} here",
                 tried="a read from inside zarr's own event loop, which would wait for itself",
                 found="a coroutine that zarr runs called a blocking read",
                 do="read from another thread: await asyncio.to_thread(...)",
             )
         if self._client.lost_by_fork is not None:
-            forks.use(self._client.lost_by_fork, self._name(key))
-        future = asyncio.run_coroutine_threadsafe(_gated(loop, self._gate, self._client.get(key, request)), loop)
-        return _Asked(future=future, name=self._name(key), request=request)
+            forks.use(self._client.lost_by_fork, name)
+        asked = self._under_way.ask(loop, lambda: _gated(loop, self._gate, self._client.get(key, request)))
+        return _Asked(asked=asked, name=name, request=request)
 
     def _name(self, key: str) -> str:
         return f"{' '.join(str(self.store).split())}/{key}"
@@ -183,17 +182,17 @@ _PAST_THE_END = re.compile(r"\b416\b|not satisfiable|InvalidRange|but object was
 class _Asked:
     """A request that is under way."""
 
-    future: Future[Answer | None]
+    asked: Asked[Answer | None]
     name: str
     request: ByteRequest | None
 
     def answer(self) -> Answer | None:
         limit_s = zarr.config.get("async.timeout", None)
         try:
-            return self.future.result(limit_s)
+            return self.asked.result(limit_s)
         except Exception as err:  # a store may raise anything; it is named in the message
-            if limit_s is not None and isinstance(err, TimeoutError) and not self.future.done():
-                self.future.cancel()
+            if limit_s is not None and isinstance(err, TimeoutError) and not self.asked.is_answered:
+                self.asked.cancel()
                 err = TimeoutError(f"no answer in {limit_s} s, zarr's async.timeout")
             elif _PAST_THE_END.search(str(err)):
                 return Answer(data=memoryview(b""))
@@ -211,7 +210,7 @@ def _words(request: ByteRequest | None) -> str:
 class _Pending:
     """A request that waits to be finished."""
 
-    __slots__ = ("__weakref__", "asked")
+    __slots__ = ("asked",)
 
     def __init__(self, asked: _Asked) -> None:
         self.asked = asked
@@ -231,7 +230,7 @@ class _PendingRange(_Pending):
 class _PendingObjects:
     """Several requests that wait to be finished together."""
 
-    __slots__ = ("__weakref__", "requests")
+    __slots__ = ("requests",)
 
     def __init__(self, requests: Sequence[_PendingRange]) -> None:
         self.requests = requests

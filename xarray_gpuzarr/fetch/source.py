@@ -169,8 +169,8 @@ class ObjectSource(ByteSource, Protocol):
     def start_whole(self, key: str) -> PendingEdge:
         """Start reading a whole object."""
 
-    def cancel(self, pending: object) -> None:
-        """Give up what was started and has not been finished."""
+    def give_up(self) -> None:
+        """Give up all that was started and has not been finished; only for what `for_one_read` returned."""
 
 
 _DETAILS = re.compile("\n+Debug source:")

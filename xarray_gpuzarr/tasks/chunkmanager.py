@@ -75,10 +75,13 @@ class BlockReader:
         full = indexing.expanded_indexer(key, self.ndim)
         outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
         picked = self.array.oindex[indexing.OuterIndexer(outer)]
-        with at_most(threads_given()):
+
+        def read() -> Any:
             if not self.reads_into or not picked.ndim:
                 return picked.get_duck_array()
             return self._read(picked, block_memory.block_memory.empty(picked.shape, self.dtype))
+
+        return at_most(threads_given(), read)
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box into host memory; only if `reads_into`.
@@ -88,8 +91,8 @@ class BlockReader:
         box : tuple of slice
         out : ndarray, shape and dtype of the box, any strides
         """
-        with at_most(threads_given()):
-            block = self._read(self.array.oindex[indexing.OuterIndexer(box)], out)
+        picked = self.array.oindex[indexing.OuterIndexer(box)]
+        block = at_most(threads_given(), lambda: self._read(picked, out))
         if block is not out:
             out[...] = block
 

@@ -6,6 +6,7 @@ does not decode takes the host decoder and one copy up; `route` says so.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
-from xarray_gpuzarr.cuda.resources import WorkerResources
+from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
@@ -29,7 +30,7 @@ from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.shares import host_is_quicker, why_host
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
-from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
@@ -59,6 +60,8 @@ class CudaDecoder:
         self._host = HostDecoder()
         self._resources: dict[int, WorkerResources] = {}
         self._lock = threading.Lock()
+        self._process: int | None = None
+        """The process that has used a device."""
 
     @property
     def device(self) -> Device:
@@ -87,7 +90,7 @@ class CudaDecoder:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an uninitialised array on the current device."""
-        api = self._current_device()
+        api = self._device()
         with api.activate():
             return api.empty(shape, dtype, api.consumer_stream())
 
@@ -106,10 +109,13 @@ class CudaDecoder:
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
         resources = self._current_resources()
-        with resources.api.activate(), resources.turns.together():
+
+        def read() -> Any:
             lane = resources.lane()
-            with lane.reading():
-                return Read(lane, source, spec, target=target, cast=cast).run(plans)
+            return lane.reading(lambda: Read(lane, source, spec, target=target, cast=cast).run(plans))
+
+        with resources.api.activate():
+            return resources.turns.together(read)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device; what no device array holds (times, text) stays here."""
@@ -118,13 +124,13 @@ class CudaDecoder:
         values = np.ascontiguousarray(cast_array(_native(cast), block))
         resources = self._current_resources()
         api = resources.api
-        with api.activate(), resources.turns.together():
+
+        def send() -> Any:
             lane = resources.lane()
-            with lane.reading():
-                out = lane.result(block.shape, values.dtype, lane.copy)
-                upload_pageable(lane, api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
-                api.synchronize(lane.copy)
-                return out
+            return lane.reading(lambda: _send(lane, values))
+
+        with api.activate():
+            return resources.turns.together(send)
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`; if memory does not suffice beside other threads, again while they wait.
@@ -137,8 +143,8 @@ class CudaDecoder:
             resources = self._current_resources()
             if not resources.is_shared:
                 raise
-        # Not within ``except``: the error would keep what the read has taken.
-        with resources.turns.alone():
+
+        def read_patiently() -> Result:
             for seconds in _PATIENCE_SECONDS:
                 with resources.api.activate():
                     resources.api.trim()
@@ -146,6 +152,9 @@ class CudaDecoder:
                     return read()
                 time.sleep(seconds)
             return read()
+
+        # Not within ``except``: the error would keep what the read has taken.
+        return resources.turns.alone(read_patiently)
 
     def prepare(self, install: Install) -> Undo:
         """Check nvCOMP, share memory as `install` says, and build kernels; see `PreparedDecoder.prepare`."""
@@ -175,14 +184,35 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
 
+    def _device(self) -> DeviceApi:
+        """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""
+        process = os.getpid()
+        if self._process not in (None, process):
+            raise DeviceUnavailableError(
+                "cannot use the GPU in a forked process",
+                tried=f"device='cuda' in process {process}; process {self._process} had used the GPU before the fork",
+                found="contexts, streams and memory of CUDA do not come along",
+                do='start processes with "spawn" or "forkserver", or read with device="host" in this one',
+            )
+        self._process = process
+        return self._current_device()
+
     def _current_resources(self) -> WorkerResources:
         """Return what this process keeps for the calling thread's device, made anew once `configure` was called."""
-        api, options = self._current_device(), resource_options()
+        api, options = self._device(), resource_options()
         with self._lock:
             resources = self._resources.get(api.index)
             if resources is None or resources.options is not options or resources.api is not api:
                 resources = self._resources[api.index] = WorkerResources(api, options)
             return resources
+
+
+def _send(lane: Lane, values: np.ndarray[Any, Any]) -> Any:
+    """Copy a block to the device, and wait until it is there."""
+    out = lane.result(values.shape, values.dtype, lane.copy)
+    upload_pageable(lane, lane.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
+    lane.api.synchronize(lane.copy)
+    return out
 
 
 def _native(cast: Cast) -> Cast:

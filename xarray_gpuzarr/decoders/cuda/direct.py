@@ -36,6 +36,7 @@ from xarray_gpuzarr.decoders.faults import no_direct_files, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.waiting import apart
 
 Column = npt.NDArray[np.int64]
 
@@ -119,7 +120,12 @@ class DirectStager(Stager):
         with lane.stage("fetch"):
             ranges, at, nbytes = _layout(pieces, self._source)
             memory = lane.allocate(max((r.at + aligned(r.nbytes) for r in ranges), default=0), lane.copy)
-            self._read(ranges, memory)
+            # A file must not be closed, nor memory freed, because a signal came between a read's start and its notice.
+            n_read: list[int] = []
+            try:
+                apart(lambda: self._read(ranges, memory, n_read))
+            finally:
+                counters.add(read_nbytes=sum(n_read))
         present = at >= 0
         address = np.where(present, at, 0).astype(np.uint64) + np.uint64(memory.address) * present
         ready, streams, filters = self._judge(address, nbytes, present)
@@ -134,10 +140,13 @@ class DirectStager(Stager):
         doubtful = np.flatnonzero(present & ~ready)
         return self._with_decoded(staged, pieces, doubtful) if len(doubtful) else staged
 
-    def _read(self, ranges: Sequence[_Range], memory: DeviceMemory) -> None:
-        """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`."""
+    def _read(self, ranges: Sequence[_Range], memory: DeviceMemory, done: list[int]) -> None:
+        """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`.
+
+        The bytes that each has read are added to `done`.
+        """
         lane, files = self._lane, dict[str, DeviceFile]()
-        with ExitStack() as stack:
+        with lane.api.activate(), ExitStack() as stack:
             reads = []
             for wanted in ranges:
                 if wanted.path not in files:
@@ -148,7 +157,7 @@ class DirectStager(Stager):
                 reads.append((wanted, read))
             for wanted, read in reads:
                 n_read = read.finish()
-                counters.add(read_nbytes=n_read)
+                done.append(n_read)
                 self._source.check(wanted.key)
                 if n_read != wanted.nbytes:
                     raise _short(wanted, n_read)

@@ -1,0 +1,223 @@
+"""Reads that are interrupted, again and again: ``python -m helpers.interrupted_reads shards 2 points 1``.
+
+After each interrupt, nothing that reads hold may be held, and the next read must give the right values. Prints how many
+interrupts there were.
+"""
+
+import asyncio
+import gc
+import io
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zarr
+from rich.console import Console
+from zarr.codecs import ZstdCodec
+from zarr.core import sync
+from zarr.storage import LocalStore, MemoryStore
+
+import xarray_gpuzarr
+from helpers.cuda_reads import SMALL, CudaReads
+from helpers.interrupts import Interrupts, is_foreign
+from helpers.simulator import SimulatedDevice
+from xarray_gpuzarr import index_cache, progress_bar, read_array
+from xarray_gpuzarr.cores import cores
+from xarray_gpuzarr.counters import counters
+from xarray_gpuzarr.cuda.options import in_force
+from xarray_gpuzarr.decoders import host, host_job, threads
+from xarray_gpuzarr.read import stored_array
+
+DATA = np.arange(40 * 64 * 32, dtype="<i4").reshape(40, 64, 32) % 1000
+LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32), "compressors": ZstdCodec()}
+
+
+def check_threads() -> None:
+    """Fail if a budget, a core or a lock of this process is held, or a thread is in a stage."""
+    assert threads.crew.n_active == 0, f"{threads.crew.n_active} active threads"
+    assert cores.n_held == 0, f"{cores.n_held} cores held"
+    assert counters.current is None, f"in stage {counters.current}"
+    assert threads._limit.n_threads is None
+    assert not progress_bar._shown
+    locks = [threads.crew._lock, threads.crew._hiring, cores._lock, counters._lock, index_cache.cache._lock]
+    assert not any(lock.locked() for lock in locks), [lock.locked() for lock in locks]
+
+
+def check_requests() -> None:
+    """Fail if a request is still under way; those that were cancelled end soon."""
+    loop = sync._get_loop()
+
+    async def others() -> set[Any]:
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    for _ in range(100):
+        if not asyncio.run_coroutine_threadsafe(others(), loop).result(10):
+            return
+        time.sleep(0.01)
+    raise AssertionError("requests are still under way")
+
+
+def n_files() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+class Subject:
+    """Something that is read and then looked at."""
+
+    def __init__(self, read: Callable[[], Any], checks: list[Callable[[], Any]]) -> None:
+        self._read = read
+        self._checks = checks
+        for _ in range(3):
+            self.read()
+        self._n_files = n_files()
+
+    def read(self) -> None:
+        assert np.array_equal(self._read(), DATA)
+
+    def interrupted(self, work: Callable[[], Any]) -> bool:
+        """Do some work that may be interrupted; look for what it leaves, and read once more."""
+        try:
+            work()
+            hit = False
+        except KeyboardInterrupt:
+            hit = True
+        for check in self._checks:
+            check()
+        assert n_files() == self._n_files, f"{n_files() - self._n_files} files are open"
+        return hit
+
+
+def host_read(array: Any) -> Any:
+    return lambda: read_array(array, device="host")
+
+
+def local(path: str, n_threads: int, **layout: Any) -> Subject:
+    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = str(n_threads)
+    array = zarr.create_array(LocalStore(path), data=DATA, **layout)
+    return Subject(host_read(array), [check_threads])
+
+
+def memory(n_threads: int, **layout: Any) -> Subject:
+    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = str(n_threads)
+    array = zarr.create_array(MemoryStore(), data=DATA, **layout)
+    return Subject(host_read(array), [check_threads, check_requests])
+
+
+def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
+    """A read on the simulated device: nothing of its memory may be held, and no turn taken."""
+    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = str(n_threads)
+    in_force.choose(SMALL)
+    stored = stored_array(zarr.create_array(store, data=DATA, **LAYOUT))
+    device = SimulatedDevice(seed=2, **keywords)
+    reads = CudaReads(device)
+
+    def check() -> None:
+        gc.collect()
+        resources = reads.decoder._resources[device.index]
+        lane = resources.lane()
+        assert resources.turns.n_reading == 0
+        assert resources.turns._alone is None
+        assert not lane._held
+        assert not lane._results
+        assert not resources._lock.locked()
+        device.check()
+
+    return Subject(lambda: reads.values(stored), [check_threads, check])
+
+
+def shown(path: str) -> Subject:
+    """A read under a bar."""
+    progress_bar._DELAY_S = -1.0
+    array = zarr.create_array(LocalStore(path), data=DATA, **LAYOUT)
+
+    def read() -> Any:
+        console = Console(file=io.StringIO(), force_terminal=True)
+        with xarray_gpuzarr.progress(console=console):
+            return read_array(array, device="host")
+
+    def check() -> None:
+        deadline = time.monotonic() + 10
+        while not all(type(f) is io.TextIOWrapper for f in (sys.stdout, sys.stderr)):  # the thread that draws is ending
+            assert time.monotonic() < deadline, "standard output is not given back"
+            time.sleep(0.01)
+
+    return Subject(read, [check_threads, check])
+
+
+def streams(path: str, n_threads: int) -> Subject:
+    """A read of chunks that are decoded as they are read."""
+    host_job._STREAMED_NBYTES = 0
+    return local(path, n_threads, **LAYOUT)
+
+
+SUBJECTS: dict[str, Callable[[str, int], Subject]] = {
+    "shards": lambda path, n: local(path, n, **LAYOUT),
+    "files": lambda path, n: local(path, n, chunks=(10, 32, 32), compressors=None),
+    "streams": streams,
+    "store": lambda _, n: memory(n, **LAYOUT),
+    "objects": lambda _, n: memory(n, chunks=(10, 32, 32)),
+    "progress": lambda path, _: shown(path),
+    "cuda": lambda _, n: cuda(MemoryStore(), n),
+    "cuda-files": lambda path, n: cuda(LocalStore(path), n),
+    "cuda-direct": lambda path, n: cuda(LocalStore(path), n, reads_files=True),
+}
+
+
+def at_every_point(subject: Subject, first: int = 1, step: int = 1) -> int:
+    """Interrupt a read at each of its points in turn, or at every `step`-th."""
+    interrupts, n_hits, at = Interrupts(), 0, first
+    n_points = max(interrupts.run(subject.read) for _ in range(3))
+    while at <= n_points:
+        n_hits += subject.interrupted(lambda: interrupts.run(subject.read, at))  # noqa: B023
+        subject.read()
+        at += step
+    return n_hits
+
+
+def by_timer(subject: Subject, seconds: float) -> int:
+    """Interrupt reads by a signal, a little later each time."""
+
+    def interrupt(_: int, frame: Any) -> None:
+        if is_foreign(frame):
+            signal.setitimer(signal.ITIMER_REAL, 2e-5)
+        else:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    begin = time.monotonic()
+    subject.read()
+    longest = 1.2 * (time.monotonic() - begin)
+    n_hits, n, deadline = 0, 0, begin + seconds
+    while time.monotonic() < deadline:
+        n += 1
+
+        def read() -> None:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, longest * (n * 0.618034 % 1)))  # noqa: B023
+            try:
+                subject.read()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+        n_hits += subject.interrupted(read)
+        if n % 10 == 0:
+            subject.read()
+    return n_hits
+
+
+def main() -> None:
+    kind, n_threads, way, amount = sys.argv[1:]
+    host._SERIAL_NBYTES = 0
+    with tempfile.TemporaryDirectory() as path:
+        subject = SUBJECTS[kind](path, int(n_threads))
+        n = by_timer(subject, float(amount)) if way == "timer" else at_every_point(subject, step=int(amount))
+        subject.read()
+    sys.stdout.write(f"{n} interrupts\n")
+
+
+if __name__ == "__main__":
+    main()
