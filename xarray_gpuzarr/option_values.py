@@ -5,6 +5,7 @@ Knows no setting. `cuda.options` and `fetch.options` are records of settings tha
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -103,6 +104,8 @@ class InForce[Options]:
         self._kind = kind
         self._lock = threading.Lock()
         self.options: Options | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def get(self) -> Options:
         """Return the record."""
@@ -128,3 +131,6 @@ class InForce[Options]:
         changed = self.chosen(options)
         with self._lock:
             self.options = changed
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()

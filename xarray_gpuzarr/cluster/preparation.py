@@ -5,6 +5,7 @@ Several workers may live in one process: the first prepares it, the last one to 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -25,6 +26,10 @@ class Preparation:
     """What was done for the users of this process, and has to be undone."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with no users; for a process that was forked off, whose parent undoes what it did."""
         self._lock = threading.Lock()
         self._n_users = 0
         self._undo: list[Undo] = []
@@ -111,9 +116,15 @@ def _cuda_decoder() -> PreparedDecoder:
 
 def _forget_devices() -> None:
     """Drop what is kept for devices, private pools among it; arrays that live keep their memory."""
-    device = sys.modules.get("xarray_gpuzarr.cuda.device")  # not there if CuPy is not
-    if device is not None:
-        device.forget_devices()
+    device = sys.modules.get(
+        "xarray_gpuzarr.cuda.device"
+    )  # not there if CuPy is not, nor complete while it is imported
+    forget = getattr(device, "forget_devices", None)
+    if forget is not None:
+        forget()
 
 
 preparation = Preparation()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=preparation.restart)

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import cpu
-from zarr.storage import FsspecStore, ObjectStore
+from zarr.storage import FsspecStore, ObjectStore, ZipStore
 
+from xarray_gpuzarr.fetch import forks
 from xarray_gpuzarr.fetch.source import Version, is_settled
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -43,8 +44,8 @@ class Client(Protocol):
         """What the client reads from, equal for equal stores; None if its answers bear no version."""
 
     @property
-    def lost_by_fork(self) -> Hashable:
-        """What a forked process cannot use if its parent has; None if there is nothing."""
+    def lost_by_fork(self) -> object:
+        """What a forked process cannot use if its parent has, see `forks.note`; None if there is nothing."""
 
     async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
         """Ask for bytes of an object, all of them if `request` is None; return None if there is no such object."""
@@ -62,6 +63,8 @@ def client_for(store: Store) -> Client:
             return HttpClient(store)
     if f"{type(store).__module__}.{type(store).__name__}" == "icechunk.store.IcechunkStore":
         return IcechunkClient(store)
+    if type(store) is ZipStore:
+        return ZipClient(store)
     return StoreClient(store)
 
 
@@ -69,7 +72,7 @@ class StoreClient:
     """Any store, through zarr's interface."""
 
     identity: Hashable = None
-    lost_by_fork: Hashable = None
+    lost_by_fork: object = None
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -83,10 +86,19 @@ class StoreClient:
         return Answer(data=memoryview(np.ascontiguousarray(buffer.as_numpy_array()).view(np.uint8)))
 
 
+class ZipClient(StoreClient):
+    """A zip file: processes that have it open in common would move each other's place in it."""
+
+    def __init__(self, store: ZipStore) -> None:
+        super().__init__(store)
+        self.lost_by_fork = store
+        forks.note(store)
+
+
 class IcechunkClient(StoreClient):
     """An icechunk session; one that only reads is of one snapshot, which never changes."""
 
-    lost_by_fork: Hashable = "icechunk"
+    lost_by_fork: object = "icechunk"
 
     def __init__(self, store: Any) -> None:
         super().__init__(store)
@@ -103,7 +115,7 @@ class IcechunkClient(StoreClient):
 class ObstoreClient:
     """An obstore store: S3, GCS, Azure, HTTP, local or in memory. obstore itself refuses other bytes than asked for."""
 
-    lost_by_fork: Hashable = "obstore"
+    lost_by_fork: object = "obstore"
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -150,7 +162,7 @@ class S3fsClient:
         self._fs: Any = store.fs
         self._path = store.path
         self.identity: Hashable = ("s3fs", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
-        self.lost_by_fork: Hashable = id(self._fs)
+        self.lost_by_fork: object = self._fs
 
     async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
         """See `Client.get`."""
@@ -181,7 +193,7 @@ class HttpClient:
         self._path = store.path
         self._absent = store.allowed_exceptions
         self.identity: Hashable = ("http", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
-        self.lost_by_fork: Hashable = id(self._fs)
+        self.lost_by_fork: object = self._fs
 
     async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
         """See `Client.get`."""

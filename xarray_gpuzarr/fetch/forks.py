@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from weakref import WeakValueDictionary
 
 from xarray_gpuzarr.errors import StoreReadError
 
-_used: set[Hashable] = set()
-_lost: set[Hashable] = set()
+_used: WeakValueDictionary[int, object] = WeakValueDictionary()
+_used_names: set[str] = set()
+_lost: dict[int, object] = {}
+"""By their ids, which no other object can have as long as these are kept."""
+_lost_names: set[str] = set()
 
 
-def use(client: Hashable, name: str) -> None:
-    """Note that a client is used in this process.
+def note(client: object) -> None:
+    """Remember that a client is used in this process.
 
     Parameters
     ----------
-    client : hashable
-        The client, or the library if all its clients have their threads in common.
+    client : object
+        The client, or the name of the library if all its clients have their threads in common.
+    """
+    if isinstance(client, str):
+        _used_names.add(client)
+    elif id(client) not in _used:
+        _used[id(client)] = client
+
+
+def use(client: object, name: str) -> None:
+    """Remember that a client is used in this process, if it can be.
+
+    Parameters
+    ----------
+    client : object
+        See `note`.
     name : str
         Of what is to be read.
 
@@ -26,19 +43,21 @@ def use(client: Hashable, name: str) -> None:
     StoreReadError
         It was used before this process was forked off.
     """
-    if client in _lost:
+    if client in _lost_names if isinstance(client, str) else id(client) in _lost:
         raise StoreReadError(
             f"cannot read {name} in a forked process",
             tried="the client that its parent had used before the fork",
-            found="its threads and connections did not come along",
+            found="its threads, connections and open files did not come along",
             do='start processes with "spawn" or "forkserver", or open the store for the first time in each of them',
         )
-    _used.add(client)
+    note(client)
 
 
 def _after_fork() -> None:
     _lost.update(_used)
+    _lost_names.update(_used_names)
     _used.clear()
+    _used_names.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,134 @@
+"""Forks while other threads read: ``python -m helpers.forked_reads KIND N``, in a process of its own.
+
+Each child's first read must give the right values, or an error that says what to do, and never lock up.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from rich.console import Console
+from zarr.storage import LocalStore, MemoryStore, ZipStore
+
+import xarray_gpuzarr
+from helpers.cuda_reads import CudaReads
+from helpers.simulator import SimulatedDevice
+from xarray_gpuzarr import DeviceUnavailableError, StoreReadError, progress_bar, read_array
+from xarray_gpuzarr.decoders import host
+
+DATA = np.arange(40 * 64 * 32, dtype="<i4").reshape(40, 64, 32) % 1000
+LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32)}
+Read = Callable[[], np.ndarray]
+
+
+def of(store: Any) -> Read:
+    array = zarr.create_array(store, data=DATA, **LAYOUT)
+    return lambda: read_array(array, device="host")
+
+
+def of_zip(path: str) -> Read:
+    with ZipStore(f"{path}/s.zip", mode="w") as store:
+        zarr.create_array(store, data=DATA, **LAYOUT)
+    array = zarr.open_array(ZipStore(f"{path}/s.zip", mode="r"))
+    return lambda: read_array(array, device="host")
+
+
+def of_cuda() -> Read:
+    reads = CudaReads(SimulatedDevice(seed=2))
+    array = zarr.create_array(MemoryStore(), data=DATA, **LAYOUT)
+    return lambda: reads.values(array)
+
+
+KINDS: dict[str, tuple[Callable[[str], Read], str]] = {
+    "files": (lambda path: of(LocalStore(path)), ""),
+    "store": (lambda _: of(MemoryStore()), ""),
+    "progress": (lambda path: of(LocalStore(path)), ""),
+    "zip": (of_zip, "spawn"),
+    "cuda": (lambda _: of_cuda(), "spawn"),
+}
+"""How to read, and what the error in the child says; nothing if the read works there."""
+
+
+@contextlib.contextmanager
+def shown(kind: str) -> Iterator[None]:
+    if kind != "progress":
+        yield
+        return
+    progress_bar._DELAY_S, progress_bar._PERIOD_S = -1.0, 0.0005
+    with Path("/dev/null").open("w") as file, xarray_gpuzarr.progress(console=Console(file=file, force_terminal=True)):
+        yield
+
+
+@contextlib.contextmanager
+def read_by_others(read: Read) -> Iterator[None]:
+    """Read on three other threads, and print, as long as a block lasts."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            read()
+            print(end="", file=sys.stdout)  # noqa: T201  # passes through the bar, if one is shown
+
+    others = [threading.Thread(target=go_on) for _ in range(3)]
+    for thread in others:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in others:
+            thread.join()
+
+
+def first_read(read: Read, says: str) -> None:
+    """Read in a child, a second time under a bar."""
+    signal.alarm(30)  # ends it if it is locked up
+    for _ in range(2):
+        try:
+            right = np.array_equal(read(), DATA) and not says
+        except (StoreReadError, DeviceUnavailableError) as error:
+            right = bool(says) and says in error.do
+        if not right:
+            os._exit(3)
+        print(end="")  # noqa: T201
+    with xarray_gpuzarr.progress(console=Console(file=Path("/dev/null").open("w"), force_terminal=True)):
+        if not says:
+            read()
+    os._exit(0)
+
+
+def main() -> None:
+    kind, n = sys.argv[1], int(sys.argv[2])
+    make, says = KINDS[kind]
+    host._SERIAL_NBYTES = 0
+    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = "3"
+    with tempfile.TemporaryDirectory() as path:
+        read = make(path)
+        assert np.array_equal(read(), DATA)
+        with read_by_others(read), shown(kind):
+            for number in range(n):
+                if number % 4 == 0:
+                    process = multiprocessing.get_context("fork").Process(target=first_read, args=(read, says))
+                    process.start()
+                    process.join()
+                    code = process.exitcode
+                else:
+                    child = os.fork()
+                    if child == 0:
+                        first_read(read, says)
+                    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                assert code == 0, f"child {number} ended with {code}"
+        assert np.array_equal(read(), DATA)
+
+
+if __name__ == "__main__":
+    main()
