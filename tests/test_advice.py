@@ -8,8 +8,9 @@ import xarray as xr
 from helpers.strict_duck import StrictDecoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import GpuZarrWarning, advice, backend, decoders, lazy_array, open_options
+from xarray_gpuzarr import GpuZarrWarning, advice, decoders, lazy_array, open_options
 from xarray_gpuzarr.advice import advise
+from xarray_gpuzarr.backend import opening
 from xarray_gpuzarr.decoders.base import Route
 from xarray_gpuzarr.tasks import chunkmanager
 
@@ -106,7 +107,7 @@ def test_a_large_variable_that_the_gpu_cannot_decode_is_told_of(store, monkeypat
         def route(self, spec, cast):
             return Route(where=where, why="codec x has no device decoder")
 
-    monkeypatch.setattr(backend, "_LARGE_NBYTES", large_nbytes)
+    monkeypatch.setattr(opening, "_LARGE_NBYTES", large_nbytes)
     monkeypatch.setattr(open_options, "resolve_device", lambda _: "cuda")
     monkeypatch.setattr(lazy_array, "decoder_for", lambda _: OnDevice())
 

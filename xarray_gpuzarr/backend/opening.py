@@ -1,4 +1,4 @@
-"""``engine="gpuzarr"``: xarray's zarr backend with this package's arrays in it.
+"""How a store is opened: xarray's zarr backend with this package's arrays in it.
 
 Metadata, groups, attributes and encodings are read by xarray's own `ZarrStore`. Every numeric variable whose CF
 decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass; index coordinates,
@@ -16,17 +16,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from xarray import Coordinates, Dataset, DataTree, Variable, conventions
-from xarray.backends import BackendEntrypoint, ZarrStore
-from xarray.backends.common import _normalize_path, datatree_from_dict_with_io_cleanup
+from xarray import Coordinates, Dataset, Variable, conventions
+from xarray.backends import ZarrStore
+from xarray.backends.common import _normalize_path
 from xarray.core import indexing
 from xarray.core.treenode import NodePath
-from xarray.core.utils import close_on_error
 from zarr.errors import UnknownCodecError
 
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import parse_cast
-from xarray_gpuzarr.errors import UnsupportedCodecError
+from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS
 from xarray_gpuzarr.open_options import DecodeOptions, Place
@@ -37,122 +36,67 @@ _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
 
 
-class GpuZarrBackendEntrypoint(BackendEntrypoint):
-    """Open Zarr stores with one dask task per shard, decoded where the result lives."""
+def open_group(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> ZarrStore:
+    """Open one group for reading, as xarray's zarr engine does.
 
-    description = "Open Zarr stores with one task per shard, decoded on the GPU or the host"
-    supports_groups = True
-
-    def guess_can_open(self, filename_or_obj: Any) -> bool:  # noqa: ARG002
-        """Return False: ``.zarr`` stays with xarray's own engine unless this one is named."""
-        return False
-
-    def open_dataset(  # noqa: PLR0913
-        self,
-        filename_or_obj: Any,
-        *,
-        mask_and_scale: Any = True,
-        decode_times: Any = True,
-        concat_characters: Any = True,
-        decode_coords: Any = True,
-        drop_variables: str | Iterable[str] | None = None,
-        use_cftime: Any = None,
-        decode_timedelta: Any = None,
-        group: str | None = None,
-        consolidated: bool | None = None,
-        storage_options: dict[str, Any] | None = None,
-        zarr_format: int | None = None,
-        use_zarr_fill_value_as_mask: bool | None = None,
-        cache_members: bool = True,
-        device: str = "auto",
-        storage: str = "auto",
-    ) -> Dataset:
-        """Open one group.
-
-        Parameters
-        ----------
-        filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
-        device : "auto", "cuda", "host" or "workers"
-            Where chunks are decoded and where arrays live. "auto" is CUDA if this machine can use it, else host.
-            "workers" is CUDA on dask's workers, from a client that need not have a GPU.
-        storage : "auto", "posix" or "gds"
-            How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
-            Storage ("gds"). "auto" is "gds" wherever kvikio and the machine can do it and the host need not see the
-            bytes. Other stores, and reads on the host, know one way only.
-        mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
-            As for `xarray.open_dataset`.
-        group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
-            As for `xarray.open_zarr`.
-
-        Raises
-        ------
-        OptionError, DeviceUnavailableError
-            `device` is unknown, or cannot be used here.
-        MetadataError
-            The stored metadata of an array is malformed.
-        """
-        place = Place.of(device, storage)
-        with _naming_unknown_codecs(filename_or_obj):
-            store = ZarrStore.open_group(
-                _normalize_path(filename_or_obj),
-                group=group,
-                mode="r",
-                consolidated=consolidated,
-                consolidate_on_close=False,
-                storage_options=storage_options,
-                zarr_format=zarr_format,
-                use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
-                cache_members=cache_members,
-            )
-        options = DecodeOptions(
-            mask_and_scale=mask_and_scale,
-            decode_times=decode_times,
-            concat_characters=concat_characters,
-            decode_coords=decode_coords,
-            use_cftime=use_cftime,
-            decode_timedelta=decode_timedelta,
+    Parameters
+    ----------
+    filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
+    group : str or None
+    **options
+        Of `ZarrStore.open_group`.
+    """
+    with _naming_unknown_codecs(filename_or_obj):
+        store: ZarrStore = ZarrStore.open_group(
+            _normalize_path(filename_or_obj), group=group, mode="r", consolidate_on_close=False, **options
         )
-        with close_on_error(store):
-            return build_dataset(store, options, drop_variables, place)
+    return store
 
-    def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
-        """Open all groups below a group as a tree; keywords as for `open_groups_as_dict`."""
-        return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
 
-    def open_groups_as_dict(  # noqa: PLR0913
-        self,
-        filename_or_obj: Any,
-        *,
-        drop_variables: str | Iterable[str] | None = None,
-        group: str | None = None,
-        consolidated: bool | None = None,
-        storage_options: dict[str, Any] | None = None,
-        zarr_format: int | None = None,
-        use_zarr_fill_value_as_mask: bool | None = None,
-        device: str = "auto",
-        storage: str = "auto",
-        **decoding: Any,
-    ) -> dict[str, Dataset]:
-        """Open all groups below a group, by path; keywords, also those of `DecodeOptions`, as for `open_dataset`."""
-        place, options = Place.of(device, storage), DecodeOptions(**decoding)
-        parent = str(NodePath("/") / NodePath(group)) if group else "/"
-        with _naming_unknown_codecs(filename_or_obj):
-            stores = ZarrStore.open_store(
-                _normalize_path(filename_or_obj),
-                group=parent,
-                mode="r",
-                consolidated=consolidated,
-                consolidate_on_close=False,
-                storage_options=storage_options,
-                zarr_format=zarr_format,
-                use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
-            )
-        datasets = {}
-        for path, store in stores.items():
-            name = str(NodePath(path).relative_to(parent)) if group else str(NodePath(path))
-            with close_on_error(store):
-                datasets[name] = build_dataset(store, options, drop_variables, place)
-        return datasets
+def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> dict[str, ZarrStore]:
+    """Open a group and all groups below it, by their paths from it; parameters as for `open_group`."""
+    parent = str(NodePath("/") / NodePath(group)) if group else "/"
+    with _naming_unknown_codecs(filename_or_obj):
+        stores = ZarrStore.open_store(
+            _normalize_path(filename_or_obj), group=parent, mode="r", consolidate_on_close=False, **options
+        )
+    return {
+        str(NodePath(path).relative_to(parent)) if group else str(NodePath(path)): store
+        for path, store in stores.items()
+    }
+
+
+def open_already(store: object) -> ZarrStore:
+    """Return a group that the caller has opened, if it is one.
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(store, ZarrStore):
+        return store
+    raise OptionError(
+        "store= is not an open Zarr store",
+        tried="reading store= in place of the path",
+        found=f"an instance of {type(store).__module__}.{type(store).__qualname__}",
+        do="give an xarray.backends.ZarrStore, or give the path, URL or zarr store as the first argument",
+    )
+
+
+def require_reading(mode: object) -> None:
+    """Refuse to open a store in a mode that lets it be changed.
+
+    Raises
+    ------
+    OptionError
+    """
+    if mode != "r":
+        raise OptionError(
+            'engine="gpuzarr" only reads',
+            tried=f"mode={mode!r}",
+            found='the one mode of this engine is "r"; others create, change or remove what is stored',
+            do="leave mode out to read; write with Dataset.to_zarr",
+        )
 
 
 @contextmanager

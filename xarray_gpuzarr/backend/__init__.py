@@ -1,0 +1,150 @@
+"""``engine="gpuzarr"`` as xarray sees it: an entry point, its keywords, and what they mean.
+
+xarray imports this, as it does with every engine that is installed, whenever something is opened without ``engine=``.
+So nothing is imported here that `import xarray` does not bring; what reads a store comes when one is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from xarray import Dataset, DataTree
+from xarray.backends import BackendEntrypoint
+from xarray.backends.common import datatree_from_dict_with_io_cleanup
+from xarray.core.utils import close_on_error
+
+if TYPE_CHECKING:
+    from xarray.backends import ZarrStore
+
+
+class GpuZarrBackendEntrypoint(BackendEntrypoint):
+    """Open Zarr stores with one dask task per shard, decoded where the result lives."""
+
+    description = "Open Zarr stores with one task per shard, decoded on the GPU or the host"
+    supports_groups = True
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:  # noqa: ARG002
+        """Return False: ``.zarr`` stays with xarray's own engine unless this one is named."""
+        return False
+
+    def open_dataset(  # noqa: PLR0913
+        self,
+        filename_or_obj: Any,
+        *,
+        mask_and_scale: Any = True,
+        decode_times: Any = True,
+        concat_characters: Any = True,
+        decode_coords: Any = True,
+        drop_variables: str | Iterable[str] | None = None,
+        use_cftime: Any = None,
+        decode_timedelta: Any = None,
+        group: str | None = None,
+        mode: str = "r",
+        consolidated: bool | None = None,
+        storage_options: dict[str, Any] | None = None,
+        zarr_format: int | None = None,
+        store: ZarrStore | None = None,
+        engine: str | None = None,  # noqa: ARG002
+        use_zarr_fill_value_as_mask: bool | None = None,
+        cache_members: bool = True,
+        device: str = "auto",
+        storage: str = "auto",
+    ) -> Dataset:
+        """Open one group.
+
+        Parameters
+        ----------
+        filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
+        device : "auto", "cuda", "host" or "workers"
+            Where chunks are decoded and where arrays live. "auto" is CUDA if this machine can use it, else host.
+            "workers" is CUDA on dask's workers, from a client that need not have a GPU.
+        storage : "auto", "posix" or "gds"
+            How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
+            Storage ("gds"). "auto" is "gds" wherever kvikio and the machine can do it and the host need not see the
+            bytes. Other stores, and reads on the host, know one way only.
+        mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
+            As for `xarray.open_dataset`.
+        group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
+            As for `xarray.open_zarr`.
+        mode : "r"
+            Nothing is written: other modes are refused.
+        store : xarray.backends.ZarrStore, optional
+            A group that is open already, read in place of `filename_or_obj`.
+        engine : str, optional
+            Without effect, as in xarray's zarr engine.
+
+        Raises
+        ------
+        OptionError, DeviceUnavailableError
+            `device` or `storage` is unknown, or cannot be used here; `mode` is not "r"; `store` is none.
+        MetadataError
+            The stored metadata of an array is malformed.
+        """
+        from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # imports zarr and dask
+        from xarray_gpuzarr.open_options import DecodeOptions, Place  # noqa: PLC0415
+
+        place = Place.of(device, storage)
+        opening.require_reading(mode)
+        group_store = (
+            opening.open_group(
+                filename_or_obj,
+                group=group,
+                consolidated=consolidated,
+                storage_options=storage_options,
+                zarr_format=zarr_format,
+                use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
+                cache_members=cache_members,
+            )
+            if store is None
+            else opening.open_already(store)
+        )
+        options = DecodeOptions(
+            mask_and_scale=mask_and_scale,
+            decode_times=decode_times,
+            concat_characters=concat_characters,
+            decode_coords=decode_coords,
+            use_cftime=use_cftime,
+            decode_timedelta=decode_timedelta,
+        )
+        with close_on_error(group_store):
+            return opening.build_dataset(group_store, options, drop_variables, place)
+
+    def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
+        """Open all groups below a group as a tree; keywords as for `open_groups_as_dict`."""
+        return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
+
+    def open_groups_as_dict(  # noqa: PLR0913
+        self,
+        filename_or_obj: Any,
+        *,
+        drop_variables: str | Iterable[str] | None = None,
+        group: str | None = None,
+        mode: str = "r",
+        consolidated: bool | None = None,
+        storage_options: dict[str, Any] | None = None,
+        zarr_format: int | None = None,
+        use_zarr_fill_value_as_mask: bool | None = None,
+        device: str = "auto",
+        storage: str = "auto",
+        **decoding: Any,
+    ) -> dict[str, Dataset]:
+        """Open all groups below a group, by path; keywords, also those of `DecodeOptions`, as for `open_dataset`."""
+        from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # likewise
+        from xarray_gpuzarr.open_options import DecodeOptions, Place  # noqa: PLC0415
+
+        place, options = Place.of(device, storage), DecodeOptions(**decoding)
+        opening.require_reading(mode)
+        stores = opening.open_groups(
+            filename_or_obj,
+            group=group,
+            consolidated=consolidated,
+            storage_options=storage_options,
+            zarr_format=zarr_format,
+            use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
+        )
+        datasets = {}
+        for path, store in stores.items():
+            with close_on_error(store):
+                datasets[path] = opening.build_dataset(store, options, drop_variables, place)
+        return datasets
