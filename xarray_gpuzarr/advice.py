@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from xarray_gpuzarr.errors import GpuZarrWarning
+from xarray_gpuzarr.visible_text import visible
 
 _given: set[str] = set()
 
@@ -24,7 +25,7 @@ def advise(subject: str, headline: str, *, found: str, do: str) -> None:
     if subject in _given:
         return
     _given.add(subject)
-    text = f"{headline}\n  found: {found}\n  do:    {do}"
+    text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     warnings.warn(text, GpuZarrWarning, skip_file_prefixes=_library_folders())
 
 

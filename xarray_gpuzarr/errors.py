@@ -6,6 +6,8 @@ catch `GpuZarrError` for all of them or the builtin that each class also inherit
 
 from __future__ import annotations
 
+from xarray_gpuzarr.visible_text import visible
+
 
 class GpuZarrError(Exception):
     """Base of every error raised by this package.
@@ -30,7 +32,8 @@ class GpuZarrError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        return f"{self.headline}\n  tried: {self.tried}\n  found: {self.found}\n  do:    {self.do}"
+        headline, tried, found, do = map(visible, (self.headline, self.tried, self.found, self.do))
+        return f"{headline}\n  tried: {tried}\n  found: {found}\n  do:    {do}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # BaseException would pickle `args` only and lose the keyword-only fields on a dask worker.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xarray_gpuzarr.accessor.explain import Row
+from xarray_gpuzarr.visible_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -59,7 +60,7 @@ class Explanation:
             for row in self.rows
         )
         # Colours are inherited, so that the table suits light and dark pages.
-        note = f'<p style="opacity:.7">{html.escape(self.note)}</p>' if self.note else ""
+        note = f'<p style="opacity:.7">{html.escape(visible(self.note))}</p>' if self.note else ""
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f'<div style="overflow-x:auto">{table}{note}</div>'
 
@@ -119,7 +120,7 @@ _NAME_WIDTH = 16
 
 
 def _html_cell(lines: Cell) -> str:
-    first, *rest = [html.escape(line) for line in lines if line] or [""]
+    first, *rest = [html.escape(visible(line)) for line in lines if line] or [""]
     more = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in rest)
     return f'<td style="text-align:left;vertical-align:top">{first}{more}</td>'
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from xarray_gpuzarr.accessor.explain import Row
 from xarray_gpuzarr.accessor.explanation import format_nbytes
+from xarray_gpuzarr.visible_text import visible
 
 _LANDING = {
     "cuda": "this engine's are read to the GPU, as CuPy arrays",
@@ -57,5 +58,5 @@ def summarize(rows: Iterable[Row], device: str | None) -> Summary:
     plural = "variable" if len(rows) == 1 else "variables"
     return Summary(
         headline=f"{len(rows)} {plural}, {nbytes}; {_LANDING[device]}",
-        places=tuple((place, ", ".join(names)) for place, names in places.items()),
+        places=tuple((visible(place), visible(", ".join(names))) for place, names in places.items()),
     )

@@ -10,6 +10,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from xarray_gpuzarr.visible_text import visible
+
 
 def as_text(renderable: RenderableType, width: int) -> str:
     """Render as plain text for a terminal of `width` columns."""
@@ -32,11 +34,11 @@ def headed_table(*, gap: int, leading: int = 0) -> Table:
 
 
 def cell(lines: Sequence[str]) -> Text:
-    """Put lines below each other, the first one brightest; empty ones are left out."""
-    first, *rest = [line for line in lines if line] or [""]
+    """Put lines below each other, the first one brightest; empty ones are left out. No line is markup."""
+    first, *rest = [visible(line) for line in lines if line] or [""]
     return Text.assemble(first, *((f"\n{line}", "dim") for line in rest))
 
 
 def note(text: str) -> Text:
     """Return a sentence that stands below a table."""
-    return Text(f"\n{text}", style="dim")
+    return Text(f"\n{visible(text)}", style="dim")

@@ -6,17 +6,16 @@ Every failure that a user can mend is printed as tried / found / do, without a t
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-
-from rich.console import Console
 
 from xarray_gpuzarr.cli.bench import add_bench_options, run_bench
 from xarray_gpuzarr.cli.demo import run_demo
 from xarray_gpuzarr.cli.info import run_info
 from xarray_gpuzarr.cli.sample import SAMPLES
-from xarray_gpuzarr.cli.terminal import say
+from xarray_gpuzarr.cli.terminal import complain, warnings_said
 from xarray_gpuzarr.errors import GpuZarrError
 
 _EXAMPLES = """\
@@ -46,11 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0, 1 if the demo's values differ, 2 if something has to be mended first.
     """
     options = parser().parse_args(argv)
-    try:
-        status: int = options.run(options)
-    except GpuZarrError as err:
-        say(f"{type(err).__name__}: {err}", Console(stderr=True))
-        return 2
+    # Of several requests that fail together, zarr raises one; its event loop logs the others with their tracebacks.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    with warnings_said():
+        try:
+            status: int = options.run(options)
+        except GpuZarrError as err:
+            complain(err, type(err))
+            return 2
     return status
 
 

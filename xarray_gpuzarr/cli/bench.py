@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -54,10 +53,8 @@ def run_bench(options: argparse.Namespace) -> int:
         found = "not a size such as 268435456, 256 MB or 1GiB"
         raise OptionError("unusable size", tried=f"--nbytes {options.nbytes!r}", found=found, do="mend it") from None
     group = options.group.strip("/")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that metadata is not consolidated
-        with open_store("gpuzarr", options.store, group=group or None, device="host") as dataset:
-            variable = _variable(dataset, options.variable)
+    with open_store("gpuzarr", options.store, group=group or None, device="host") as dataset:
+        variable = _variable(dataset, options.variable)
     location = Location(store=options.store, group=group, variable=variable)
     result = bench_array(location, most_nbytes=most_nbytes, n_rounds=options.rounds, readers=readers)
     _print(result, Console())
@@ -104,7 +101,7 @@ def _print(result: BenchResult, console: Console) -> None:
         rows = result.of(operation)
         timed = [row for row in rows if row.samples]
         if timed:
-            say(f"\n{_TITLES[operation]}: medians of {len(timed[0].samples)} interleaved reads, / the best peer's")
+            say("", f"{_TITLES[operation]}: medians of {len(timed[0].samples)} interleaved reads, / the best peer's")
             table = table_of(_COLUMNS, [_cells(row, result) for row in timed])
             table.columns[0].no_wrap = True
             console.print(table)

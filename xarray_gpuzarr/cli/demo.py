@@ -29,6 +29,7 @@ from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
 from xarray_gpuzarr.cli.terminal import open_store, say, table_of
 from xarray_gpuzarr.decoders import resolve_device
 from xarray_gpuzarr.errors import GpuZarrError, OptionError
+from xarray_gpuzarr.visible_text import visible
 
 ROUNDS = 5
 _EQUAL = 'equal   values, dtypes and attributes are those of engine="zarr"'
@@ -99,8 +100,8 @@ def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", d
         seconds = _measure(readers, step)
     with readers[-1].open() as dataset:
         say(f"wrote   {store}: {format_nbytes(_nbytes(store))} on disk, {format_nbytes(dataset.nbytes)} decoded")
-        say(f'DIFFERS from engine="zarr":\n{difference}' if difference else _EQUAL)
-        say(_MEASURED)
+        say(*(['DIFFERS from engine="zarr":', *difference.split("\n")] if difference else [_EQUAL]))
+        say(*_MEASURED.split("\n"))
         Console().print("", _times(readers, seconds), "", DatasetAccessor(dataset).explain(), "", sep="\n")
         say(_picture(dataset, folder / f"{name}.png"))
     say(f'try     xr.open_dataset("{store}", engine="gpuzarr", chunks={{}})')
@@ -229,8 +230,10 @@ def draw_field(array: xr.DataArray, path: Path) -> None:
     axes = figure.subplots()
     axes.set_facecolor("0.8")
     mesh = axes.pcolormesh(_ticks(x), _ticks(y), values, shading="nearest", **_colours(values))
-    figure.colorbar(mesh, ax=axes, label=_label(field), extend="both")
-    axes.set(xlabel=_label(x), ylabel=_label(y), title=_title(field))
+    figure.colorbar(mesh, ax=axes, extend="both").set_label(_label(field), parse_math=False)
+    axes.set_xlabel(_label(x), parse_math=False)
+    axes.set_ylabel(_label(y), parse_math=False)
+    axes.set_title(_title(field), parse_math=False)
     for axis, coord in ((axes.xaxis, x), (axes.yaxis, y)):
         if str(coord.attrs.get("units")).startswith("degrees"):
             axis.set_major_locator(MaxNLocator(nbins=12, steps=[1, 1.5, 3, 6]))
@@ -253,14 +256,14 @@ def _ticks(coord: xr.DataArray) -> Any:
 def _label(array: xr.DataArray) -> str:
     units = str(array.attrs.get("units", "")).replace("degrees_north", "°N").replace("degrees_east", "°E")
     name = str(array.attrs.get("long_name", array.name))
-    return f"{name} ({units})" if units else name
+    return visible(f"{name} ({units})" if units else name)
 
 
 def _title(field: xr.DataArray) -> str:
     """Name the field, where the other axes were cut, and what grey means."""
     cuts = [f"{name} {_text(cut.values)}" for name, cut in field.coords.items() if cut.ndim == 0]
     missing = ["(grey: no data)"] if field.isnull().any() else []
-    return "  ".join([str(field.name), *cuts, *missing])
+    return visible("  ".join([str(field.name), *cuts, *missing]))
 
 
 def _text(value: npt.NDArray[Any]) -> str:

@@ -1,21 +1,44 @@
-"""What all commands do: open a store, say what is wrong with it, print text and tables."""
+"""What all commands do: open a store, say what is wrong with it, print text and tables. Nothing said is markup."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import xarray as xr
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from xarray_gpuzarr.accessor.tables import headed_table
-from xarray_gpuzarr.errors import GpuZarrError, StoreReadError
+from xarray_gpuzarr.accessor.tables import cell, headed_table
+from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, StoreReadError
+from xarray_gpuzarr.visible_text import visible
 
 
-def say(text: str, console: Console | None = None) -> None:
-    """Print text as it is, unwrapped."""
-    (console or Console()).print(text, markup=False, highlight=False, soft_wrap=True)
+def say(*lines: str, console: Console | None = None) -> None:
+    """Print lines as they are, unwrapped; a line break inside one is shown as such."""
+    (console or Console()).print(Text("\n".join(map(visible, lines))), soft_wrap=True)
+
+
+def complain(what: GpuZarrError | Warning | str, kind: type) -> None:
+    """Print an error or a warning to standard error, without a traceback; only ours are known to need several lines."""
+    lines = str(what).split("\n") if issubclass(kind, GpuZarrError | GpuZarrWarning) else [str(what)]
+    say(f"{kind.__name__}: {lines[0]}", *lines[1:], console=Console(stderr=True))
+
+
+@contextmanager
+def warnings_said() -> Iterator[None]:
+    """Print warnings inside a ``with`` block as all else is printed; zarr's hold names from stores."""
+
+    def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        complain(message, category)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Failed to open Zarr store with consolidated metadata", RuntimeWarning)
+        warnings.showwarning = show
+        yield
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -24,20 +47,27 @@ def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     for i, title in enumerate(columns):
         table.add_column(title, justify="right" if i else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell([text]) for text in row))
     return table
 
 
-def open_store(engine: str | None, store: str, **options: Any) -> xr.Dataset:
+def open_store(engine: str | None, store: str, /, **options: Any) -> xr.Dataset:
     """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
-    try:
+    with naming_failures(store, f"xarray.open_dataset({store!r}, engine={engine!r})"):
         return xr.open_dataset(store, engine=engine, **options)
+
+
+@contextmanager
+def naming_failures(store: str, tried: str) -> Iterator[None]:
+    """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`."""
+    try:
+        yield
     except GpuZarrError:
         raise
     except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
         raise StoreReadError(
             f"cannot open '{store}'",
-            tried=f"xarray.open_dataset({store!r}, engine={engine!r})",
+            tried=tried,
             found=f"{type(err).__name__}: {err}",
             do="check the path, and that the packages which this kind of store or file needs are installed",
         ) from err

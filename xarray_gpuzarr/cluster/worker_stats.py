@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from xarray_gpuzarr.accessor.explanation import format_nbytes
 from xarray_gpuzarr.counters import STAGES, Counts, counters
+from xarray_gpuzarr.visible_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -77,7 +78,7 @@ class Stats:
             width = None if i else _LABEL_WIDTH
             table.add_column(title, justify="right" if i else "left", overflow="fold", no_wrap=bool(i), min_width=width)
         for line in lines:
-            table.add_row(*line)
+            table.add_row(*(tables.cell([text]) for text in line))
         yield table
         if self.note:
             yield tables.note(self.note)
@@ -85,7 +86,7 @@ class Stats:
     def _repr_html_(self) -> str:
         head, *lines = self._lines()
         rows = "".join(_html_row(line, "td") for line in lines)
-        note = f'<p style="opacity:.7">{html.escape(self.note)}</p>' if self.note else ""
+        note = f'<p style="opacity:.7">{html.escape(visible(self.note))}</p>' if self.note else ""
         return f"<table><thead>{_html_row(head, 'th')}</thead><tbody>{rows}</tbody></table>{note}"
 
     def _lines(self) -> Iterator[list[str]]:
@@ -101,7 +102,7 @@ class Stats:
 
 def _html_row(cells: Sequence[str], tag: str) -> str:
     aligned = (f'<{tag} style="text-align:{"right" if i else "left"}">' for i in range(len(cells)))
-    row = "".join(f"{start}{html.escape(cell)}</{tag}>" for start, cell in zip(aligned, cells, strict=True))
+    row = "".join(f"{start}{html.escape(visible(cell))}</{tag}>" for start, cell in zip(aligned, cells, strict=True))
     return f"<tr>{row}</tr>"
 
 

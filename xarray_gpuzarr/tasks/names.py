@@ -15,6 +15,7 @@ from dask.utils import key_split
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.metadata import ArraySpec, Unplanned
 from xarray_gpuzarr.read import StoredArray
+from xarray_gpuzarr.visible_text import visible
 
 _GENERIC_PREFIXES = ("open_dataset-", "xarray-")
 """What xarray writes before names that the user has not chosen."""
@@ -47,7 +48,7 @@ def task_name(stored: StoredArray, given: str | None, *content: Any) -> str:
 
 
 def _shown(stored: StoredArray) -> str:
-    variable = _path(stored).rpartition("/")[2] or "array"
+    variable = visible(_path(stored).rpartition("/")[2]) or "array"
     name = f"gpuzarr-{variable}"
     return name if key_split(f"{name}-0") == name else f"gpuzarr_{variable.replace('-', '_')}"
 
