@@ -36,19 +36,28 @@ _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
 
 
-def open_group(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> ZarrStore:
+def open_group(
+    filename_or_obj: Any, *, group: str | None = None, consolidated: bool | None = None, **options: Any
+) -> ZarrStore:
     """Open one group for reading, as xarray's zarr engine does.
 
     Parameters
     ----------
     filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
     group : str or None
+    consolidated : bool or None
+        None takes consolidated metadata if there are any.
     **options
-        Of `ZarrStore.open_group`.
+        Others of `ZarrStore.open_group`.
     """
     with _naming_unknown_codecs(filename_or_obj):
         store: ZarrStore = ZarrStore.open_group(
-            _normalize_path(filename_or_obj), group=group, mode="r", consolidate_on_close=False, **options
+            _normalize_path(filename_or_obj),
+            group=group,
+            mode="r",
+            consolidated=consolidated,
+            consolidate_on_close=False,
+            **options,
         )
     return store
 
