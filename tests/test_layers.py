@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+EVERYTHING = "xarray_gpuzarr.backend.opening, xarray_gpuzarr.accessor, xarray_gpuzarr.cluster"
+"""What opening a store and looking at it imports."""
 
 
 def run(*command):
@@ -30,8 +32,7 @@ def imported_by(statement):
 @pytest.mark.parametrize(
     "statement",
     [
-        "import xarray_gpuzarr",
-        "import xarray_gpuzarr.backend",
+        f"import {EVERYTHING}",
         "import xarray as xr; xr.backends.list_engines()['gpuzarr']",
     ],
 )
@@ -44,18 +45,18 @@ def test_importing_brings_in_no_gpu_plot_or_cluster_package(statement):
 
 
 def test_rich_is_left_to_those_who_print():
-    result = run(sys.executable, "-c", "import xarray_gpuzarr.backend, sys; print('rich.console' in sys.modules)")
+    result = run(sys.executable, "-c", f"import {EVERYTHING}, sys; print('rich.console' in sys.modules)")
 
     assert result.stdout == "False\n"
 
 
 def test_importing_starts_no_thread():
-    result = run(sys.executable, "-c", "import xarray_gpuzarr, threading; print(threading.active_count())")
+    result = run(sys.executable, "-c", f"import {EVERYTHING}, threading; print(threading.active_count())")
 
     assert result.stdout == "1\n"
 
 
 def test_importing_warns_of_nothing():
-    result = run(sys.executable, "-W", "error::DeprecationWarning:xarray_gpuzarr", "-c", "import xarray_gpuzarr")
+    result = run(sys.executable, "-W", "error::DeprecationWarning:xarray_gpuzarr", "-c", f"import {EVERYTHING}")
 
     assert (result.returncode, result.stderr) == (0, "")

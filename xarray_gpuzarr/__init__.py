@@ -1,31 +1,34 @@
-"""Zarr shards straight to the GPU, through xarray: ``xr.open_dataset(store, engine="gpuzarr", chunks={})``."""
+"""Zarr shards straight to the GPU, through xarray: ``xr.open_dataset(store, engine="gpuzarr", chunks={})``.
 
+xarray imports this whenever something is opened without ``engine=``: names are looked up when they are first used.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from xarray_gpuzarr import accessor as _accessor  # registers `.gpuzarr`  # noqa: F401
-from xarray_gpuzarr.cluster import register, stats
-from xarray_gpuzarr.configuration import configure
-from xarray_gpuzarr.cuda.options import ResourceOptions
-from xarray_gpuzarr.errors import (
-    CorruptChunkError,
-    CudaError,
-    DeviceMemoryError,
-    DeviceUnavailableError,
-    GpuZarrError,
-    GpuZarrWarning,
-    MetadataError,
-    OptionError,
-    SelectionError,
-    ShardIndexError,
-    StoreReadError,
-    UnsupportedCodecError,
-)
-from xarray_gpuzarr.fetch import FetchOptions
-from xarray_gpuzarr.progress_bar import progress
-from xarray_gpuzarr.read import read_array
+from xarray_gpuzarr.import_hook import import_after
 
 if TYPE_CHECKING:
-    from xarray_gpuzarr.cluster import GpuZarrPlugin
+    from xarray_gpuzarr.cluster import GpuZarrPlugin, register, stats
+    from xarray_gpuzarr.configuration import configure
+    from xarray_gpuzarr.cuda.options import ResourceOptions
+    from xarray_gpuzarr.errors import (
+        CorruptChunkError,
+        CudaError,
+        DeviceMemoryError,
+        DeviceUnavailableError,
+        GpuZarrError,
+        GpuZarrWarning,
+        MetadataError,
+        OptionError,
+        SelectionError,
+        ShardIndexError,
+        StoreReadError,
+        UnsupportedCodecError,
+    )
+    from xarray_gpuzarr.fetch import FetchOptions
+    from xarray_gpuzarr.progress_bar import progress
+    from xarray_gpuzarr.read import read_array
 
 __all__ = [
     "CorruptChunkError",
@@ -50,10 +53,32 @@ __all__ = [
     "stats",
 ]
 
+_HOMES = dict.fromkeys(__all__, "errors") | {
+    "FetchOptions": "fetch",
+    "GpuZarrPlugin": "cluster",
+    "ResourceOptions": "cuda.options",
+    "configure": "configuration",
+    "progress": "progress_bar",
+    "read_array": "read",
+    "register": "cluster",
+    "stats": "cluster",
+}
+"""The module below this one that each name comes from."""
+_MODULES = {"accessor", "backend", "cluster", "errors"}
+"""Modules that are looked up as names are; all others have to be imported."""
 
-def __getattr__(name: str) -> Any:
-    if name == "GpuZarrPlugin":
-        from xarray_gpuzarr.cluster import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
+import_after("xarray", "xarray_gpuzarr.registration")
 
-        return GpuZarrPlugin
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker is to miss names that are not there
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return import_module(f"{__name__}.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,6 +1,6 @@
 """``.gpuzarr`` on datasets, arrays and trees, and the tables that it prints.
 
-Importing this registers the accessors with xarray; `xarray_gpuzarr` does it.
+`registration` has made them known to xarray, and imports this when one is first used.
 """
 
 from xarray_gpuzarr.accessor.accessors import DataArrayAccessor, DatasetAccessor, DataTreeAccessor

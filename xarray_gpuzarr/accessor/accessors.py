@@ -11,15 +11,7 @@ from copy import copy
 from typing import Any
 
 import numpy as np
-from xarray import (
-    DataArray,
-    Dataset,
-    DataTree,
-    Variable,
-    register_dataarray_accessor,
-    register_dataset_accessor,
-    register_datatree_accessor,
-)
+from xarray import DataArray, Dataset, DataTree, Variable
 
 from xarray_gpuzarr.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
 from xarray_gpuzarr.accessor.explanation import Explanation
@@ -48,7 +40,6 @@ class Accessor(ABC):
         return summarize(self.explain().rows, self.device).to_html()
 
 
-@register_dataset_accessor("gpuzarr")
 class DatasetAccessor(Accessor):
     """What this engine knows about a Dataset.
 
@@ -100,7 +91,6 @@ class DatasetAccessor(Accessor):
         return self._dataset._replace(variables)  # public ways compare, and so load, coordinates
 
 
-@register_dataarray_accessor("gpuzarr")
 class DataArrayAccessor(Accessor):
     """What this engine knows about a DataArray.
 
@@ -131,7 +121,6 @@ class DataArrayAccessor(Accessor):
         return {name: self._array.variable} | {k: v.variable for k, v in self._array.coords.items() if k != name}
 
 
-@register_datatree_accessor("gpuzarr")
 class DataTreeAccessor(Accessor):
     """What this engine knows about a DataTree.
 

@@ -14,6 +14,8 @@ from xarray.backends import BackendEntrypoint
 from xarray.backends.common import datatree_from_dict_with_io_cleanup
 from xarray.core.utils import close_on_error
 
+from xarray_gpuzarr import registration as _registration  # of `.gpuzarr`  # noqa: F401
+
 if TYPE_CHECKING:
     from xarray.backends import ZarrStore
 

@@ -1,6 +1,7 @@
 """The command ``gpuzarr``: `demo` shows this engine at work, `info` how a store would be read, `bench` how fast.
 
-Every failure that a user can mend is printed as tried / found / do, without a traceback.
+Every failure that a user can mend is printed as tried / found / do, without a traceback. What a command needs is
+imported when it runs, so that help comes at once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from xarray_gpuzarr.cli.bench import add_bench_options, run_bench
-from xarray_gpuzarr.cli.demo import run_demo
-from xarray_gpuzarr.cli.info import run_info
-from xarray_gpuzarr.cli.sample import SAMPLES
-from xarray_gpuzarr.cli.terminal import complain, warnings_said
 from xarray_gpuzarr.errors import GpuZarrError
 
 _EXAMPLES = """\
@@ -45,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0, 1 if the demo's values differ, 2 if something has to be mended first.
     """
     options = parser().parse_args(argv)
+    from xarray_gpuzarr.cli.terminal import complain, warnings_said  # noqa: PLC0415  # imports xarray and rich
+
     # Of several requests that fail together, zarr raises one; its event loop logs the others with their tracebacks.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     with warnings_said():
@@ -75,21 +73,43 @@ def parser() -> argparse.ArgumentParser:
         default=Path("demo"),
         help="where the store and the picture go, in place of older ones (demo)",
     )
-    demo.add_argument("--size", choices=SAMPLES, default="normal", help=argparse.SUPPRESS)
-    demo.set_defaults(
-        run=lambda options: run_demo(options.dir, source=options.source, size=options.size, device=options.device)
-    )
+    demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)
+    demo.set_defaults(run=_run_demo)
 
     info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
     info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
     info.add_argument("--group", help="path of a group inside the store")
     info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
-    info.set_defaults(run=run_info)
+    info.set_defaults(run=_run_info)
 
     bench = commands.add_parser("bench", help="compare the readers that are installed on a store of yours")
-    add_bench_options(bench)
-    bench.set_defaults(run=run_bench)
+    bench.add_argument("store", metavar="STORE", help="a path or URL that zarr-python can open")
+    bench.add_argument("--group", default="", help="path of a group inside the store")
+    bench.add_argument("--variable", help="array to read (the largest that this engine reads)")
+    bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to so much, uncompressed (256 MB)")
+    bench.add_argument("--rounds", type=int, default=5, help="timed reads of each reader (5)")
+    bench.add_argument("--readers", nargs="+", metavar="PART", help="only readers whose name contains one of these")
+    bench.add_argument("--out", type=Path, help="also write every timing to this JSON file")
+    bench.set_defaults(run=_run_bench)
 
     for command in (demo, info):
         command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
     return parser
+
+
+def _run_demo(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli.demo import run_demo  # noqa: PLC0415  # likewise
+
+    return run_demo(options.dir, source=options.source, size=options.size, device=options.device)
+
+
+def _run_info(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli.info import run_info  # noqa: PLC0415  # likewise
+
+    return run_info(options)
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli.bench import run_bench  # noqa: PLC0415  # likewise
+
+    return run_bench(options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
 import xarray as xr
@@ -23,17 +22,6 @@ _TITLES = {
     "load": "the variable of xarray, decoded, as one array",
 }
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "CPU ms", "extra MB", "/ peer")
-
-
-def add_bench_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``gpuzarr bench``."""
-    parser.add_argument("store", metavar="STORE", help="a path or URL that zarr-python can open")
-    parser.add_argument("--group", default="", help="path of a group inside the store")
-    parser.add_argument("--variable", help="array to read (the largest that this engine reads)")
-    parser.add_argument("--nbytes", default="256 MB", help="read whole shards up to so much, uncompressed (256 MB)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed reads of each reader (5)")
-    parser.add_argument("--readers", nargs="+", metavar="PART", help="only readers whose name contains one of these")
-    parser.add_argument("--out", type=Path, help="also write every timing to this JSON file")
 
 
 def run_bench(options: argparse.Namespace) -> int:
