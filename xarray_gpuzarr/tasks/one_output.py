@@ -62,6 +62,11 @@ class Whole:
     chunks: tuple[tuple[int, ...], ...]
     reader: Reader
 
+    @property
+    def first_block(self) -> tuple[Any, ...]:
+        """Key of the first block."""
+        return (self.name, *(0 for _ in self.chunks))
+
     def __call__(self, blocks: Any) -> Any:
         """Do what dask does, where its optimization is off or blocks are needed by others too."""
         return finalize(blocks)
@@ -92,7 +97,7 @@ class IntoOneOutput:
         """Optimize a graph for the keys that are wanted."""
         if isinstance(graph, HighLevelGraph):
             for key, whole in list(_wholes(graph, keys)):
-                if graph.dependents[whole.name] == {key}:
+                if graph.dependents.get(whole.name) == {key}:
                     graph = _into_one_output(graph, key, whole)
         return _plain_optimization()(graph, keys, **kwargs)
 
@@ -114,11 +119,14 @@ def _plain_optimization() -> Any:
 
 
 def _wholes(graph: HighLevelGraph, keys: Any) -> Iterator[tuple[str, Whole]]:
-    """Find the last tasks of arrays that are to be computed whole."""
+    """Find the last tasks of arrays that are to be computed whole, and are what they were when they were made.
+
+    ``out=`` and assignment give an array object another graph, and leave it what `compute_into_one_output` gave it.
+    """
     for key in flatten([keys]):
         layer = graph.layers.get(key) if isinstance(key, str) else None
         task = layer.get(key) if isinstance(layer, MaterializedLayer) else None
-        if isinstance(task, Task) and isinstance(task.func, Whole):
+        if isinstance(task, Task) and isinstance(task.func, Whole) and task.func.first_block in task.dependencies:
             yield key, task.func
 
 
