@@ -90,7 +90,7 @@ def test_two_opens_are_read_once(client, path, ds):
     first = ds["u10"].persist()
     wait(first, timeout=SECONDS)
 
-    counts = read_by(client, lambda: wait(open_ours(str(path), chunks={})["u10"].persist(), timeout=SECONDS))
+    counts = read_by(client, lambda: wait(open_ours(path, chunks={})["u10"].persist(), timeout=SECONDS))
 
     assert counts.n_reads == 0
     del first

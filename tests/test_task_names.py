@@ -88,13 +88,8 @@ def test_selections_that_are_read_keep_the_name(path):
         pytest.param(lambda path: f"{path}/", id="slash"),
     ],
 )
-def test_local_files_are_the_same_tasks_however_they_are_named(path, spelled):
-    assert name_of(spelled(path)) == name_of(path)
-
-
-@pytest.mark.parametrize("keywords", [{"drop_variables": ["t2m"]}, {"decode_times": False}, {"consolidated": False}])
-def test_what_does_not_change_values_does_not_change_names(path, keywords):
-    assert name_of(path, **keywords) == name_of(path)
+def test_the_same_call_gives_the_same_tasks(path, spelled):
+    assert name_of(spelled(path)) == name_of(spelled(path))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +126,7 @@ def test_names_are_the_same_in_another_process(path):
 
     done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert done.stdout.split() == [name_of(path, name) for name in VARIABLES]
+    assert done.stdout.split() == [name_of(str(path), name) for name in VARIABLES]
 
 
 @pytest.mark.parametrize("store", ["memory", "zip"])
@@ -157,8 +152,28 @@ def test_later_chunking_is_named_too(path):
     assert first != open_ours(path)["u10"].chunk(time=4).data.name
 
 
-def test_names_that_users_choose_are_kept(path):
-    assert open_ours(path).chunk(name_prefix="mine-")["u10"].data.name.startswith("mine-u10-")
+@pytest.mark.parametrize("named", ["mine", f"mine-{'0' * 31}", "xarray-mine"])
+def test_names_that_users_choose_are_kept(path, named):
+    lazy = open_ours(path)
+
+    assert lazy["u10"].variable.chunk({}, name=named).data.name == named
+    assert lazy.chunk(name_prefix="mine-")["u10"].data.name.startswith("mine-u10-")
+
+
+@pytest.mark.parametrize("named", [None, True])
+def test_dask_may_be_left_to_name_tasks(path, named):
+    lazy = open_ours(path)["u10"].variable
+
+    assert key_split(lazy.chunk({}, from_array_kwargs={"name": named}).data.name) == "gpuzarr_u10"
+
+
+def test_names_that_are_never_the_same(path):
+    lazy = open_ours(path)["u10"].variable
+
+    one, two = (lazy.chunk({}, from_array_kwargs={"name": False}).data for _ in range(2))
+
+    assert one.name != two.name
+    np.testing.assert_array_equal(one.compute(), two.compute())
 
 
 def test_names_survive_pickle(path):

@@ -120,7 +120,9 @@ class ShardManager(DaskManager):
         chunks : as for `dask.array.from_array`
         """
         whole = da.core.normalize_chunks(_whole_shards(chunks, data), shape=data.shape, dtype=data.dtype)
-        name = task_name(data.lazy.stored, kwargs.get("name"), data, str(whole))
+        name = kwargs.get("name")
+        if name is not False:  # False is one that dask draws by lot, True none at all
+            name = task_name(data.lazy.stored, None if name is True else name, data, str(whole))
         kwargs |= {"meta": data.lazy.meta(), "asarray": False, "name": name}
         array = da.from_array(data, whole, **kwargs)
         _advise_fewer_tasks(array)

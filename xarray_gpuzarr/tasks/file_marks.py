@@ -1,0 +1,87 @@
+"""What the file system says of a stored array without a byte being read: other marks, other values.
+
+Names of tasks hold the marks, so that a cluster does not take values that it keeps for those that have replaced them. A
+bounded number of files is looked at, whatever the size of the array; no store behind a network is asked. Called by
+`names`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from math import prod
+
+from zarr.storage import ZipStore
+
+from xarray_gpuzarr.fetch import LocalSource, StoreSource, byte_source
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.read import StoredArray
+
+Mark = tuple[int, ...] | None
+"""Inode, bytes and times of a file or a directory; None if there is none."""
+
+_METADATA = ("zarr.json", ".zmetadata", ".zattrs", ".zarray")
+_N_SHARDS = 8
+"""Shards that are looked at, the first, the last and others between them at equal distances."""
+
+
+def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
+    """Return the marks of the files that hold an array, and of the groups that it is in.
+
+    Parameters
+    ----------
+    stored : StoredArray
+
+    Returns
+    -------
+    tuple
+        The same for the same files, in any process; empty if the store is not local. These are looked at: the
+        directories and the metadata of the array, of its group and of the root; eight shards and their directories,
+        which show that another shard beside one of them was made, deleted or replaced by renaming; and a zip file.
+    """
+    source = stored.source if stored.zarr_array is None else byte_source(stored.zarr_array.store)
+    if isinstance(source, StoreSource) and type(source.store) is ZipStore:
+        return (_mark(str(source.store.path)),)
+    if not isinstance(source, LocalSource):
+        return ()
+    return tuple(_mark(source.local_path(key)) for key in dict.fromkeys(_keys(stored)))
+
+
+def array_path(stored: StoredArray) -> str:
+    """Return the path of an array inside its store, without a leading slash."""
+    if isinstance(stored.spec, ArraySpec):
+        return stored.spec.path.strip("/")
+    assert stored.zarr_array is not None
+    return stored.zarr_array.path
+
+
+def _keys(stored: StoredArray) -> Iterator[str]:
+    path = array_path(stored)
+    for folder in ("", path.rpartition("/")[0], path):
+        yield folder
+        yield from (f"{folder}/{name}".lstrip("/") for name in _METADATA)
+    yield f"{path}/c"
+    if isinstance(stored.spec, ArraySpec):
+        for coord in _spread(stored.spec.grid.n_shards):
+            key = stored.spec.keys.key(coord)
+            yield key.rpartition("/")[0]
+            yield key
+
+
+def _spread(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Give coordinates at equal distances in a grid, in Python's integers: its product may exceed 64 bits."""
+    total = prod(counts)
+    for n in range(min(total, _N_SHARDS)):
+        place, coord = n * (total - 1) // (min(total, _N_SHARDS) - 1 or 1), []
+        for count in reversed(counts):
+            place, at = divmod(place, count)
+            coord.append(at)
+        yield tuple(reversed(coord))
+
+
+def _mark(path: str) -> Mark:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # a third of the time of Path.stat, thirty times a variable
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
