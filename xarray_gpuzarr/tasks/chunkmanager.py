@@ -7,7 +7,7 @@ decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={
 
 from __future__ import annotations
 
-from functools import partial
+import sys
 from typing import Any, Self, cast
 
 import dask.array as da
@@ -25,6 +25,7 @@ from xarray_gpuzarr.decoders.threads import at_most
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import Unplanned
 from xarray_gpuzarr.read import read
+from xarray_gpuzarr.tasks.auto_chunks import auto_axes, chunks_of_whole_shards, said_at_open
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
 from xarray_gpuzarr.tasks.threads import threads_given
@@ -109,7 +110,17 @@ class BlockReader:
 
 
 class ShardManager(DaskManager):
-    """Dask arrays whose meta is the decoder's."""
+    """Dask arrays whose meta is the decoder's.
+
+    Parameters
+    ----------
+    auto : frozenset of int
+        Axes whose chunks are automatic, though they come as numbers.
+    """
+
+    def __init__(self, auto: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self._auto = auto
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
         """Build a dask array whose tasks read `data`.
@@ -119,7 +130,8 @@ class ShardManager(DaskManager):
         data : BlockReader
         chunks : as for `dask.array.from_array`
         """
-        whole = da.core.normalize_chunks(_whole_shards(chunks, data), shape=data.shape, dtype=data.dtype)
+        auto = self._auto | auto_axes(chunks, range(data.ndim))
+        whole = chunks_of_whole_shards(chunks, auto, shape=data.shape, dtype=data.dtype, shard=data.shard_shape)
         name = kwargs.get("name")
         if name is not False:  # False is one that dask draws by lot, True none at all
             name = task_name(data.lazy.stored, None if name is True else name, data, str(whole))
@@ -139,19 +151,6 @@ def _advise_fewer_tasks(array: da.Array) -> None:
         found=f"{nbytes} bytes a task",
         do='read several chunks a task, with chunks="auto" or chunks={dimension: length}, or store the array in shards',
     )
-
-
-def _whole_shards(chunks: Any, reader: BlockReader) -> Any:
-    """Give shards back whole where they were cut by ``"auto"``, which limits chunks to dask's ``array.chunk-size``."""
-    shard = reader.shard_shape
-    if shard is None or not reader.shape or 0 in reader.shape:
-        return chunks
-    normalize = partial(da.core.normalize_chunks, shape=reader.shape, dtype=reader.dtype)
-    asked, auto = normalize(chunks), normalize("auto", previous_chunks=shard)
-    splits = any(n % m for axis, m in zip(asked, shard, strict=True) for n in axis[:-1])
-    if not splits or asked not in (auto, normalize("auto")):
-        return chunks
-    return tuple(max(1, axis[0] // n) * n for axis, n in zip(auto, shard, strict=True))
 
 
 class ShardVariable(Variable):
@@ -179,7 +178,8 @@ class ShardVariable(Variable):
         variable = self
         reader = _block_reader(self._data)
         if reader is not None and _is_dask(chunked_array_type):
-            variable, chunked_array_type = self._replace(data=reader), ShardManager()
+            auto = auto_axes(said_at_open(sys._getframe(1)), self.dims)  # noqa: SLF001
+            variable, chunked_array_type = self._replace(data=reader), ShardManager(auto)
         chunked: Self = super(ShardVariable, variable).chunk(
             chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
         )
