@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 import zstandard
-from helpers.compare import assert_same_bits, assert_same_values
+from helpers.compare import assert_same_bits
 from helpers.corpus import (
     GRIDS,
     NUMERIC_DTYPES,
@@ -331,14 +331,6 @@ def test_fused_pipeline_of_zarr_changes_nothing(store):
     array = write(store, DATA, **SHARDED, **V3_CODECS_BY_ZARR["delta+bz2"])
     with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline"}):
         assert_same_bits(read(array), DATA)
-
-
-@pytest.mark.parametrize("dtype", ["M8[ns]", "m8[s]", "S3", "U2"])
-def test_dtype_that_is_not_a_number_is_read_by_zarr(memory, dtype):
-    data = np.array([[1, 2], [3, 4]]).astype(dtype)
-    array = write(memory, data, chunks=(1, 2), zarr_format=2)
-
-    assert_same_values(read(array), data)
 
 
 def test_bulk_route_and_slow_route_are_told_apart(memory):

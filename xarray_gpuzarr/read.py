@@ -23,7 +23,7 @@ from xarray_gpuzarr.decoders.base import FileReader
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
 from xarray_gpuzarr.grid import group_points, outer_selection
-from xarray_gpuzarr.metadata import ArraySpec, Unplanned, parse_array
+from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec, Unplanned, parse_array
 from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
 from xarray_gpuzarr.progress_bar import watch
 from xarray_gpuzarr.snapshot import PendingPlan, Snapshot
@@ -110,8 +110,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
 def _read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     outer = outer_selection(selection, stored.shape)
     if isinstance(stored.spec, Unplanned):
-        block = _read_by_zarr(stored, lambda array: array.oindex[outer.wanted] if array.ndim else array[()])
-        return outer.restore(decoder.upload(block, stored.cast))
+        return outer.restore(_read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder))
     target = box_target(outer, stored.spec.grid)
     return outer.restore(_read_target(stored, stored.spec, target, decoder))
 
@@ -134,8 +133,7 @@ def _read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder)
     arrays = np.broadcast_arrays(*points)
     flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):
-        block = _read_by_zarr(stored, lambda array: array.vindex[tuple(flat)])
-        return decoder.upload(block, stored.cast).reshape(arrays[0].shape)
+        return _read_by_zarr(stored, lambda a: a.vindex[tuple(flat)], decoder).reshape(arrays[0].shape)
     target = PointTarget(groups=group_points(flat, stored.spec.grid))
     return _read_target(stored, stored.spec, target, decoder).reshape(arrays[0].shape)
 
@@ -190,13 +188,13 @@ def _plans(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[Read
         yield waiting.popleft()()
 
 
-def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any]) -> np.ndarray[Any, Any]:
-    """Let zarr-python read a selection of an array that cannot be planned."""
+def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], decoder: Decoder) -> Any:
+    """Let zarr-python read a selection of an array that cannot be planned; what no device holds stays on the host."""
     array = stored.zarr_array
     assert array is not None
     try:
         with counters.stage("zarr"):
-            block = np.asarray(pick(array))
+            block = _as_array(pick(array), array.dtype)
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
         raise StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
@@ -205,7 +203,16 @@ def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any]) -
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
         ) from err
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
-    return block
+    return decoder.upload(block, stored.cast) if block.dtype.kind in NUMERIC_KINDS else block
+
+
+def _as_array(block: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return what zarr-python read as an array: it gives scalars, which know too little of their dtype, for no axes."""
+    if isinstance(block, np.ndarray):
+        return block
+    array = np.empty((), dtype)
+    array[()] = block
+    return array
 
 
 def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "auto", storage: str = "auto") -> Any:
@@ -226,7 +233,8 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     -------
     numpy.ndarray or cupy.ndarray
         Stored values, the fill value where chunks are missing. C order if the selection goes forwards on every axis.
-        A CuPy array has the machine's byte order; times and text, which CuPy lacks, come as NumPy arrays.
+        A CuPy array has the machine's byte order; times, text, structures and objects, which CuPy lacks, come as
+        zarr-python gives them, as NumPy arrays.
 
     Raises
     ------

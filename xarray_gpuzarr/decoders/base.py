@@ -94,7 +94,7 @@ class Decoder(Protocol):
 
         Parameters
         ----------
-        block : ndarray, any shape, stored dtype, host memory
+        block : ndarray, any shape, stored dtype (a numeric one), host memory
         cast : Cast
 
         Returns

@@ -32,7 +32,7 @@ from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
+from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
 _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
@@ -118,9 +118,7 @@ class CudaDecoder:
             return resources.turns.together(read)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
-        """Cast a block on the host and copy it to the device; what no device array holds (times, text) stays here."""
-        if block.dtype.kind not in NUMERIC_KINDS:
-            return cast_array(cast, block)
+        """Cast a block on the host and copy it to the device."""
         values = np.ascontiguousarray(cast_array(_native(cast), block))
         resources = self._current_resources()
         api = resources.api
