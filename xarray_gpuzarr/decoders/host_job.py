@@ -16,7 +16,7 @@ from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.decoders.host_codecs import chunk_codec
-from xarray_gpuzarr.decoders.placing import cast_array, row_dtype
+from xarray_gpuzarr.decoders.placing import MOST_ROW_NBYTES, cast_array, row_dtype
 from xarray_gpuzarr.decoders.scratch import buffer
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.frames import FrameError
@@ -90,7 +90,9 @@ class Job:
         self.direct = cast.is_copy and same_width and in_order and out.flags.c_contiguous
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
-        self._copies = cast.is_copy and not self.swap and in_order and len(axes) > 1
+        self._row_nbytes = self.stored.itemsize * prod(spec.grid.chunk_shape[-1:])
+        has_rows = len(axes) > 1 and self._row_nbytes <= MOST_ROW_NBYTES
+        self._copies = cast.is_copy and not self.swap and in_order and has_rows
         self._rows_shape, self._rows_strides = spec.grid.chunk_shape[:-1], out.strides[:-1]
         pieces = target.pieces if isinstance(target, BoxTarget) else ()
         self.has_index = any(p.index is not None for p in pieces)
@@ -135,7 +137,7 @@ class Job:
 
     @cached_property
     def _row(self) -> np.dtype[np.void]:
-        return row_dtype(self.spec.grid.chunk_shape[-1] * self.stored.itemsize)
+        return row_dtype(self._row_nbytes)
 
     @cached_property
     def _span(self) -> Array:

@@ -12,6 +12,9 @@ from xarray_gpuzarr.cf import Cast
 
 Array = npt.NDArray[Any]
 
+MOST_ROW_NBYTES = 1024 * 1024
+"""Longest row that is copied as one item: longer ones gain nothing, and NumPy has no items of 2 GiB."""
+
 
 def place(cast: Cast, src: Array, dst: Array, work: Array) -> None:
     """Write `src`, cast, to `dst`.
@@ -49,8 +52,10 @@ def copy_rows(src: Array, dst: Array) -> None:
     """
     itemsize = dst.itemsize
     if dst.ndim > 1 and dst.size and src.strides[-1] == dst.strides[-1] == itemsize:
-        row = row_dtype(dst.shape[-1] * itemsize)
-        src, dst = src.view(row), dst.view(row)
+        nbytes = dst.shape[-1] * itemsize
+        if nbytes <= MOST_ROW_NBYTES:
+            row = row_dtype(nbytes)
+            src, dst = src.view(row), dst.view(row)
     dst[...] = src
 
 
