@@ -85,6 +85,17 @@ def test_chunks_beyond_what_kernels_count(dtype, keywords, why):
     assert why in chain_of(stored_array(array).spec)
 
 
+@pytest.mark.parametrize("compressors", [numcodecs.GZip(), numcodecs.Zlib()], ids=["crc32", "adler32"])
+def test_chunks_beyond_what_checksums_count(compressors):
+    keywords = {"dtype": "i8", "zarr_format": 2, "compressors": compressors}
+    chains = [
+        chain_of(stored_array(zarr.create_array(MemoryStore(), shape=(n,), chunks=(n,), **keywords)).spec)
+        for n in (2**29 - 2, 2**29 - 1)
+    ]
+
+    assert [type(chain) for chain in chains] == [Chain, str]
+
+
 def test_chunk_that_is_no_whole_number_of_elements(memory):
     filters = numcodecs.AsType(encode_dtype="<f4", decode_dtype="<f8")
     array = zarr.create_array(memory, shape=(9,), chunks=(3,), dtype="i2", zarr_format=2, filters=filters)

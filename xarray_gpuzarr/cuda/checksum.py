@@ -20,7 +20,7 @@ TILE_NBYTES = 1 << 16
 """Bytes of a message that one block of threads handles."""
 
 _WORD_NBYTES = 16
-_MAX_NBYTES = 2**32 - _WORD_NBYTES
+MAX_NBYTES = 2**32 - _WORD_NBYTES
 _MAX_BLOCKS = 2**31 - 1
 _ADLER_MODULUS = 65521
 _KERNELS = {kind: Kernel(file="checksum.cu", name="checksum", defines=(("KIND", kind),)) for kind in get_args(Kind)}
@@ -55,8 +55,8 @@ def checksum(  # noqa: PLR0913
     ValueError
         A message of more than 2**32 - 16 bytes, or too many messages for one launch.
     """
-    if max_nbytes > _MAX_NBYTES:
-        raise ValueError(f"{kind} of {max_nbytes} bytes: a message may have at most {_MAX_NBYTES}")
+    if max_nbytes > MAX_NBYTES:
+        raise ValueError(f"{kind} of {max_nbytes} bytes: a message may have at most {MAX_NBYTES}")
     n_tiles = -(-(max_nbytes + _WORD_NBYTES - 1) // TILE_NBYTES) if max_nbytes else 0
     n_blocks = n * n_tiles
     if n_blocks > _MAX_BLOCKS:

@@ -24,7 +24,7 @@ from xarray_gpuzarr.codecs import (
     ZlibSpec,
     ZstdSpec,
 )
-from xarray_gpuzarr.cuda import blosc
+from xarray_gpuzarr.cuda import blosc, checksum
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
 from xarray_gpuzarr.frame_columns import LEAST_ZSTD_NBYTES, device_ready
@@ -97,7 +97,8 @@ def longest_stream(stage: CompressorSpec) -> int:
     """Return the most bytes of a codec's streams, encoded or decoded."""
     envelope = ENVELOPES.get(type(stage))
     if envelope is not None and envelope.inflate.nvcomp is not None:
-        return MAX_CHUNK_NBYTES[envelope.inflate.nvcomp][1]
+        longest = MAX_CHUNK_NBYTES[envelope.inflate.nvcomp][1]
+        return longest if envelope.inflate.checksum is None else min(longest, checksum.MAX_NBYTES)
     return blosc.MAX_NBYTES
 
 
