@@ -1,20 +1,18 @@
 """Host codecs: a table from codec spec to a function that decodes one chunk into given memory.
 
 Each entry calls the library that decodes that format fastest into a caller's buffer without the GIL. A chunk that the
-fast call refuses is tried once more by numcodecs, which zarr-python uses: it accepts rarities such as gzip files of
-several members, and its word on corrupt input is final.
+fast call refuses is tried once more by `host_streams`, which accepts what zarr-python does: rarities such as gzip files
+of several members. Its word on corrupt input is final.
 """
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import imagecodecs
-import numcodecs
 import zstandard
 
 from xarray_gpuzarr.codecs import (
@@ -34,6 +32,7 @@ from xarray_gpuzarr.codecs import (
 from xarray_gpuzarr.decoders.host_blosc import inflate_frame, is_worth_inflating
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_filters import decode_elements, unshuffle
+from xarray_gpuzarr.decoders.host_streams import decode_at_most, decode_zstd_stream, zstd_context
 from xarray_gpuzarr.decoders.scratch import buffer, copy_bytes
 from xarray_gpuzarr.fetch import ByteStream
 from xarray_gpuzarr.frames import FrameError, blosc_nbytes, declared_nbytes, has_zstd_checksum
@@ -41,7 +40,6 @@ from xarray_gpuzarr.frames import FrameError, blosc_nbytes, declared_nbytes, has
 DecodeInto = Callable[[memoryview, memoryview], None]
 """Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
 
-_STREAM_PIECE_NBYTES = 512 * 1024
 _ONE_SHOT_NBYTES = 128 * 1024
 """From here on a new context costs less than imagecodecs' assembly for Huffman codes saves."""
 _LEAST_ZSTD_NBYTES = 6
@@ -50,42 +48,17 @@ _STAGE_SLACK_NBYTES = 64 * 1024
 """No codec in the middle of a chain makes a chunk twice its size, but for headers."""
 _LZ4 = Lz4Spec()
 
-_thread = threading.local()
-
 
 def _zstd(src: memoryview, dst: memoryview) -> None:
     # Only a one-shot call says so if a frame ends within its checksum.
     if len(dst) >= _ONE_SHOT_NBYTES or len(src) < _LEAST_ZSTD_NBYTES or has_zstd_checksum(src):
         _same(imagecodecs.zstd_decode(src, out=dst), dst)
         return
-    reader = _zstd_context().stream_reader(src, closefd=False)
+    reader = zstd_context().stream_reader(src, closefd=False)
     if reader.readinto(dst) != len(dst):
         raise FrameError("fewer bytes")
     if reader.read(1):
         raise FrameError("more bytes")
-
-
-def _zstd_stream(stream: ByteStream, dst: memoryview) -> None:
-    """Decode one frame, or several in a row, as they are read."""
-    frame, done = _zstd_context().decompressobj(), 0
-    while piece := stream.read(_STREAM_PIECE_NBYTES):
-        while piece:
-            frame = _zstd_context().decompressobj() if frame.eof else frame
-            decoded = frame.decompress(piece)
-            if done + len(decoded) > len(dst):
-                raise FrameError(f"more than {len(dst)} bytes")
-            copy_bytes(decoded, dst[done : done + len(decoded)])
-            done += len(decoded)
-            piece = frame.unused_data if frame.eof else b""
-    if done != len(dst) or not frame.eof:
-        raise FrameError(f"{done} bytes" if frame.eof else f"a frame cut short after {done} bytes")
-
-
-def _zstd_context() -> Any:
-    context = getattr(_thread, "zstd", None)
-    if context is None:
-        context = _thread.zstd = zstandard.ZstdDecompressor()
-    return context
 
 
 def _blosc(src: memoryview, dst: memoryview) -> None:
@@ -124,13 +97,6 @@ _FAST: dict[type, DecodeInto] = {
     Lz4Spec: _lz4,
     BloscSpec: _blosc,
 }
-_NUMCODECS_ID = {
-    ZstdSpec: "zstd",
-    GzipSpec: "gzip",
-    ZlibSpec: "zlib",
-    Lz4Spec: "lz4",
-    BloscSpec: "blosc",
-}
 _LIBRARY_ERRORS = (
     FrameError,
     zstandard.ZstdError,
@@ -146,14 +112,10 @@ _LIBRARY_ERRORS = (
 
 
 def _decode_all(spec: StageSpec, src: memoryview, most: int) -> memoryview:
-    """Decode a stage whose result has no known length, but is refused if it declares more than `most` bytes."""
+    """Decode a stage whose result has no known length, but at most `most` bytes."""
     if not isinstance(spec, CompressorSpec):
         raise FrameError(f"{len(src)} bytes are no whole number of elements")
-    declared = declared_nbytes(spec, src)
-    if declared is not None and declared > most:
-        raise FrameError(f"a frame of {declared} bytes")
-    codec = numcodecs.get_codec({"id": _NUMCODECS_ID[type(spec)]})
-    return memoryview(codec.decode(src)).cast("B")
+    return decode_at_most(spec, src, most)
 
 
 def _decode_into(spec: StageSpec, src: memoryview, dst: memoryview) -> None:
@@ -254,7 +216,7 @@ class ChunkCodec:
     def from_stream(self, stream: ByteStream, dst: memoryview) -> None:
         """Decode a chunk into the whole of `dst` as its bytes are read; only if `streams`. Otherwise as `into`."""
         try:
-            _zstd_stream(stream, dst)
+            decode_zstd_stream(stream, dst)
         except (FrameError, zstandard.ZstdError) as err:
             raise _explained("zstd", err, len(dst)) from err
 
