@@ -54,8 +54,13 @@ def endless_zlib(_):
     return b"\x78\x9c" + zeros_deflated(2048) + b"\3\0" + bytes(4)
 
 
+def lz4_block(_, nbytes=MIB):
+    """Return a block of one repeated byte, 255 times as long."""
+    return b"\x1fx\1\0" + b"\xff" * nbytes
+
+
 def endless_lz4(declared):
-    return struct.pack("<I", declared) + b"\x1fx\1\0" + b"\xff" * (8 * MIB) + b"\0"
+    return struct.pack("<I", declared) + lz4_block(declared, 8 * MIB) + b"\0"
 
 
 def blosc(cname, stream, **fields):
@@ -76,9 +81,9 @@ BOMBS = {
     "zlib": (zn.Zlib(), endless_zlib),
     "lz4 that declares 2 GiB": (zn.LZ4(), lambda _: endless_lz4(2 * GIB - 1)),
     "lz4 that declares a chunk": (zn.LZ4(), endless_lz4),
-    "blosc that declares 2 GiB": (BloscCodec(), blosc("lz4", lambda _: b"\x1fx\1\0" + b"\xff" * MIB, nbytes=2 * GIB - 32)),
-    "blosc of long blocks": (BloscCodec(), blosc("lz4", lambda _: b"\x1fx\1\0" + b"\xff" * MIB, blocksize=2 * GIB - 32)),
-    "blosc of lz4": (BloscCodec(), blosc("lz4", lambda _: b"\x1fx\1\0" + b"\xff" * MIB)),
+    "blosc that declares 2 GiB": (BloscCodec(), blosc("lz4", lz4_block, nbytes=2 * GIB - 32)),
+    "blosc of long blocks": (BloscCodec(), blosc("lz4", lz4_block, blocksize=2 * GIB - 32)),
+    "blosc of lz4": (BloscCodec(), blosc("lz4", lz4_block)),
     "blosc of zstd": (BloscCodec(), blosc("zstd", lambda n: endless_zstd(n, 4))),
     "blosc of zlib": (BloscCodec(), blosc("zlib", endless_zlib)),
     "zstd in zstd": (
