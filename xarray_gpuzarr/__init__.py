@@ -3,10 +3,9 @@
 xarray imports this whenever something is opened without ``engine=``: names are looked up when they are first used.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from xarray_gpuzarr.import_hook import import_after
 
 if TYPE_CHECKING:
     from xarray_gpuzarr.cluster import GpuZarrPlugin, register, stats
@@ -67,7 +66,8 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
 _MODULES = {"accessor", "backend", "cluster", "errors"}
 """Modules that are looked up as names are; all others have to be imported."""
 
-import_after("xarray", "xarray_gpuzarr.registration")
+if "xarray" in sys.modules:  # else whatever opens or unpickles something does it: this package works without xarray
+    import_module("xarray_gpuzarr.registration")
 
 if not TYPE_CHECKING:  # a type checker is to miss names that are not there
 

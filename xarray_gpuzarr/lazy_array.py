@@ -12,6 +12,7 @@ import numpy as np
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from xarray_gpuzarr import registration as _registration  # of `.gpuzarr`, where arrays are unpickled  # noqa: F401
 from xarray_gpuzarr.decoders import Device, Route, decoder_for
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
