@@ -175,6 +175,9 @@ class HeaderStore:
         """Nothing is kept open."""
         return self
 
+    def give_up(self) -> None:
+        """Nothing is under way."""
+
     def prefetch(self, _key: str, _wanted: ByteRange) -> bool:
         """Everything is there."""
         return False
