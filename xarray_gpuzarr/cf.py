@@ -30,7 +30,7 @@ class Cast:
     dtype: str
     """Dtype of the result as NumPy writes it."""
     view: str | None = None
-    """Integer dtype of the same width to reinterpret stored elements as (``_Unsigned``)."""
+    """Integer dtype of the same width to reinterpret stored elements as (``_Unsigned``), in their own byte order."""
     mask: tuple[Number, ...] = ()
     """Values, compared after conversion to `dtype`, that mean "missing"."""
     scale: Number | None = None
@@ -40,6 +40,10 @@ class Cast:
     def is_copy(self) -> bool:
         """Whether values pass unchanged but for their dtype."""
         return self.view is None and not self.mask and self.scale is None and self.offset is None
+
+    def seen_as(self, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype that elements stored as `stored` are read as, byte order included."""
+        return stored if self.view is None else np.dtype(self.view).newbyteorder(stored.byteorder)
 
     def __str__(self) -> str:
         steps = [f"as {np.dtype(self.view).name}"] if self.view else []
@@ -86,9 +90,9 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
 
 def _unsigned_view(unsigned: object, stored: np.dtype[Any]) -> str | None:
     if stored.kind == "i" and unsigned == "true":
-        return stored.str.replace("i", "u")
+        return f"u{stored.itemsize}"
     if stored.kind == "u" and unsigned == "false":
-        return stored.str.replace("u", "i")
+        return f"i{stored.itemsize}"
     return None
 
 

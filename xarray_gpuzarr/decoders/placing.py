@@ -33,7 +33,7 @@ def place(cast: Cast, src: Array, dst: Array, work: Array) -> None:
         return
     # Arithmetic on scattered rows costs 40 ns a row, so it is done side by side and copied once.
     values = dst if dst.flags.c_contiguous else work[: src.size].reshape(src.shape)
-    np.copyto(values, src if cast.view is None else src.view(cast.view), casting="unsafe")
+    np.copyto(values, src if cast.view is None else src.view(cast.seen_as(src.dtype)), casting="unsafe")
     if cast.mask:
         _mask(cast, values)
     if cast.scale is not None:

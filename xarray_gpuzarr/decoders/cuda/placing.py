@@ -12,7 +12,6 @@ from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
 from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.cuda.routes import stored_dtype
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import BoxTarget, PointTarget, Target
@@ -49,7 +48,7 @@ class Placing:
     def __init__(self, lane: Lane, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
         self._lane = lane
         self._out = out
-        stored, result = stored_dtype(spec, cast), np.dtype(cast.dtype)
+        stored, result = cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype)
         element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
         self._itemsize = result.itemsize
         self._runs: BoxPlaces | None = None

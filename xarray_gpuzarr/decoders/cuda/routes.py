@@ -19,8 +19,9 @@ ONE_COPY = "then one copy to the device"
 @lru_cache(maxsize=256)
 def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
     """Say why the device does not decode an array, or None if it does."""
+    stored = cast.seen_as(spec.numpy_dtype)
     arithmetic = bool(cast.mask) or cast.scale is not None or cast.offset is not None
-    return _why_not_chain(spec) or can_cast(stored_dtype(spec, cast), np.dtype(cast.dtype), has_arithmetic=arithmetic)
+    return _why_not_chain(spec) or can_cast(stored, np.dtype(cast.dtype), has_arithmetic=arithmetic)
 
 
 def _why_not_chain(spec: ArraySpec) -> str | None:
@@ -32,12 +33,6 @@ def _why_not_chain(spec: ArraySpec) -> str | None:
         return f"chunks of {spec.grid.chunk_shape} elements, the kernels handle fewer than {MAX_BOX} elements"
     chain = chain_of(spec)
     return chain if isinstance(chain, str) else None
-
-
-def stored_dtype(spec: ArraySpec, cast: Cast) -> np.dtype[np.generic]:
-    """Return the dtype that stored elements are read as, the unsigned view applied."""
-    stored = spec.numpy_dtype
-    return stored if cast.view is None else np.dtype(cast.view)
 
 
 def route(spec: ArraySpec, cast: Cast) -> Route:
