@@ -7,6 +7,7 @@ elements are wanted and where they go. A chunk of the array is one piece per axi
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,11 @@ class AxisPieces:
         return list(map(slice, self.out_start.tolist(), (self.out_start + self.count).tolist()))
 
 
+def largest_box(pieces: Sequence[AxisPieces]) -> int:
+    """Return how many elements a chunk gives at most: more than it has where elements are wanted repeatedly."""
+    return math.prod(int(axis_pieces.count.max(initial=0)) for axis_pieces in pieces)
+
+
 def intersect_axis(wanted: slice | Column, length: int, chunk_length: int) -> AxisPieces:
     """Cut one axis of a selection at the chunk borders.
 
@@ -155,7 +161,7 @@ class OuterSelection:
     """An orthogonal selection, brought to increasing order along every axis."""
 
     wanted: tuple[slice | Column, ...]
-    """Per axis a slice with a positive step or an increasing index array."""
+    """Per axis a slice with a positive step or an index array that never decreases."""
     undo: tuple[tuple[int, slice | Column | int], ...]
     """(axis, index) pairs that turn the increasing result into the one asked for, in order of application."""
 

@@ -31,7 +31,7 @@ def increasing_wanted(draw: Any) -> tuple[slice | np.ndarray, int]:
 
 
 def axis_keys(length: int) -> st.SearchStrategy[Any]:
-    """Everything that may index one axis: slices of any step, integers, index lists, index arrays, masks."""
+    """Everything that may index one axis: slices of any step, integers, index lists and arrays, repeats, masks."""
     kinds = [
         st.slices(length),
         st.lists(st.booleans(), min_size=length, max_size=length).map(lambda mask: np.asarray(mask, bool)),
@@ -43,8 +43,14 @@ def axis_keys(length: int) -> st.SearchStrategy[Any]:
             number.map(np.int64),
             st.lists(number, max_size=8),
             hnp.arrays(st.sampled_from([np.int64, np.int8]), st.integers(0, 8), elements=number),
+            repeats(length),
         ]
     return st.one_of(kinds)
+
+
+def repeats(length: int) -> st.SearchStrategy[np.ndarray]:
+    """Every element of an axis in order, each a few times or not at all: mostly more than a chunk has."""
+    return st.lists(st.integers(0, 3), min_size=length, max_size=length).map(lambda n: np.repeat(np.arange(length), n))
 
 
 def all_axis_keys(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[Any, ...]]:

@@ -20,6 +20,7 @@ from xarray_gpuzarr.decoders.placing import MOST_ROW_NBYTES, cast_array, row_dty
 from xarray_gpuzarr.decoders.scratch import buffer
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.frames import FrameError
+from xarray_gpuzarr.grid import largest_box
 from xarray_gpuzarr.metadata import ArraySpec, zarr_chunk_decoder
 from xarray_gpuzarr.plan import BoxTarget, Target
 
@@ -47,10 +48,10 @@ class Lane:
 
     @cached_property
     def work(self) -> Array:
-        """Memory for the elements of one chunk in the dtype of the result; empty where they are only copied."""
+        """Memory for the elements of one box in the dtype of the result; empty where they are only copied."""
         job = self._job
         only_copied = job.cast.is_copy and job.stored == job.out.dtype
-        n_elements = 0 if only_copied else job.chunk_nbytes // job.stored.itemsize
+        n_elements = 0 if only_copied else job.box_elements
         return buffer("work", n_elements * job.out.itemsize).view(job.out.dtype)
 
     def staging(self, nbytes: int) -> memoryview:
@@ -107,6 +108,11 @@ class Job:
     def out_keys(self) -> list[list[slice]]:
         """Per axis and piece, the index into the output."""
         return [pieces.out_keys() for pieces in self._pieces]
+
+    @cached_property
+    def box_elements(self) -> int:
+        """Elements of the largest box; only for a box target."""
+        return largest_box(self._pieces)
 
     @cached_property
     def places(self) -> BoxPlaces:

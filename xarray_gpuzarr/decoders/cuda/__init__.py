@@ -25,6 +25,7 @@ from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
+from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.read import Read, read_chain
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.shares import host_is_quicker, why_host
@@ -105,7 +106,7 @@ class CudaDecoder:
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
         cast = _native(cast)
-        if why_not_device(spec, cast) is not None or host_is_quicker(spec, target):
+        if why_not_device(spec, cast) is not None or not fits_kernels(target) or host_is_quicker(spec, target):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
         resources = self._current_resources()

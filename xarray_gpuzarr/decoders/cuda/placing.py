@@ -10,15 +10,24 @@ import numpy.typing as npt
 from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
+from xarray_gpuzarr.grid import largest_box
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.records import record
 
 Rows = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
+
+
+def fits_kernels(target: Target) -> bool:
+    """Whether kernels can place what each chunk gives: too many elements where some are wanted again and again."""
+    if isinstance(target, PointTarget) or all(pieces.index is None for pieces in target.pieces):
+        return True
+    return largest_box(target.pieces) < MAX_BOX
 
 
 @record
