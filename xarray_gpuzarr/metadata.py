@@ -280,17 +280,19 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
     Returns
     -------
     callable
-        Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape`, host memory. Safe to call from
-        several threads. Raises whatever the codec raises.
+        Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype`, host memory.
+        Safe to call from several threads. Raises whatever the codec raises.
     """
     pipeline, chunk_spec = _zarr_pipeline(spec.metadata)
+    dtype = spec.numpy_dtype
 
     def decode(encoded: bytes) -> npt.NDArray[Any]:
         buffer = cpu.Buffer.from_bytes(encoded)
         (decoded,) = sync(pipeline.decode([(buffer, chunk_spec)]))
         if decoded is None:
             raise ValueError("the codec pipeline returned nothing")
-        return np.asarray(decoded.as_numpy_array())
+        # Codecs may give another dtype, or byte order, than the array has; zarr-python assigns that to its result.
+        return np.asarray(decoded.as_numpy_array()).astype(dtype, copy=False)
 
     return decode
 

@@ -65,7 +65,11 @@ V3_FILTERS: dict[str, Keywords] = {
     "shuffle": {"compressors": zn.Shuffle(elementsize=4)},
     "shuffle+zstd": {"compressors": [zn.Shuffle(elementsize=4), ZstdCodec()]},
     "shuffle+blosc": {"compressors": [zn.Shuffle(elementsize=12), BloscCodec(cname="blosclz", shuffle="shuffle")]},
-    "zstd+shuffle": {"compressors": [ZstdCodec(), zn.Shuffle(elementsize=1)]},
+    "zstd+shuffle of bytes": {"compressors": [ZstdCodec(), zn.Shuffle(elementsize=1)]},
+    "blosc+shuffle": {"compressors": [BloscCodec(clevel=0), zn.Shuffle(elementsize=4)]},
+    "blosc+crc32+shuffle+zstd": {
+        "compressors": [BloscCodec(clevel=0), zn.CRC32(), zn.Shuffle(elementsize=2), ZstdCodec()],
+    },
     "crc32": {"compressors": zn.CRC32()},
     "crc32 at the end": {"compressors": zn.CRC32(location="end")},
     "numcodecs.crc32c": {"compressors": zn.CRC32C()},
@@ -156,6 +160,10 @@ V2_FILTERS: dict[str, Keywords] = {
     "compressors among filters": {
         "filters": [numcodecs.Shuffle(4), numcodecs.Zlib(), numcodecs.Adler32()],
         "compressors": None,
+    },
+    "elements behind a compressor": {
+        "filters": [numcodecs.Zlib(), numcodecs.Delta(dtype="|u1"), numcodecs.AsType(">i8", "|u1")],
+        "compressors": numcodecs.Zstd(),
     },
     "filter as compressor": {"filters": None, "compressors": numcodecs.Delta(dtype=">i4")},
 }

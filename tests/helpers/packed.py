@@ -10,6 +10,7 @@ import zarr
 from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from helpers.corpus import NUMERIC_DTYPES, edge_values
@@ -71,7 +72,7 @@ def xarray_can_decode(store: Any) -> bool:
 
 @st.composite
 def packed_variables(draw: Any) -> Packed:
-    """Format x byte order x dtype x ``_Unsigned`` x fill values x scale x offset x codec x sharding x transpose."""
+    """Format x byte order x dtype x ``_Unsigned`` x fill values x scale x offset x codecs x sharding x transpose."""
     zarr_format, endian = draw(st.sampled_from([2, 3])), draw(st.sampled_from(["little", "big"]))
     dtype = np.dtype(draw(st.sampled_from(NUMERIC_DTYPES)))
     if zarr_format == 2:
@@ -82,7 +83,7 @@ def packed_variables(draw: Any) -> Packed:
     fill, attrs = _missing(draw, zarr_format, numbers)
     optional = {"_Unsigned": st.sampled_from(["true", "false"]), "scale_factor": factors, "add_offset": terms}
     attrs |= {name: draw(values) for name, values in optional.items() if draw(st.booleans())}
-    layout = _layout(draw, zarr_format, endian, sizes)
+    layout = _layout(draw, zarr_format, endian, sizes, dtype)
     return Packed(data=data, zarr_format=zarr_format, attrs=attrs, fill_value=fill, layout=layout)
 
 
@@ -106,17 +107,19 @@ def _missing(draw: Any, zarr_format: int, numbers: np.ndarray) -> tuple[Any, dic
     return fill, attrs
 
 
-def _layout(draw: Any, zarr_format: int, endian: str, sizes: Any) -> dict[str, Any]:
-    """Draw a codec, transposed or not; in format 3 shards or none, too."""
+def _layout(draw: Any, zarr_format: int, endian: str, sizes: Any, dtype: np.dtype) -> dict[str, Any]:
+    """Draw a codec, transposed or not; in format 3 shards or none, and a filter that may have another byte order."""
     shape, chunks, shards = sizes
     compressor = COMPRESSORS[draw(st.sampled_from([*COMPRESSORS]))][zarr_format - 2]
     if zarr_format == 2:
         return {"chunks": chunks, "compressors": compressor, "order": draw(st.sampled_from("CF"))}
-    order = draw(st.permutations(range(len(shape))))
+    filters = [TransposeCodec(order=tuple(draw(st.permutations(range(len(shape))))))] if draw(st.booleans()) else []
+    if dtype.kind in "iu" and draw(st.integers(0, 3)) == 0:
+        filters.append(zn.Delta(dtype=dtype.newbyteorder(draw(st.sampled_from("<>"))).str))
     return {
         "chunks": chunks,
         "shards": shards if draw(st.booleans()) else None,
-        "filters": TransposeCodec(order=tuple(order)) if draw(st.booleans()) else None,
+        "filters": filters or None,
         "serializer": BytesCodec(endian=endian),
         "compressors": compressor,
     }

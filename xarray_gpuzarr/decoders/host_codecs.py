@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import imagecodecs
+import numpy as np
 import zstandard
 
 from xarray_gpuzarr.codecs import (
@@ -31,7 +32,7 @@ from xarray_gpuzarr.codecs import (
 )
 from xarray_gpuzarr.decoders.host_blosc import inflate_frame, is_worth_inflating
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
-from xarray_gpuzarr.decoders.host_filters import decode_elements, unshuffle
+from xarray_gpuzarr.decoders.host_filters import decode_elements, filtered_nbytes, unshuffle
 from xarray_gpuzarr.decoders.host_streams import decode_at_most, decode_zstd_stream, zstd_context
 from xarray_gpuzarr.decoders.scratch import buffer, copy_bytes
 from xarray_gpuzarr.fetch import ByteStream
@@ -45,7 +46,7 @@ _ONE_SHOT_NBYTES = 128 * 1024
 _LEAST_ZSTD_NBYTES = 6
 """Of a frame's header."""
 _STAGE_SLACK_NBYTES = 64 * 1024
-"""No codec in the middle of a chain makes a chunk twice its size, but for headers."""
+"""No codec in the middle of a chain makes a chunk twice its size, but for headers and dtypes with longer elements."""
 _LZ4 = Lz4Spec()
 
 
@@ -111,14 +112,7 @@ _LIBRARY_ERRORS = (
 )
 
 
-def _decode_all(spec: StageSpec, src: memoryview, most: int) -> memoryview:
-    """Decode a stage whose result has no known length, but at most `most` bytes."""
-    if not isinstance(spec, CompressorSpec):
-        raise FrameError(f"{len(src)} bytes are no whole number of elements")
-    return decode_at_most(spec, src, most)
-
-
-def _decode_into(spec: StageSpec, src: memoryview, dst: memoryview) -> None:
+def _decode_into(spec: CompressorSpec | ShuffleSpec | ElementSpec, src: memoryview, dst: memoryview) -> None:
     """Decode a stage into memory of just its length."""
     if isinstance(spec, ShuffleSpec):
         unshuffle(spec, src, dst)
@@ -128,11 +122,11 @@ def _decode_into(spec: StageSpec, src: memoryview, dst: memoryview) -> None:
         _decompress(spec, src, dst)
 
 
-def _decompress(spec: StageSpec, src: memoryview, dst: memoryview) -> None:
+def _decompress(spec: CompressorSpec, src: memoryview, dst: memoryview) -> None:
     try:
         _FAST[type(spec)](src, dst)
     except _LIBRARY_ERRORS as refusal:
-        decoded = _decode_all(spec, src, most=len(dst))
+        decoded = decode_at_most(spec, src, most=len(dst))
         if len(decoded) != len(dst):
             raise FrameError(f"{len(decoded)} bytes") from refusal
         copy_bytes(decoded, dst)
@@ -153,7 +147,7 @@ class ChunkCodec:
         self._stages = pipeline.stages
         self._chunk_nbytes = chunk_nbytes
         self._nbytes = _decoded_nbytes(self._stages, chunk_nbytes)
-        self._most = 2 * max(n or 0 for n in (*self._nbytes, chunk_nbytes)) + _STAGE_SLACK_NBYTES
+        self._most = 2 * _longest(self._stages, chunk_nbytes) + _STAGE_SLACK_NBYTES
         self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
         alone = len(self._stages) == 1 and self._nbytes[0] == chunk_nbytes
@@ -203,10 +197,11 @@ class ChunkCodec:
             try:
                 if isinstance(stage, ChecksumSpec):
                     src = strip_checksum(stage, src)
-                elif nbytes is None:
-                    src = _decode_all(stage, src, self._most)
+                elif isinstance(stage, CompressorSpec) and nbytes is None:
+                    src = decode_at_most(stage, src, self._most)
                 else:
-                    out = dst if dst is not None and number == last else memoryview(buffer(f"stage {number}", nbytes))
+                    length = filtered_nbytes(stage, src) if nbytes is None else nbytes
+                    out = dst if dst is not None and number == last else memoryview(buffer(f"stage {number}", length))
                     _decode_into(stage, src, out)
                     src = out
             except _LIBRARY_ERRORS as err:
@@ -235,6 +230,16 @@ def _decoded_nbytes(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int 
         lengths.append(known)
         known = None if known is None else encoded_nbytes(stage, known)
     return lengths[::-1]
+
+
+def _longest(stages: Sequence[StageSpec], chunk_nbytes: int) -> int:
+    """Return how many bytes a chunk has at most between two stages, if no compressor makes it longer."""
+    longest = nbytes = chunk_nbytes
+    for stage in reversed(stages):
+        if isinstance(stage, ElementSpec):
+            nbytes = -(-nbytes // np.dtype(stage.decoded).itemsize) * np.dtype(stage.encoded).itemsize
+            longest = max(longest, nbytes)
+    return longest
 
 
 def _explained(codec: str, err: BaseException, nbytes: int) -> FrameError:

@@ -26,6 +26,7 @@ from xarray_gpuzarr.codecs import (
     PackBitsSpec,
     ScaleOffsetSpec,
     ShuffleSpec,
+    StageSpec,
     encoded_nbytes,
 )
 from xarray_gpuzarr.decoders.host_blosc import SHUFFLE, stored_block, unshuffle_stored_block
@@ -61,6 +62,32 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
         return
     stored_block(n)[:] = src
     unshuffle_stored_block(SHUFFLE, spec.elementsize, dst)
+
+
+def filtered_nbytes(spec: StageSpec, src: memoryview) -> int:
+    """Return how many bytes a filter gives of so many: behind a compressor, nothing else tells.
+
+    Parameters
+    ----------
+    spec : ShuffleSpec or ElementSpec
+    src : memoryview of uint8, host memory
+        What it is given, not modified.
+
+    Raises
+    ------
+    FrameError
+        No whole number of elements.
+    """
+    n = len(src)
+    if isinstance(spec, PackBitsSpec):
+        n_elements = 8 * (n - 1) - src[0] if n else -1
+    elif isinstance(spec, ElementSpec):
+        n_elements = -1 if n % np.dtype(spec.encoded).itemsize else n // np.dtype(spec.encoded).itemsize
+    else:
+        return n
+    if n_elements < 0:
+        raise FrameError(f"{n} bytes are no whole number of elements")
+    return n_elements * np.dtype(spec.decoded).itemsize
 
 
 def decode_elements(spec: ElementSpec, src: memoryview, dst: memoryview) -> None:

@@ -112,7 +112,7 @@ class Job:
     @cached_property
     def box_elements(self) -> int:
         """Elements of the largest box; only for a box target."""
-        return largest_box(self._pieces)
+        return largest_box(self._pieces) if self.has_index else prod(self.spec.grid.chunk_shape)
 
     @cached_property
     def places(self) -> BoxPlaces:
