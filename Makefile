@@ -35,8 +35,9 @@ test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the o
 test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU)/bin/python -m pytest -m gpu -q
 
-fuzz: $(VENV)/.installed ## Show millions of mutated frames to what reads them, under sanitizers (minutes)
+fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
+	PYTHONPATH=tests $(BIN)/python -m helpers.metadata_mutants
 
 bench-gpu: $(GPU)/.installed ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
 	$(GPU)/bin/python -m benchmarks.gpu $(BENCH_FLAGS)

@@ -18,6 +18,7 @@ CLASSES = {
     "ShardIndexError": ValueError,
     "CorruptChunkError": ValueError,
     "DeviceMemoryError": MemoryError,
+    "HostMemoryError": MemoryError,
     "CudaError": RuntimeError,
 }
 

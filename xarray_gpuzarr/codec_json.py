@@ -112,8 +112,11 @@ def _known_codec(name: str, conf: Conf, dtype: DType, *, transposed: bool) -> Co
     return spec if in_order and spec.decoded == dtype.str else None
 
 
-def _bytes(conf: Conf, _: DType) -> BytesSpec:
-    return BytesSpec(endian=conf.get("endian"))
+def _bytes(conf: Conf, dtype: DType) -> BytesSpec:
+    endian = conf.get("endian")
+    if endian not in ("little", "big", None) or (endian is None and dtype is not None and dtype.itemsize > 1):
+        raise ValueError(f"endian {endian!r} of elements of {dtype}")
+    return BytesSpec(endian=endian)
 
 
 def _transpose(conf: Conf, _: DType) -> TransposeSpec | None:

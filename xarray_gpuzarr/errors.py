@@ -84,5 +84,9 @@ class DeviceMemoryError(GpuZarrError, MemoryError):
     """Device memory, or pinned host memory, does not suffice."""
 
 
+class HostMemoryError(GpuZarrError, MemoryError):
+    """Memory of the host does not suffice for a result, or for one chunk."""
+
+
 class CudaError(GpuZarrError, RuntimeError):
     """A CUDA or nvCOMP call failed."""

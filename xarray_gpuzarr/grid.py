@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product, repeat
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,20 @@ from xarray_gpuzarr.errors import SelectionError
 Column = npt.NDArray[np.int64]
 
 
+MAX_LENGTH = 2**62
+"""Most elements along an axis, of an array, a shard or a chunk: sums of two are counted in int64."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkGrid:
     """A regular grid of shards, each a regular grid of chunks.
 
     An array that is not sharded has shards of one chunk.
+
+    Raises
+    ------
+    ValueError
+        Shapes of other numbers of axes; an axis that is longer than `MAX_LENGTH`, or has elements and no chunks.
     """
 
     shape: tuple[int, ...]
@@ -36,6 +46,14 @@ class ChunkGrid:
     """Shape of one (inner) chunk, in elements."""
     chunks_per_shard: tuple[int, ...]
     """Chunks of one shard along each axis."""
+
+    def __post_init__(self) -> None:
+        axes = zip(self.shape, self.chunk_shape, self.chunks_per_shard, strict=True)
+        for axis, (length, chunk_length, n_chunks) in enumerate(axes):
+            longest = max(length, chunk_length * n_chunks)
+            if min(length, chunk_length, n_chunks - 1) < 0 or longest > MAX_LENGTH or (length and not chunk_length):
+                found = f"{length} elements in shards of {n_chunks} chunks of {chunk_length}"
+                raise ValueError(f"axis {axis}: {found}")
 
     @property
     def ndim(self) -> int:
@@ -131,6 +149,8 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
         chunk = np.zeros(0, np.int64)
     else:
         last = start + (n - 1) * step
+        if (last - start) // chunk_length >= _MOST_PIECES:
+            raise MemoryError(f"{n} elements, in chunks of {chunk_length}")
         chunk = np.arange(start // chunk_length, last // chunk_length + 1, dtype=np.int64)
     border = chunk * chunk_length
     # Positions in the selection: the first at or after the border of a chunk, and at or after that of the next one.
@@ -154,6 +174,8 @@ _kept_slice = lru_cache(maxsize=512)(_intersect_slice)
 """Reads of one chunk after another ask for the same few slices of each axis again and again."""
 _MAX_KEPT = 256
 """Chunks of a slice that is kept, at most."""
+_MOST_PIECES = 2**48
+"""NumPy has other words than a lack of memory for columns beyond this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +334,7 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
     )
     chunk_shape = np.asarray(grid.chunk_shape, np.int64)
     chunk = at // chunk_shape
-    flat = np.ravel_multi_index(tuple(chunk.T), grid.n_chunks) if len(at) else chunk[:, 0]
+    flat = _numbered(chunk, grid.n_chunks)
     position = np.argsort(flat, kind="stable").astype(np.int64)
     ordered = flat[position]
     first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(at) else position
@@ -322,6 +344,16 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
         within=(at - chunk * chunk_shape)[position],
         position=position,
     )
+
+
+def _numbered(chunk: Column, n_chunks: tuple[int, ...]) -> Column:
+    """Return a number for each row of coordinates, in C order of the chunks."""
+    if not len(chunk):
+        return chunk[:, 0]
+    if prod(n_chunks) >= 2**63:  # more chunks than there are numbers, of which few are asked for
+        return np.unique(chunk, axis=0, return_inverse=True)[1].reshape(-1)
+    numbers: Column = np.ravel_multi_index(tuple(chunk.T), n_chunks)
+    return numbers
 
 
 def blocks(

@@ -38,11 +38,15 @@ from xarray_gpuzarr.codecs import (
     TransposeSpec,
     encoded_nbytes,
 )
+from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.grid import ChunkGrid
 from xarray_gpuzarr.shard_index import ShardIndexSpec
 
 NUMERIC_KINDS = frozenset("biufc")
 """`numpy.dtype.kind` of the dtypes that this package decodes itself."""
+
+_MOST_NBYTES = 2**56
+"""Of a decoded chunk or a shard index: more than any machine addresses, with room for what codecs add in int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,11 @@ class ArraySpec:
     keys: KeyEncoding
     metadata: str
     """The array's metadata as JSON text, for zarr-python's own codecs."""
+
+    def __post_init__(self) -> None:
+        for what, nbytes in (("a chunk", self.chunk_nbytes), ("a shard index", self.index.nbytes if self.index else 0)):
+            if nbytes > _MOST_NBYTES:
+                raise ValueError(f"{what} of {nbytes} bytes")
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -139,13 +148,18 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     Raises
     ------
     MetadataError
-        A codec entry is malformed.
+        A codec entry is malformed, shapes do not fit each other, or a chunk is larger than any machine's memory.
     """
     metadata, number = array.metadata, id(array.metadata)
     known = _parsed.get(number)
     if known is not None and known[0]() is metadata and known[1] == array.path:
         return known[2]
-    spec = _parse(array)
+    try:
+        spec = _parse(array)
+    except MetadataError:
+        raise
+    except _MALFORMED as err:
+        raise _malformed(array, err) from err
     # A resize gives an array another metadata object.
     _parsed[number] = weakref.ref(metadata, lambda _: _parsed.pop(number, None)), array.path, spec
     return spec
@@ -153,6 +167,19 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
 
 _parsed: dict[int, tuple[weakref.ref[ArrayV2Metadata | ArrayV3Metadata], str, ArraySpec | Unplanned]] = {}
 """What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
+
+
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What arithmetic and lookups raise where a document holds something else than it should."""
+
+
+def _malformed(array: zarr.Array[Any], err: Exception) -> MetadataError:
+    return MetadataError(
+        f"the metadata of array '/{array.path}' make no sense",
+        tried="its shapes, dtype, fill value and codecs",
+        found=f"{type(err).__name__}: {err}",
+        do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
+    )
 
 
 def _parse(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
@@ -204,7 +231,7 @@ def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | 
         if codecs.array_to_array or codecs.bytes_to_bytes:
             return Unplanned(reason="codecs around the sharding codec")
         per_shard = tuple(a // b for a, b in zip(shard_shape, sharding.chunk_shape, strict=True))
-        index = _index_spec(sharding, int(np.prod(per_shard, dtype=np.int64)))
+        index = _index_spec(sharding, math.prod(per_shard))
         if index is None:
             return Unplanned(reason=f"shard index codecs {sharding.index_codecs}")
         codecs, chunk_shape = sharding.codecs, sharding.chunk_shape

@@ -101,7 +101,10 @@ def _checksum(algorithm: ChecksumAlgorithm, *, at_start: bool = False) -> Callab
         if conf.get("prefix") is not None:
             return None
         location = conf.get("location") or ("start" if at_start else "end")
-        return ChecksumSpec(algorithm=algorithm, at_start=location == "start", seed=int(conf.get("initval", 0)))
+        seed = int(conf.get("initval", 0))
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"initval {seed}")
+        return ChecksumSpec(algorithm=algorithm, at_start=location == "start", seed=seed)
 
     return parse
 

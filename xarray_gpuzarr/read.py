@@ -20,7 +20,7 @@ from xarray_gpuzarr.counted_read import CountedPlans
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.decoders import Decoder, Route, decoder_for, resolve_storage
 from xarray_gpuzarr.decoders.base import FileReader
-from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError, StoreReadError
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
 from xarray_gpuzarr.grid import group_points, outer_selection
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec, Unplanned, parse_array
@@ -28,6 +28,8 @@ from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_
 from xarray_gpuzarr.progress_bar import watch
 from xarray_gpuzarr.snapshot import PendingPlan, Snapshot
 
+_MOST_ELEMENTS = 2**56
+"""Of a result: NumPy counts bytes in int64."""
 _ATTEMPTS = 3
 """Times that a read is tried while shards are replaced between the read of their index and of their chunks."""
 
@@ -102,7 +104,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
 
     Raises
     ------
-    SelectionError, ShardIndexError, CorruptChunkError, StoreReadError
+    SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
     return counters.restoring(lambda: _read(stored, selection, decoder))
 
@@ -111,8 +113,13 @@ def _read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     outer = outer_selection(selection, stored.shape)
     if isinstance(stored.spec, Unplanned):
         return outer.restore(_read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder))
-    target = box_target(outer, stored.spec.grid)
-    return outer.restore(_read_target(stored, stored.spec, target, decoder))
+    try:
+        target = box_target(outer, stored.spec.grid)
+        return outer.restore(_read_target(stored, stored.spec, target, decoder))
+    except DeviceMemoryError:
+        raise
+    except MemoryError as err:
+        raise _lack_of_memory(stored.spec, err) from err
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
@@ -124,7 +131,7 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
 
     Raises
     ------
-    SelectionError, ShardIndexError, CorruptChunkError, StoreReadError
+    SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
     return counters.restoring(lambda: _read_points(stored, points, decoder))
 
@@ -134,11 +141,29 @@ def _read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder)
     flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):
         return _read_by_zarr(stored, lambda a: a.vindex[tuple(flat)], decoder).reshape(arrays[0].shape)
-    target = PointTarget(groups=group_points(flat, stored.spec.grid))
-    return _read_target(stored, stored.spec, target, decoder).reshape(arrays[0].shape)
+    try:
+        target = PointTarget(groups=group_points(flat, stored.spec.grid))
+        return _read_target(stored, stored.spec, target, decoder).reshape(arrays[0].shape)
+    except DeviceMemoryError:
+        raise
+    except MemoryError as err:
+        raise _lack_of_memory(stored.spec, err) from err
+
+
+def _lack_of_memory(spec: ArraySpec, err: MemoryError) -> HostMemoryError:
+    """Return the error of a read that host memory does not suffice for."""
+    return HostMemoryError(
+        f"not enough host memory to read array '{spec.path}'",
+        tried=f"a selection of {spec.grid.shape} elements, in chunks of {spec.chunk_nbytes} bytes",
+        found=str(err) or "no memory is left",
+        do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
+    )
 
 
 def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder) -> Any:
+    # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
+    if math.prod(n or 1 for n in target.shape) >= _MOST_ELEMENTS:
+        raise MemoryError(f"a result of shape {target.shape}")
     return decoder.with_memory(lambda: _read_versions(stored, spec, target, decoder))
 
 
@@ -239,8 +264,8 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     Raises
     ------
     GpuZarrError
-        `OptionError`, `SelectionError`, `DeviceUnavailableError`, `StoreReadError`, `ShardIndexError`,
-        `CorruptChunkError`.
+        `OptionError`, `SelectionError`, `MetadataError`, `DeviceUnavailableError`, `StoreReadError`,
+        `ShardIndexError`, `CorruptChunkError`, `HostMemoryError`.
 
     Examples
     --------
