@@ -157,7 +157,8 @@ class S3fsClient:
         from s3fs.core import _error_wrapper, version_id_kw  # noqa: PLC0415  # not everyone has it
 
         bucket, name, version = self._fs.split_path(f"{self._path.rstrip('/')}/{key}")
-        options = {**version_id_kw(version), **_range_header(request)}
+        # Up to 2026.4, s3fs leaves it to each caller to say who pays; later it says so itself, in the same words.
+        options = {**version_id_kw(version), **_range_header(request), **self._fs.req_kw}
 
         async def call() -> tuple[bytes, Mapping[str, str]]:
             response = await self._fs._call_s3("get_object", Bucket=bucket, Key=name, **options)  # noqa: SLF001
