@@ -22,7 +22,7 @@ from zarr.storage import FsspecStore, ObjectStore
 from xarray_gpuzarr.fetch.source import Version, is_settled
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-"""What zarr's stores take for a missing object."""
+"""What zarr's `ObjectStore` takes for a missing object; an `FsspecStore` has its own ``allowed_exceptions``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,7 @@ class S3fsClient:
     def __init__(self, store: FsspecStore) -> None:
         self._fs: Any = store.fs
         self._path = store.path
+        self._absent = store.allowed_exceptions
         self.identity: Hashable = ("s3fs", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: Hashable = id(self._fs)
 
@@ -169,7 +170,7 @@ class S3fsClient:
 
         try:
             data, headers = await _error_wrapper(call, retries=self._fs.retries)
-        except _ABSENT:
+        except self._absent:
             return None
         return _http_answer(data, headers, request)
 
@@ -189,13 +190,13 @@ class HttpClient:
         options = dict(self._fs.kwargs)
         options["headers"] = {**options.get("headers", {}), **_range_header(request)}
         session, url = await self._fs.set_session(), f"{self._path.rstrip('/')}/{key}"
-        async with session.get(self._fs.encode_url(url), **options) as response:
-            data = await response.read()
-            try:
+        try:
+            async with session.get(self._fs.encode_url(url), **options) as response:
+                data = await response.read()
                 self._fs._raise_not_found_for_status(response, url)  # noqa: SLF001
-            except self._absent:
-                return None
-            return _http_answer(data, response.headers, request)
+        except self._absent:
+            return None
+        return _http_answer(data, response.headers, request)
 
 
 def _range_header(request: ByteRequest | None) -> dict[str, str]:
