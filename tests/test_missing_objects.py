@@ -9,7 +9,7 @@ from helpers.compare import assert_same_bits
 from helpers.corpus import counting, write
 from helpers.damage import assert_explains
 from helpers.remote import obstore_http, s3fs_options
-from helpers.stores import is_data
+from helpers.stores import ScriptedStore, is_data
 from zarr.abc.store import SuffixByteRequest
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
@@ -97,22 +97,22 @@ def files(request):
 def test_exceptions_that_a_file_system_raises(files, raised, allowed, selection):
     store = FsspecStore(RefusingFiles(files, raised), path="s", read_only=True)
     array = zarr.open_array(store, mode="r")
-    store.allowed_exceptions = allowed
+    array.store.allowed_exceptions = allowed
 
     assert_same_outcome(array, selection)
 
 
-class Raising(WrapperStore):
-    """A store of the user's that raises for one object, or says that it is not there."""
+def lost(error):
+    """A script for a store that raises for one object, or says that it is not there."""
 
-    error = None
-
-    async def get(self, key, prototype, byte_range=None):
+    def script(key, byte_range, answer):
         if key.endswith("c/0/0"):
-            if self.error is None:
+            if error is None:
                 return None
-            raise self.error("no")
-        return await self._store.get(key, prototype, byte_range)
+            raise error("no")
+        return answer
+
+    return script
 
 
 @pytest.mark.parametrize("wrap", [lambda store: store, LoggingStore, WrapperStore], ids=["plain", "logging", "wrapped"])
@@ -120,8 +120,7 @@ class Raising(WrapperStore):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exceptions_that_a_store_of_the_users_raises(memory, layout, raised, wrap):
     write(memory, DATA, **LAYOUTS[layout])
-    store = Raising(memory)
-    store.error = raised
+    store = ScriptedStore(memory, lost(raised))
 
     assert_same_outcome(zarr.open_array(wrap(store), mode="r"), ...)
 
