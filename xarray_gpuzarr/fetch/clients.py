@@ -20,6 +20,7 @@ from zarr.buffer import cpu
 from zarr.storage import FsspecStore, ObjectStore
 
 from xarray_gpuzarr.fetch.source import Version, is_settled
+from xarray_gpuzarr.fetch.too_short import is_too_short, nbytes_without_reading
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """What zarr's `ObjectStore` takes for a missing object; an `FsspecStore` has its own ``allowed_exceptions``."""
@@ -48,6 +49,9 @@ class Client(Protocol):
 
     async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
         """Ask for bytes of an object, all of them if `request` is None; return None if there is no such object."""
+
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
+        """Say whether `get` failed because the object ends before the range begins."""
 
 
 def client_for(store: Store) -> Client:
@@ -81,6 +85,10 @@ class StoreClient:
         if buffer is None:
             return None
         return Answer(data=memoryview(np.ascontiguousarray(buffer.as_numpy_array()).view(np.uint8)))
+
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
+        """See `Client.is_too_short`."""
+        return await is_too_short(err, request, nbytes_without_reading(self._store, key))
 
 
 class IcechunkClient(StoreClient):
@@ -134,6 +142,15 @@ class ObstoreClient:
         )
         return Answer(data=data, object_nbytes=meta["size"], version=version, settled=settled)
 
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
+        """See `Client.is_too_short`; obstore's errors bear no status."""
+        import obstore  # noqa: PLC0415  # not everyone has it
+
+        async def ask_nbytes() -> int:
+            return int((await obstore.head_async(self._store, key))["size"])
+
+        return await is_too_short(err, request, ask_nbytes)
+
 
 def _obstore_options(request: ByteRequest | None) -> Any:
     if isinstance(request, RangeByteRequest):
@@ -174,6 +191,10 @@ class S3fsClient:
             return None
         return _http_answer(data, headers, request)
 
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
+        """See `Client.is_too_short`."""
+        return await is_too_short(err, request, None)
+
 
 class HttpClient:
     """fsspec's HTTP: its own session and options."""
@@ -197,6 +218,10 @@ class HttpClient:
         except self._absent:
             return None
         return _http_answer(data, response.headers, request)
+
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
+        """See `Client.is_too_short`."""
+        return await is_too_short(err, request, None)
 
 
 def _range_header(request: ByteRequest | None) -> dict[str, str]:

@@ -8,15 +8,11 @@ those of the store's client; zarr's ``async.timeout`` holds for every request wh
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Coroutine, Hashable, Sequence
-from concurrent.futures import Future
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
-import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.sync import _get_loop
 
@@ -26,20 +22,14 @@ from xarray_gpuzarr.fetch import forks
 from xarray_gpuzarr.fetch.clients import Answer, Client, client_for
 from xarray_gpuzarr.fetch.options import fetch_options
 from xarray_gpuzarr.fetch.source import (
-    Allocate,
-    ByteStream,
-    Edge,
-    MemoryStream,
     Pending,
     PendingEdge,
     PendingObjects,
     PendingStream,
     Storage,
     Version,
-    changed,
-    failed,
-    short,
 )
+from xarray_gpuzarr.fetch.waiting import Asked, Waiting, WaitingEdge, WaitingObjects, WaitingRange, WaitingStream
 
 _MIB = 1024**2
 
@@ -120,34 +110,34 @@ class StoreSource:
 
     def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:
         """Ask the store now; the returned object waits for the answer."""
-        return _PendingRange(self._ask(key, _request(wanted)), wanted, version)
+        return WaitingRange(self._ask(key, _request(wanted)), wanted, version)
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
-        return _PendingEdge(
+        return WaitingEdge(
             self._ask(key, SuffixByteRequest(nbytes) if location == "end" else RangeByteRequest(0, nbytes))
         )
 
     def start_whole(self, key: str) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
-        return _PendingEdge(self._ask(key, None))
+        return WaitingEdge(self._ask(key, None))
 
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
         """Ask the store for the whole range now; what it returns is held as it is."""
-        return _PendingStream(self._ask(key, _request(wanted)), wanted, version)
+        return WaitingStream(self._ask(key, _request(wanted)), wanted, version)
 
     def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:  # noqa: ARG002  # answers have a length
         """Ask the store for all objects now; the returned object waits for the answers."""
         whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-        return _PendingObjects([_PendingRange(self._ask(key, None), whole, None) for key in keys])
+        return WaitingObjects([WaitingRange(self._ask(key, None), whole, None) for key in keys])
 
     def cancel(self, pending: object) -> None:
         """Give up requests that have not been answered."""
-        for request in pending.requests if isinstance(pending, _PendingObjects) else (pending,):
-            if isinstance(request, _Pending):
+        for request in pending.requests if isinstance(pending, WaitingObjects) else (pending,):
+            if isinstance(request, Waiting):
                 request.asked.future.cancel()
 
-    def _ask(self, key: str, request: ByteRequest | None) -> _Asked:
+    def _ask(self, key: str, request: ByteRequest | None) -> Asked:
         loop = _get_loop()
         if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
             raise StoreReadError(
@@ -158,8 +148,18 @@ class StoreSource:
             )
         if self._client.lost_by_fork is not None:
             forks.use(self._client.lost_by_fork, self._name(key))
-        future = asyncio.run_coroutine_threadsafe(_gated(loop, self._gate, self._client.get(key, request)), loop)
-        return _Asked(future=future, name=self._name(key), request=request)
+        future = asyncio.run_coroutine_threadsafe(self._answer(loop, key, request), loop)
+        return Asked(future=future, name=self._name(key), request=request)
+
+    async def _answer(self, loop: asyncio.AbstractEventLoop, key: str, request: ByteRequest | None) -> Answer | None:
+        """Ask once no more than ``max_requests`` of this process, nor too many of this read, are under way."""
+        async with self._gate or nullcontext(), _gate(loop):
+            try:
+                return await self._client.get(key, request)
+            except Exception as err:  # of any kind: it is looked at
+                if request is None or not await self._client.is_too_short(err, key, request):
+                    raise
+                return Answer(data=memoryview(b""))
 
     def _name(self, key: str) -> str:
         return f"{' '.join(str(self.store).split())}/{key}"
@@ -175,120 +175,13 @@ def _request(wanted: ByteRange) -> ByteRequest | None:
     return OffsetByteRequest(wanted.offset) if wanted.offset else None
 
 
-_PAST_THE_END = re.compile(r"\b416\b|not satisfiable|InvalidRange|but object was only", re.IGNORECASE)
-"""What servers and clients say of a range that begins behind the last byte."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A request that is under way."""
-
-    future: Future[Answer | None]
-    name: str
-    request: ByteRequest | None
-
-    def answer(self) -> Answer | None:
-        limit_s = zarr.config.get("async.timeout", None)
-        try:
-            return self.future.result(limit_s)
-        except Exception as err:  # a store may raise anything; it is named in the message
-            if limit_s is not None and isinstance(err, TimeoutError) and not self.future.done():
-                self.future.cancel()
-                err = TimeoutError(f"no answer in {limit_s} s, zarr's async.timeout")
-            elif _PAST_THE_END.search(str(err)):
-                return Answer(data=memoryview(b""))
-            raise failed(self.name, f"read {_words(self.request)}", err) from err
-
-
-def _words(request: ByteRequest | None) -> str:
-    if isinstance(request, RangeByteRequest):
-        return f"{request.end - request.start} bytes at {request.start}"
-    if isinstance(request, SuffixByteRequest):
-        return f"the last {request.suffix} bytes"
-    return "the whole object" if request is None else f"all bytes from {request.offset} on"
-
-
-class _Pending:
-    """A request that waits to be finished."""
-
-    __slots__ = ("__weakref__", "asked")
-
-    def __init__(self, asked: _Asked) -> None:
-        self.asked = asked
-
-
-class _PendingRange(_Pending):
-    __slots__ = ("_version", "_wanted")
-
-    def __init__(self, asked: _Asked, wanted: ByteRange, version: Version) -> None:
-        super().__init__(asked)
-        self._wanted, self._version = wanted, version
-
-    def __call__(self, _allocate: Allocate) -> memoryview | None:
-        return _checked(self.asked, self._wanted, self._version)
-
-
-class _PendingObjects:
-    """Several requests that wait to be finished together."""
-
-    __slots__ = ("__weakref__", "requests")
-
-    def __init__(self, requests: Sequence[_PendingRange]) -> None:
-        self.requests = requests
-
-    def __call__(self, allocate: Allocate) -> list[memoryview | None]:
-        return [request(allocate) for request in self.requests]
-
-
-class _PendingStream(_Pending):
-    __slots__ = ("_version", "_wanted")
-
-    def __init__(self, asked: _Asked, wanted: ByteRange, version: Version) -> None:
-        super().__init__(asked)
-        self._wanted, self._version = wanted, version
-
-    def __call__(self) -> ByteStream | None:
-        data = _checked(self.asked, self._wanted, self._version)
-        return None if data is None else MemoryStream(data)
-
-
-def _checked(asked: _Asked, wanted: ByteRange, version: Version) -> memoryview | None:
-    """Wait for a range; refuse one of another version or of another length."""
-    answer = asked.answer()
-    if version is not None and (answer is None or answer.version != version):
-        raise changed(asked.name, version, answer and answer.version)
-    if answer is None:
-        return None
-    if wanted.nbytes not in (WHOLE_OBJECT, len(answer.data)):
-        raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
-    return answer.data
-
-
-class _PendingEdge(_Pending):
-    __slots__ = ()
-
-    def __call__(self) -> Edge | None:
-        answer = self.asked.answer()
-        if answer is None:
-            return None
-        return Edge(
-            data=answer.data, object_nbytes=answer.object_nbytes, version=answer.version, settled=answer.settled
-        )
-
-
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
-async def _gated[T](
-    loop: asyncio.AbstractEventLoop, of_read: asyncio.Semaphore | None, coroutine: Coroutine[Any, Any, T]
-) -> T:
-    """Run a request once no more than ``max_requests`` of this process, nor too many of its read, are under way."""
+def _gate(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+    """Return what lets ``max_requests`` of this process pass at once."""
     limit = fetch_options().max_requests
     gate = _gates.get(loop)
     if gate is None or gate[0] != limit:
         gate = _gates[loop] = (limit, asyncio.Semaphore(limit))
-    try:
-        async with of_read or nullcontext(), gate[1]:
-            return await coroutine
-    finally:
-        coroutine.close()
+    return gate[1]
