@@ -69,7 +69,7 @@ class LocalSource:
         """The directory."""
         return self.root
 
-    def for_one_read(self) -> LocalSource:
+    def for_one_read(self, *, ask_again: bool = False) -> LocalSource:  # noqa: ARG002  # a path has one file
         """Return this source."""
         return self
 

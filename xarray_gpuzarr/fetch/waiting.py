@@ -10,8 +10,18 @@ import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
-from xarray_gpuzarr.fetch.clients import Answer
-from xarray_gpuzarr.fetch.source import Allocate, ByteStream, Edge, MemoryStream, Version, changed, failed, short
+from xarray_gpuzarr.fetch.answers import Answer
+from xarray_gpuzarr.fetch.source import (
+    UNTAGGED,
+    Allocate,
+    ByteStream,
+    Edge,
+    MemoryStream,
+    Version,
+    changed,
+    failed,
+    short,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +29,7 @@ class Asked:
     """A request that is under way."""
 
     future: Future[Answer | None]
+    key: str
     name: str
     request: ByteRequest | None
 
@@ -96,10 +107,12 @@ class WaitingStream(Waiting):
 def _checked(asked: Asked, wanted: ByteRange, version: Version) -> memoryview | None:
     """Wait for a range; refuse one of another version or of another length."""
     answer = asked.answer()
-    if version is not None and (answer is None or answer.version != version):
-        raise changed(asked.name, version, answer and answer.version)
     if answer is None:
-        return None
+        if version is None or version == UNTAGGED:
+            return None
+        raise changed(asked.name, version, None, asked.key)
+    if not answer.is_of(version):
+        raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
     if wanted.nbytes not in (WHOLE_OBJECT, len(answer.data)):
         raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
     return answer.data
