@@ -133,7 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Carry out what a fault does before anything is read; return whether to go on."""
         kind = fault["kind"]
         if kind == "status":
-            self._say(HTTPStatus(int(fault["value"])), b"<Error><Code>Injected</Code></Error>", "application/xml")
+            status = HTTPStatus(int(fault["value"]))
+            code = b"AccessDenied" if status is HTTPStatus.FORBIDDEN else b"Injected"
+            self._say(status, b"<Error><Code>%b</Code></Error>" % code, "application/xml")
         elif kind == "hang":
             time.sleep(_HANG_SECONDS)
         elif kind == "slow":

@@ -24,14 +24,13 @@ from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError, StoreReadE
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
 from xarray_gpuzarr.grid import group_points, outer_selection
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec, Unplanned, parse_array
+from xarray_gpuzarr.mirrors import Attempts
 from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
 from xarray_gpuzarr.progress_bar import watch
 from xarray_gpuzarr.snapshot import PendingPlan, Snapshot
 
 _MOST_ELEMENTS = 2**56
 """Of a result: NumPy counts bytes in int64."""
-_ATTEMPTS = 3
-"""Times that a read is tried while shards are replaced between the read of their index and of their chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,18 +168,20 @@ def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: 
 
 def _read_versions(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder) -> Any:
     """Read until all that is read is of one version of its shard."""
-    for attempt in range(_ATTEMPTS - 1):
+    assert stored.source is not None
+    attempts = Attempts(stored.source)
+    while True:
         try:
-            return _read_snapshot(stored, spec, target, decoder, use_cache=attempt == 0)
-        except ObjectChangedError:  # since its index was read, by this read or by an earlier one
-            continue
-    return _read_snapshot(stored, spec, target, decoder, use_cache=False)
+            return _read_snapshot(stored, spec, target, decoder, attempts)
+        except ObjectChangedError as err:  # since its index was read, by this read or by an earlier one
+            if not attempts.again(err):
+                raise
 
 
-def _read_snapshot(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, *, use_cache: bool) -> Any:
+def _read_snapshot(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, attempts: Attempts) -> Any:
     assert stored.source is not None
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
-    with Snapshot(stored.source, spec, use_cache=use_cache) as snapshot:
+    with Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache) as snapshot:
         plans = CountedPlans(_plans(spec, target, snapshot))
         with (
             watch(iter(plans), _n_chunks, n_chunks=_n_touched(target), nbytes=nbytes) as watched,

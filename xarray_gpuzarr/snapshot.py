@@ -3,18 +3,25 @@
 `Snapshot` is the source that a decoder is given. It finds the index of each shard, in the cache or in the store, asks
 for index and chunks of a small shard at once, and lets requests for chunks fail if the shard was replaced since. `read`
 then takes another snapshot. Decodes nothing but indexes.
+
+Where the store is several servers that tag one object differently (`mirrors`), requests are repeated until the tag is
+that of the index, or each shard is asked for as a whole: one answer is of one version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
+
+import numpy as np
 
 from xarray_gpuzarr import index_cache
 from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.counted_read import counted, counted_objects, counted_stream
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.fetch import (
+    UNTAGGED,
     AtHand,
     Edge,
     MemoryStream,
@@ -28,6 +35,7 @@ from xarray_gpuzarr.fetch import (
 )
 from xarray_gpuzarr.index_cache import CachedIndex
 from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.mirrors import Care
 from xarray_gpuzarr.plan import Block, ReadPlan, Target, plan_read
 from xarray_gpuzarr.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
 
@@ -47,14 +55,19 @@ class Snapshot:
     ----------
     source : ObjectSource
     spec : ArraySpec
+    care : Care
+        What is done to have all bytes of a shard from one version.
     use_cache : bool
         False after a read has shown that an index in the cache is out of date.
     """
 
-    def __init__(self, source: ObjectSource, spec: ArraySpec, *, use_cache: bool = True) -> None:
-        self._source = source.for_one_read()
+    def __init__(
+        self, source: ObjectSource, spec: ArraySpec, *, care: Care = Care.USUAL, use_cache: bool = True
+    ) -> None:
+        self._source = source.for_one_read(ask_again=True) if care else source.for_one_read()
         self._spec = spec
-        self._use_cache = use_cache
+        self._one_answer = care is Care.ONE_ANSWER
+        self._use_cache = use_cache and not self._one_answer
         self._options = fetch_options()
         self.rule: CoalesceRule = source.rule
         self.lookahead = source.lookahead
@@ -114,9 +127,18 @@ class Snapshot:
         cached = index_cache.cache.get((self._source.identity, key, spec)) if self._use_cache else None
         if cached is not None:
             return lambda: self._plan_from_cache(target, block, spec, cached)
-        if not (self._suits_one_request(block, spec) and self._has_room(spec)):
-            asked = self._ask(key, spec)
-            return lambda: self._plan(target, block, spec, asked)
+        if self._suits_one_request(block, spec) and self._has_room(spec):
+            return self._start_whole(target, block, spec)
+        if self._one_answer:  # too long to be under way beside others
+            return partial(self._read_whole, target, block, spec)
+        asked = self._ask(key, spec)
+        return lambda: self._plan(target, block, spec, asked)
+
+    def _read_whole(self, target: Target, block: Block, spec: ShardIndexSpec) -> ReadPlan:
+        return self._start_whole(target, block, spec)()
+
+    def _start_whole(self, target: Target, block: Block, spec: ShardIndexSpec) -> PendingPlan:
+        key = str(block.key)
         self._whole[key] = whole = _Whole(self._expected(spec))
         asked = self._source.start_whole(key)
         return lambda: self._plan(target, block, spec, asked, whole)
@@ -138,7 +160,9 @@ class Snapshot:
         return self._source.start_edge(key, spec.location, spec.nbytes)
 
     def _suits_one_request(self, block: Block, spec: ShardIndexSpec) -> bool:
-        """Say whether one request for a shard beats one for its index and then some for chunks."""
+        """Say whether one request for a shard beats one for its index and then some for chunks, or must do."""
+        if self._one_answer:
+            return True
         most_is_wanted = 2 * len(block.row) >= spec.n_chunks
         return self.is_remote and most_is_wanted and self._longest(spec) <= _PARTS_AT_ONCE * self.rule.max_nbytes
 
@@ -179,7 +203,7 @@ class Snapshot:
         plan = plan_read(self._spec, target, block, index)
         if whole is not None:
             self._longest_seen = max(self._longest_seen, len(edge.data))
-            whole.data, whole.left_nbytes = edge.data, int(plan.nbytes.sum())
+            whole.arrived(edge.data, plan)
             if not whole.left_nbytes:
                 del self._whole[key]
         counters.add(read_nbytes=len(edge.data))
@@ -188,6 +212,7 @@ class Snapshot:
     def _keep(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
         """Remember which version an index is of, and the index itself if a change of the shard will show."""
         if edge.version is None:
+            self._versions[key] = UNTAGGED
             return
         self._versions[key] = edge.version
         if edge.settled and self._source.identity is not None:
@@ -199,16 +224,16 @@ class Snapshot:
         whole = self._whole.get(key)
         if whole is None:
             return None
-        whole.left_nbytes -= wanted.nbytes
+        data = whole.take(wanted)
         if whole.left_nbytes <= 0:
             del self._whole[key]
-        return whole.data[wanted.offset : wanted.offset + wanted.nbytes]
+        return data
 
 
 class _Whole:
     """A shard that is asked for together with its index."""
 
-    __slots__ = ("data", "left_nbytes", "nbytes")
+    __slots__ = ("_end", "_offset", "data", "left_nbytes", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -216,6 +241,18 @@ class _Whole:
         self.data = memoryview(b"")
         self.left_nbytes = 0
         """Bytes of chunks that have not been asked for."""
+
+    def arrived(self, data: memoryview, plan: ReadPlan) -> None:
+        """Hold the shard until all chunks of a plan have been taken."""
+        self.data, self.left_nbytes = data, int(plan.nbytes.sum())
+        self._offset, self._end = plan.offset, plan.offset + plan.nbytes
+
+    def take(self, wanted: ByteRange) -> memoryview:
+        """Return a range of bytes, and count those of it that are chunks' and not between two."""
+        first, end = wanted.offset, wanted.offset + wanted.nbytes
+        parts = np.minimum(self._end, end) - np.maximum(self._offset, first)
+        self.left_nbytes -= int(parts.clip(0).sum())
+        return self.data[first:end]
 
 
 def _index_of(shard: memoryview, spec: ShardIndexSpec) -> memoryview:

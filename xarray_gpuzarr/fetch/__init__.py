@@ -18,6 +18,7 @@ from xarray_gpuzarr.fetch.options import FetchOptions, fetch_options
 from xarray_gpuzarr.fetch.read_ahead import ReadAhead
 from xarray_gpuzarr.fetch.remote import StoreSource
 from xarray_gpuzarr.fetch.source import (
+    UNTAGGED,
     Allocate,
     AtHand,
     ByteSource,
@@ -36,6 +37,7 @@ from xarray_gpuzarr.fetch.source import (
 )
 
 __all__ = [
+    "UNTAGGED",
     "Allocate",
     "AtHand",
     "ByteSource",

@@ -1,172 +1,105 @@
-"""What one read has asked for on zarr's own event loop, and answers that a thread waits for.
-
-Not `concurrent.futures.Future`: a signal that interrupts a thread there may leave a lock held that the event loop needs
-next, which ends all reads of the process. Here threads touch one C lock of their own, see `waiting`.
-"""
+"""What stores say with bytes of an object: which version it is, how long it is, and which of its bytes these are."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
-from threading import Lock
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
 
-from zarr.core import sync
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 
-from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.waiting import apart
+from xarray_gpuzarr.fetch.source import ANOTHER, UNTAGGED, Version, is_settled
 
 
-class Asked[Result]:
-    """A request that is under way."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Bytes of an object, and what the store said of it."""
 
-    __slots__ = ("_answered", "_error", "_result", "_task", "is_answered")
+    data: memoryview
+    object_nbytes: int | None = None
+    version: Version = None
+    settled: bool = False
 
-    def __init__(self) -> None:
-        self._answered = Lock()
-        self._answered.acquire()
-        self._task: asyncio.Task[Result] | None = None
-        self._result: Result | None = None
-        self._error: BaseException | None = None
-        self.is_answered = False
-
-    def result(self, limit_s: float | None = None) -> Result:
-        """Wait for the answer; return it, or raise what the store raised.
-
-        Raises
-        ------
-        TimeoutError
-            There was none in time.
-        """
-        if not self.wait(limit_s):
-            raise TimeoutError
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # the cycle would keep the answers of the read alive
-        return self._result  # type: ignore[return-value]  # it is answered, and without an error
-
-    def wait(self, limit_s: float | None = None) -> bool:
-        """Return whether there is an answer, as soon as there is one."""
-        if limit_s is None:
-            with self._answered:
-                return True
-        if not self.is_answered and self._answered.acquire(timeout=limit_s):
-            self._answered.release()
-        return self.is_answered
-
-    def cancel(self) -> None:
-        """Give up; the answer is not waited for any more."""
-        task = self._task
-        if task is not None:
-            task.get_loop().call_soon_threadsafe(task.cancel)
-
-    def begin(self, task: asyncio.Task[Result]) -> None:
-        """Take the answer of a task. On the event loop, as `end` is."""
-        self._task = task
-        task.add_done_callback(self._take)
-
-    def end(self, error: BaseException) -> None:
-        """Let this be the answer."""
-        self._error = error
-        self.is_answered = True
-        self._answered.release()
-
-    def _take(self, task: asyncio.Task[Result]) -> None:
-        self._error = CancelledError() if task.cancelled() else task.exception()
-        if self._error is None:
-            self._result = task.result()
-        self._task = None
-        self.is_answered = True
-        self._answered.release()
+    def is_of(self, version: Version) -> bool:
+        """Say whether the bytes are of a version; of any, if it is None."""
+        return version is None or (UNTAGGED if self.version is None else self.version) == version
 
 
-class UnderWay:
-    """All that one read has asked for: given up in one stroke, whichever request was interrupted while it was made."""
+class Marks(NamedTuple):
+    """What a server says that tells a version of an object from others."""
 
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-        """Touched on the event loop only."""
-        self._given_up = False
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def ask[Result](
-        self, loop: asyncio.AbstractEventLoop, request: Callable[[], Coroutine[Any, Any, Result]]
-    ) -> Asked[Result]:
-        """Let the event loop run a request; return at once."""
-        asked = Asked[Result]()
-        loop.call_soon_threadsafe(self._begin, loop, request, asked)
-        return asked
-
-    def give_up(self) -> None:
-        """Cancel what has not been answered, and begin nothing any more."""
-        self._given_up = True
-        for task in tuple(self._tasks):
-            task.get_loop().call_soon_threadsafe(task.cancel)
-
-    def _begin[Result](
-        self,
-        loop: asyncio.AbstractEventLoop,
-        request: Callable[[], Coroutine[Any, Any, Result]],
-        asked: Asked[Result],
-    ) -> None:
-        if self._given_up:
-            asked.end(CancelledError())
-            return
-        try:
-            task = loop.create_task(request())
-        except Exception as error:  # noqa: BLE001  # a store may raise anything; whoever waits names it
-            asked.end(error)
-            return
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        asked.begin(task)
+    etag: str | None
+    version_id: str | None
+    nbytes: int | None
+    modified: datetime | None
 
 
-def event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """Return zarr's event loop.
+def strong_tag(version: Version) -> str | None:
+    """Return what ``If-Match`` may ask for; None if the version has no such tag."""
+    etag = version.etag if isinstance(version, Marks) else None
+    return None if etag is None or etag.startswith("W/") else etag
 
-    Parameters
-    ----------
-    name : str
-        Of what is to be read.
 
-    Raises
-    ------
-    StoreReadError
-        The system starts no thread for it.
+OTHER = Answer(data=memoryview(b""), version=ANOTHER)
+"""Of a server that was asked for one tag, and has another."""
+
+
+def range_header(request: ByteRequest | None) -> dict[str, str]:
+    """Return the header that asks for these bytes; none for the whole object."""
+    if isinstance(request, RangeByteRequest):
+        return {"Range": f"bytes={request.start}-{request.end - 1}"}
+    if isinstance(request, SuffixByteRequest):
+        return {"Range": f"bytes=-{request.suffix}"}
+    return {} if request is None else {"Range": f"bytes={request.offset}-"}
+
+
+def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | None) -> Answer:
+    """Make sure that a body is what was asked for, and read what the headers say of the object."""
+    said = headers.get("content-range")
+    if request is None or said is None:  # a server that knows no ranges sends everything
+        object_nbytes: int | None = len(data)
+        first, end = _asked_for(request, len(data))
+        wanted = memoryview(data)[first:end]
+    else:
+        span, _, length = said.removeprefix("bytes ").partition("/")
+        first, end = (int(n) for n in span.split("-"))
+        end += 1
+        object_nbytes = int(length) if length.isdecimal() else None
+        if (first, end) != _asked_for(request, object_nbytes or end) or end - first != len(data):
+            raise OSError(f"the server answered {range_header(request)['Range']} with {said}, {len(data)} bytes")
+        wanted = memoryview(data)
+    modified, now = headers.get("last-modified"), headers.get("date")
+    version, settled = version_of(
+        Marks(
+            headers.get("etag"),
+            headers.get("x-amz-version-id"),
+            object_nbytes,
+            parsedate_to_datetime(modified) if modified else None,
+        ),
+        parsedate_to_datetime(now) if now else datetime.now(UTC),
+    )
+    return Answer(data=wanted, object_nbytes=object_nbytes, version=version, settled=settled)
+
+
+def _asked_for(request: ByteRequest | None, total: int) -> tuple[int, int]:
+    """Return the bytes that a request means in an object of a known length."""
+    if isinstance(request, SuffixByteRequest):
+        return max(0, total - request.suffix), total
+    if isinstance(request, RangeByteRequest):
+        return min(request.start, total), min(request.end, total)
+    return (request.offset if isinstance(request, OffsetByteRequest) else 0), total
+
+
+def version_of(marks: Marks, now: datetime) -> tuple[Version, bool]:
+    """Return the version that a server's marks tell, and whether it is settled.
+
+    A tag may be made of a time in whole seconds, as nginx makes it; so no tag of an object just written is trusted.
     """
-    loop, thread = sync.loop[0], sync.iothread[0]
-    if loop is not None and thread is not None and thread.ident is not None:
-        return loop
-    try:
-        return apart(_begun)
-    except RuntimeError as err:
-        raise StoreReadError(
-            f"cannot read {name}",
-            tried="to start a thread for zarr's event loop",
-            found=str(err),
-            do="end other threads, or let this user have more of them (ulimit -u); then read again",
-        ) from err
-
-
-def _begun() -> asyncio.AbstractEventLoop:
-    """Let zarr begin its event loop, which it takes for begun even if its thread could not be started."""
-    with sync._get_lock():  # noqa: SLF001  # zarr has no public way to its loop
-        thread = sync.iothread[0]
-        if thread is not None and thread.ident is None:
-            sync.loop[0] = sync.iothread[0] = None
-    return sync._get_loop()  # noqa: SLF001  # likewise
-
-
-def _after_fork() -> None:
-    vars(sync).update(_lock=None)  # zarr lets go of its loop, but not of the lock that a thread perhaps held
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    modified = marks.modified
+    if modified is not None and modified.year < 1980:  # obstore, of a server that does not say
+        modified, marks = None, marks._replace(modified=None)
+    if marks.etag is None and marks.version_id is None and modified is None:
+        return None, False
+    return marks, modified is None or is_settled((now - modified).total_seconds())

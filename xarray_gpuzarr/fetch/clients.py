@@ -9,31 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
 import numpy as np
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import cpu
 from zarr.storage import FsspecStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.fetch import forks
-from xarray_gpuzarr.fetch.source import Version, is_settled
+from xarray_gpuzarr.fetch.answers import OTHER, Answer, Marks, http_answer, range_header, version_of
+from xarray_gpuzarr.fetch.too_short import http_status, is_too_short, nbytes_without_reading
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-"""What zarr's stores take for a missing object."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Bytes of an object, and what the store said of it."""
-
-    data: memoryview
-    object_nbytes: int | None = None
-    version: Version = None
-    settled: bool = False
+"""What zarr's `ObjectStore` takes for a missing object; an `FsspecStore` has its own ``allowed_exceptions``."""
 
 
 class Client(Protocol):
@@ -47,8 +36,14 @@ class Client(Protocol):
     def lost_by_fork(self) -> object:
         """What a forked process cannot use if its parent has, see `forks.note`; None if there is nothing."""
 
-    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
-        """Ask for bytes of an object, all of them if `request` is None; return None if there is no such object."""
+    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+        """Ask for bytes of an object, all of them if `request` is None; return None if there is no such object.
+
+        With `if_match`, an answer may come without bytes and be of the version `ANOTHER`.
+        """
+
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
+        """Say whether `get` failed because the object ends before the range begins."""
 
 
 def client_for(store: Store) -> Client:
@@ -68,6 +63,9 @@ def client_for(store: Store) -> Client:
     return StoreClient(store)
 
 
+_PRECONDITION_FAILED = 412
+
+
 class StoreClient:
     """Any store, through zarr's interface."""
 
@@ -77,13 +75,22 @@ class StoreClient:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+    async def get(
+        self,
+        key: str,
+        request: ByteRequest | None,
+        if_match: str | None = None,  # noqa: ARG002  # zarr asks for any
+    ) -> Answer | None:
         """See `Client.get`."""
         # The host prototype is named, so that zarr.config.enable_gpu() does not move encoded bytes to a device.
         buffer = await self._store.get(key, cpu.buffer_prototype, request)
         if buffer is None:
             return None
         return Answer(data=memoryview(np.ascontiguousarray(buffer.as_numpy_array()).view(np.uint8)))
+
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
+        """See `Client.is_too_short`."""
+        return await is_too_short(err, request, nbytes_without_reading(self._store, key))
 
 
 class ZipClient(StoreClient):
@@ -104,9 +111,9 @@ class IcechunkClient(StoreClient):
         super().__init__(store)
         self.identity = ("icechunk", str(store.session.snapshot_id)) if store.read_only else None
 
-    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
         """See `Client.get`."""
-        answer = await super().get(key, request)
+        answer = await super().get(key, request, if_match)
         if answer is None or self.identity is None:
             return answer
         return Answer(data=answer.data, version=self.identity, settled=True)
@@ -123,36 +130,50 @@ class ObstoreClient:
         place = (type(store).__name__, getattr(store, "url", None), str(getattr(store, "prefix", None)), config)
         self.identity: Hashable = None if place[0] == "MemoryStore" else ("obstore", _digest(place))
 
-    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
         """See `Client.get`."""
         import obstore  # noqa: PLC0415  # not everyone has it
 
         try:
             try:
-                result = await obstore.get_async(self._store, key, options=_obstore_options(request))
+                result = await obstore.get_async(self._store, key, options=_obstore_options(request, if_match))
             except obstore.exceptions.NotSupportedError:
                 if not isinstance(request, SuffixByteRequest):
                     raise
                 # Azure knows no suffix ranges.
                 end = (await obstore.head_async(self._store, key))["size"]
                 request = RangeByteRequest(max(0, end - request.suffix), end)
-                result = await obstore.get_async(self._store, key, options=_obstore_options(request))
+                result = await obstore.get_async(self._store, key, options=_obstore_options(request, if_match))
             data = memoryview(await result.bytes_async())
         except _ABSENT:
             return None
+        except obstore.exceptions.PreconditionError:
+            return OTHER
         meta = result.meta
-        version, settled = _version(
-            (meta["e_tag"], meta["version"], meta["size"]), meta["last_modified"], datetime.now(UTC)
+        version, settled = version_of(
+            Marks(meta["e_tag"], meta["version"], meta["size"], meta["last_modified"]), datetime.now(UTC)
         )
         return Answer(data=data, object_nbytes=meta["size"], version=version, settled=settled)
 
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
+        """See `Client.is_too_short`; obstore's errors bear no status."""
+        import obstore  # noqa: PLC0415  # not everyone has it
 
-def _obstore_options(request: ByteRequest | None) -> Any:
+        async def ask_nbytes() -> int:
+            return int((await obstore.head_async(self._store, key))["size"])
+
+        return await is_too_short(err, request, ask_nbytes)
+
+
+def _obstore_options(request: ByteRequest | None, if_match: str | None) -> Any:
+    options: dict[str, Any] = {} if if_match is None else {"if_match": if_match}
     if isinstance(request, RangeByteRequest):
-        return {"range": (request.start, request.end)}
-    if isinstance(request, SuffixByteRequest):
-        return {"range": {"suffix": request.suffix}}
-    return {} if request is None else {"range": {"offset": request.offset}}
+        options["range"] = (request.start, request.end)
+    elif isinstance(request, SuffixByteRequest):
+        options["range"] = {"suffix": request.suffix}
+    elif request is not None:
+        options["range"] = {"offset": request.offset}
+    return options
 
 
 class S3fsClient:
@@ -161,15 +182,19 @@ class S3fsClient:
     def __init__(self, store: FsspecStore) -> None:
         self._fs: Any = store.fs
         self._path = store.path
+        self._absent = store.allowed_exceptions
         self.identity: Hashable = ("s3fs", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
 
-    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
         """See `Client.get`."""
         from s3fs.core import _error_wrapper, version_id_kw  # noqa: PLC0415  # not everyone has it
 
         bucket, name, version = self._fs.split_path(f"{self._path.rstrip('/')}/{key}")
-        options = {**version_id_kw(version), **_range_header(request)}
+        # Up to 2026.4, s3fs leaves it to each caller to say who pays; later it says so itself, in the same words.
+        options = {**version_id_kw(version), **range_header(request), **self._fs.req_kw}
+        if if_match is not None:
+            options["IfMatch"] = if_match
 
         async def call() -> tuple[bytes, Mapping[str, str]]:
             response = await self._fs._call_s3("get_object", Bucket=bucket, Key=name, **options)  # noqa: SLF001
@@ -180,9 +205,17 @@ class S3fsClient:
 
         try:
             data, headers = await _error_wrapper(call, retries=self._fs.retries)
-        except _ABSENT:
-            return None
-        return _http_answer(data, headers, request)
+        except Exception as err:
+            if if_match is not None and http_status(err) == _PRECONDITION_FAILED:
+                return OTHER
+            if isinstance(err, self._absent):
+                return None
+            raise
+        return http_answer(data, headers, request)
+
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
+        """See `Client.is_too_short`."""
+        return await is_too_short(err, request, None)
 
 
 class HttpClient:
@@ -195,73 +228,26 @@ class HttpClient:
         self.identity: Hashable = ("http", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
 
-    async def get(self, key: str, request: ByteRequest | None) -> Answer | None:
+    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
         """See `Client.get`."""
         options = dict(self._fs.kwargs)
-        options["headers"] = {**options.get("headers", {}), **_range_header(request)}
+        options["headers"] = {**options.get("headers", {}), **range_header(request)}
+        if if_match is not None:
+            options["headers"]["If-Match"] = if_match
         session, url = await self._fs.set_session(), f"{self._path.rstrip('/')}/{key}"
-        async with session.get(self._fs.encode_url(url), **options) as response:
-            data = await response.read()
-            try:
+        try:
+            async with session.get(self._fs.encode_url(url), **options) as response:
+                data = await response.read()
+                if if_match is not None and response.status == _PRECONDITION_FAILED:
+                    return OTHER
                 self._fs._raise_not_found_for_status(response, url)  # noqa: SLF001
-            except self._absent:
-                return None
-            return _http_answer(data, response.headers, request)
+        except self._absent:
+            return None
+        return http_answer(data, response.headers, request)
 
-
-def _range_header(request: ByteRequest | None) -> dict[str, str]:
-    if isinstance(request, RangeByteRequest):
-        return {"Range": f"bytes={request.start}-{request.end - 1}"}
-    if isinstance(request, SuffixByteRequest):
-        return {"Range": f"bytes=-{request.suffix}"}
-    return {} if request is None else {"Range": f"bytes={request.offset}-"}
-
-
-def _http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | None) -> Answer:
-    """Make sure that a body is what was asked for, and read what the headers say of the object."""
-    said = headers.get("content-range")
-    if request is None or said is None:  # a server that knows no ranges sends everything
-        object_nbytes: int | None = len(data)
-        first, end = _asked_for(request, len(data))
-        wanted = memoryview(data)[first:end]
-    else:
-        span, _, length = said.removeprefix("bytes ").partition("/")
-        first, end = (int(n) for n in span.split("-"))
-        end += 1
-        object_nbytes = int(length) if length.isdecimal() else None
-        if (first, end) != _asked_for(request, object_nbytes or end) or end - first != len(data):
-            raise OSError(f"the server answered {_range_header(request)['Range']} with {said}, {len(data)} bytes")
-        wanted = memoryview(data)
-    modified, now = headers.get("last-modified"), headers.get("date")
-    version, settled = _version(
-        (headers.get("etag"), headers.get("x-amz-version-id"), object_nbytes),
-        parsedate_to_datetime(modified) if modified else None,
-        parsedate_to_datetime(now) if now else datetime.now(UTC),
-    )
-    return Answer(data=wanted, object_nbytes=object_nbytes, version=version, settled=settled)
-
-
-def _asked_for(request: ByteRequest | None, total: int) -> tuple[int, int]:
-    """Return the bytes that a request means in an object of a known length."""
-    if isinstance(request, SuffixByteRequest):
-        return max(0, total - request.suffix), total
-    if isinstance(request, RangeByteRequest):
-        return min(request.start, total), min(request.end, total)
-    return (request.offset if isinstance(request, OffsetByteRequest) else 0), total
-
-
-def _version(
-    marks: tuple[str | None, str | None, int | None], modified: datetime | None, now: datetime
-) -> tuple[Version, bool]:
-    """Return the version that a server's marks (ETag, version, length) and times tell, and whether it is settled.
-
-    A tag may be made of a time in whole seconds, as nginx makes it; so no tag of an object just written is trusted.
-    """
-    if modified is not None and modified.year < 1980:  # obstore, of a server that does not say
-        modified = None
-    if marks[0] is None and marks[1] is None and modified is None:
-        return None, False
-    return (*marks, modified), modified is None or is_settled((now - modified).total_seconds())
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
+        """See `Client.is_too_short`."""
+        return await is_too_short(err, request, None)
 
 
 def _digest(place: object) -> str:

@@ -1,4 +1,4 @@
-"""Files below a directory, read by position on the thread that needs the bytes.
+"""Files below a directory, read by position on the thread that needs the bytes; a directory is a missing object.
 
 What is in the page cache is copied from there. What is not is asked for ahead of time, because a file system serves
 several large requests at once better than one. O_DIRECT is not used; see decision 13.
@@ -12,6 +12,7 @@ from collections.abc import Buffer, Hashable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Literal
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
@@ -69,7 +70,7 @@ class LocalSource:
         """The directory."""
         return self.root
 
-    def for_one_read(self) -> LocalSource:
+    def for_one_read(self, *, ask_again: bool = False) -> LocalSource:  # noqa: ARG002  # a path has one file
         """Return this source."""
         return self
 
@@ -111,7 +112,10 @@ class LocalSource:
             try:
                 nbytes = wanted.nbytes
                 if nbytes == WHOLE_OBJECT:
-                    nbytes = max(0, os.fstat(fd).st_size - wanted.offset)
+                    found = os.fstat(fd)
+                    if S_ISDIR(found.st_mode):
+                        return None
+                    nbytes = max(0, found.st_size - wanted.offset)
                 return self.pread(fd, key, wanted.offset, allocate(nbytes), version)
             finally:
                 os.close(fd)
@@ -144,7 +148,10 @@ class LocalSource:
             done = _cached(fd, room)
             if done % _BLOCK_NBYTES:  # what is cached ends with a block, unless the file ends before
                 return room[:done]
-            nbytes = os.fstat(fd).st_size
+            found = os.fstat(fd)
+            if S_ISDIR(found.st_mode):
+                return None
+            nbytes = found.st_size
             if nbytes > len(room):
                 room, done = memoryview(bytearray(nbytes)), 0
             self.pread(fd, key, done, room[done:nbytes])
@@ -159,7 +166,12 @@ class LocalSource:
             fd = self._open(key, version)
             if fd is None:
                 return None
-            file, nbytes = FileIO(fd), wanted.nbytes  # closed with its last reference, whatever happens
+            try:
+                file = FileIO(fd)  # closed with its last reference, whatever happens
+            except IsADirectoryError:
+                os.close(fd)
+                return None
+            nbytes = wanted.nbytes
             if nbytes == WHOLE_OBJECT:
                 nbytes = os.fstat(fd).st_size - wanted.offset
             return _LocalStream(self, file, key, ByteRange(offset=wanted.offset, nbytes=nbytes), version)
@@ -175,6 +187,8 @@ class LocalSource:
                 return None
             try:
                 now, found = time.time(), os.fstat(fd)
+                if S_ISDIR(found.st_mode):
+                    return None
                 take = min(nbytes, found.st_size)
                 offset = found.st_size - take if location == "end" else 0
                 version = _version(found)

@@ -8,42 +8,36 @@ those of the store's client; zarr's ``async.timeout`` holds for every request wh
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
-import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import forks
-from xarray_gpuzarr.fetch.answers import Asked, UnderWay, event_loop
-from xarray_gpuzarr.fetch.clients import Answer, Client, client_for
+from xarray_gpuzarr.fetch.answers import Answer, strong_tag
+from xarray_gpuzarr.fetch.clients import Client, client_for
 from xarray_gpuzarr.fetch.options import fetch_options
+from xarray_gpuzarr.fetch.pending import Asked, WaitingEdge, WaitingObjects, WaitingRange, WaitingStream
 from xarray_gpuzarr.fetch.source import (
-    Allocate,
-    ByteStream,
-    Edge,
-    MemoryStream,
     Pending,
     PendingEdge,
     PendingObjects,
     PendingStream,
     Storage,
     Version,
-    changed,
-    failed,
-    short,
 )
+from xarray_gpuzarr.fetch.under_way import UnderWay, event_loop
 
 _MIB = 1024**2
 
 _UNDER_WAY = 24
 """Requests of one read that may be under way (decision 13)."""
+_TRIES = 64
+"""Times that a read asks for one tag where an object has several: of 5 servers, one in 1.6 million ranges is missed."""
 _WAITING = 8
 """Answers that may wait for a thread before requests have to: the store is not held up by who falls behind a little."""
 
@@ -58,19 +52,30 @@ class StoreSource:
         How to ask it, if that is known.
     gate : asyncio.Semaphore or None
         Passed by every request that is under way.
+    ask_again : bool
+        Whether to ask many times for a version that other answers are not of.
     """
 
-    __slots__ = ("_client", "_gate", "_under_way", "store")
+    __slots__ = ("_ask_again", "_client", "_gate", "_under_way", "store")
 
-    def __init__(self, *, store: Store, client: Client | None = None, gate: asyncio.Semaphore | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        client: Client | None = None,
+        gate: asyncio.Semaphore | None = None,
+        ask_again: bool = False,
+    ) -> None:
         self.store = store
         self._client: Client = client or client_for(store)
         self._gate = gate
+        self._ask_again = ask_again
         self._under_way = UnderWay()
 
-    def for_one_read(self) -> StoreSource:
+    def for_one_read(self, *, ask_again: bool = False) -> StoreSource:
         """Return this source with a bound of its own on the requests under way."""
-        return StoreSource(store=self.store, client=self._client, gate=asyncio.Semaphore(_UNDER_WAY))
+        gate = asyncio.Semaphore(_UNDER_WAY)
+        return StoreSource(store=self.store, client=self._client, gate=gate, ask_again=ask_again)
 
     def __repr__(self) -> str:
         return f"StoreSource(store={self.store!r})"
@@ -120,32 +125,32 @@ class StoreSource:
 
     def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:
         """Ask the store now; the returned object waits for the answer."""
-        return _PendingRange(self._ask(key, _request(wanted)), wanted, version)
+        return WaitingRange(self._ask(key, _request(wanted), version), wanted, version)
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
-        return _PendingEdge(
+        return WaitingEdge(
             self._ask(key, SuffixByteRequest(nbytes) if location == "end" else RangeByteRequest(0, nbytes))
         )
 
     def start_whole(self, key: str) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
-        return _PendingEdge(self._ask(key, None))
+        return WaitingEdge(self._ask(key, None))
 
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
         """Ask the store for the whole range now; what it returns is held as it is."""
-        return _PendingStream(self._ask(key, _request(wanted)), wanted, version)
+        return WaitingStream(self._ask(key, _request(wanted), version), wanted, version)
 
     def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:  # noqa: ARG002  # answers have a length
         """Ask the store for all objects now; the returned object waits for the answers."""
         whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-        return _PendingObjects([_PendingRange(self._ask(key, None), whole, None) for key in keys])
+        return WaitingObjects([WaitingRange(self._ask(key, None), whole, None) for key in keys])
 
     def give_up(self) -> None:
         """Give up requests that have not been answered."""
         self._under_way.give_up()
 
-    def _ask(self, key: str, request: ByteRequest | None) -> _Asked:
+    def _ask(self, key: str, request: ByteRequest | None, version: Version = None) -> Asked:
         name = self._name(key)
         loop = event_loop(name)
         if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
@@ -157,8 +162,28 @@ class StoreSource:
             )
         if self._client.lost_by_fork is not None:
             forks.use(self._client.lost_by_fork, name)
-        asked = self._under_way.ask(loop, lambda: _gated(loop, self._gate, self._client.get(key, request)))
-        return _Asked(asked=asked, name=name, request=request)
+        wanted = version if self._ask_again else None
+        reply = self._under_way.ask(loop, lambda: self._answer(_gate(loop), key, request, wanted))
+        return Asked(reply=reply, key=key, name=name, request=request)
+
+    async def _answer(
+        self, gate: asyncio.Semaphore, key: str, request: ByteRequest | None, version: Version
+    ) -> Answer | None:
+        """Ask once no more than ``max_requests`` of this process, nor too many of this read, are under way.
+
+        If a version is given, ask until an answer is of it, `_TRIES` times at most.
+        """
+        async with self._gate or nullcontext(), gate:
+            for _ in range(1 if version is None else _TRIES):
+                try:
+                    answer = await self._client.get(key, request, strong_tag(version))
+                except Exception as err:  # of any kind: it is looked at
+                    if request is None or not await self._client.is_too_short(err, key, request):
+                        raise
+                    answer = Answer(data=memoryview(b""))
+                if answer is not None and answer.is_of(version):
+                    break
+            return answer
 
     def _name(self, key: str) -> str:
         return f"{' '.join(str(self.store).split())}/{key}"
@@ -174,120 +199,13 @@ def _request(wanted: ByteRange) -> ByteRequest | None:
     return OffsetByteRequest(wanted.offset) if wanted.offset else None
 
 
-_PAST_THE_END = re.compile(r"\b416\b|not satisfiable|InvalidRange|but object was only", re.IGNORECASE)
-"""What servers and clients say of a range that begins behind the last byte."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A request that is under way."""
-
-    asked: Asked[Answer | None]
-    name: str
-    request: ByteRequest | None
-
-    def answer(self) -> Answer | None:
-        limit_s = zarr.config.get("async.timeout", None)
-        try:
-            return self.asked.result(limit_s)
-        except Exception as err:  # a store may raise anything; it is named in the message
-            if limit_s is not None and isinstance(err, TimeoutError) and not self.asked.is_answered:
-                self.asked.cancel()
-                err = TimeoutError(f"no answer in {limit_s} s, zarr's async.timeout")
-            elif _PAST_THE_END.search(str(err)):
-                return Answer(data=memoryview(b""))
-            raise failed(self.name, f"read {_words(self.request)}", err) from err
-
-
-def _words(request: ByteRequest | None) -> str:
-    if isinstance(request, RangeByteRequest):
-        return f"{request.end - request.start} bytes at {request.start}"
-    if isinstance(request, SuffixByteRequest):
-        return f"the last {request.suffix} bytes"
-    return "the whole object" if request is None else f"all bytes from {request.offset} on"
-
-
-class _Pending:
-    """A request that waits to be finished."""
-
-    __slots__ = ("asked",)
-
-    def __init__(self, asked: _Asked) -> None:
-        self.asked = asked
-
-
-class _PendingRange(_Pending):
-    __slots__ = ("_version", "_wanted")
-
-    def __init__(self, asked: _Asked, wanted: ByteRange, version: Version) -> None:
-        super().__init__(asked)
-        self._wanted, self._version = wanted, version
-
-    def __call__(self, _allocate: Allocate) -> memoryview | None:
-        return _checked(self.asked, self._wanted, self._version)
-
-
-class _PendingObjects:
-    """Several requests that wait to be finished together."""
-
-    __slots__ = ("requests",)
-
-    def __init__(self, requests: Sequence[_PendingRange]) -> None:
-        self.requests = requests
-
-    def __call__(self, allocate: Allocate) -> list[memoryview | None]:
-        return [request(allocate) for request in self.requests]
-
-
-class _PendingStream(_Pending):
-    __slots__ = ("_version", "_wanted")
-
-    def __init__(self, asked: _Asked, wanted: ByteRange, version: Version) -> None:
-        super().__init__(asked)
-        self._wanted, self._version = wanted, version
-
-    def __call__(self) -> ByteStream | None:
-        data = _checked(self.asked, self._wanted, self._version)
-        return None if data is None else MemoryStream(data)
-
-
-def _checked(asked: _Asked, wanted: ByteRange, version: Version) -> memoryview | None:
-    """Wait for a range; refuse one of another version or of another length."""
-    answer = asked.answer()
-    if version is not None and (answer is None or answer.version != version):
-        raise changed(asked.name, version, answer and answer.version)
-    if answer is None:
-        return None
-    if wanted.nbytes not in (WHOLE_OBJECT, len(answer.data)):
-        raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
-    return answer.data
-
-
-class _PendingEdge(_Pending):
-    __slots__ = ()
-
-    def __call__(self) -> Edge | None:
-        answer = self.asked.answer()
-        if answer is None:
-            return None
-        return Edge(
-            data=answer.data, object_nbytes=answer.object_nbytes, version=answer.version, settled=answer.settled
-        )
-
-
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
-async def _gated[T](
-    loop: asyncio.AbstractEventLoop, of_read: asyncio.Semaphore | None, coroutine: Coroutine[Any, Any, T]
-) -> T:
-    """Run a request once no more than ``max_requests`` of this process, nor too many of its read, are under way."""
+def _gate(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
+    """Return what lets ``max_requests`` of this process pass at once."""
     limit = fetch_options().max_requests
     gate = _gates.get(loop)
     if gate is None or gate[0] != limit:
         gate = _gates[loop] = (limit, asyncio.Semaphore(limit))
-    try:
-        async with of_read or nullcontext(), gate[1]:
-            return await coroutine
-    finally:
-        coroutine.close()
+    return gate[1]

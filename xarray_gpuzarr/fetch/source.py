@@ -43,6 +43,11 @@ Storage = Literal["auto", "posix", "gds"]
 Version = Hashable
 """What tells one version of an object from any other, such as its ETag and length; None if the store does not say."""
 
+UNTAGGED: Version = "without a tag"
+"""Asked for where the index bore none: answers must bear none, too."""
+ANOTHER: Version = "of another tag"
+"""Of an answer that says only that it is not of the version that was asked for."""
+
 
 SETTLED_S = 2.0
 """Age from which the times of an object tell a later change: the coarsest clock in use (that of FAT) ticks in 2 s."""
@@ -143,8 +148,14 @@ class ObjectSource(ByteSource, Protocol):
     def identity(self) -> Hashable:
         """What the source reads from, equal in every copy of it; None if that cannot be told."""
 
-    def for_one_read(self) -> ObjectSource:
-        """Return this source as one read is to use it."""
+    def for_one_read(self, *, ask_again: bool = False) -> ObjectSource:
+        """Return this source as one read is to use it.
+
+        Parameters
+        ----------
+        ask_again : bool
+            Whether to ask many times for a version that other answers are not of.
+        """
 
     def check(self, key: str, version: Version = None) -> None:
         """Raise `ObjectChangedError` if a local file is not of a version."""
@@ -179,6 +190,11 @@ _DETAILS = re.compile("\n+Debug source:")
 
 class ObjectChangedError(StoreReadError):
     """An object is not the one that its index was read from."""
+
+    key = ""
+    """Of the object in a store that is not local files."""
+    was: Version = None
+    now: Version = None
 
 
 class MemoryStream:
@@ -217,11 +233,13 @@ def short(name: str, offset: int, wanted: int, got: int) -> StoreReadError:
     )
 
 
-def changed(name: str, was: Version, now: Version) -> ObjectChangedError:
+def changed(name: str, was: Version, now: Version, key: str = "") -> ObjectChangedError:
     """Return the error of an object that was replaced while it was read."""
-    return ObjectChangedError(
+    err = ObjectChangedError(
         f"{name} was replaced while it was read",
         tried=f"version {was}, which its index was read from",
         found="no object" if now is None else f"version {now}",
         do="read again once nothing writes to it",
     )
+    err.key, err.was, err.now = key, was, now
+    return err

@@ -1,0 +1,133 @@
+"""Requests that are under way to a store, and what finishing each of them checks: length and version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zarr
+from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+
+from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
+from xarray_gpuzarr.fetch.answers import Answer
+from xarray_gpuzarr.fetch.source import (
+    UNTAGGED,
+    Allocate,
+    ByteStream,
+    Edge,
+    MemoryStream,
+    Version,
+    changed,
+    failed,
+    short,
+)
+from xarray_gpuzarr.fetch.under_way import Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that is under way."""
+
+    reply: Reply[Answer | None]
+    key: str
+    name: str
+    request: ByteRequest | None
+
+    def answer(self) -> Answer | None:
+        """Wait for the answer; None if there is no such object."""
+        limit_s = zarr.config.get("async.timeout", None)
+        try:
+            return self.reply.result(limit_s)
+        except Exception as err:  # a store may raise anything; it is named in the message
+            if limit_s is not None and isinstance(err, TimeoutError) and not self.reply.is_answered:
+                self.reply.cancel()
+                err = TimeoutError(f"no answer in {limit_s} s, zarr's async.timeout")
+            raise failed(self.name, f"read {_words(self.request)}", err) from err
+
+
+def _words(request: ByteRequest | None) -> str:
+    if isinstance(request, RangeByteRequest):
+        return f"{request.end - request.start} bytes at {request.start}"
+    if isinstance(request, SuffixByteRequest):
+        return f"the last {request.suffix} bytes"
+    return "the whole object" if request is None else f"all bytes from {request.offset} on"
+
+
+class Waiting:
+    """A request that waits to be finished."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+
+
+class WaitingRange(Waiting):
+    """A byte range that was asked for: a `Pending`."""
+
+    __slots__ = ("_version", "_wanted")
+
+    def __init__(self, asked: Asked, wanted: ByteRange, version: Version) -> None:
+        super().__init__(asked)
+        self._wanted, self._version = wanted, version
+
+    def __call__(self, _allocate: Allocate) -> memoryview | None:
+        """Wait for the bytes."""
+        return _checked(self.asked, self._wanted, self._version)
+
+
+class WaitingObjects:
+    """Several requests that wait to be finished together: a `PendingObjects`."""
+
+    __slots__ = ("requests",)
+
+    def __init__(self, requests: Sequence[WaitingRange]) -> None:
+        self.requests = requests
+
+    def __call__(self, allocate: Allocate) -> list[memoryview | None]:
+        """Wait for all of them."""
+        return [request(allocate) for request in self.requests]
+
+
+class WaitingStream(Waiting):
+    """A byte range that was asked for: a `PendingStream`."""
+
+    __slots__ = ("_version", "_wanted")
+
+    def __init__(self, asked: Asked, wanted: ByteRange, version: Version) -> None:
+        super().__init__(asked)
+        self._wanted, self._version = wanted, version
+
+    def __call__(self) -> ByteStream | None:
+        """Wait for the bytes."""
+        data = _checked(self.asked, self._wanted, self._version)
+        return None if data is None else MemoryStream(data)
+
+
+def _checked(asked: Asked, wanted: ByteRange, version: Version) -> memoryview | None:
+    """Wait for a range; refuse one of another version or of another length."""
+    answer = asked.answer()
+    if answer is None:
+        if version is None or version == UNTAGGED:
+            return None
+        raise changed(asked.name, version, None, asked.key)
+    if not answer.is_of(version):
+        raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
+    if wanted.nbytes not in (WHOLE_OBJECT, len(answer.data)):
+        raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
+    return answer.data
+
+
+class WaitingEdge(Waiting):
+    """The first or last bytes of an object, or all of it: a `PendingEdge`."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Edge | None:
+        """Wait for the bytes."""
+        answer = self.asked.answer()
+        if answer is None:
+            return None
+        return Edge(
+            data=answer.data, object_nbytes=answer.object_nbytes, version=answer.version, settled=answer.settled
+        )

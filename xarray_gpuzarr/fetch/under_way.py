@@ -1,0 +1,172 @@
+"""What one read has asked for on zarr's own event loop, and answers that a thread waits for.
+
+Not `concurrent.futures.Future`: a signal that interrupts a thread there may leave a lock held that the event loop needs
+next, which ends all reads of the process. Here threads touch one C lock of their own, see `waiting`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from threading import Lock
+from typing import Any
+
+from zarr.core import sync
+
+from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.waiting import apart
+
+
+class Reply[Result]:
+    """What a request that is under way will end in."""
+
+    __slots__ = ("_answered", "_error", "_result", "_task", "is_answered")
+
+    def __init__(self) -> None:
+        self._answered = Lock()
+        self._answered.acquire()
+        self._task: asyncio.Task[Result] | None = None
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self.is_answered = False
+
+    def result(self, limit_s: float | None = None) -> Result:
+        """Wait for the answer; return it, or raise what the store raised.
+
+        Raises
+        ------
+        TimeoutError
+            There was none in time.
+        """
+        if not self.wait(limit_s):
+            raise TimeoutError
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # the cycle would keep the answers of the read alive
+        return self._result  # type: ignore[return-value]  # it is answered, and without an error
+
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Return whether there is an answer, as soon as there is one."""
+        if limit_s is None:
+            with self._answered:
+                return True
+        if not self.is_answered and self._answered.acquire(timeout=limit_s):
+            self._answered.release()
+        return self.is_answered
+
+    def cancel(self) -> None:
+        """Give up; the answer is not waited for any more."""
+        task = self._task
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def begin(self, task: asyncio.Task[Result]) -> None:
+        """Take the answer of a task. On the event loop, as `end` is."""
+        self._task = task
+        task.add_done_callback(self._take)
+
+    def end(self, error: BaseException) -> None:
+        """Let this be the answer."""
+        self._error = error
+        self.is_answered = True
+        self._answered.release()
+
+    def _take(self, task: asyncio.Task[Result]) -> None:
+        self._error = CancelledError() if task.cancelled() else task.exception()
+        if self._error is None:
+            self._result = task.result()
+        self._task = None
+        self.is_answered = True
+        self._answered.release()
+
+
+class UnderWay:
+    """All that one read has asked for: given up in one stroke, whichever request was interrupted while it was made."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """Touched on the event loop only."""
+        self._given_up = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def ask[Result](
+        self, loop: asyncio.AbstractEventLoop, request: Callable[[], Coroutine[Any, Any, Result]]
+    ) -> Reply[Result]:
+        """Let the event loop run a request; return at once."""
+        reply = Reply[Result]()
+        loop.call_soon_threadsafe(self._begin, loop, request, reply)
+        return reply
+
+    def give_up(self) -> None:
+        """Cancel what has not been answered, and begin nothing any more."""
+        self._given_up = True
+        for task in tuple(self._tasks):
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def _begin[Result](
+        self,
+        loop: asyncio.AbstractEventLoop,
+        request: Callable[[], Coroutine[Any, Any, Result]],
+        reply: Reply[Result],
+    ) -> None:
+        if self._given_up:
+            reply.end(CancelledError())
+            return
+        try:
+            task = loop.create_task(request())
+        except Exception as error:  # noqa: BLE001  # a store may raise anything; whoever waits names it
+            reply.end(error)
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        reply.begin(task)
+
+
+def event_loop(name: str) -> asyncio.AbstractEventLoop:
+    """Return zarr's event loop.
+
+    Parameters
+    ----------
+    name : str
+        Of what is to be read.
+
+    Raises
+    ------
+    StoreReadError
+        The system starts no thread for it.
+    """
+    loop, thread = sync.loop[0], sync.iothread[0]
+    if loop is not None and thread is not None and thread.ident is not None:
+        return loop
+    try:
+        return apart(_begun)
+    except RuntimeError as err:
+        raise StoreReadError(
+            f"cannot read {name}",
+            tried="to start a thread for zarr's event loop",
+            found=str(err),
+            do="end other threads, or let this user have more of them (ulimit -u); then read again",
+        ) from err
+
+
+def _begun() -> asyncio.AbstractEventLoop:
+    """Let zarr begin its event loop, which it takes for begun even if its thread could not be started."""
+    with sync._get_lock():  # noqa: SLF001  # zarr has no public way to its loop
+        thread = sync.iothread[0]
+        if thread is not None and thread.ident is None:
+            sync.loop[0] = sync.iothread[0] = None
+    return sync._get_loop()  # noqa: SLF001  # likewise
+
+
+def _after_fork() -> None:
+    vars(sync).update(_lock=None)  # zarr lets go of its loop, but not of the lock that a thread perhaps held
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
