@@ -7,17 +7,14 @@ So nothing is imported here that `import xarray` does not bring; what reads a st
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xarray import Dataset, DataTree
-from xarray.backends import BackendEntrypoint
+from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.common import datatree_from_dict_with_io_cleanup
 from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr import registration as _registration  # of `.gpuzarr`  # noqa: F401
-
-if TYPE_CHECKING:
-    from xarray.backends import ZarrStore
 
 
 class GpuZarrBackendEntrypoint(BackendEntrypoint):
