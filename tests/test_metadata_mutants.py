@@ -102,6 +102,19 @@ def test_arrays_of_more_elements_than_any_memory_are_read_in_part(shape, layout)
     assert_same_bits(read_points(stored_array(array), points, decoder_for("host")), np.array([7, 4], "i4"))
 
 
+@pytest.mark.parametrize("step", [2**60, -(2**60), 2**61 - 1])
+def test_long_steps_touch_only_the_chunks_of_their_elements(memory, step):
+    array = zarr.create_array(memory, shape=(2**62,), chunks=(3,), dtype="i4", fill_value=7)
+    array[2**61 - 1] = 1
+    array[2**61] = 2
+    array[2**62 - 2**60 - 1] = 3
+
+    got = read_array(array, slice(None, None, step), device="host")
+
+    expected = {2**60: [7, 7, 2, 7], -(2**60): [7, 3, 1, 7], 2**61 - 1: [7, 1, 7]}[step]
+    assert got.tolist() == expected
+
+
 @pytest.mark.parametrize("selection", [..., (slice(0), slice(None)), (slice(None, None, 2), 0)])
 def test_more_than_memory_holds_is_an_error_that_says_so(memory, selection):
     array = zarr.create_array(memory, shape=(2**61, 2**61), chunks=(1, 3), dtype="i4")

@@ -145,20 +145,19 @@ def intersect_axis(wanted: slice | Column, length: int, chunk_length: int) -> Ax
 
 def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
     n = len(range(start, stop, step))
-    if n == 0:
-        chunk = np.zeros(0, np.int64)
+    last = start + (n - 1) * step
+    n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
+    if n_pieces >= _MOST_PIECES:
+        raise MemoryError(f"{n} elements in {n_pieces} chunks along an axis")
+    chunk = np.arange(n_pieces, dtype=np.int64)
+    if step > chunk_length:  # then each element has a chunk of its own, and others between them hold none
+        chunk = (start + chunk * step) // chunk_length
     else:
-        last = start + (n - 1) * step
-        if (last - start) // chunk_length >= _MOST_PIECES:
-            raise MemoryError(f"{n} elements, in chunks of {chunk_length}")
-        chunk = np.arange(start // chunk_length, last // chunk_length + 1, dtype=np.int64)
+        chunk += start // chunk_length
     border = chunk * chunk_length
     # Positions in the selection: the first at or after the border of a chunk, and at or after that of the next one.
     first = np.maximum(-((start - border) // step), 0)
     after = np.minimum(-((start - border - chunk_length) // step), n)
-    if step > chunk_length:  # then a chunk may hold none
-        touched = after > first
-        chunk, border, first, after = chunk[touched], border[touched], first[touched], after[touched]
     return AxisPieces(
         chunk=chunk,
         out_start=first,
