@@ -38,10 +38,10 @@ def written(data, **keywords):
     with np.errstate(all="ignore"):
         try:
             array = write(MemoryStore(), data, **keywords)
-            assert array[...].shape == data.shape
-            return array
+            array[...]
         except (KeyError, ValueError, TypeError, OverflowError):
             assume(False)
+    return array
 
 
 @pytest.mark.doubtful_frames
@@ -170,6 +170,14 @@ def test_chain_that_means_something_else_to_zarr_is_left_to_it(memory, filters, 
 
     assert HostDecoder().route(stored_array(array).spec, None).where == "host, by zarr-python"
     assert_reads_as_zarr_does(array, (slice(1, None, 2), [0, 0, 1, 5, 5]), by_zarr=True)
+
+
+def test_filter_may_make_what_a_compressor_gave_much_longer(memory):
+    data = edge_values("u1", (100_000,))
+    filters = [numcodecs.Zlib(), numcodecs.AsType(encode_dtype="<i8", decode_dtype="|u1")]
+    array = write(memory, data, chunks=data.shape, zarr_format=2, filters=filters, compressors=numcodecs.Zstd())
+
+    assert_reads_as_zarr_does(array)
 
 
 @pytest.mark.doubtful_frames

@@ -200,7 +200,7 @@ class ChunkCodec:
                 elif isinstance(stage, CompressorSpec) and nbytes is None:
                     src = decode_at_most(stage, src, self._most)
                 else:
-                    length = filtered_nbytes(stage, src) if nbytes is None else nbytes
+                    length = filtered_nbytes(stage, len(src)) if nbytes is None else nbytes
                     out = dst if dst is not None and number == last else memoryview(buffer(f"stage {number}", length))
                     _decode_into(stage, src, out)
                     src = out

@@ -64,29 +64,24 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
     unshuffle_stored_block(SHUFFLE, spec.elementsize, dst)
 
 
-def filtered_nbytes(spec: StageSpec, src: memoryview) -> int:
-    """Return how many bytes a filter gives of so many: behind a compressor, nothing else tells.
+def filtered_nbytes(spec: StageSpec, nbytes: int) -> int:
+    """Return how many bytes a filter decodes so many to: behind a compressor, nothing else tells.
 
     Parameters
     ----------
     spec : ShuffleSpec or ElementSpec
-    src : memoryview of uint8, host memory
-        What it is given, not modified.
+    nbytes : int
 
     Raises
     ------
     FrameError
         No whole number of elements.
     """
-    n = len(src)
-    if isinstance(spec, PackBitsSpec):
-        n_elements = 8 * (n - 1) - src[0] if n else -1
-    elif isinstance(spec, ElementSpec):
-        n_elements = -1 if n % np.dtype(spec.encoded).itemsize else n // np.dtype(spec.encoded).itemsize
-    else:
-        return n
-    if n_elements < 0:
-        raise FrameError(f"{n} bytes are no whole number of elements")
+    if not isinstance(spec, ElementSpec):
+        return nbytes
+    n_elements, rest = divmod(nbytes, np.dtype(spec.encoded).itemsize)
+    if rest:
+        raise FrameError(f"{nbytes} bytes are no whole number of elements")
     return n_elements * np.dtype(spec.decoded).itemsize
 
 
