@@ -295,7 +295,15 @@ def test_one_warning_for_each_store():
 
     (warning,) = [w for w in caught if w.category is GpuZarrWarning]
     assert warning.filename == __file__
-    for words in ("has several ETags or times at once", "found:", '"0-', '"1-', "do:", "Last-Modified"):
+    for words in (
+        "has several ETags or times at once",
+        "found:",
+        '"0-',
+        '"1-',
+        "bytes, 2020-09-13",
+        "do:",
+        "Last-Modified",
+    ):
         assert words in str(warning.message)
 
 

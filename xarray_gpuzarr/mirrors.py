@@ -95,7 +95,7 @@ class Attempts:
         advise(
             f"several tags: {hash(self._source.identity)}",
             f"{err.headline.partition(' was replaced')[0]} has several ETags or times at once",
-            found=f"{err.was}, {err.now}, and then one of them again: several servers are behind this address",
+            found=f"version {err.was}; version {err.now}; then one of them again: the address is several servers",
             do="nothing, for right values: reads ask again until all of a shard is of one tag, or for whole shards. To "
             "spare that, let the servers agree on ETag and Last-Modified (copy files with their times), or open one of "
             "them by its own address",

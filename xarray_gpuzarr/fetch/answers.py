@@ -35,6 +35,11 @@ class Marks(NamedTuple):
     nbytes: int | None
     modified: datetime | None
 
+    def __str__(self) -> str:
+        length = None if self.nbytes is None else f"{self.nbytes} bytes"
+        said = (self.etag, self.version_id, length, self.modified)
+        return ", ".join(str(mark) for mark in said if mark is not None)
+
 
 def strong_tag(version: Version) -> str | None:
     """Return what ``If-Match`` may ask for; None if the version has no such tag."""
