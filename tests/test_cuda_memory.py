@@ -21,6 +21,7 @@ from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError, configure
+from xarray_gpuzarr.cuda.resources import PinnedRing
 from xarray_gpuzarr.read import stored_array
 
 MIB = KIB * KIB
@@ -96,6 +97,17 @@ def test_pinned_memory_is_bounded_and_kept():
     [assert_reads(reads, name) for name in SCENES]
 
     assert device.peak_pinned_nbytes == peak <= 2 * 64 * KIB + 8 * 256 * KIB
+
+
+def test_a_ring_whose_slots_grow_a_little_each_time_is_pinned_anew_a_few_times():
+    device = NotingDevice(LAZY)
+    ring = PinnedRing(device, 1, 1000)
+
+    lengths = [len(ring.lend(nbytes).array) for nbytes in range(1, 20_000, 10)]
+
+    assert len(set(lengths)) == 9
+    assert all(length >= nbytes for length, nbytes in zip(lengths, range(1, 20_000, 10), strict=True))
+    assert device.peak_pinned_nbytes == lengths[-1] < 1.5 * 20_000
 
 
 # What happens when there is none.

@@ -258,6 +258,16 @@ def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, native):
     assert fake.called("PinnedMemory") == [[1000]]
 
 
+def test_threads_sleep_while_they_wait_for_events(fake, native):
+    device, _ = make(native)
+
+    device.event()
+
+    ((block, disable_timing),) = fake.called("Event")
+    assert block
+    assert disable_timing
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 CALLS = {

@@ -124,8 +124,8 @@ class NativeDevice:
 
     @cuda_call("cudaEventCreateWithFlags")
     def event(self) -> Event:
-        """Return a new event without timing."""
-        return cast("Event", cupy.cuda.Event(disable_timing=True))
+        """Return a new event without timing; a thread that waits for it sleeps, and leaves its core to others."""
+        return cast("Event", cupy.cuda.Event(block=True, disable_timing=True))
 
     @cuda_call("cudaEventRecord")
     def record(self, event: Event, stream: Stream) -> None:

@@ -52,7 +52,8 @@ class PinnedRing:
     api : DeviceApi
     n_slots : int
     nbytes : int
-        Length of a slot; a slot that is asked to be longer is replaced by a longer one and stays so.
+        Length of a slot; a slot that is asked to be longer is replaced, by one that is half as long again at least:
+        pinning memory takes milliseconds, and what is asked for may grow by a little each time.
     """
 
     def __init__(self, api: DeviceApi, n_slots: int, nbytes: int) -> None:
@@ -68,7 +69,9 @@ class PinnedRing:
         if slot is not None:
             slot.settle()
         if slot is None or len(slot.array) < nbytes:
-            slot = self._slots[at] = Slot(self._api, max(nbytes, self._nbytes))
+            grown = 0 if slot is None else len(slot.array) * 3 // 2
+            self._slots[at] = slot = None  # given back before more is taken
+            slot = self._slots[at] = Slot(self._api, max(nbytes, self._nbytes, grown))
         return slot
 
     def fill(self) -> None:
