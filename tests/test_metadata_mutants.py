@@ -76,6 +76,19 @@ def test_sizes_that_no_machine_has_are_refused(memory, shard, chunk):
     assert_explains(caught.value, "'/t'")
 
 
+@pytest.mark.parametrize("length", [2**63, 2**70])
+def test_axes_that_no_integer_counts_are_refused_when_a_store_is_opened(memory, length):
+    sharded(memory, [4, 6], [2, 3])
+    document = json.loads(take(memory, "t/zarr.json"))
+    document["shape"][0] = length
+    put(memory, "t/zarr.json", json.dumps(document).encode())
+
+    with pytest.raises(MetadataError, match="'/t'") as caught:
+        open_ours(memory)
+
+    assert_explains(caught.value)
+
+
 def test_a_chunk_that_memory_does_not_suffice_for(memory):
     array = zarr.create_array(memory, shape=(8, 12), chunks=(2**25, 2**24), dtype="f8")
     put(memory, "c/0/0", bytes(99))

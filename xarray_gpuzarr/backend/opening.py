@@ -27,7 +27,7 @@ from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import parse_cast
 from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.metadata import NUMERIC_KINDS
+from xarray_gpuzarr.metadata import NUMERIC_KINDS, parse_array
 from xarray_gpuzarr.open_options import DecodeOptions, Place
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.tasks import ShardVariable
@@ -135,8 +135,18 @@ def build_dataset(
     options : DecodeOptions
     drop_variables : str or iterable of str or None
     place : Place
+
+    Raises
+    ------
+    MetadataError
+        The stored metadata of an array are malformed.
     """
-    stored, attrs = store.load()
+    try:
+        stored, attrs = store.load()
+    except OverflowError:  # of xarray's arithmetic: the array that is so long is named here
+        for _, array in store.zarr_group.arrays():
+            parse_array(array)
+        raise
     dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())
     prepared = dict(stored)
     for variable in prepared.values():
