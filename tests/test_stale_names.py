@@ -10,7 +10,7 @@ import zarr
 from helpers.clusters import local_cluster
 from helpers.compare import assert_same_values
 from helpers.datasets import open_ours, open_stock
-from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.tasks.file_marks import file_marks
@@ -171,6 +171,38 @@ def test_a_zip_file_that_was_replaced(tmp_path):
         name.append(open_ours(ZipStore(tmp_path / "s.zip"), chunks={})["v"].data.name)
 
     assert name[0] != name[1]
+
+
+def by_obstore(path):
+    return ObjectStore(pytest.importorskip("obstore").store.LocalStore(path), read_only=True)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda path: f"file://{path}",
+        lambda path: FsspecStore.from_url(f"local://{path}", read_only=True),
+        by_obstore,
+        lambda path: LoggingStore(LocalStore(path, read_only=True), log_level="ERROR"),
+        lambda path: WrapperStore(ZipStore(path.with_name("s.zip"), read_only=True)),
+    ],
+    ids=["url", "fsspec", "obstore", "wrapper", "wrapped zip"],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("change", ["written over", "chunk in place"])
+def test_local_files_in_other_stores(tmp_path, layout, change, wrapped):
+    path = tmp_path / "s.zarr"
+
+    def name():
+        shutil.make_archive(str(tmp_path / "s"), "zip", path)
+        (name,) = {open_ours(wrapped(path), chunks={})["v"].data.name for _ in range(2)}
+        return name
+
+    write(path, layout)
+    before = name()
+    CHANGES[change](path, layout)
+
+    assert name() != before
 
 
 def test_arrays_that_zarr_python_reads(tmp_path):

@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterator
 from math import prod
 
-from zarr.storage import ZipStore
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore
 
-from xarray_gpuzarr.fetch import LocalSource, StoreSource, byte_source
+from xarray_gpuzarr.fetch import LocalSource, StoreSource
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.read import StoredArray
 
@@ -21,6 +22,7 @@ Mark = tuple[int, ...] | None
 """Inode, bytes and times of a file or a directory; None if there is none."""
 
 _METADATA = ("zarr.json", ".zmetadata", ".zattrs", ".zarray")
+_FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
 _N_SHARDS = 8
 """Shards that are looked at, the first, the last and others between them at equal distances."""
 
@@ -35,16 +37,41 @@ def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
     Returns
     -------
     tuple
-        The same for the same files, in any process; empty if the store is not local. These are looked at: the
-        directories and the metadata of the array, of its group and of the root; eight shards and their directories,
-        which show that another shard beside one of them was made, deleted or replaced by renaming; and a zip file.
+        The same for the same files, in any process; empty if the store is not local, which fsspec's and obstore's may
+        be, too. These are looked at: the directories and the metadata of the array, of its group and of the root; eight
+        shards and their directories, which show that another shard beside one of them was made, deleted or replaced by
+        renaming; and a zip file.
     """
-    source = stored.source if stored.zarr_array is None else byte_source(stored.zarr_array.store)
-    if isinstance(source, StoreSource) and type(source.store) is ZipStore:
-        return (_mark(str(source.store.path)),)
-    if not isinstance(source, LocalSource):
+    place = _place(stored)
+    if isinstance(place, ZipStore):
+        return (_mark(str(place.path)),)
+    if place is None:
         return ()
-    return tuple(_mark(source.local_path(key)) for key in dict.fromkeys(_keys(stored)))
+    return tuple(_mark(f"{place}/{key}") for key in dict.fromkeys(_keys(stored)))
+
+
+def _place(stored: StoredArray) -> str | ZipStore | None:
+    """Return the directory or the zip file that holds an array, None if it is in neither."""
+    source = stored.source
+    if isinstance(source, LocalSource):
+        return source.root
+    store = source.store if isinstance(source, StoreSource) else None
+    return _place_of(store if stored.zarr_array is None else stored.zarr_array.store)
+
+
+def _place_of(store: Store | None) -> str | ZipStore | None:
+    while isinstance(store, WrapperStore):
+        store = store._store  # noqa: SLF001  # which wrappers have no public name for
+    if isinstance(store, ZipStore):
+        return store
+    if isinstance(store, LocalStore):
+        return os.fspath(store.root)
+    if isinstance(store, FsspecStore):
+        fs = type(getattr(store.fs, "sync_fs", store.fs))  # zarr wraps those that are not asynchronous
+        return store.path if f"{fs.__module__}.{fs.__name__}" == _FSSPEC_LOCAL else None
+    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        return os.fspath(getattr(store.store, "prefix", None) or "/")
+    return None
 
 
 def array_path(stored: StoredArray) -> str:
