@@ -200,6 +200,23 @@ def test_unusable_options_are_refused(bench_of, capsys, options, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", ["{tmp}", "{tmp}/file/out.json", "{tmp}/file/below/out.json", "/proc/nowhere/out.json"])
+def test_timings_that_cannot_be_written_are_told_before_anything_is_measured(bench_of, tmp_path, capsys, out):
+    (tmp_path / "file").touch()
+    out = out.format(tmp=tmp_path)
+
+    assert bench_of(FIRST, OURS, options=["--out", out]) == 2
+
+    printed = capsys.readouterr()
+    assert f"tried: --out {out}" in printed.err
+    assert printed.out == ""
+
+
+def test_no_file_is_left_where_nothing_was_measured(bench_of, tmp_path):
+    assert bench_of(FIRST, OURS, options=["--variable", "nonesuch", "--out", str(tmp_path / "out.json")]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_checksums_know_no_byte_order_and_one_nan():
     values = np.array([1, np.nan, -np.nan], "f4")
     other = values.astype(">f4")

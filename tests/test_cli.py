@@ -122,6 +122,7 @@ def test_info_of_a_store_that_is_not_local_counts_nothing(tmp_path, capsys):
         (["info", "{tmp}/s.zarr", "--device", "tpu"], "OptionError", "the known ones are"),
         (["info", "{tmp}/s.zarr", "--gpu-memory", "much"], "OptionError", "not a size"),
         (["demo", "--dir", "{tmp}/s.zarr/zarr.json"], "OptionError", "FileExistsError"),
+        (["demo", "--dir", "/proc/self"], "OptionError", "/proc/self/"),
         (["demo", "--dir", "{tmp}", "--source", "{tmp}/none.nc"], "StoreReadError", "FileNotFoundError"),
         (["demo", "--dir", "{tmp}", "--device", "tpu"], "OptionError", "the known ones are"),
     ],

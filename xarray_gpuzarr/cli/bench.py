@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 import xarray as xr
@@ -13,7 +14,7 @@ from rich.console import Console
 from xarray_gpuzarr.accessor.explain import lazy_array_of
 from xarray_gpuzarr.accessor.explanation import format_nbytes
 from xarray_gpuzarr.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
-from xarray_gpuzarr.cli.terminal import open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import make_writable, naming_unwritable, open_store, say, table_of
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.option_values import parse_nbytes
 
@@ -30,7 +31,7 @@ def run_bench(options: argparse.Namespace) -> int:
     Raises
     ------
     OptionError
-        A size, a variable or the part of a reader's name is unusable.
+        A size, a variable or the part of a reader's name is unusable, or ``--out`` cannot be written to.
     StoreReadError
         The store cannot be opened.
     """
@@ -40,6 +41,8 @@ def run_bench(options: argparse.Namespace) -> int:
     except ValueError:
         found = "not a size such as 268435456, 256 MB or 1GiB"
         raise OptionError("unusable size", tried=f"--nbytes {options.nbytes!r}", found=found, do="mend it") from None
+    if options.out is not None:
+        _require_file(options.out)
     group = options.group.strip("/")
     with open_store("gpuzarr", options.store, group=group or None, device="host") as dataset:
         variable = _variable(dataset, options.variable)
@@ -47,9 +50,18 @@ def run_bench(options: argparse.Namespace) -> int:
     result = bench_array(location, most_nbytes=most_nbytes, n_rounds=options.rounds, readers=readers)
     _print(result, Console())
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result.as_json(), indent=1) + "\n")
+        with naming_unwritable("--out", options.out):
+            options.out.write_text(json.dumps(result.as_json(), indent=1) + "\n")
     return int(any(row.failed for row in result.rows))
+
+
+def _require_file(out: Path) -> None:
+    """Make sure that a file can be written, before anything is measured."""
+    with naming_unwritable("--out", out):
+        if out.exists():
+            out.open("a").close()
+        else:
+            make_writable(out.parent)
 
 
 def _chosen(parts: Sequence[str] | None) -> list[ArrayReader]:

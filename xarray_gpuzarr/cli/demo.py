@@ -26,9 +26,9 @@ from rich.table import Table
 from xarray_gpuzarr.accessor import DataArrayAccessor, DatasetAccessor
 from xarray_gpuzarr.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
-from xarray_gpuzarr.cli.terminal import open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import make_writable, naming_unwritable, open_store, say, table_of
 from xarray_gpuzarr.decoders import resolve_device
-from xarray_gpuzarr.errors import GpuZarrError, OptionError
+from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.visible_text import visible
 
 ROUNDS = 5
@@ -85,7 +85,9 @@ def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", d
     resolve_device(device)
     # Never the name of the source itself, which may lie in the same folder.
     name = f"{Path(source).stem}-sharded" if source else "weather"
-    store = _writable(folder) / f"{name}.zarr"
+    with naming_unwritable("--dir", folder):
+        make_writable(folder)
+    store = folder / f"{name}.zarr"
     with _progress() as progress:
         bar = progress.add_task("writing", total=2 + ROUNDS * 3)
 
@@ -113,19 +115,6 @@ def _progress() -> Progress:
     console = Console(stderr=True)
     console.quiet = not console.is_terminal  # a bar that is disabled ends its line all the same, before rich 14.3
     return Progress(console=console, transient=True, auto_refresh=False, disable=console.quiet)
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise OptionError(
-            "the demo has nowhere to write",
-            tried=f"--dir {folder}",
-            found=f"{type(err).__name__}: {err}",
-            do="name a folder that can be written to, with --dir",
-        ) from err
-    return folder
 
 
 def _write(store: Path, source: str | None, size: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import xarray as xr
@@ -13,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from xarray_gpuzarr.accessor.tables import cell, headed_table
-from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, StoreReadError
+from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError, StoreReadError
 from xarray_gpuzarr.visible_text import visible
 
 
@@ -71,3 +73,30 @@ def naming_failures(store: str, tried: str) -> Iterator[None]:
             found=f"{type(err).__name__}: {err}",
             do="check the path, and that the packages which this kind of store or file needs are installed",
         ) from err
+
+
+@contextmanager
+def naming_unwritable(option: str, place: Path) -> Iterator[None]:
+    """Turn what the system raises inside a ``with`` block that writes to a place into an `OptionError`."""
+    try:
+        yield
+    except OSError as err:
+        raise OptionError(
+            f"nothing can be written to '{place}'",
+            tried=f"{option} {place}",
+            found=f"{type(err).__name__}: {err}",
+            do=f"name a place that can be written to, with {option}",
+        ) from err
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder unless it is there, and a file in it that leaves nothing behind.
+
+    Raises
+    ------
+    OSError
+        The system does not let one or the other be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder) as file:
+        file.write(b".")
