@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, TransposeCodec
 
-from xarray_gpuzarr.cuda import axes
+from xarray_gpuzarr.cuda import axes, launch
 from xarray_gpuzarr.decoders.cuda import placing
 from xarray_gpuzarr.lazy_array import find_lazy_array
 
@@ -69,6 +69,22 @@ def test_more_repeats_than_a_kernel_places(store, monkeypatch):
     monkeypatch.setattr(placing, "MAX_BOX", 40)
     ours, stock = opened(store, "gpuzarr"), opened(store, "zarr").load()
     indexers = REPEATS["along both axes"]
+
+    assert_same_values(ours["v"].isel(indexers).values, stock["v"].isel(indexers).values)
+
+
+@pytest.mark.parametrize(
+    "indexers",
+    [
+        {"x": np.repeat([0, 3, 8, 17], [1, 1, 900, 2])},
+        {"x": xr.DataArray(np.repeat([0, 3, 8, 17], [1, 1, 90000, 2]), dims="p"), "y": xr.DataArray(4)},
+    ],
+    ids=["boxes", "points"],
+)
+def test_one_element_so_often_that_others_do_not_fit_its_launch(store, monkeypatch, indexers):
+    monkeypatch.setattr(launch, "MAX_BLOCKS", 12)
+    monkeypatch.setattr(placing, "MAX_BLOCKS", 12)
+    ours, stock = opened(store, "gpuzarr"), opened(store, "zarr").load()
 
     assert_same_values(ours["v"].isel(indexers).values, stock["v"].isel(indexers).values)
 

@@ -20,6 +20,8 @@ LOG_ITEMS = 4
 """A thread handles 16 elements of a tile."""
 MAX_BOX = 2**31
 """Positions inside a box are 32-bit numbers."""
+LEAST_TILE = 32
+"""Elements of a box for each of its tiles, at least: a tile is as wide, or as the box, and may be one row of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,8 @@ MOVE_TILE_NBYTES = 1 << 16
 _CAST_WORDS, _AXIS_WORDS = 8, 8
 _NO_COLUMN = -1
 _WORD = 2**64 - 1
-_MAX_BLOCKS = 2**31 - 1
+MAX_BLOCKS = 2**31 - 1
+"""Of threads, in one launch."""
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
@@ -181,7 +182,7 @@ class _Placer:
             So many chunks do not fit one launch.
         """
         n_blocks, counts = self._grid(n_rows)
-        if n_blocks > _MAX_BLOCKS:
+        if n_blocks > MAX_BLOCKS:
             raise ValueError(f"{n_blocks} blocks of threads in one launch: fewer chunks at a time are needed")
         if n_blocks:
             api.launch(self._kernel, n_blocks, N_THREADS, (at, src, row, *counts), stream)

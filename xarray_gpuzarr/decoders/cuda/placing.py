@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy.typing as npt
 from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
-from xarray_gpuzarr.cuda.axes import MAX_BOX
-from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Points, Scatter
+from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_BOX
+from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 from xarray_gpuzarr.grid import largest_box
@@ -24,10 +25,17 @@ Addresses = npt.NDArray[np.uint64]
 
 
 def fits_kernels(target: Target) -> bool:
-    """Whether kernels can place what each chunk gives: too many elements where some are wanted again and again."""
-    if isinstance(target, PointTarget) or all(pieces.index is None for pieces in target.pieces):
+    """Whether kernels can place what chunks give: not where elements are wanted too often, all of one chunk or in sum.
+
+    A launch has as many blocks of threads for each chunk as the chunk with the most elements needs.
+    """
+    if isinstance(target, PointTarget):
+        n_chunks, largest = len(target.groups.chunk), int(np.diff(target.groups.bounds).max(initial=0))
+    elif all(pieces.index is None for pieces in target.pieces):
         return True
-    return largest_box(target.pieces) < MAX_BOX
+    else:
+        n_chunks, largest = math.prod(len(pieces.chunk) for pieces in target.pieces), largest_box(target.pieces)
+    return largest < MAX_BOX and n_chunks * -(-largest // LEAST_TILE) <= MAX_BLOCKS
 
 
 @record
