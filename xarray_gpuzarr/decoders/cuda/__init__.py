@@ -120,7 +120,7 @@ class CudaDecoder:
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
-        values = np.ascontiguousarray(cast_array(_native(cast), block))
+        values = np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
         resources = self._current_resources()
         api = resources.api
 
