@@ -33,7 +33,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, Trans
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import read_array
+from xarray_gpuzarr import CorruptChunkError, read_array
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.read import stored_array
 
@@ -239,6 +239,46 @@ def test_gzip_of_several_members_is_read(memory, zarr_format):
 
     assert_same_bits(read(array), array[...])
     assert_same_bits(read(array), data)
+
+
+@pytest.mark.host_decoder  # the device compares the last length and checksum, which a repeated member has
+@pytest.mark.parametrize(
+    "follows",
+    [
+        *(lambda member: member, lambda member: member[:-1], lambda _: gzip.compress(b"more")),
+        *(lambda _: b"nonsense", lambda _: b"\x1f\x8b", lambda _: bytes(5) + b"x"),
+    ],
+    ids=["the same once more", "a cut member", "another member", "nonsense", "magic bytes", "zeros and nonsense"],
+)
+def test_what_zarr_refuses_behind_a_gzip_member_is_an_error(memory, follows):
+    array = write(memory, counting((100,), "u2"), name="t", chunks=(100,), compressors=GzipCodec())
+    member = take(memory, "t/c/0")
+
+    put(memory, "t/c/0", member + follows(member))
+
+    with pytest.raises((OSError, EOFError, ValueError)):
+        array[...]
+    with pytest.raises(CorruptChunkError):
+        read(array)
+
+
+@pytest.mark.parametrize("follows", [bytes(1), bytes(40), gzip.compress(b"")], ids=["a zero", "zeros", "no more bytes"])
+def test_what_zarr_accepts_behind_a_gzip_member(memory, follows):
+    array = write(memory, counting((100,), "u2"), name="t", chunks=(100,), compressors=GzipCodec())
+
+    put(memory, "t/c/0", take(memory, "t/c/0") + follows)
+
+    assert_same_bits(read(array), array[...])
+
+
+@pytest.mark.parametrize("compressors", [[Crc32cCodec(), ZstdCodec()], [zn.BZ2()]], ids=["crc32c inside", "bz2"])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "missing"])
+def test_scalar_that_no_device_decodes(memory, compressors, stored):
+    array = write(memory, np.array(2.5), name="t", compressors=compressors)
+    if not stored:
+        memory._store_dict.pop("t/c")
+
+    assert_same_bits(read(array), np.asarray(array[...]))
 
 
 @pytest.mark.parametrize("n_frames", [1, 2, 3])
