@@ -262,6 +262,43 @@ def test_what_zarr_refuses_behind_a_gzip_member_is_an_error(memory, follows):
         read(array)
 
 
+@pytest.mark.doubtful_frames
+@pytest.mark.parametrize("checksum", [True, False], ids=["checksum", "no checksum"])
+@pytest.mark.parametrize("n_elements", [100, 100_000])
+@pytest.mark.parametrize(
+    "follows",
+    [
+        *(lambda frame: frame, lambda frame: frame[:-1], lambda frame: frame[:1], lambda frame: frame[:4]),
+        *(lambda frame: frame[:5], lambda _: bytes(1), lambda _: zstandard.compress(b"more")),
+    ],
+    ids=["the same once more", "a cut frame", "1 byte", "magic bytes", "5 bytes", "a zero", "another frame"],
+)
+def test_what_zarr_refuses_behind_a_zstd_frame_is_an_error(memory, follows, n_elements, checksum):
+    data = counting((n_elements,), "u2")
+    array = write(memory, data, name="t", chunks=data.shape, compressors=ZstdCodec(checksum=checksum))
+    frame = take(memory, "t/c/0")
+
+    put(memory, "t/c/0", frame + follows(frame))
+
+    with pytest.raises((RuntimeError, ValueError)):
+        array[...]
+    with pytest.raises(CorruptChunkError):
+        read(array)
+
+
+def test_zstd_frame_without_its_last_block_is_an_error(memory):
+    array = write(memory, counting((90,), "u2"), name="t", chunks=(90,), compressors=ZstdCodec())
+    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    started = compressor.compress(array[...].tobytes()) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+
+    put(memory, "t/c/0", started)
+
+    with pytest.raises(RuntimeError):
+        array[...]
+    with pytest.raises(CorruptChunkError):
+        read(array)
+
+
 @pytest.mark.parametrize("follows", [bytes(1), bytes(40), gzip.compress(b"")], ids=["a zero", "zeros", "no more bytes"])
 def test_what_zarr_accepts_behind_a_gzip_member(memory, follows):
     array = write(memory, counting((100,), "u2"), name="t", chunks=(100,), compressors=GzipCodec())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
-from xarray_gpuzarr.frames import FrameError, declared_nbytes, has_zstd_checksum
+from xarray_gpuzarr.frames import FrameError, declared_nbytes
 
 BLOSC = BloscSpec(cname="lz4", shuffle="shuffle", typesize=4)
 SPECS = {"zstd": ZstdSpec(), "gzip": GzipSpec(), "zlib": ZlibSpec(), "lz4": Lz4Spec(), "blosc": BLOSC}
@@ -78,13 +78,6 @@ def test_blosc_length_is_read_for_every_kind(cname, shuffle):
     frame = numcodecs.Blosc(cname=cname, shuffle=shuffle).encode(np.arange(5000, dtype="u4"))
 
     assert declared_nbytes(BLOSC, frame) == 20000
-
-
-@pytest.mark.parametrize("checksum", [False, True])
-def test_zstd_header_says_whether_a_checksum_follows(checksum):
-    frame = zstandard.ZstdCompressor(write_checksum=checksum).compress(b"some bytes")
-
-    assert has_zstd_checksum(frame) == checksum
 
 
 @pytest.mark.parametrize("name", SPECS)

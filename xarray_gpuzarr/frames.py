@@ -75,11 +75,6 @@ def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
     return int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
 
 
-def has_zstd_checksum(frame: memoryview | bytes) -> bool:
-    """Whether the header of a zstd frame says that a checksum of the content follows."""
-    return bool(frame[4] & 4)
-
-
 def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
     """Say whether bytes begin a zstd frame of `expected` bytes, with no dictionary and no checksum."""
     try:

@@ -34,18 +34,16 @@ from xarray_gpuzarr.codecs import (
 from xarray_gpuzarr.decoders.host_blosc import inflate_frame, is_worth_inflating
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_filters import decode_elements, filtered_nbytes, unshuffle
-from xarray_gpuzarr.decoders.host_streams import decode_at_most, decode_zstd_stream, zstd_context
+from xarray_gpuzarr.decoders.host_streams import decode_at_most, decode_zstd, decode_zstd_stream
 from xarray_gpuzarr.decoders.scratch import buffer, copy_bytes
 from xarray_gpuzarr.fetch import ByteStream
-from xarray_gpuzarr.frames import FrameError, blosc_nbytes, declared_nbytes, has_zstd_checksum
+from xarray_gpuzarr.frames import FrameError, blosc_nbytes, declared_nbytes
 
 DecodeInto = Callable[[memoryview, memoryview], None]
 """Decode `src` into exactly the whole of `dst`, or raise `FrameError`."""
 
 _ONE_SHOT_NBYTES = 128 * 1024
 """From here on a new context costs less than imagecodecs' assembly for Huffman codes saves."""
-_LEAST_ZSTD_NBYTES = 6
-"""Of a frame's header."""
 _STAGE_SLACK_NBYTES = 64 * 1024
 """No codec in the middle of a chain makes a chunk twice its size, but for headers and dtypes with longer elements."""
 _LZ4 = Lz4Spec()
@@ -54,15 +52,10 @@ _GZIP_MEMBER = re.compile(rb"\x1f\x8b\x08")
 
 
 def _zstd(src: memoryview, dst: memoryview) -> None:
-    # Only a one-shot call says so if a frame ends within its checksum.
-    if len(dst) >= _ONE_SHOT_NBYTES or len(src) < _LEAST_ZSTD_NBYTES or has_zstd_checksum(src):
+    if len(dst) < _ONE_SHOT_NBYTES:
+        decode_zstd(src, dst)
+    else:
         _same(imagecodecs.zstd_decode(src, out=dst), dst)
-        return
-    reader = zstd_context().stream_reader(src, closefd=False)
-    if reader.readinto(dst) != len(dst):
-        raise FrameError("fewer bytes")
-    if reader.read(1):
-        raise FrameError("more bytes")
 
 
 def _blosc(src: memoryview, dst: memoryview) -> None:

@@ -50,7 +50,15 @@ def decode_zstd_stream(stream: ByteStream, dst: memoryview) -> None:
     FrameError, zstandard.ZstdError
         The frames are cut short or damaged, declare or hold more bytes or fewer.
     """
-    reader = _zstd_reader(_Ended(stream, len(dst)))
+    _fill(_zstd_reader(_Ended(stream, len(dst))), dst)
+
+
+def decode_zstd(src: memoryview, dst: memoryview) -> None:
+    """Decode one zstd frame, or several in a row, whose bytes are at hand; otherwise as `decode_zstd_stream`."""
+    _fill(_zstd_reader(b"".join((src, _END_FRAME))), dst)
+
+
+def _fill(reader: Any, dst: memoryview) -> None:
     done = reader.readinto(dst)
     rest = reader.read(len(_END) + 1) if done == len(dst) else b""
     if rest != _END:
@@ -108,7 +116,7 @@ class _Ended:
         return _END_FRAME if self._is_over else piece
 
 
-def _zstd_reader(source: _Ended) -> Any:
+def _zstd_reader(source: _Ended | bytes) -> Any:
     return zstd_context().stream_reader(source, read_size=_PIECE_NBYTES, read_across_frames=True, closefd=False)
 
 
