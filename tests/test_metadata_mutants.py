@@ -11,6 +11,7 @@ from helpers.corpus import counting
 from helpers.damage import assert_explains
 from helpers.datasets import open_ours
 from helpers.stores import put, take
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import HostMemoryError, MetadataError, read_array
@@ -22,6 +23,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(300),
 ]
+
+
+UNPLANNED = ShardingCodec(chunk_shape=(2,), index_codecs=[BytesCodec(), Crc32cCodec(), Crc32cCodec()])
+"""Shards whose index only zarr-python reads."""
 
 
 @pytest.mark.doubtful_frames
@@ -97,6 +102,17 @@ def test_a_chunk_that_memory_does_not_suffice_for(memory):
         read_array(array, device="host")
 
     assert_explains(caught.value, "'/'", str(2**52), "Unable to allocate")
+
+
+@pytest.mark.parametrize("how", [{"dtype": "S3"}, {"dtype": "i4", "serializer": UNPLANNED}], ids=["text", "shards"])
+@pytest.mark.parametrize("selection", [0, (-1,), [0, 0], slice(None, None, -2), slice(3)])
+def test_lengths_beyond_any_machine_of_arrays_that_zarr_reads(memory, how, selection):
+    zarr.create_array(memory, name="t", shape=(8,), chunks=(4,), **how)
+    document = json.loads(take(memory, "t/zarr.json"))
+    put(memory, "t/zarr.json", json.dumps(document | {"shape": [2**64]}).encode())
+
+    with pytest.raises(MetadataError):
+        read_array(zarr.open_array(memory, path="t", mode="r"), selection, device="host")
 
 
 @pytest.mark.parametrize("shape", [(2**62,), (2**40, 2**40), (3, 2**61, 2**62)])

@@ -39,7 +39,7 @@ from xarray_gpuzarr.codecs import (
     encoded_nbytes,
 )
 from xarray_gpuzarr.errors import MetadataError
-from xarray_gpuzarr.grid import ChunkGrid
+from xarray_gpuzarr.grid import MAX_LENGTH, ChunkGrid
 from xarray_gpuzarr.shard_index import ShardIndexSpec
 
 NUMERIC_KINDS = frozenset("biufc")
@@ -184,6 +184,8 @@ def _malformed(array: zarr.Array[Any], err: Exception) -> MetadataError:
 
 def _parse(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     metadata = array.metadata
+    if max(metadata.shape, default=0) > MAX_LENGTH:
+        raise ValueError(f"shape {metadata.shape}")
     if array.dtype.kind not in NUMERIC_KINDS:
         return Unplanned(reason=f"dtype {array.dtype} is not numeric")
     if isinstance(metadata, ArrayV2Metadata):
