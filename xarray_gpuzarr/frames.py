@@ -61,7 +61,9 @@ def _zlib_nbytes(frame: memoryview | bytes) -> None:
 
 
 def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
-    """Read Frame_Content_Size, whose width and place depend on the descriptor byte."""
+    """Read Frame_Content_Size, whose width and place depend on the descriptor byte; a skippable frame has none."""
+    if len(frame) >= 8 and frame[0] & 0xF0 == 0x50 and bytes(frame[1:4]) == b"\x2a\x4d\x18":
+        return None
     if len(frame) < 6 or bytes(frame[:4]) != b"\x28\xb5\x2f\xfd":
         raise FrameError(f"no zstd frame header in {len(frame)} bytes")
     descriptor = frame[4]
