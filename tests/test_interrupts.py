@@ -1,6 +1,7 @@
 """Ctrl-C, and threads that cannot be started, leave everything as it was, and the next read works."""
 
 import _thread
+import asyncio
 import subprocess
 import sys
 import threading
@@ -62,17 +63,19 @@ def test_signals_at_any_time_leave_nothing_behind(kind, n_threads):
 
 
 @pytest.fixture
-def no_threads(monkeypatch):
+def no_threads():
     """A function that lets no thread start, and one that does so again."""
+    patch = pytest.MonkeyPatch()
 
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     def begin() -> None:
         for module, name in ((_thread, "start_new_thread"), (threading, "_start_new_thread")):
-            monkeypatch.setattr(module, name, refuse)
+            patch.setattr(module, name, refuse)
 
-    return begin, monkeypatch.undo
+    yield begin, patch.undo
+    patch.undo()
 
 
 @pytest.fixture
@@ -129,11 +132,12 @@ def test_some_helpers_that_cannot_be_started_are_no_loss(monkeypatch):
 @pytest.fixture
 def no_loop(monkeypatch):
     """A process in which zarr has not begun its event loop."""
-    monkeypatch.setattr(sync, "loop", [None])
+    loop: list[asyncio.AbstractEventLoop | None] = [None]
+    monkeypatch.setattr(sync, "loop", loop)
     monkeypatch.setattr(sync, "iothread", [None])
     yield
-    if sync.loop[0] is not None:
-        sync.loop[0].call_soon_threadsafe(sync.loop[0].stop)
+    if loop[0] is not None:
+        loop[0].call_soon_threadsafe(loop[0].stop)
 
 
 def test_an_event_loop_that_could_not_be_started_is_started_by_the_next_read(no_loop, no_threads):
