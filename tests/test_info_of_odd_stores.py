@@ -112,7 +112,8 @@ def test_an_empty_group(zarr_format, tmp_path, capsys):
 
     assert main(["info", str(tmp_path / "s.zarr")]) == 0
 
-    assert capsys.readouterr().out == f"{tmp_path}/s.zarr, group /, Zarr format {zarr_format}\n"
+    said = f"{tmp_path}/s.zarr, group /, Zarr format {zarr_format}, metadata not consolidated\n"
+    assert capsys.readouterr().out == said
 
 
 def assert_three_lines(capsys, status, found):
