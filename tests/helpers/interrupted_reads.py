@@ -181,8 +181,11 @@ def at_every_point(subject: Subject, first: int = 1, step: int = 1) -> int:
 
 def by_timer(subject: Subject, seconds: float) -> int:
     """Interrupt reads by a signal, a little later each time."""
+    armed: list[bool] = []
 
     def interrupt(_: int, frame: Any) -> None:
+        if not armed:  # it came when the read had ended, and is handled only now
+            return
         if is_foreign(frame):
             signal.setitimer(signal.ITIMER_REAL, 2e-5)
         else:
@@ -197,10 +200,12 @@ def by_timer(subject: Subject, seconds: float) -> int:
         n += 1
 
         def read() -> None:
-            signal.setitimer(signal.ITIMER_REAL, max(1e-6, longest * (n * 0.618034 % 1)))  # noqa: B023
+            armed[:] = [True]
             try:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, longest * (n * 0.618034 % 1)))  # noqa: B023
                 subject.read()
             finally:
+                armed.clear()
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
         n_hits += subject.interrupted(read)
