@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product, repeat
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -349,7 +348,7 @@ def _numbered(chunk: Column, n_chunks: tuple[int, ...]) -> Column:
     """Return a number for each row of coordinates, in C order of the chunks."""
     if not len(chunk):
         return chunk[:, 0]
-    if prod(n_chunks) >= 2**63:  # more chunks than there are numbers, of which few are asked for
+    if math.prod(n_chunks) >= 2**63:  # more chunks than there are numbers, of which few are asked for
         return np.unique(chunk, axis=0, return_inverse=True)[1].reshape(-1)
     numbers: Column = np.ravel_multi_index(tuple(chunk.T), n_chunks)
     return numbers

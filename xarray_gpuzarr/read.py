@@ -112,13 +112,12 @@ def _read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     outer = outer_selection(selection, stored.shape)
     if isinstance(stored.spec, Unplanned):
         return outer.restore(_read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder))
-    try:
-        target = box_target(outer, stored.spec.grid)
-        return outer.restore(_read_target(stored, stored.spec, target, decoder))
-    except DeviceMemoryError:
-        raise
-    except MemoryError as err:
-        raise _lack_of_memory(stored.spec, err) from err
+    spec = stored.spec
+
+    def planned() -> Any:
+        return outer.restore(_read_target(stored, spec, box_target(outer, spec.grid), decoder))
+
+    return _within_memory(spec, planned)
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
@@ -140,23 +139,28 @@ def _read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder)
     flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):
         return _read_by_zarr(stored, lambda a: a.vindex[tuple(flat)], decoder).reshape(arrays[0].shape)
+    spec = stored.spec
+
+    def planned() -> Any:
+        target = PointTarget(groups=group_points(flat, spec.grid))
+        return _read_target(stored, spec, target, decoder).reshape(arrays[0].shape)
+
+    return _within_memory(spec, planned)
+
+
+def _within_memory(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
+    """Return what a planned read does; name the array where host memory does not suffice for it."""
     try:
-        target = PointTarget(groups=group_points(flat, stored.spec.grid))
-        return _read_target(stored, stored.spec, target, decoder).reshape(arrays[0].shape)
+        return planned()
     except DeviceMemoryError:
         raise
     except MemoryError as err:
-        raise _lack_of_memory(stored.spec, err) from err
-
-
-def _lack_of_memory(spec: ArraySpec, err: MemoryError) -> HostMemoryError:
-    """Return the error of a read that host memory does not suffice for."""
-    return HostMemoryError(
-        f"not enough host memory to read array '{spec.path}'",
-        tried=f"a selection of {spec.grid.shape} elements, in chunks of {spec.chunk_nbytes} bytes",
-        found=str(err) or "no memory is left",
-        do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
-    )
+        raise HostMemoryError(
+            f"not enough host memory to read array '{spec.path}'",
+            tried=f"a selection of {spec.grid.shape} elements, in chunks of {spec.chunk_nbytes} bytes",
+            found=str(err) or "no memory is left",
+            do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
+        ) from err
 
 
 def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder) -> Any:

@@ -116,9 +116,7 @@ def _cuda_decoder() -> PreparedDecoder:
 
 def _forget_devices() -> None:
     """Drop what is kept for devices, private pools among it; arrays that live keep their memory."""
-    device = sys.modules.get(
-        "xarray_gpuzarr.cuda.device"
-    )  # not there if CuPy is not, nor complete while it is imported
+    device = sys.modules.get("xarray_gpuzarr.cuda.device")  # absent without CuPy, incomplete while it is imported
     forget = getattr(device, "forget_devices", None)
     if forget is not None:
         forget()
