@@ -178,7 +178,7 @@ def test_memory_comes_from_the_resource_that_was_asked_for(fake, native, memory,
 
     device.allocate(100, stream)
 
-    ((nbytes, on, resource),) = fake.called("DeviceBuffer")
+    ((nbytes, on, resource),) = fake.called("allocate")
     assert (nbytes, on) == (100, stream.for_rmm)
     assert resource is current if expected == "current" else type(resource) is expected
 
@@ -188,7 +188,7 @@ def test_a_private_pool_starts_empty(fake, native):
 
     device.allocate(100, stream)
 
-    resource = fake.called("DeviceBuffer")[0][2]
+    resource = fake.called("allocate")[0][2]
     assert type(resource.upstream_mr) is CudaMemoryResource
     assert resource.options == {"initial_pool_size": 0}
 
@@ -199,7 +199,7 @@ def test_one_private_resource_serves_all_threads(fake, native):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: device.allocate(100, stream), range(64)))
 
-    assert len({id(resource) for _, _, resource in fake.called("DeviceBuffer")}) == 1
+    assert len({id(resource) for _, _, resource in fake.called("allocate")}) == 1
 
 
 def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, native):
@@ -209,35 +209,87 @@ def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, native
     fake.current_resource = PoolMemoryResource("plain")
     device.allocate(100, stream)
 
-    first, second = (resource for _, _, resource in fake.called("DeviceBuffer"))
+    first, second = (resource for _, _, resource in fake.called("allocate"))
     assert type(first) is CudaAsyncMemoryResource
     assert second is fake.current_resource
 
 
-def test_free_drops_the_buffer_and_dropping_the_memory_does_too(fake, native):
+def test_memory_goes_back_when_it_is_freed_and_when_it_is_dropped(fake, native):
     device, stream = make(native)
     freed, dropped = device.allocate(100, stream), device.allocate(50, stream)
     assert (freed.address, freed.nbytes) == (4096, 100)
-    assert len(fake.live_buffers()) == 2
+    assert fake.taken() == [100, 50]
 
     freed.free()
-    assert [b.size for b in fake.live_buffers()] == [50]
+    assert fake.taken() == [50]
 
-    del dropped
-    assert fake.live_buffers() == []
+    del freed, dropped
+    assert fake.taken() == []
+    assert [on for _, on, _ in fake.called("deallocate")] == [stream.for_rmm] * 2
 
 
-def test_an_array_owns_a_buffer_of_its_stream(fake, native):
+def test_memory_goes_back_behind_its_consumer(fake, native):
+    device, stream = make(native)
+    consumer, on = device.consumer_stream(), device.stream()
+    memory = device.allocate(100, stream)
+
+    memory.free_behind(consumer, on)
+
+    names = [name for name, *_ in fake.calls]
+    assert [name for name in names if name in {"record", "wait_event", "deallocate"}] == ["record", "wait_event", "deallocate"]
+    assert fake.called("record")[-1] == [consumer.for_cupy]
+    assert fake.called("deallocate")[-1][:2] == [100, on.for_rmm]
+    del memory
+    assert len(fake.called("deallocate")) == 1
+
+
+def test_memory_whose_order_cannot_be_kept_is_not_given_away(fake, native):
+    device, stream = make(native)
+    memory = device.allocate(100, stream)
+    fake.failures["record"] = CUDARuntimeError("cudaErrorIllegalAddress")
+
+    memory.free_behind(device.consumer_stream(), stream)
+    del memory
+
+    assert fake.taken() == [100]
+
+
+@pytest.mark.parametrize("how", ["free", "free_behind", "drop"])
+def test_a_forked_process_gives_nothing_back(fake, native, monkeypatch, how):
+    device, stream = make(native)
+    memory, consumer = device.allocate(100, stream), device.consumer_stream()
+    monkeypatch.setattr("os.getpid", lambda: 0)
+
+    if how == "free":
+        memory.free()
+    elif how == "free_behind":
+        memory.free_behind(consumer, stream)
+    del memory
+
+    assert fake.taken() == [100]
+
+
+def test_an_array_owns_memory_of_its_stream(fake, native):
     device, stream = make(native)
 
     array = device.empty((2, 3), np.dtype("f4"), stream)
 
-    (buffer,) = fake.live_buffers()
+    assert fake.taken() == [24]
     assert (array.shape, array.dtype, device.address(array)) == ((2, 3), np.dtype("f4"), 4096)
-    assert (array.data.mem.nbytes, array.data.mem.index, array.data.mem.owner) == (24, 0, buffer)
-    assert buffer.stream is stream.for_rmm
-    del array, buffer
-    assert fake.live_buffers() == []
+    assert (array.data.mem.nbytes, array.data.mem.index, array.data.mem.owner.nbytes) == (24, 0, 24)
+    assert fake.called("allocate")[0][1] is stream.for_rmm
+    del array
+    assert fake.taken() == []
+
+
+def test_an_array_in_memory_keeps_its_owner(fake, native):
+    device, stream = make(native)
+    owner, memory = object(), device.allocate(100, stream)
+
+    array = device.array_in(memory, (2, 3), np.dtype("f4"), owner)
+
+    assert device.address(array) == memory.address
+    assert array.data.mem.owner is owner
 
 
 def test_an_array_may_be_empty(fake, native):
@@ -278,7 +330,7 @@ CALLS = {
     "record": lambda d, s: d.record(d.event(), s),
     "wait_event": lambda d, s: d.wait(s, d.event()),
     "synchronize": lambda d, s: d.synchronize(s),
-    "DeviceBuffer": lambda d, s: d.allocate(100, s),
+    "allocate": lambda d, s: d.allocate(100, s),
     "PinnedMemory": lambda d, s: d.allocate_pinned(100),
     "memcpyAsync": lambda d, s: d.upload(4096, np.zeros(3, np.uint8), s),
     "RawModule": lambda d, s: d.launch(KERNEL, 1, 32, (1,), s),
@@ -344,7 +396,7 @@ def test_a_kernel_that_does_not_compile_shows_the_compilers_words(fake, native):
 @pytest.mark.parametrize("ask", ["allocate", "empty"])
 def test_want_of_device_memory_says_how_much_and_what_to_set(fake, native, words, ask):
     device, stream = make(native)
-    fake.failures["DeviceBuffer"] = MemoryError(words)
+    fake.failures["allocate"] = MemoryError(words)
 
     with pytest.raises(DeviceMemoryError) as caught:
         device.allocate(100, stream) if ask == "allocate" else device.empty((25,), np.dtype("f4"), stream)
@@ -356,7 +408,7 @@ def test_want_of_device_memory_says_how_much_and_what_to_set(fake, native, words
 
 def test_an_allocation_that_fails_on_a_broken_device_is_no_want_of_memory(fake, native):
     device, stream = make(native)
-    fake.failures["DeviceBuffer"] = MemoryError(OUT_OF_MEMORY + "cudaErrorIllegalAddress an illegal memory access")
+    fake.failures["allocate"] = MemoryError(OUT_OF_MEMORY + "cudaErrorIllegalAddress an illegal memory access")
 
     with pytest.raises(CudaError, match="this process can no longer use the GPU") as caught:
         device.allocate(100, stream)
@@ -440,7 +492,7 @@ def test_nothing_of_the_process_is_set(fake, native):
         device.launch(KERNEL, 1, 32, (1,), stream)
 
     called = {name for name, *_ in fake.calls}
-    assert "DeviceBuffer" in called
+    assert "allocate" in called
     assert not {name for name in called if name.startswith("set_")} | called & {"reinitialize"}
 
 

@@ -225,7 +225,6 @@ MISTAKES = {
         "allocation of 1000 bytes .*: memory that was free was written: 1 bytes",
     ),
     "free twice": (lambda d, s, m, p: [m.free(), m.free()], "are freed twice"),
-    "leak": (lambda d, s, m, p: d.allocate(N, s) and None, "never freed: .*1000 bytes"),
     "host memory that is not pinned": (
         lambda d, s, m, p: d.upload(m.address, np.zeros(N, BYTE), s),
         "1000 bytes of host memory at .* are not pinned",

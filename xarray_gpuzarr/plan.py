@@ -51,6 +51,11 @@ class BoxTarget:
         """Shape of the output."""
         return tuple(p.length for p in self.pieces)
 
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks that it touches, whether they are stored or not."""
+        return math.prod(len(p.chunk) for p in self.pieces)
+
     def chunk(self, row: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
         chunk = np.empty_like(row)
@@ -69,6 +74,11 @@ class PointTarget:
     def shape(self) -> tuple[int, ...]:
         """Shape of the output."""
         return (len(self.groups.position),)
+
+    @property
+    def n_chunks(self) -> int:
+        """Inner chunks that it touches, whether they are stored or not."""
+        return len(self.groups.chunk)
 
     def chunk(self, row: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""

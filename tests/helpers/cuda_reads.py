@@ -31,7 +31,8 @@ from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.read import StoredArray, read, stored_array
 
 KIB = 1024
-SMALL = {"slot_nbytes": 64 * KIB, "n_slots": 2, "batch_nbytes": 96 * KIB, "scratch_nbytes": 64 * KIB * KIB}
+SMALL = {"slot_nbytes": 64 * KIB, "n_slots": 2, "batch_nbytes": 96 * KIB, "batch_chunks": 1}
+SMALL |= {"scratch_nbytes": 64 * KIB * KIB}
 LAZY = 0
 """The seed of a device that does only what somebody waits for."""
 SEEDS = (LAZY, *(seed for seed in range(48) if seed % 4 > 1))

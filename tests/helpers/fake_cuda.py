@@ -4,24 +4,36 @@ fail."""
 from __future__ import annotations
 
 import gc
+import itertools
 import time
-import weakref
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 
-class CudaMemoryResource:
+class DeviceMemoryResource:
+    """What all of RMM's resources do; `fake` is told when they do it."""
+
+    fake = None
+
+    def allocate(self, nbytes, stream):
+        return self.fake.call("allocate", lambda *_: self.fake.take(nbytes))(nbytes, stream, self)
+
+    def deallocate(self, address, nbytes, stream):
+        self.fake.call("deallocate", lambda *_: self.fake.give_back(address))(nbytes, stream, self)
+
+
+class CudaMemoryResource(DeviceMemoryResource):
     """RMM's plain resource."""
 
 
-class CudaAsyncMemoryResource:
+class CudaAsyncMemoryResource(DeviceMemoryResource):
     """RMM's resource over ``cudaMallocAsync``. Making one takes long enough for threads to meet."""
 
     def __init__(self):
         time.sleep(0.01)
 
 
-class UpstreamResource:
+class UpstreamResource(DeviceMemoryResource):
     """What RMM's pools and adaptors have in common."""
 
     def __init__(self, upstream_mr, **options):
@@ -43,14 +55,6 @@ class CUDARuntimeError(RuntimeError):
 
 class CompileException(Exception):  # noqa: N818  # CuPy's name
     """CuPy's error of NVRTC, which is no RuntimeError."""
-
-
-class DeviceBuffer:
-    """RMM's buffer."""
-
-    def __init__(self, *, size, stream, mr):
-        self.size, self.stream, self.mr = size, stream, mr
-        self.ptr = 4096 if size else 0
 
 
 class RmmStream:
@@ -78,12 +82,24 @@ class FakeCuda:
         self.allocator = "CuPy's own"
         self.current_device = 0
         self.has_async = True
-        self._buffers = []
+        self._taken = {}
+        self._at = itertools.count(4096, 4096)
+        DeviceMemoryResource.fake = self
 
-    def live_buffers(self):
-        """Return the RMM buffers that something still holds."""
+    def take(self, nbytes):
+        """Return the address of memory that is taken from now on."""
+        address = next(self._at)
+        self._taken[address] = nbytes
+        return address
+
+    def give_back(self, address):
+        """Take memory back."""
+        del self._taken[address]
+
+    def taken(self):
+        """Return the lengths of what is taken."""
         gc.collect()
-        return [b for b in (ref() for ref in self._buffers) if b is not None]
+        return list(self._taken.values())
 
     def called(self, name):
         """Return the arguments of the calls of that name."""
@@ -130,7 +146,7 @@ class FakeCuda:
             compiler=module("cupy.cuda.compiler", CompileException=CompileException),
             Device=self.call("Device", nullcontext),
             Stream=self.call("Stream", lambda **_: self._stream(7)),
-            Event=self.call("Event", lambda **_: SimpleNamespace(record=self.call("record"))),
+            Event=self.call("Event", lambda **_: SimpleNamespace(record=self.call("record", lambda *_: None))),
             get_current_stream=self.call("get_current_stream", lambda: self._stream(0)),
             PinnedMemory=self.call("PinnedMemory", bytearray),
             PinnedMemoryPointer=lambda memory, _offset: memory,
@@ -164,11 +180,9 @@ class FakeCuda:
             set_current_device_resource=self.call("set_current_device_resource"),
         )
         stream = module("rmm.pylibrmm.stream", Stream=RmmStream)
-        buffer = self.call("DeviceBuffer", self._buffer)
         return module(
             "rmm",
             mr=mr,
-            DeviceBuffer=buffer,
             allocators=module(
                 "rmm.allocators", cupy=module("rmm.allocators.cupy", rmm_cupy_allocator="RMM's for CuPy")
             ),
@@ -180,11 +194,6 @@ class FakeCuda:
         return SimpleNamespace(
             ptr=handle, synchronize=self.call("synchronize"), wait_event=self.call("wait_event", lambda _event: None)
         )
-
-    def _buffer(self, **options):
-        buffer = DeviceBuffer(**options)
-        self._buffers.append(weakref.ref(buffer))
-        return buffer
 
     def _raw_module(self, **_options):
         time.sleep(0.01)  # long enough for threads to meet

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from helpers.simulated_memory import ArrayMemory
 from helpers.strict_duck import StrictArray, _key, _unwrap
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ _VIEWS = ("reshape", "ravel", "transpose", "view")
 class SimulatedArray(StrictArray):
     """An array, or a view of one, in the memory of a `SimulatedDevice`; that is freed when the last one is garbage."""
 
-    def __init__(self, device: SimulatedDevice, memory: ArrayMemory, elements: np.ndarray) -> None:
+    def __init__(self, device: SimulatedDevice, memory: object, elements: np.ndarray) -> None:
         self._device = device
         self._memory = memory
         self.elements = elements

@@ -16,7 +16,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import Address, Bytes
 
 if TYPE_CHECKING:
-    from helpers.simulated_streams import SimulatedStream
+    from helpers.simulated_streams import Point, SimulatedStream
 
 POISON = 0xA5
 """Every byte of memory that holds nothing."""
@@ -40,10 +40,10 @@ class Block:
     """Length of the caller's memory."""
     stream: SimulatedStream
     """The stream it belongs to."""
-    lease: weakref.ref[Lease] | None = None
-    """Whoever has it."""
     gone: bool = False
     """The stream has come to the point where it was freed."""
+    freed_behind: Point | None = None
+    """What its stream waits for before it is freed."""
 
     @property
     def end(self) -> int:
@@ -149,10 +149,7 @@ class Arena:
         self._expect_poison(block.end, block.stop, what)
 
     def check(self) -> None:
-        """Fail on leaks and on writes to memory that belongs to nobody; all work must be done."""
-        leaks = [b for b in self.given.values() if b.lease is None or b.lease() is None]
-        if leaks:
-            raise AssertionError(f"never freed: {[f'{b.nbytes} bytes at {b.address:#x}' for b in leaks]}")
+        """Fail on writes to memory that belongs to nobody; all work must be done."""
         at = self._first
         for block in sorted(self.given.values(), key=lambda b: b.start):
             self._expect_poison(at, block.start, "memory that was free")
@@ -170,22 +167,13 @@ def _round_up(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class Lease:
-    """The right to use a block, until it is given up."""
+class SimulatedMemory:
+    """Device memory, until it is freed or dropped."""
 
-    def __init__(self, block: Block, give_up: Callable[[Block], object]) -> None:
+    def __init__(self, block: Block, give_up: Callable[[Block], object], enter: Callable[[], object]) -> None:
         self.block = block
         self._give_up: Callable[[Block], object] | None = give_up
-        block.lease = weakref.ref(self)
-
-    def end(self) -> None:
-        give_up, self._give_up = self._give_up, None
-        assert give_up is not None, f"{self.block.nbytes} bytes at {self.block.address:#x} are freed twice"
-        give_up(self.block)
-
-
-class SimulatedMemory(Lease):
-    """Device memory, to be freed by hand."""
+        self._enter = enter
 
     @property
     def address(self) -> Address:
@@ -196,14 +184,21 @@ class SimulatedMemory(Lease):
         return self.block.nbytes
 
     def free(self) -> None:
-        self.end()
+        assert self._give_up is not None, f"{self.nbytes} bytes at {self.address:#x} are freed twice"
+        self._end()
+        self._enter()
 
+    def free_behind(self, consumer: SimulatedStream, on: SimulatedStream) -> None:
+        self.block.freed_behind, self.block.stream = consumer.scheduler.end_of(consumer), on
+        self._end()
 
-class ArrayMemory(Lease):
-    """Device memory of an array, freed when it is garbage."""
+    def _end(self) -> None:
+        give_up, self._give_up = self._give_up, None
+        if give_up is not None:
+            give_up(self.block)
 
     def __del__(self) -> None:
-        self.end()
+        self._end()
 
 
 class SimulatedPinned:

@@ -18,8 +18,11 @@ import numpy as np
 
 from helpers.simulated_memory import POISON, Block
 
-MODES = ("lazy", "eager", "random", "random")
-"""How a seed runs work, by its remainder: as late and as little as possible, at once, or by chance."""
+MODES = ("lazy", "eager", "random", "starving")
+"""How a seed runs work, by its remainder: as late and as little as possible, at once, by chance, or that of one stream
+only when nothing else can run any more."""
+_N_STARVED = 8
+"""Streams that may be the starved one, in the order in which they were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class Scheduler:
         self._random = random.Random(seed)
         self._early = self._random.choice((0.02, 0.2, 0.7))
         self._n_given = 0
+        self._starved = seed // len(MODES) % _N_STARVED
 
     def stream(self, handle: int) -> SimulatedStream:
         """Return a new stream; in random order, some are much slower than others."""
@@ -144,7 +148,7 @@ class Scheduler:
     def reach(self, point: Point) -> None:
         """Run operations until `point` is reached."""
         while not point.reached:
-            self._run(self._needed(point) if self.mode == "lazy" else self._any())
+            self._run(self._any() if self.mode in {"eager", "random"} else self._next(point))
 
     def reach_all(self) -> None:
         for stream in self.streams.values():
@@ -156,8 +160,11 @@ class Scheduler:
             self.reach_all()
         elif self.mode == "random" and self._random.random() < self._early:
             for _ in range(self._random.randint(1, 8)):
-                if any(s.runnable for s in self.streams.values()):
-                    self._run(self._any())
+                ready = [s for s in self.streams.values() if s.runnable]
+                # A slow stream stays behind even where it alone has work.
+                for stream in self._random.choices([*ready, None], [*(s.weight for s in ready), 1.0]):
+                    if stream is not None:
+                        self._run(stream)
 
     def raise_fault(self) -> None:
         """Raise what went wrong in an operation; from then on nothing runs and every call fails, as in CUDA."""
@@ -175,6 +182,10 @@ class Scheduler:
             seen.add(stream)
             stream = blocker.stream
         return stream if stream.runnable else self._deadlock()
+
+    def _next(self, point: Point) -> SimulatedStream:
+        others = [s for n, s in enumerate(self.streams.values()) if s.runnable and n != self._starved]
+        return self._random.choice(others) if others and self.mode == "starving" else self._needed(point)
 
     def _any(self) -> SimulatedStream:
         ready = [s for s in self.streams.values() if s.runnable]

@@ -23,7 +23,7 @@ from helpers.fake_nvcomp import FakeNvcomp
 from helpers.simulated_array import SimulatedArray
 from helpers.simulated_calls import Border
 from helpers.simulated_files import SimulatedFile
-from helpers.simulated_memory import POISON, Arena, ArrayMemory, Block, PinnedPool, SimulatedMemory, SimulatedPinned
+from helpers.simulated_memory import POISON, Arena, Block, PinnedPool, SimulatedMemory, SimulatedPinned
 from helpers.simulated_streams import Scheduler, SimulatedEvent, SimulatedStream, Touch, touch_all, touch_of
 from xarray_gpuzarr.cuda.api import Address, Bytes, Install, Kernel, Undo
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
@@ -160,7 +160,7 @@ class SimulatedDevice:
 
     def allocate(self, nbytes: int, stream: SimulatedStream) -> SimulatedMemory:
         with self._border.call("allocate", stream):
-            return SimulatedMemory(self._allocate(nbytes, stream), self._free)
+            return self._memory(nbytes, stream)
 
     def allocate_pinned(self, nbytes: int) -> SimulatedPinned:
         with self._border.call("allocate_pinned"):
@@ -173,6 +173,15 @@ class SimulatedDevice:
         with self._border.call("empty", stream):
             assert dtype.kind in "biufc", f"CuPy has no arrays of {dtype}"
             return self._array(shape, dtype, stream)
+
+    def array_in(
+        self, memory: SimulatedMemory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object
+    ) -> SimulatedArray:
+        with self._border.call("array_in"):
+            assert dtype.kind in "biufc", f"CuPy has no arrays of {dtype}"
+            nbytes = math.prod(shape) * dtype.itemsize
+            assert nbytes <= memory.nbytes
+            return SimulatedArray(self, owner, self._arena.view(memory.address, nbytes).view(dtype).reshape(shape))
 
     def address(self, array: SimulatedArray) -> Address:
         with self._border.call("address"):
@@ -241,7 +250,7 @@ class SimulatedDevice:
         yield
 
     def check(self) -> None:
-        """Finish all work; fail on faults, leaks, and writes to memory that belongs to nobody."""
+        """Finish all work; fail on faults, and on writes to memory that belongs to nobody."""
         with self._border.enter("check"):
             self._scheduler.reach_all()
             self._scheduler.raise_fault()
@@ -274,16 +283,17 @@ class SimulatedDevice:
             self.write(array.elements, ..., values)
             return array
 
-    def _free(self, block: Block) -> None:
-        self._dead.append(block)
+    def _free(self) -> None:
         with self._border.enter("free"):
-            """Entering frees it."""
+            """Entering frees what is dead."""
 
     def _bury(self) -> None:
         """Free on their streams the blocks that were given up."""
         while self._dead:
             block = self._dead.popleft()
             self._arena.give_back(block)
+            if block.freed_behind is not None:
+                self._scheduler.hold(block.stream, block.freed_behind)
             name = f"free of {block.nbytes} bytes at {block.address:#x}"
             self._scheduler.give(block.stream, name, partial(self._arena.end, block), touch_all(block))
 
@@ -306,10 +316,13 @@ class SimulatedDevice:
         self._scheduler.give(stream, name, partial(self._arena.begin, block), touch_all(block))
         return block
 
+    def _memory(self, nbytes: int, stream: SimulatedStream) -> SimulatedMemory:
+        return SimulatedMemory(self._allocate(nbytes, stream), self._dead.append, self._free)
+
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: SimulatedStream) -> SimulatedArray:
         nbytes = math.prod(shape) * dtype.itemsize
-        memory = ArrayMemory(self._allocate(nbytes, stream), self._dead.append)
-        elements = self._arena.view(memory.block.address, nbytes).view(dtype).reshape(shape)
+        memory = self._memory(nbytes, stream)
+        elements = self._arena.view(memory.address, nbytes).view(dtype).reshape(shape)
         return SimulatedArray(self, memory, elements)
 
     def _give_nvcomp(self, handle: int, work: Callable[[], None]) -> None:

@@ -71,7 +71,7 @@ def run_info(options: argparse.Namespace) -> int:
     if info.ours:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
         console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in info.ours]), "")
-        parts = ("a task on a GPU", "result", "encoded", "scratch", "peak", f"at once on {options.gpu_memory}")
+        parts = ("a task on a GPU", "result", "batches", "peak", f"at once on {options.gpu_memory}")
         console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in info.ours]))
     return 0
 
@@ -101,8 +101,8 @@ def _memory_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]
     try:
         memory = task_memory(lazy.stored, _block_shape(row), options=resource_options(), gpu_nbytes=gpu_nbytes)
     except DeviceMemoryError:
-        return (row.variable, "", "", "", "a chunk does not fit", "0")
-    parts = (memory.result_nbytes, memory.staged_nbytes, memory.scratch_nbytes, memory.device_nbytes)
+        return (row.variable, "", "", "a chunk does not fit", "0")
+    parts = (memory.result_nbytes, memory.batches_nbytes, memory.device_nbytes)
     return (row.variable, *map(format_nbytes, parts), str(memory.n_fitting(gpu_nbytes)))
 
 

@@ -58,7 +58,7 @@ class Event(Protocol):
 
 
 class DeviceMemory(Protocol):
-    """Device memory that belongs to the stream it was allocated on."""
+    """Device memory that belongs to the stream it was allocated on; goes back as by `free` when it is dropped."""
 
     @property
     def address(self) -> Address:
@@ -70,6 +70,13 @@ class DeviceMemory(Protocol):
 
     def free(self) -> None:
         """Give it back once the work that its stream has been given so far is done. Does not block."""
+
+    def free_behind(self, consumer: Stream, on: Stream) -> None:
+        """Give it back on the stream `on`, once the work that `consumer` has been given so far is done.
+
+        Does not block, and may be called by the garbage collector: on any thread, at any point, on any device. Memory
+        for which that order cannot be kept is not given back at all.
+        """
 
 
 class PinnedMemory(Protocol):
@@ -162,6 +169,9 @@ class DeviceApi(Protocol):
 
     def array(self, values: npt.NDArray[Any]) -> Any:
         """Return a device array with these values, made on the caller's stream; for a few of them."""
+
+    def array_in(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
+        """Return a C-ordered device array over `memory`; it and its views keep `owner` alive."""
 
     def address(self, array: Any) -> Address:
         """Return the address of the first element of a device array."""

@@ -61,19 +61,6 @@ class NativeStream:
         return int(self.for_cupy.ptr)
 
 
-class NativeMemory:
-    """An RMM buffer: goes back to its resource, in the order of its stream, when it is dropped."""
-
-    def __init__(self, buffer: Any) -> None:
-        self._buffer = buffer
-        self.address = Address(buffer.ptr)
-        self.nbytes = int(buffer.size)
-
-    def free(self) -> None:
-        """Give the memory back once the work that its stream has been given so far is done."""
-        self._buffer = None
-
-
 class NativePinned:
     """Page-locked host memory; the array keeps it alive."""
 
@@ -155,7 +142,7 @@ class NativeDevice:
         DeviceMemoryError
             There is not so much left.
         """
-        return NativeMemory(self.memory.buffer(nbytes, _native(stream).for_rmm))
+        return self.memory.allocate(nbytes, _native(stream))
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
         """Return page-locked host memory.
@@ -186,10 +173,13 @@ class NativeDevice:
         DeviceMemoryError
             There is not so much left.
         """
-        nbytes = math.prod(shape) * dtype.itemsize
-        buffer = self.memory.buffer(nbytes, _native(stream).for_rmm)
-        memory = cupy.cuda.UnownedMemory(buffer.ptr, nbytes, buffer, self.index)
-        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+        memory = self.memory.allocate(math.prod(shape) * dtype.itemsize, _native(stream))
+        return self.array_in(memory, shape, dtype, memory)
+
+    def array_in(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
+        """Return a C-ordered `cupy.ndarray` over `memory`; it and its views keep `owner` alive."""
+        held = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, owner, self.index)
+        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(held, 0))
 
     @cuda_call("cupy.asarray")
     def array(self, values: npt.NDArray[Any]) -> Any:

@@ -16,7 +16,7 @@ MemoryChoice = Literal["auto", "pool", "async", "current"]
 """Where device memory comes from; see `ResourceOptions.memory`."""
 
 _MIB = 1024**2
-_AT_LEAST = {"slot_nbytes": 64 * 1024, "n_slots": 2, "batch_nbytes": 1, "scratch_nbytes": 1}
+_AT_LEAST = {"slot_nbytes": 64 * 1024, "n_slots": 2, "batch_nbytes": 1, "batch_chunks": 1, "scratch_nbytes": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,10 @@ class ResourceOptions:
     """Length of a pinned staging slot in bytes, at least 64 KiB. A chunk that is longer crosses in pieces."""
     n_slots: int = 3
     """Pinned staging slots of each thread, at least 2: one is filled while the device reads another."""
-    batch_nbytes: int = 512 * _MIB
-    """Decoded bytes that one batch of chunks aims at."""
+    batch_nbytes: int = 128 * _MIB
+    """Decoded bytes that a batch of short chunks has: what the host does for a batch should not count."""
+    batch_chunks: int = 384
+    """Chunks that a batch of longer ones has, where memory suffices: several batches under way fill the device."""
     scratch_nbytes: int | None = None
     """Device memory in bytes that one thread may use besides results; None: a quarter of the device's."""
     memory: MemoryChoice = "auto"

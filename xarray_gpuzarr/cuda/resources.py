@@ -1,12 +1,13 @@
-"""What a thread keeps between reads on one device: two streams and rings of pinned slots.
+"""What a thread keeps between reads on one device: streams, rings of pinned slots, device memory for encoded bytes.
 
-Everything is written against `DeviceApi`, so that the simulator exercises it. Bytes go up on the `copy` stream and are
-decoded on the `work` stream; events order the two. A pinned slot is lent out again only once the device has read it, or
-has written it, to the end.
+Everything is written against `DeviceApi`, so that the simulator exercises it. Bytes go up on the `copy` stream; batches
+are decoded on the streams of `works` in turn, so that one begins while the slowest chunks of another are still decoded.
+Events order them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
@@ -18,96 +19,38 @@ import numpy as np
 
 from xarray_gpuzarr.counters import STAGES, Stage, counters
 from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Stream
+from xarray_gpuzarr.cuda.lane_memory import LaneMemory, ResultMemory
 from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.cuda.pinned import PinnedRing, Slot
 from xarray_gpuzarr.cuda.turns import Turns
-
-
-class Slot:
-    """Pinned memory that is lent out and comes back."""
-
-    def __init__(self, api: DeviceApi, nbytes: int) -> None:
-        self._api = api
-        self._memory = api.allocate_pinned(nbytes)
-        self._returned = api.event()
-
-    @property
-    def array(self) -> Bytes:
-        """The whole slot, writable."""
-        return self._memory.array
-
-    def give_back(self, stream: Stream) -> None:
-        """Let the slot be lent out again once `stream` has done what it has been given so far."""
-        self._api.record(self._returned, stream)
-
-    def settle(self) -> None:
-        """Block until the slot's last user is done with it."""
-        self._api.synchronize_event(self._returned)
-
-
-class PinnedRing:
-    """A fixed number of slots, lent out in turn.
-
-    Parameters
-    ----------
-    api : DeviceApi
-    n_slots : int
-    nbytes : int
-        Length of a slot; a slot that is asked to be longer is replaced, by one that is half as long again at least:
-        pinning memory takes milliseconds, and what is asked for may grow by a little each time.
-    """
-
-    def __init__(self, api: DeviceApi, n_slots: int, nbytes: int) -> None:
-        self._api = api
-        self._nbytes = nbytes
-        self._slots: list[Slot | None] = [None] * n_slots
-        self._next = 0
-
-    def lend(self, nbytes: int) -> Slot:
-        """Return the slot that has rested longest, at least `nbytes` long; blocks until it has been given back."""
-        at, self._next = self._next, (self._next + 1) % len(self._slots)
-        slot = self._slots[at]
-        if slot is not None:
-            slot.settle()
-        if slot is None or len(slot.array) < nbytes:
-            grown = 0 if slot is None else len(slot.array) * 3 // 2
-            self._slots[at] = slot = None  # given back before more is taken
-            slot = self._slots[at] = Slot(self._api, max(nbytes, self._nbytes, grown))
-        return slot
-
-    def fill(self) -> None:
-        """Take the memory of all slots now, so that no read has to."""
-        self._slots = [slot or Slot(self._api, self._nbytes) for slot in self._slots]
-
-    def drop(self) -> None:
-        """Give the memory of all slots back, only while none is lent and nothing is copied."""
-        self._slots = [None] * len(self._slots)
-
-    def rewind(self) -> None:
-        """Start again with the first slot, only while none is lent: a short read then uses the slots it had before."""
-        self._next = 0
-
 
 TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""
-MAX_BATCHES = 3
-"""Batches of one read that may be under way. The rings of tables and receipts have a slot more."""
+MAX_BATCHES = 4
+"""Batches of one read that may be under way, each on a stream of its own. The rings of tables and receipts have a slot
+more."""
 
 
 class Lane:
-    """Streams and pinned memory of one thread on one device."""
+    """Streams and memory of one thread on one device."""
 
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
         self.api = api
         self.options = options
         self.copy = api.stream()
-        self.work = api.stream()
+        self.works = tuple(api.stream() for _ in range(MAX_BATCHES))
+        self._returns = api.stream()
+        """Runs nothing: results come back on it."""
+        self._n_batches = 0
+        """Of the read that is under way."""
         self.slots = PinnedRing(api, options.n_slots, options.slot_nbytes)
         """For encoded bytes."""
         self.tables = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For pointer and size tables on their way up."""
         self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
-        self._held: dict[int, DeviceMemory] = {}
+        self._device_slots = LaneMemory(api, options.n_slots * options.slot_nbytes)
+        self._device_tables, self._scratch = LaneMemory(api), LaneMemory(api)
         self._results: list[Any] = []
         """Of the read that is under way: streams may write to them even if nobody else knows of them any more."""
         self._is_clean = True
@@ -127,16 +70,34 @@ class Lane:
         """
         return self.options.scratch_nbytes or self.api.memory_nbytes()[1] // 4
 
-    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
-        """Return an uninitialised device array that `stream` may write to from now on.
+    @property
+    def first(self) -> Stream:
+        """The stream of the first batch, on which whatever all batches share is prepared."""
+        return self.works[0]
 
-        Its memory belongs to the caller's stream, so that it is safe to free there.
+    def next_work(self) -> Stream:
+        """Return the stream of the next batch."""
+        self._n_batches += 1
+        return self.works[(self._n_batches - 1) % len(self.works)]
+
+    def share(self) -> None:
+        """Let all batches come after what `first` has been given so far."""
+        ready = self.api.event()
+        self.api.record(ready, self.first)
+        for work in self.works[1:]:
+            self.api.wait(work, ready)
+
+    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
+        """Return an uninitialised device array that `stream` may write to; the consumer, once the host has waited.
+
+        Notes
+        -----
+        `stream` does not wait for what the consumer has been given: the memory comes back behind that, and not here.
         """
-        consumer, ready = self.api.consumer_stream(), self.api.event()
-        array = self.api.empty(shape, dtype, consumer)
+        consumer = self.api.consumer_stream()
+        memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), stream)
+        array = self.api.array_in(memory, shape, dtype, ResultMemory(memory, consumer, self._returns))
         self._results.append(array)
-        self.api.record(ready, consumer)
-        self.api.wait(stream, ready)
         return array
 
     def lend_slot(self, nbytes: int) -> Slot:
@@ -144,16 +105,25 @@ class Lane:
         with counters.stage("wait"):
             return self.slots.lend(nbytes)
 
-    def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return device memory for `stream`, to be given back by `free`, or when a read fails."""
-        memory = self.api.allocate(max(1, nbytes), stream)
-        self._held[memory.address] = memory
-        return memory
+    def lend_device_slot(self, nbytes: int) -> DeviceMemory:
+        """Return device memory for encoded bytes, on the `copy` stream; to be given back by `free`."""
+        return self._device_slots.lend(nbytes, self.copy)
+
+    def lend_table(self, nbytes: int, stream: Stream) -> DeviceMemory:
+        """Return device memory for tables, to be given back by `free`."""
+        return self._device_tables.lend(nbytes, stream)
+
+    def lend_scratch(self, nbytes: int, stream: Stream) -> DeviceMemory:
+        """Return device memory for what is between encoded bytes and the result, to be given back by `free`."""
+        return self._scratch.lend(nbytes, stream)
+
+    @property
+    def _memories(self) -> tuple[LaneMemory, ...]:
+        return self._device_slots, self._device_tables, self._scratch
 
     def free(self, memory: DeviceMemory) -> None:
-        """Give device memory back in the order of its stream."""
-        del self._held[memory.address]
-        memory.free()
+        """Take back device memory that was lent; only once the device has done everything with it."""
+        next(m for m in self._memories if m.holds(memory)).give_back(memory)
 
     def stage(self, stage: Stage) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block, and mark it on a profiler's timeline."""
@@ -170,15 +140,15 @@ class Lane:
             self.api.synchronize_event(event)
 
     def settle(self) -> None:
-        """Wait until both streams are idle."""
-        self.api.synchronize(self.copy)
-        self.api.synchronize(self.work)
+        """Wait until all streams that reads use are idle."""
+        for stream in (self.copy, *self.works):
+            self.api.synchronize(stream)
 
     def free_all(self, but: Collection[DeviceMemory] = ()) -> None:
-        """Give back everything that is held; only once both streams are idle."""
-        kept = {m.address for m in but}
-        for memory in [m for m in self._held.values() if m.address not in kept]:
-            self.free(memory)
+        """Give everything back to the pool but what is lent and named; only once all streams are idle."""
+        for memory in self._memories:
+            memory.take_back_all(but)
+            memory.free_idle()
 
     def reading[Result](self, read: Callable[[], Result]) -> Result:
         """Return what `read` does; if it raises, clean up: nothing is freed that the streams still write to.
@@ -194,6 +164,8 @@ class Lane:
                 self._is_clean = False
                 result = read()
                 self._results.clear()
+                for memory in self._memories:
+                    memory.end_read()
                 self._is_clean = True
             except BaseException as error:
                 self._was_interrupted = not isinstance(error, Exception)
@@ -213,8 +185,16 @@ class Lane:
                 for ring in self._rings:
                     ring.drop()
             self._is_clean, self._was_interrupted = True, False
+        self._n_batches = 0
         for ring in self._rings:
             ring.rewind()
+
+    def trim(self) -> None:
+        """Give device memory back that is kept for the next read; nothing while a read is under way."""
+        with self._in_use:
+            if not self._is_reading:
+                for memory in self._memories:
+                    memory.free_idle()
 
     def prepare(self) -> None:
         """Take all pinned memory now."""
@@ -278,6 +258,14 @@ class WorkerResources:
     def is_shared(self) -> bool:
         """Whether several threads have read to this device."""
         return len(self._lanes) > 1
+
+    def trim(self) -> None:
+        """Give back device memory that nobody uses; only while no other thread reads."""
+        self.api.trim()
+        with self._lock:
+            lanes = list(self._lanes)
+        for lane in lanes:
+            lane.trim()
 
     def close(self) -> None:
         """Close the lanes of all threads, which waits for reads that are under way.

@@ -1,19 +1,62 @@
-"""Which RMM resource device memory comes from, and buffers from it.
+"""Which RMM resource device memory comes from, and memory from it.
 
 RMM's current resource is looked at and never set, so an application's own choice stays in force.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import cupy
 import rmm
 
-from xarray_gpuzarr.cuda.failures import cuda_call, cuda_error, is_out_of_memory
+from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
 from xarray_gpuzarr.cuda.options import MemoryChoice
 from xarray_gpuzarr.errors import DeviceMemoryError
+
+
+class NativeMemory:
+    """Device memory of an RMM resource; goes back to it in the order of a stream, at the latest when it is dropped."""
+
+    def __init__(self, index: int, resource: Any, address: Address, nbytes: int, stream: Any) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._index = index
+        self._resource = resource
+        self._stream = stream
+        self._process = os.getpid()
+
+    def free(self) -> None:
+        """Give the memory back once the work that its stream has been given so far is done."""
+        resource, self._resource = self._resource, None
+        # A process that was forked off, or is ending, has no CUDA to give anything back to.
+        if resource is None or not self.nbytes or self._process != os.getpid() or sys.is_finalizing():
+            return
+        with suppress(*FAILURES), cupy.cuda.Device(self._index):  # of a lost device there is nothing to give back
+            resource.deallocate(self.address, self.nbytes, self._stream.for_rmm)
+
+    def free_behind(self, consumer: Any, on: Any) -> None:
+        """Give the memory back on the stream `on`, behind what `consumer` has been given; see `DeviceMemory`."""
+        if self._process != os.getpid() or sys.is_finalizing():
+            return
+        try:
+            with cupy.cuda.Device(self._index):
+                event = cupy.cuda.Event(disable_timing=True)
+                event.record(consumer.for_cupy)
+                on.for_cupy.wait_event(event)
+        except FAILURES:  # a lost device, mostly; memory that somebody may still read is not given away
+            self._resource = None
+        else:
+            self._stream = on
+            self.free()
+
+    def __del__(self) -> None:
+        self.free()
 
 
 class RmmMemory:
@@ -33,14 +76,14 @@ class RmmMemory:
         self._lock = threading.Lock()
         self._private: Any = None
 
-    @cuda_call("rmm.DeviceBuffer")
-    def buffer(self, nbytes: int, stream: Any) -> Any:
-        """Return an uninitialised `rmm.DeviceBuffer`, which goes back in the order of `stream` when it is dropped.
+    @cuda_call("rmm.mr.DeviceMemoryResource.allocate")
+    def allocate(self, nbytes: int, stream: Any) -> NativeMemory:
+        """Return uninitialised memory, which goes back in the order of `stream` when it is dropped.
 
         Parameters
         ----------
         nbytes : int
-        stream : rmm.pylibrmm.stream.Stream
+        stream : NativeStream
 
         Raises
         ------
@@ -49,7 +92,7 @@ class RmmMemory:
         """
         resource = self.resource()
         try:
-            return rmm.DeviceBuffer(size=nbytes, stream=stream, mr=resource)
+            address = resource.allocate(nbytes, stream.for_rmm) if nbytes else 0
         except MemoryError as error:
             call = f"{nbytes} bytes on device {self._index} from RMM's {type(resource).__name__}"
             if not is_out_of_memory(error):
@@ -62,6 +105,7 @@ class RmmMemory:
                 do="lower XARRAY_GPUZARR_BATCH_NBYTES or XARRAY_GPUZARR_SCRATCH_NBYTES, use fewer threads per "
                 "process, or read less at once",
             ) from error
+        return NativeMemory(self._index, resource, Address(address), nbytes, stream)
 
     def resource(self) -> Any:
         """Return the RMM resource to allocate from now; the caller may have changed theirs since the last call."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES
-from xarray_gpuzarr.decoders.cuda.batches import chunks_per_batch
-from xarray_gpuzarr.decoders.cuda.read import needed_nbytes, staged_nbytes
+from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
+from xarray_gpuzarr.decoders.cuda.read import needed_nbytes
 from xarray_gpuzarr.decoders.cuda.routes import why_not_device
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.read import StoredArray
@@ -28,10 +28,8 @@ class TaskMemory:
 
     result_nbytes: int
     """What the task gives, on its device."""
-    staged_nbytes: int = 0
-    """Device memory for encoded chunks: no more batches are under way than `MAX_BATCHES`."""
-    scratch_nbytes: int = 0
-    """Device memory for decoded chunks and nvCOMP's scratch, of one batch: they are used in the order of a stream."""
+    batches_nbytes: int = 0
+    """Device memory for the batches under way: encoded chunks, decoded ones, and nvCOMP's scratch."""
     table_nbytes: int = 0
     """Device memory for pointer and size tables."""
     host_nbytes: int = 0
@@ -42,7 +40,7 @@ class TaskMemory:
     @property
     def device_nbytes(self) -> int:
         """Peak on the GPU."""
-        return self.result_nbytes + self.staged_nbytes + self.scratch_nbytes + self.table_nbytes
+        return self.result_nbytes + self.batches_nbytes + self.table_nbytes
 
     def n_fitting(self, gpu_nbytes: int) -> int:
         """Return how many such tasks fit a GPU at once, beside an allowance of 1 GiB for CUDA itself."""
@@ -75,18 +73,17 @@ def task_memory(
     if not isinstance(spec, ArraySpec) or why_not_device(spec, stored.cast) is not None:
         return TaskMemory(result_nbytes=result, host_nbytes=2 * result, pinned_nbytes=pinned)
     n_chunks = prod(-(-n // chunk) for n, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
-    needed, staged = needed_nbytes(spec), staged_nbytes(spec)
-    batch = chunks_per_batch(
+    needed = needed_nbytes(spec)
+    limits = BatchLimits.of(
         spec.path,
         chunk_nbytes=spec.chunk_nbytes,
         needed_nbytes=needed,
-        batch_nbytes=options.batch_nbytes,
         budget_nbytes=options.scratch_nbytes or gpu_nbytes // 4,
+        options=options,
     )
     return TaskMemory(
         result_nbytes=result,
-        staged_nbytes=min(n_chunks, MAX_BATCHES * batch) * staged,
-        scratch_nbytes=min(n_chunks, batch) * (needed - MAX_BATCHES * staged),
+        batches_nbytes=min(n_chunks, limits.n_batches * limits.n_chunks) * needed,
         table_nbytes=MAX_BATCHES * TABLE_NBYTES,
         pinned_nbytes=pinned,
     )

@@ -146,7 +146,7 @@ class CudaDecoder:
         def read_patiently() -> Result:
             for seconds in _PATIENCE_SECONDS:
                 with resources.api.activate():
-                    resources.api.trim()
+                    resources.trim()
                 with suppress(DeviceMemoryError):
                     return read()
                 time.sleep(seconds)

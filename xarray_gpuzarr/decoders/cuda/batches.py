@@ -1,21 +1,17 @@
-"""Plans -> pieces -> segments, which cross to the device together, and batches of them, which one call decodes. Pure.
-
-A batch is as large as a budget of device memory permits.
-"""
+"""Plans -> pieces -> segments, which cross to the device together, and batches of them, which one call decodes. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
-from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.plan import ReadPlan
 from xarray_gpuzarr.records import record
@@ -146,17 +142,17 @@ class Cutter:
 
     Parameters
     ----------
-    most : int
-        Chunks of a batch.
-    most_nbytes : int
-        Bytes that the ranges of a batch may have, unless it has a single chunk.
+    sizes : iterator of int
+        Chunks that each batch has at most, one batch after another.
+    chunk_nbytes : int
+        Bytes that the ranges of a batch may have for each chunk of its size, unless it has a single chunk.
     slot_nbytes : int
         Bytes that a segment is expected to have, unless it has a single chunk.
     """
 
-    def __init__(self, *, most: int, most_nbytes: int, slot_nbytes: int) -> None:
-        self._most = most
-        self._most_nbytes = most_nbytes
+    def __init__(self, sizes: Iterator[int], *, chunk_nbytes: int, slot_nbytes: int) -> None:
+        self._sizes = sizes
+        self._chunk_nbytes = chunk_nbytes
         self._slot_nbytes = slot_nbytes
         self._begin_batch()
 
@@ -191,7 +187,8 @@ class Cutter:
         self._batch_is_empty = self._segment_is_empty = False
 
     def _begin_batch(self) -> None:
-        self._room, self._room_nbytes = self._most, self._most_nbytes
+        self._room = next(self._sizes)
+        self._room_nbytes = self._room * self._chunk_nbytes
         self._batch_is_empty = True
         self._begin_segment()
 
@@ -202,41 +199,10 @@ class Cutter:
 
 def cut_segments(pieces: Iterable[Piece], slot_nbytes: int) -> list[list[Piece]]:
     """Cut the pieces of one batch into segments."""
-    cutter = Cutter(most=ENDLESS, most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
+    cutter = Cutter(repeat(ENDLESS), chunk_nbytes=1, slot_nbytes=slot_nbytes)
     segments: list[list[Piece]] = []
     for piece, full in cutter.cut(pieces):
         if full is not None or not segments:
             segments.append([])
         segments[-1].append(piece)
     return segments
-
-
-def chunks_per_batch(path: str, *, chunk_nbytes: int, needed_nbytes: int, batch_nbytes: int, budget_nbytes: int) -> int:
-    """Return how many chunks one batch may hold.
-
-    Parameters
-    ----------
-    path : str
-        Array path, for the message.
-    chunk_nbytes : int
-        Bytes of a decoded chunk.
-    needed_nbytes : int
-        Bytes of device memory that decoding one chunk takes besides the result: encoded, decoded and scratch.
-    batch_nbytes : int
-        Decoded bytes that a batch aims at.
-    budget_nbytes : int
-        Bytes that a batch may take.
-
-    Raises
-    ------
-    DeviceMemoryError
-        Not even one chunk fits.
-    """
-    if needed_nbytes > budget_nbytes:
-        raise DeviceMemoryError(
-            f"a chunk of array '{path}' does not fit the memory set aside for decoding",
-            tried=f"one chunk of {chunk_nbytes} decoded bytes, which takes {needed_nbytes} bytes of device memory",
-            found=f"scratch_nbytes is {budget_nbytes}",
-            do=f"xarray_gpuzarr.configure(scratch_nbytes={needed_nbytes}) or more, or device='host'",
-        )
-    return max(1, min(batch_nbytes // max(1, chunk_nbytes), budget_nbytes // max(1, needed_nbytes)))

@@ -1,4 +1,4 @@
-"""A staged batch -> elements of the result, all enqueued on the lane's `work` stream: align, decompress, place, fill.
+"""A staged batch -> elements of the result, all enqueued on one stream: align, decompress, place, fill.
 
 One allocation holds the scratch of the whole batch and one upload brings all its tables, so that the host's cost is
 that of a few NumPy calls on columns, however many chunks there are.
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import nvcomp
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.api import Address, DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
@@ -94,30 +94,36 @@ class BatchDecoder:
         self._placing = placing
         self._chain = chain
 
-    def decode(self, chunks: Chunks) -> Receipt | None:
-        """Enqueue a batch; return the receipt that will tell how it went, None if nothing is decompressed."""
+    def decode(self, chunks: Chunks, stream: Stream) -> tuple[list[DeviceMemory], Receipt | None]:
+        """Enqueue a batch.
+
+        Returns
+        -------
+        memories : list of DeviceMemory
+            What is in use until the stream has come here.
+        receipt : Receipt or None
+            It will tell how it went; None if nothing is decompressed.
+        """
         work = arrange(chunks, self._placing, self._api.nvcomp)
-        scratch = self._allocate(work, chunks)
+        scratch = self._allocate(work, chunks, stream)
         tables = Tables()
         offsets = self._fill_tables(tables, chunks, work, scratch)
-        memory = tables.send(self._lane)
-        self._move(work, memory, offsets)
+        memory = tables.send(self._lane, stream)
+        self._move(work, memory, offsets, stream)
         with self._lane.stage("decode"):
             for group, columns in zip(work.groups, offsets.groups, strict=True):
-                self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp)
-            self._unshuffle(chunks, offset_by(memory, offsets.filters))
-            self._undo_elements(len(work.elements), memory, offsets)
+                self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
+            self._unshuffle(chunks, offset_by(memory, offsets.filters), stream)
+            self._undo_elements(len(work.elements), memory, offsets, stream)
         with self._lane.stage("place"):
-            self._placing.launch(memory, offsets.places)
-            self._placing.launch(memory, offsets.fills)
+            self._placing.launch(memory, offsets.places, stream)
+            self._placing.launch(memory, offsets.fills, stream)
         answer = None
         if work.groups or len(work.elements):
-            answer = Receipt.ask(self._lane, work, offset_by(memory, offsets.receipt[0]))
-        self._lane.free(memory)
-        self._lane.free(scratch.memory)
-        return answer
+            answer = Receipt.ask(self._lane, work, offset_by(memory, offsets.receipt[0]), stream)
+        return [memory, scratch.memory], answer
 
-    def _allocate(self, work: Work, chunks: Chunks) -> _Scratch:
+    def _allocate(self, work: Work, chunks: Chunks, stream: Stream) -> _Scratch:
         """Take the scratch memory of a batch."""
         room = _Room()
         moved = room.take(len(work.moved), work.streams.source_nbytes[work.moved])
@@ -125,7 +131,7 @@ class BatchDecoder:
         apart = room.take(len(work.apart), self._chain.chunk_nbytes)
         shuffled = room.take(len(work.shuffled), self._chain.inner_nbytes)
         steps = [room.take(len(work.elements), nbytes) for nbytes in self._chain.step_nbytes]
-        memory = self._lane.allocate(room.nbytes + aligned(work.temp_nbytes), self._lane.work)
+        memory = self._lane.lend_scratch(room.nbytes + aligned(work.temp_nbytes), stream)
 
         def addresses(offsets: Rows) -> Addresses:
             return (offsets + memory.address).view(np.uint64) if len(offsets) else _NO_ADDRESSES
@@ -179,13 +185,15 @@ class BatchDecoder:
             for number, stage in enumerate(stages)
         ]
 
-    def _move(self, work: Work, memory: DeviceMemory, offsets: _Offsets) -> None:
+    def _move(self, work: Work, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
         table = offset_by(memory, offsets.moves)
-        move(self._api, self._lane.work, table=table, n=work.n_moves, max_nbytes=offsets.longest_move)
+        move(self._api, stream, table=table, n=work.n_moves, max_nbytes=offsets.longest_move)
 
-    def _decompress(self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address) -> None:
+    def _decompress(
+        self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address, work: Stream
+    ) -> None:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
-        api, work, n = self._api, self._lane.work, group.n
+        api, n = self._api, group.n
         sources, source_nbytes, outputs, capacity = [Address(table + 8 * n * k) for k in range(4)]
         lengths, checksums, codes, _ = offsets.receipt
         actual = offset_by(memory, lengths + 8 * group.first)
@@ -216,13 +224,13 @@ class BatchDecoder:
             kind, longest = group.inflate.checksum, group.max_nbytes
             checksum(api, work, kind, table=outputs, n=n, max_nbytes=longest, result=sums)
 
-    def _unshuffle(self, chunks: Chunks, table: Address) -> None:
+    def _unshuffle(self, chunks: Chunks, table: Address, stream: Stream) -> None:
         filters = chunks.filters
         if len(filters):
             longest = int(filters.nbytes.max())
-            unshuffle(self._api, self._lane.work, table=table, n=len(filters), max_nbytes=longest)
+            unshuffle(self._api, stream, table=table, n=len(filters), max_nbytes=longest)
 
-    def _undo_elements(self, n: int, memory: DeviceMemory, offsets: _Offsets) -> None:
+    def _undo_elements(self, n: int, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
         for stage, (table, words) in zip(self._chain.elements, offsets.elements, strict=False):
             places = ElementPlaces(
                 table=offset_by(memory, table),
@@ -231,7 +239,7 @@ class BatchDecoder:
                 flags=offset_by(memory, offsets.receipt[3]),
                 words=offset_by(memory, words),
             )
-            stage.filter.launch(self._api, self._lane.work, places)
+            stage.filter.launch(self._api, stream, places)
 
 
 def _add_moves(tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch, targets: Addresses) -> tuple[int, int]:

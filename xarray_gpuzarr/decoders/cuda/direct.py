@@ -119,7 +119,7 @@ class DirectStager(Stager):
         lane = self._lane
         with lane.stage("fetch"):
             ranges, at, nbytes = _layout(pieces, self._source)
-            memory = lane.allocate(max((r.at + aligned(r.nbytes) for r in ranges), default=0), lane.copy)
+            memory = lane.lend_device_slot(max((r.at + aligned(r.nbytes) for r in ranges), default=0))
             # A file must not be closed, nor memory freed, because a signal came between a read's start and its notice.
             n_read: list[int] = []
             try:
@@ -192,8 +192,8 @@ class DirectStager(Stager):
         sketches = np.zeros((len(nbytes), _SKETCH_NBYTES), np.uint8)
         for lo in range(0, len(nbytes), most):
             hi = min(lo + most, len(nbytes))
-            gathered = lane.allocate((hi - lo) * _SKETCH_NBYTES, lane.copy)
-            self._gather(gathered.address, address[lo:hi], nbytes[lo:hi])
+            gathered = lane.lend_scratch((hi - lo) * _SKETCH_NBYTES, lane.copy)
+            table = self._gather(gathered.address, address[lo:hi], nbytes[lo:hi])
             slot = lane.lend_slot((hi - lo) * _SKETCH_NBYTES)
             into = slot.array[: (hi - lo) * _SKETCH_NBYTES]
             lane.api.download(into, gathered.address, lane.copy)
@@ -201,10 +201,11 @@ class DirectStager(Stager):
             sketches[lo:hi] = into.reshape(-1, _SKETCH_NBYTES)
             slot.give_back(lane.copy)
             lane.free(gathered)
+            lane.free(table)
         return sketches.reshape(-1), lengths
 
-    def _gather(self, to: int, address: npt.NDArray[np.uint64], nbytes: Column) -> None:
-        """Move the ends of chunks to one place on the device."""
+    def _gather(self, to: int, address: npt.NDArray[np.uint64], nbytes: Column) -> DeviceMemory:
+        """Move the ends of chunks to one place on the device; return what is in use until that is done."""
         lane, n = self._lane, len(nbytes)
         long = nbytes > _SKETCH_NBYTES
         place = np.uint64(to) + np.arange(n, dtype=np.uint64) * np.uint64(_SKETCH_NBYTES)
@@ -215,11 +216,11 @@ class DirectStager(Stager):
         table[2] = np.where(long, _EDGE_NBYTES, nbytes), np.where(long, _EDGE_NBYTES, 0)
         slot = lane.lend_slot(table.nbytes)
         slot.array[: table.nbytes] = table.reshape(-1).view(np.uint8)
-        memory = lane.allocate(table.nbytes, lane.copy)
+        memory = lane.lend_table(table.nbytes, lane.copy)
         lane.upload(memory.address, slot.array[: table.nbytes], lane.copy)
         slot.give_back(lane.copy)
         move(lane.api, lane.copy, table=memory.address, n=2 * n, max_nbytes=_SKETCH_NBYTES)
-        lane.free(memory)
+        return memory
 
     def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Column) -> Staged:
         """Put chunks that the host decodes in place of those that were read."""

@@ -72,13 +72,13 @@ class Image:
         """Copy everything to the device; return the memory and the address of each position in `start`."""
         copy, memories, moved = self._lane.copy, [], 0
         if self._used:
-            memories.append(self._lane.allocate(self._used, copy))
+            memories.append(self._lane.lend_device_slot(self._used))
             self._lane.upload(memories[-1].address, self._slot.array[: self._used], copy)
             self._slot.give_back(copy)
             moved = memories[-1].address
         address = (start + moved).view(np.uint64)
         if self._apart:
-            memories.append(self._lane.allocate(self._apart_nbytes, copy))
+            memories.append(self._lane.lend_device_slot(self._apart_nbytes))
             upload_pageable(self._lane, memories[-1].address, self._apart)
             apart = start >= _APART
             address[apart] = start[apart] - _APART + memories[-1].address

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.box_places import BoxPlaces
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.api import Address, DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_BOX
 from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Lane
@@ -30,12 +29,12 @@ def fits_kernels(target: Target) -> bool:
     A launch has as many blocks of threads for each chunk as the chunk with the most elements needs.
     """
     if isinstance(target, PointTarget):
-        n_chunks, largest = len(target.groups.chunk), int(np.diff(target.groups.bounds).max(initial=0))
+        largest = int(np.diff(target.groups.bounds).max(initial=0))
     elif all(pieces.index is None for pieces in target.pieces):
         return True
     else:
-        n_chunks, largest = math.prod(len(pieces.chunk) for pieces in target.pieces), largest_box(target.pieces)
-    return largest < MAX_BOX and n_chunks * -(-largest // LEAST_TILE) <= MAX_BLOCKS
+        largest = largest_box(target.pieces)
+    return largest < MAX_BOX and target.n_chunks * -(-largest // LEAST_TILE) <= MAX_BLOCKS
 
 
 @record
@@ -77,7 +76,7 @@ class Placing:
             as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
             self._runs = places if as_stored and places.may_be_runs else None
         self.memory = self._send()
-        """What all launches share; the read gives it back."""
+        """What all launches share, sent on the lane's `first` stream; the read gives it back."""
 
     @property
     def unit_nbytes(self) -> int:
@@ -106,11 +105,11 @@ class Placing:
         """Add the columns of missing chunks to a table."""
         return Places(row=tables.add(rows), source=None, n_rows=len(rows))
 
-    def launch(self, table: DeviceMemory, places: Places) -> None:
+    def launch(self, table: DeviceMemory, places: Places, work: Stream) -> None:
         """Enqueue the placing of chunks whose columns are in `table`."""
         if not places.n_rows:
             return
-        row, at, api, work = offset_by(table, places.row), self.memory.address, self._lane.api, self._lane.work
+        row, at, api = offset_by(table, places.row), self.memory.address, self._lane.api
         if places.source is None:
             self._kernel.fill(api, work, at=at, row=row, n_rows=places.n_rows)
         else:
@@ -119,11 +118,11 @@ class Placing:
 
     def _send(self) -> DeviceMemory:
         nbytes = self._kernel.nbytes
-        slot = self._lane.tables.lend(nbytes)
-        memory = self._lane.allocate(nbytes, self._lane.work)
+        slot, first = self._lane.tables.lend(nbytes), self._lane.first
+        memory = self._lane.lend_table(nbytes, first)
         self._kernel.pack(slot.array[:nbytes], memory.address, self._out)
-        self._lane.upload(memory.address, slot.array[:nbytes], self._lane.work)
-        slot.give_back(self._lane.work)
+        self._lane.upload(memory.address, slot.array[:nbytes], first)
+        slot.give_back(first)
         return memory
 
 

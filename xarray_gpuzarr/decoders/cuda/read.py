@@ -1,8 +1,8 @@
 """One read by the CUDA decoder: segments are staged as they come, batches of them decoded and placed, receipts checked.
 
-The host fetches and enqueues the next batches while the device works on earlier ones. Order between the lane's two
-streams, and between them and the caller's, is kept by events; the host waits for pinned slots, for the oldest batch
-when too many are under way, and at the end.
+The host fetches and enqueues the next batches while the device works on earlier ones, which overlap there as well: each
+runs on a stream of its own, behind the copies of its segments. The host waits for pinned slots, for the oldest batch when
+too many are under way, and at the end.
 """
 
 from __future__ import annotations
@@ -17,19 +17,11 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
-from xarray_gpuzarr.cuda.api import Event
+from xarray_gpuzarr.cuda.api import DeviceMemory, Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
-from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Lane
-from xarray_gpuzarr.decoders.cuda.batches import (
-    Batch,
-    Cutter,
-    Piece,
-    aligned,
-    chunks_per_batch,
-    cut_segments,
-    parts,
-    row_of,
-)
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
+from xarray_gpuzarr.decoders.cuda.batches import Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
 from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
@@ -52,7 +44,8 @@ class Submitted:
     """A batch that the device has been given, and what the host still owes it."""
 
     batch: Batch
-    staged: Sequence[Staged]
+    memories: Sequence[DeviceMemory]
+    """All that it uses."""
     done: Event
     receipt: Receipt | None
 
@@ -86,16 +79,18 @@ class Read:
         self._api = lane.api
         self._chunk_nbytes = spec.chunk_nbytes
         chain = read_chain(spec)
-        self._most = chunks_per_batch(
+        self._limits = BatchLimits.of(
             spec.path,
             chunk_nbytes=self._chunk_nbytes,
             needed_nbytes=needed_nbytes(spec),
-            batch_nbytes=lane.options.batch_nbytes,
             budget_nbytes=lane.scratch_nbytes,
+            options=lane.options,
         )
+        self._n_chunks = target.n_chunks
         self._stager = stager_for(lane, source, spec, chain=chain)
-        self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.work)
+        self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.first)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
+        lane.share()
         self._decoder = BatchDecoder(lane, self._placing, chain)
         self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
@@ -111,9 +106,9 @@ class Read:
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
-        stager, most_nbytes = self._stager, self._most * self._requested_nbytes
-        rule = stager.rule
-        cutter = Cutter(most=self._most, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
+        stager, rule = self._stager, self._stager.rule
+        sizes = self._limits.sizes(self._n_chunks)
+        cutter = Cutter(sizes, chunk_nbytes=self._requested_nbytes, slot_nbytes=stager.slot_nbytes)
         for plan in self._drawn(plans):
             for piece, full in cutter.cut(parts(plan, rule)):
                 if full is not None:
@@ -150,6 +145,8 @@ class Read:
 
     def _stage(self, segment: _Segment) -> None:
         """Stage a segment; submit the batch that ends with it. If memory runs out, try once more in halves."""
+        if not self._growing:
+            self._make_room()
         self._growing.append(segment)
         try:
             if segment.pieces:
@@ -178,23 +175,29 @@ class Read:
                 self._stager.expect(piece)
         for half, segments in halves:
             self._submit(half, [self._stager.stage(pieces) for pieces in segments])
+            while self._submitted:
+                self._retire()
 
     def _submit(self, batch: Batch, staged: Sequence[Staged]) -> None:
         rows = [piece.plan.row[piece.lo : piece.hi] for piece in batch.pieces]
         if not rows and not batch.missing:
             return
         self._enqueue(batch, staged, self._chunks(staged, np.concatenate([*rows, *batch.missing])))
-        while len(self._submitted) >= MAX_BATCHES:
+
+    def _make_room(self) -> None:
+        """Wait until another batch may take memory."""
+        while len(self._submitted) >= self._limits.n_batches - 1 and self._submitted:
             self._retire()
 
     def _enqueue(self, batch: Batch, staged: Sequence[Staged], chunks: Chunks) -> None:
         """Decode and place what was staged, once it has crossed."""
-        copied, done = self._api.event(), self._api.event()
+        copied, done, work = self._api.event(), self._api.event(), self._lane.next_work()
         self._api.record(copied, self._lane.copy)
-        self._api.wait(self._lane.work, copied)
-        receipt = self._decoder.decode(chunks)
-        self._api.record(done, self._lane.work)
-        self._submitted.append(Submitted(batch=batch, staged=staged, done=done, receipt=receipt))
+        self._api.wait(work, copied)
+        memories, receipt = self._decoder.decode(chunks, work)
+        self._api.record(done, work)
+        memories += (memory for s in staged for memory in s.memories)
+        self._submitted.append(Submitted(batch=batch, memories=memories, done=done, receipt=receipt))
 
     def _chunks(self, staged: Sequence[Staged], rows: Column) -> Chunks:
         """Put the segments of a batch together; `rows` are those of staged chunks, then of missing ones."""
@@ -219,9 +222,8 @@ class Read:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
         oldest = self._submitted.popleft()
         self._lane.wait_for(oldest.done)
-        for staged in oldest.staged:
-            for memory in staged.memories:
-                self._lane.free(memory)
+        for memory in oldest.memories:
+            self._lane.free(memory)
         doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS
         if len(doubtful):
             self._doubtful.append((oldest.batch, doubtful))
@@ -237,17 +239,12 @@ class Read:
             self._retire()
 
 
-def staged_nbytes(spec: ArraySpec) -> int:
-    """Return the device memory that one encoded chunk takes, if nothing could be compressed."""
-    return aligned(read_chain(spec).inner_nbytes)
-
-
 @lru_cache(maxsize=256)
 def needed_nbytes(spec: ArraySpec) -> int:
-    """Return the device memory that one chunk takes: encoded in every batch under way, decoded, and scratch."""
+    """Return the device memory that one chunk of a batch under way takes: encoded, decoded, and scratch."""
     chain = read_chain(spec)
-    stage, nbytes = chain.compressor, staged_nbytes(spec)
-    needed = MAX_BATCHES * nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
+    stage, nbytes = chain.compressor, aligned(chain.inner_nbytes)
+    needed = nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
     if isinstance(stage, ZstdSpec | BloscSpec):
         needed += zstd_temp_nbytes(1, nbytes)
     if isinstance(stage, ZlibSpec | BloscSpec) or (stage is None and chain.elements):

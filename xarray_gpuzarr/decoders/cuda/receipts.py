@@ -8,9 +8,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.api import Address, Stream
 from xarray_gpuzarr.cuda.checksum import finish
-from xarray_gpuzarr.cuda.resources import Lane, Slot
+from xarray_gpuzarr.cuda.pinned import Slot
+from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables
 from xarray_gpuzarr.decoders.cuda.work import Group, Work
@@ -40,13 +41,13 @@ class Receipt:
         return first, first + 8 * n, first + 16 * n, first + _nbytes(n)
 
     @classmethod
-    def ask(cls, lane: Lane, work: Work, address: Address) -> Self:
+    def ask(cls, lane: Lane, work: Work, address: Address, stream: Stream) -> Self:
         """Enqueue the download of a receipt."""
         n = work.n_coded
         nbytes = _nbytes(n) + 8 * len(work.elements)
         slot = lane.receipts.lend(nbytes)
-        lane.api.download(slot.array[:nbytes], address, lane.work)
-        slot.give_back(lane.work)
+        lane.api.download(slot.array[:nbytes], address, stream)
+        slot.give_back(stream)
         return cls(slot=slot, streams=work.streams, groups=work.groups, n=n, elements=work.elements)
 
     def doubtful(self) -> npt.NDArray[np.int64]:

@@ -164,7 +164,7 @@ class Stager:
             encoded.append(data)
         chunks = self._decode_on_host(pieces, numbers, encoded)
         room = aligned(self._chunk_nbytes)
-        memory = lane.allocate(room * len(chunks), lane.copy)
+        memory = lane.lend_device_slot(room * len(chunks))
         upload_pageable(lane, memory.address, chunks)
         address = memory.address + room * np.arange(len(chunks), dtype=np.uint64)
         return Staged.of_decoded([memory], address, np.full(len(chunks), self._chunk_nbytes))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.api import Address, DeviceMemory, Stream
 from xarray_gpuzarr.cuda.resources import Lane
 
 
@@ -31,15 +31,15 @@ class Tables:
         """Take in zeros; return their offset in bytes."""
         return self.add(np.zeros(n_words, np.uint64))
 
-    def send(self, lane: Lane) -> DeviceMemory:
-        """Copy all columns to new device memory on the lane's `work` stream."""
+    def send(self, lane: Lane, stream: Stream) -> DeviceMemory:
+        """Copy all columns to device memory of the lane on a stream; return it."""
         nbytes = 8 * self._n_words
         slot = lane.tables.lend(nbytes)
         packed = slot.array[:nbytes]
         np.concatenate(self._columns, out=packed.view(np.uint64))
-        memory = lane.allocate(nbytes, lane.work)
-        lane.upload(memory.address, packed, lane.work)
-        slot.give_back(lane.work)
+        memory = lane.lend_table(nbytes, stream)
+        lane.upload(memory.address, packed, stream)
+        slot.give_back(stream)
         return memory
 
 
