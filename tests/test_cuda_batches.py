@@ -1,6 +1,6 @@
 """Plans -> segments and batches of them: every row once and in order, none longer than it may be, none shorter."""
 
-from itertools import pairwise
+from itertools import cycle, pairwise, repeat
 
 import numpy as np
 from helpers.effort import many
@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.codec_json import parse_codecs
+from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
 from xarray_gpuzarr.grid import ChunkGrid, outer_selection
 from xarray_gpuzarr.metadata import ArraySpec, KeyEncoding
@@ -77,9 +79,9 @@ def room_for(segment, following):
 
 
 @many
-@given(plans(), st.integers(1, 12), st.integers(1, 400), st.integers(1, 300))
-def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_have(shards, most, most_nbytes, slot):
-    cutter = Cutter(most=most, most_nbytes=most_nbytes, slot_nbytes=slot)
+@given(plans(), st.lists(st.integers(1, 12), min_size=1), st.integers(1, 60), st.integers(1, 300))
+def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_have(shards, sizes, nbytes, slot):
+    cutter = Cutter(cycle(sizes), chunk_nbytes=nbytes, slot_nbytes=slot)
 
     batches = batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))
 
@@ -87,9 +89,9 @@ def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_h
     pieces = [piece for segment in segments for piece in segment]
     assert rows_of(pieces) == [(id(plan), row) for plan in shards for row in range(len(plan.offset))]
     assert all((p.first, p.nbytes) == (int(p.plan.offset[p.lo]), span(p, p.lo, p.hi)) for p in pieces)
-    for batch in ([p for segment in batch for p in segment] for batch in batches):
-        assert len(rows_of(batch)) <= most
-        assert sum(p.nbytes for p in batch) <= most_nbytes or len(rows_of(batch)) == 1
+    for size, batch in zip(cycle(sizes), ([p for segment in batch for p in segment] for batch in batches), strict=False):
+        assert len(rows_of(batch)) <= size
+        assert sum(p.nbytes for p in batch) <= size * nbytes or len(rows_of(batch)) == 1
     for segment in segments:
         used = sum(aligned(p.nbytes) for p in segment[:-1]) + segment[-1].nbytes
         assert used <= slot or len(rows_of(segment)) == 1
@@ -104,16 +106,61 @@ def test_segments_are_full(shards, slot_nbytes):
 
 
 @many
-@given(plans(), st.integers(1, 12), st.integers(1, 400))
-def test_batches_are_full(shards, most, most_nbytes):
-    cutter = Cutter(most=most, most_nbytes=most_nbytes, slot_nbytes=ENDLESS)
+@given(plans(), st.integers(1, 12), st.integers(1, 60))
+def test_batches_are_full(shards, size, nbytes):
+    cutter = Cutter(repeat(size), chunk_nbytes=nbytes, slot_nbytes=ENDLESS)
 
     batches = [b[0] for b in batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))]
 
     for batch, following in pairwise(batches):
-        nbytes = sum(p.nbytes for p in batch)
-        first = following[0]
-        assert len(rows_of(batch)) == most or nbytes + span(first, first.lo, first.lo + 1) > most_nbytes
+        used, first = sum(p.nbytes for p in batch), following[0]
+        assert len(rows_of(batch)) == size or used + span(first, first.lo, first.lo + 1) > size * nbytes
+
+
+def limits(needed_nbytes, budget_nbytes, chunk_nbytes=1 << 20, **options):
+    return BatchLimits.of(
+        "/t",
+        chunk_nbytes=chunk_nbytes,
+        needed_nbytes=needed_nbytes,
+        budget_nbytes=budget_nbytes,
+        options=ResourceOptions(**options),
+    )
+
+
+@many
+@given(
+    st.integers(1, 1 << 24), st.integers(1, 1 << 36), st.integers(1, 1 << 24), st.integers(1, 1 << 30), st.integers(1, 5000)
+)
+def test_batches_under_way_fit_their_budget(needed, budget, chunk, batch_nbytes, batch_chunks):
+    found = limits(needed, max(needed, budget), chunk, batch_nbytes=batch_nbytes, batch_chunks=batch_chunks)
+
+    assert found.n_chunks >= 1
+    assert found.n_batches >= 1
+    assert found.n_chunks * found.n_batches * needed <= max(needed, budget)
+    assert found.n_chunks <= max(batch_chunks, batch_nbytes // chunk)
+
+
+def test_batches_of_short_chunks_have_more_of_them():
+    assert limits(1 << 22, 1 << 40).n_chunks == 384
+    assert limits(1 << 16, 1 << 40, 1 << 14).n_chunks == 8192
+
+
+@many
+@given(st.integers(1, 2000), st.integers(1, 500))
+def test_batches_grow_and_then_are_even(n_chunks, most):
+    batches = BatchLimits(n_chunks=most, n_batches=5).sizes(n_chunks)
+
+    sizes, left = [], n_chunks
+    while left > 0:
+        sizes.append(min(next(batches), left))
+        left -= sizes[-1]
+
+    assert max(sizes) <= most
+    assert sizes[0] <= 32 or n_chunks <= 64
+    assert all(after <= 4 * before for before, after in pairwise(sizes))
+    even = [size for size in sizes if size == max(sizes)]
+    assert sizes.count(max(sizes)) < 2 or set(sizes[sizes.index(max(sizes)) : -1]) == set(even)
+    assert len(even) < 2 or sizes[-1] > max(sizes) - len(even) - 1
 
 
 @many

@@ -69,7 +69,7 @@ class BatchLimits:
         A read may turn out to have fewer chunks, or to be cut up further.
         """
         size, left = min(_SHORTEST, self.n_chunks), n_chunks
-        while left > size * (1 + _GROWTH) and size < self.n_chunks:
+        while left > size * _GROWTH and size < self.n_chunks:
             yield size
             left -= size
             size = min(size * _GROWTH, self.n_chunks)
