@@ -156,7 +156,7 @@ def test_batches_grow_and_then_are_even(n_chunks, most):
         left -= sizes[-1]
 
     assert max(sizes) <= most
-    assert sizes[0] <= 32 or n_chunks <= 64
+    assert sizes[0] <= 64 or n_chunks <= 128
     assert all(after <= 4 * before for before, after in pairwise(sizes))
     even = [size for size in sizes if size == max(sizes)]
     assert sizes.count(max(sizes)) < 2 or set(sizes[sizes.index(max(sizes)) : -1]) == set(even)

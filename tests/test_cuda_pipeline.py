@@ -13,7 +13,7 @@ from helpers.simulator import SimulatedDevice
 from helpers.stores import put, take
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs import ZstdCodec
+from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
@@ -200,6 +200,16 @@ def test_calls_of_a_task_of_many_chunks_grow_with_its_batches():
         "download": 5,
     }
     assert calls["allocate_pinned"] == 0
+
+
+@pytest.mark.parametrize("n_rows", [1, 2])
+def test_long_gzip_chunks_are_moved_to_where_looking_ahead_reads_them(n_rows):
+    data = np.frombuffer(np.random.default_rng(2).bytes(8 << 17), "i2").reshape(8, -1)
+    array = write(MemoryStore(), data, chunks=(n_rows, 1 << 16), shards=data.shape, compressors=GzipCodec())
+    device = SimulatedDevice(SEEDS[1])
+
+    np.testing.assert_array_equal(CudaReads(device).values(array), data)
+    device.check()
 
 
 def unlucky():

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import nvcomp
-from xarray_gpuzarr.cuda.nvcomp import Alignment, Nvcomp, find_nvcomp, status_name, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp import Alignment, Nvcomp, find_nvcomp, quickest, status_name, zstd_temp_nbytes
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
 
 FORMATS = list(ENCODE)
@@ -25,6 +25,7 @@ ALIGNMENTS = {  # (source, output, temp), as the headers' functions answered
     "zstd": (1, 1, 8),
     "lz4": (1, 1, 1),
     "gzip": (1, 1, 1),
+    "gzip, looking ahead": (4, 1, 8),
     "deflate": (4, 1, 1),
     "snappy": (1, 1, 1),
 }
@@ -251,12 +252,17 @@ def test_zstd_scratch_memory_is_foretold_to_the_byte(either, n_chunks, max_nbyte
     assert asked == zstd_temp_nbytes(n_chunks, total_nbytes)
 
 
-@pytest.mark.parametrize("fmt", FORMATS[1:])
+def test_long_gzip_chunks_are_decoded_by_looking_ahead():
+    assert [quickest("gzip", nbytes) for nbytes in (1, 65536, 65537)] == ["gzip", "gzip", "gzip, looking ahead"]
+    assert quickest("deflate", 1 << 30) == "deflate"
+
+
+@pytest.mark.parametrize("fmt", ["lz4", "gzip", "deflate", "snappy"])
 def test_other_formats_need_no_scratch_memory(fmt, either):
     assert Nvcomp(either).temp_nbytes(fmt, n_chunks=400, max_nbytes=2**20, total_nbytes=400 * 2**20) == 0
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", ["zstd", "lz4", "gzip", "deflate", "snappy"])
 def test_the_largest_chunk_is_the_largest_that_is_accepted(fmt, either):
     _, largest = nvcomp.MAX_CHUNK_NBYTES[fmt]
     Nvcomp(either).temp_nbytes(fmt, n_chunks=1, max_nbytes=largest, total_nbytes=largest)

@@ -7,9 +7,9 @@ it does not fill, ignores the checksum of gzip, and notes down what a process wi
 import ctypes
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import imagecodecs
@@ -23,12 +23,13 @@ Work = Callable[[], None]
 
 
 class Options(Structure):
-    """Passed by value: the backend, then zeros."""
+    """Passed by value: the backend, gzip's algorithm, then zeros."""
 
     _fields_ = (("words", c_uint32 * 16),)
 
 
 CUDA_BACKEND = [2] + [0] * 15
+LOOKING_AHEAD = [2, 1] + [0] * 14
 ASYNC = ctypes.CFUNCTYPE(c_int32, *[c_void_p] * 4, c_size_t, c_void_p, c_size_t, c_void_p, Options, c_void_p, c_void_p)
 TEMP_SIZE = ctypes.CFUNCTYPE(c_int32, c_size_t, c_size_t, Options, POINTER(c_size_t), c_size_t, c_void_p)
 ALIGNMENTS = ctypes.CFUNCTYPE(c_int32, Options, POINTER(c_size_t))
@@ -78,12 +79,14 @@ class Traits:
     source_alignment: int = 1
     temp_alignment: int = 1
     max_nbytes: int = 2**32 - 1
+    options: Sequence[int] = tuple(CUDA_BACKEND)
 
 
 TRAITS = {
     "Zstd": Traits(_zstd, temp_alignment=8, max_nbytes=2**31 - 1),
     "LZ4": Traits(_lz4),
     "Gzip": Traits(_gzip),
+    "Gzip, looking ahead": Traits(_gzip, source_alignment=4, temp_alignment=8, options=LOOKING_AHEAD),
     "Deflate": Traits(_deflate, source_alignment=4),
     "Snappy": Traits(_snappy, max_nbytes=2**31 - 1),
 }
@@ -92,7 +95,14 @@ REFUSED = (ValueError, RuntimeError, zlib.error, zstandard.ZstdError)
 
 def needed_temp(fmt: str, n_chunks: int, total: int) -> int:
     """Return the bytes of scratch memory of a batch."""
+    if fmt == "Gzip, looking ahead":
+        return 1000 * n_chunks  # a made-up number: the library says it on a GPU only
     return max(6936 * n_chunks, (total >> 16) * 3468) + 3 * total if fmt == "Zstd" else 0
+
+
+def variant(fmt: str, options: Options) -> str:
+    """Return the format with the algorithm that options ask for."""
+    return f"{fmt}, looking ahead" if fmt == "Gzip" and options.words[1] else fmt
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ class Launch:
     def refusal(self) -> int:
         """Return what the call itself returns, which sees no device memory."""
         columns = (self.sources, self.source_nbytes, self.capacity, self.actual, self.outputs)
-        if list(self.options.words) != CUDA_BACKEND or not all((*columns, self.statuses)):
+        if list(self.options.words) != list(TRAITS[self.fmt].options) or not all((*columns, self.statuses)):
             return INVALID_VALUE
         if any(column % 8 for column in columns) or self.statuses % 4 or self._temp_is_misaligned():
             return MISALIGNED
@@ -182,6 +192,8 @@ class FakeNvcomp:
         self._enqueue = enqueue
         self.nvcompGetProperties = PROPERTIES(lambda answer: _write(answer, version, 13000))
         for fmt in TRAITS:
+            if "," in fmt:
+                continue
             name = f"nvcompBatched{fmt}Decompress"
             setattr(self, name + "Async", ASYNC(self._decompress(fmt)))
             setattr(self, name + "GetTempSize", TEMP_SIZE(self._temp_size(fmt)))
@@ -190,7 +202,8 @@ class FakeNvcomp:
     def _decompress(self, fmt: str) -> Callable[..., int]:
         def call(*args: int | Options | None) -> int:
             try:
-                return self._start(Launch(fmt, *args))
+                launch = Launch(fmt, *args)
+                return self._start(replace(launch, fmt=variant(fmt, launch.options)))
             except Exception as error:  # noqa: BLE001 - it would get lost in the C frame
                 self.faults.append(repr(error))
                 return INTERNAL
@@ -218,13 +231,16 @@ class FakeNvcomp:
         def call(n_chunks: int, max_nbytes: int, options: Options, answer: object, total: int, stream: object) -> int:
             if max_nbytes > TRAITS[fmt].max_nbytes:
                 return CHUNK_TOO_LARGE
-            return _write(answer, needed_temp(fmt, n_chunks, total))
+            return _write(answer, needed_temp(variant(fmt, options), n_chunks, total))
 
         return call
 
     def _alignments(self, fmt: str) -> Callable[..., int]:
-        traits = TRAITS[fmt]
-        return lambda options, answer: _write(answer, traits.source_alignment, 1, traits.temp_alignment)
+        def call(options: Options, answer: object) -> int:
+            traits = TRAITS[variant(fmt, options)]
+            return _write(answer, traits.source_alignment, 1, traits.temp_alignment)
+
+        return call
 
 
 def _write(answer: object, *values: int) -> int:

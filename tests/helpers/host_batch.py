@@ -8,7 +8,8 @@ import numcodecs
 import numpy as np
 import zstandard
 
-from xarray_gpuzarr.cuda.nvcomp import Batch, Format, Nvcomp, zstd_temp_nbytes
+from helpers.fake_nvcomp import needed_temp
+from xarray_gpuzarr.cuda.nvcomp import Batch, Format, Nvcomp
 
 
 def _deflate(data: bytes) -> bytes:
@@ -20,12 +21,15 @@ ENCODE = {
     "zstd": zstandard.ZstdCompressor().compress,
     "lz4": lambda data: numcodecs.LZ4().encode(data)[4:],
     "gzip": gzip.compress,
+    "gzip, looking ahead": gzip.compress,
     "deflate": _deflate,
     "snappy": lambda data: imagecodecs.snappy_encode(data, None),
 }
 LENGTHS = [1, 70_000, *range(2, 2000, 50)]
 CHUNKS = [np.arange(n, dtype="u2").tobytes()[:n] for n in LENGTHS]
 GUARD = 0xEE
+NAMES = {"zstd": "Zstd", "gzip, looking ahead": "Gzip, looking ahead"}
+"""Of formats that need scratch memory."""
 
 
 class HostBatch:
@@ -34,9 +38,9 @@ class HostBatch:
     def __init__(self, fmt: Format, encoded: list[bytes], capacity: list[int]) -> None:
         n = len(encoded)
         self.fmt = fmt
-        self.sources = [_misaligned(chunk, 4 if fmt == "deflate" else 1) for chunk in encoded]
+        self.sources = [_misaligned(chunk, 4 if fmt in {"deflate", "gzip, looking ahead"} else 1) for chunk in encoded]
         self.outputs = [np.full(nbytes + 1, GUARD, "u1") for nbytes in capacity]
-        self.temp = np.zeros(zstd_temp_nbytes(n, sum(capacity)) // 8 + 1 if fmt == "zstd" else 0, "u8")
+        self.temp = np.zeros(needed_temp(NAMES.get(fmt, fmt), n, sum(capacity)) // 8 + (fmt in NAMES), "u8")
         self.columns = {
             "sources": np.array([source.ctypes.data for source in self.sources], "u8"),
             "source_nbytes": np.array([len(source) for source in self.sources], "u8"),

@@ -17,13 +17,15 @@ from xarray_gpuzarr.cuda.api import Address
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
 from xarray_gpuzarr.records import record
 
-Format = Literal["zstd", "lz4", "gzip", "deflate", "snappy"]
-"""Wire format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member, raw deflate, raw snappy."""
+Format = Literal["zstd", "lz4", "gzip", "gzip, looking ahead", "deflate", "snappy"]
+"""Wire format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member (by either of two algorithms, see
+`quickest`), raw deflate, raw snappy."""
 
 MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
     "zstd": (2**31 - 1, 2**31 - 1),
     "lz4": (2**32 - 1, 2**32 - 1),
     "gzip": (2**32 - 1, 2**32 - 1),
+    "gzip, looking ahead": (2**32 - 1, 2**32 - 1),
     "deflate": (2**32 - 1, 2**32 - 1),
     "snappy": (2**31 - 1, 2**31 - 1),
 }
@@ -31,6 +33,9 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 
 _MAJOR = 6
 _BACKEND_CUDA = 2  # corrupt LZ4 is undefined in the hardware engine, and reported by the CUDA kernels
+_LOOKAHEAD = 1
+_NAIVE_NBYTES = 64 * 1024
+"""Decoded bytes of a gzip chunk beyond which the header recommends to look ahead."""
 _CUDA_ERROR, _INTERNAL = 1000, 10000
 _STATUS_NAMES = {
     0: "Success",
@@ -52,7 +57,14 @@ _STATUS_NAMES = {
     _CUDA_ERROR: "CudaError",
     _INTERNAL: "Internal",
 }
-_C_NAMES: dict[Format, str] = {"zstd": "Zstd", "lz4": "LZ4", "gzip": "Gzip", "deflate": "Deflate", "snappy": "Snappy"}
+_C_NAMES: dict[Format, str] = {
+    "zstd": "Zstd",
+    "lz4": "LZ4",
+    "gzip": "Gzip",
+    "gzip, looking ahead": "Gzip",
+    "deflate": "Deflate",
+    "snappy": "Snappy",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +107,7 @@ class _Properties(ctypes.Structure):
 class _Options(ctypes.Structure):
     """Options of any format: they differ in the meaning of bytes that are zero here."""
 
-    _fields_ = (("backend", ctypes.c_int), ("zero", ctypes.c_uint8 * 60))
+    _fields_ = (("backend", ctypes.c_int), ("algorithm", ctypes.c_int), ("zero", ctypes.c_uint8 * 56))
 
 
 class _Alignments(ctypes.Structure):
@@ -113,6 +125,11 @@ _PARAMETERS = {
 def status_name(code: int) -> str:
     """Return the name of a status of a call or of a chunk, or the number where it has none."""
     return _STATUS_NAMES.get(code, str(code))
+
+
+def quickest(fmt: Format, max_nbytes: int) -> Format:
+    """Return the format with the algorithm that suits chunks of up to so many decoded bytes."""
+    return "gzip, looking ahead" if fmt == "gzip" and max_nbytes > _NAIVE_NBYTES else fmt
 
 
 def zstd_temp_nbytes(n_chunks: int, total_nbytes: int) -> int:
@@ -228,7 +245,7 @@ class Nvcomp:
         self._alignments: dict[Format, Alignment] = {}
 
     def temp_nbytes(self, fmt: Format, /, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
-        """Return the bytes of scratch memory that `decompress` needs; takes about 3 us and no GPU.
+        """Return the bytes of scratch memory that `decompress` needs; takes about 3 us, and no GPU but for looking ahead.
 
         Parameters
         ----------
@@ -246,14 +263,14 @@ class Nvcomp:
         """
         answer = ctypes.c_size_t()
         said = f"n_chunks={n_chunks}, max_nbytes={max_nbytes}, total_nbytes={total_nbytes}"
-        self._call(fmt, "GetTempSize", said, (n_chunks, max_nbytes, _options(), answer, total_nbytes, None))
+        self._call(fmt, "GetTempSize", said, (n_chunks, max_nbytes, _options(fmt), answer, total_nbytes, None))
         return answer.value
 
     def alignment(self, fmt: Format, /) -> Alignment:
         """Return what the addresses given to `decompress` must be multiples of."""
         if fmt not in self._alignments:
             answer = _Alignments()
-            self._call(fmt, "GetRequiredAlignments", "", (_options(), answer))
+            self._call(fmt, "GetRequiredAlignments", "", (_options(fmt), answer))
             self._alignments[fmt] = Alignment(source=answer.source, output=answer.output, temp=answer.temp)
         return self._alignments[fmt]
 
@@ -285,7 +302,7 @@ class Nvcomp:
         if n_chunks == 0:  # some formats would launch an empty grid, which CUDA refuses
             return
         columns = (batch.sources, batch.source_nbytes, batch.capacity, batch.actual)
-        args = (*columns, n_chunks, temp, temp_nbytes, batch.outputs, _options(), batch.statuses, stream)
+        args = (*columns, n_chunks, temp, temp_nbytes, batch.outputs, _options(fmt), batch.statuses, stream)
         said = f"n_chunks={n_chunks}, temp={temp:#x}, temp_nbytes={temp_nbytes}, stream={stream:#x}"
         self._call(fmt, "Async", said, args)
 
@@ -294,5 +311,5 @@ class Nvcomp:
         _check(self._functions[name](*args), f"{name}({said})")
 
 
-def _options() -> _Options:
-    return _Options(backend=_BACKEND_CUDA)
+def _options(fmt: Format) -> _Options:
+    return _Options(backend=_BACKEND_CUDA, algorithm=_LOOKAHEAD if fmt == "gzip, looking ahead" else 0)

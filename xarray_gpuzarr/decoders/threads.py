@@ -35,17 +35,30 @@ def thread_budget() -> int:
     ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the threads of the dask worker that this process is, else the cores
     that this process may use, or fewer within `at_most`.
     """
+    return _setting() or _dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
+
+
+def fetching_budget() -> int:
+    """Return how many threads of this process may bring bytes to pinned memory at once.
+
+    ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the cores that this process may use, however few threads dask has: they
+    copy and hold no lock, and a GPU's worker has one thread of dask but many cores.
+    """
+    return _setting() or n_cores()
+
+
+def _setting() -> int | None:
     setting = os.environ.get(_ENV)
-    if setting is not None:
-        if not setting.isdecimal() or int(setting) < 1:
-            raise OptionError(
-                "unusable number of threads",
-                tried=f"{_ENV}={setting!r}",
-                found="not a whole number of at least 1",
-                do=f"unset {_ENV}, or give it a number such as 4",
-            )
-        return int(setting)
-    return _dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
+    if setting is None:
+        return None
+    if not setting.isdecimal() or int(setting) < 1:
+        raise OptionError(
+            "unusable number of threads",
+            tried=f"{_ENV}={setting!r}",
+            found="not a whole number of at least 1",
+            do=f"unset {_ENV}, or give it a number such as 4",
+        )
+    return int(setting)
 
 
 class _Limit(threading.local):

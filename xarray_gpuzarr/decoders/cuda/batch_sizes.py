@@ -13,7 +13,7 @@ from xarray_gpuzarr.cuda.resources import MAX_BATCHES
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.records import record
 
-_SHORTEST = 32
+_SHORTEST = 64
 """Chunks of the first batch, where later ones are longer."""
 _GROWTH = 2
 """Each batch is so many times as long as the one before, until they are as long as they may be."""

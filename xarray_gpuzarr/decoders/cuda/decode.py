@@ -199,9 +199,9 @@ class BatchDecoder:
         actual = offset_by(memory, lengths + 8 * group.first)
         sums = offset_by(memory, checksums + 8 * group.first)
         statuses = offset_by(memory, codes + 4 * group.first)
-        if group.inflate.nvcomp == "zstd":
+        if group.format == "zstd":
             check_zstd(api, work, table=table, n=n, spare=offset_by(memory, offsets.spare), refused=sums)
-        if group.inflate.nvcomp is None:
+        if group.format is None:
             blosclz(api, work, table=table, n=n, actual=actual, status=statuses)
         else:
             batch = nvcomp.Batch(
@@ -213,7 +213,7 @@ class BatchDecoder:
                 statuses=statuses,
             )
             api.nvcomp.decompress(
-                group.inflate.nvcomp,
+                group.format,
                 batch,
                 n_chunks=n,
                 temp=temp,

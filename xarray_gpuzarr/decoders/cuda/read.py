@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import BloscSpec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.codecs import BloscSpec, GzipSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import Lane
@@ -247,7 +247,7 @@ def needed_nbytes(spec: ArraySpec) -> int:
     needed = nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
     if isinstance(stage, ZstdSpec | BloscSpec):
         needed += zstd_temp_nbytes(1, nbytes)
-    if isinstance(stage, ZlibSpec | BloscSpec) or (stage is None and chain.elements):
+    if isinstance(stage, GzipSpec | ZlibSpec | BloscSpec) or (stage is None and chain.elements):
         needed += nbytes  # moved to where it is aligned
     if isinstance(stage, BloscSpec) or (stage is not None and chain.shuffle is not None):
         needed += nbytes  # decompressed, but still shuffled

@@ -90,7 +90,7 @@ class Stager:
         self._chain = chain
         self._codecs = spec.codecs
         self._rule = source.rule
-        self._n_threads = threads.thread_budget()
+        self._n_threads = threads.fetching_budget()
         self._most_nbytes = _request_nbytes(source.rule, lane.options.slot_nbytes // self._n_threads)
         self._requests = Requests(source)
 
@@ -273,7 +273,7 @@ class Stager:
                     todo.clear()
                     raise corrupt_chunk(*row_of(pieces, int(rows[number])), str(err)) from err
 
-        threads.crew.run(drain, len(encoded), self._n_threads)
+        threads.crew.run(drain, len(encoded))
         return decoded
 
     def _decode(self, encoded: memoryview, decoded: memoryview) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.nvcomp import Nvcomp
+from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.streams import FORMATS, NO_ROWS, RAW, Filters, Inflate, Streams
 from xarray_gpuzarr.records import record
@@ -42,6 +42,8 @@ class Group:
     """The streams of one format: a run of rows in columns that are sorted by format."""
 
     inflate: Inflate
+    format: Format | None
+    """As nvCOMP decodes it; None if a kernel does."""
     first: int
     n: int
     temp_nbytes: int
@@ -193,13 +195,19 @@ def _groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
         if not n or inflate is RAW:
             continue
         nbytes = streams.target_nbytes[first : first + n]
-        longest, temp_nbytes, alignment = int(nbytes.max()), 0, 1
+        longest, fmt, temp_nbytes, alignment = int(nbytes.max()), None, 0, 1
         if inflate.nvcomp is not None:
-            total = int(nbytes.sum())
-            temp_nbytes = nvcomp.temp_nbytes(inflate.nvcomp, n_chunks=n, max_nbytes=longest, total_nbytes=total)
-            alignment = nvcomp.alignment(inflate.nvcomp).source
+            fmt, total = quickest(inflate.nvcomp, longest), int(nbytes.sum())
+            temp_nbytes = nvcomp.temp_nbytes(fmt, n_chunks=n, max_nbytes=longest, total_nbytes=total)
+            alignment = nvcomp.alignment(fmt).source
         group = Group(
-            inflate=inflate, first=first, n=n, temp_nbytes=temp_nbytes, max_nbytes=longest, alignment=alignment
+            inflate=inflate,
+            format=fmt,
+            first=first,
+            n=n,
+            temp_nbytes=temp_nbytes,
+            max_nbytes=longest,
+            alignment=alignment,
         )
         groups.append(group)
         first += n
