@@ -1,5 +1,6 @@
 """Files read straight into device memory, on the simulator: the same values, every needed wait, and honest errors."""
 
+import json
 import os
 
 import numpy as np
@@ -32,9 +33,18 @@ ON_HOST_SIDE = {
 
 
 @pytest.fixture(autouse=True)
-def little_memory():
-    with limits():
+def calibrated(tmp_path):
+    """Little memory, and a calibration by which files are read straight."""
+    with limits(calibration=str(calibration(tmp_path, gds_is_quicker=True))):
         yield
+
+
+def calibration(folder, **measured):
+    """Write a calibration that knows no codec."""
+    file = folder / "calibration.json"
+    about = {"format": "xarray_gpuzarr calibration", "version": 1, "gpu": "a simulator", "date": "2026-11-22"}
+    file.write_text(json.dumps(about | {"upload": {"seconds": 1e-5, "bytes_per_second": 1e10}, "codecs": {}} | measured))
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +189,17 @@ def test_storage_that_was_asked_for(in_files, storage):
     assert_same_bits(CudaReads(device).values(stored), scene("raw").expected)
 
     assert bool(device.calls["read_file"]) == (storage != "posix")
+
+
+@pytest.mark.parametrize("measured", [None, {}, {"gds_is_quicker": False}])
+def test_auto_is_through_host_memory_until_the_other_way_was_measured_to_be_quicker(in_files, tmp_path, measured):
+    device = device_of()
+    with limits(calibration=None if measured is None else str(calibration(tmp_path, **measured))):
+        assert_same_bits(CudaReads(device).values(in_files("raw")), scene("raw").expected)
+        how = stored_array(in_files("raw")).how_read(CudaReads(device).decoder)
+
+    assert device.calls["read_file"] == 0
+    assert how == "posix: GPUDirect Storage was not measured to be quicker here"
 
 
 def test_auto_on_a_device_that_reads_no_files(in_files):

@@ -24,6 +24,7 @@ class FakeKvikio:
         self.log = []
         self.failing = set()
         self.compat = compat
+        self.available = True
 
     def modules(self):
         top = ModuleType("kvikio")
@@ -32,7 +33,9 @@ class FakeKvikio:
         top.stream_deregister = lambda handle: self.call("stream_deregister", handle)
         defaults = ModuleType("kvikio.defaults")
         defaults.is_compat_mode_preferred = lambda: self.compat
-        return {"kvikio": top, "kvikio.defaults": defaults}
+        driver = ModuleType("kvikio.cufile_driver")
+        driver.get = lambda name: self.call(name) or self.available
+        return {"kvikio": top, "kvikio.defaults": defaults, "kvikio.cufile_driver": driver}
 
     def call(self, name, *args):
         self.log.append((name, *args))
@@ -128,6 +131,18 @@ def test_compatibility_mode_is_no_gpudirect_storage(kvikio):
     kvikio.compat = True
 
     assert "compatibility mode" in why_no_files()
+
+
+def test_a_driver_without_gpudirect_storage_is_none(kvikio):
+    kvikio.available = False
+
+    assert "nvidia-fs" in why_no_files()
+
+
+def test_a_driver_that_cannot_be_asked_is_a_reason(kvikio):
+    kvikio.failing = {"is_gds_available"}
+
+    assert "cannot be asked (RuntimeError: is_gds_available failed)" in why_no_files()
 
 
 @pytest.mark.parametrize("error", [ImportError("no kvikio"), OSError("libcuda.so.1: cannot open shared object file")])

@@ -26,7 +26,14 @@ def calibration_of(cases: Sequence[CaseRows], gpu_name: str) -> Calibration | No
         upload_seconds=max(short.wall_s, 1e-9),
         upload_rate=rate,
         codecs=codecs,
+        gds_is_quicker=_gds_is_quicker(cases),
     )
+
+
+def _gds_is_quicker(cases: Sequence[CaseRows]) -> bool:
+    storages = next((c for c in cases if c.name == "storages"), None)
+    posix, gds = (storages.row(name) if storages else None for name in ("posix", "gds"))
+    return posix is not None and gds is not None and gds.wall_s < posix.wall_s
 
 
 def _codec_times(cases: Sequence[CaseRows], codec: str) -> CodecTimes | None:

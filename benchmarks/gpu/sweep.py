@@ -20,10 +20,10 @@ from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.scene import Scene
-from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
+from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
 from benchmarks.published import BLOG
 from benchmarks.results import Sample
-from xarray_gpuzarr import read_array
+from xarray_gpuzarr import DeviceUnavailableError, read_array
 
 CODECS = {
     "zstd": "zstd 3",
@@ -41,6 +41,7 @@ _ONE_THREAD = "XARRAY_GPUZARR_NUM_THREADS"
 _HOST_CHUNKS = 8
 """Chunks of a read on one thread of the host."""
 _LONG_NBYTES = 2**29
+_STORAGE_CHUNKS = 512
 HOST = "host, then upload"
 """What the device is compared with."""
 
@@ -50,6 +51,7 @@ def sweep(gpu: Gpu, folder: Path, scale: float) -> Iterator[Case]:
     for codec in CODECS:
         yield from _of_codec(gpu, folder, scale, codec)
     yield _uploads(gpu, scale)
+    yield _storages(gpu, folder, scale)
 
 
 def _of_codec(gpu: Gpu, folder: Path, scale: float, codec: str) -> Iterator[Case]:
@@ -103,6 +105,13 @@ def _ready(gpu: Gpu, run: Any, expected: Any) -> Ready:
     return Ready(measure=lambda: wall_seconds(gpu, run))
 
 
+def _ready_if_possible(gpu: Gpu, run: Any, expected: Any) -> Ready:
+    try:
+        return _ready(gpu, run, expected)
+    except DeviceUnavailableError as error:
+        raise AbsentError(str(error)) from error
+
+
 def _one_thread(scene: Scene, codec: str, nbytes: int, n: int) -> Case:
     """Return a case of a read on one thread of the host, and on all of them."""
     whole = prod(scene.workload.grid)
@@ -144,6 +153,31 @@ def _threads(n: int) -> Iterator[None]:
         del os.environ[_ONE_THREAD]
         if before is not None:
             os.environ[_ONE_THREAD] = before
+
+
+def _storages(gpu: Gpu, folder: Path, scale: float) -> Case:
+    """Return a case of a long read of a local file, through host memory and straight into the device's."""
+    n_elements = max(16, round(_LONG_NBYTES * scale) // 4 // _STORAGE_CHUNKS)
+    workload = replace(
+        BLOG.full,
+        name="storages",
+        chunks=(n_elements,),
+        shards=(n_elements * _STORAGE_CHUNKS,),
+        shape=(n_elements * _STORAGE_CHUNKS,),
+    )
+    scene = Scene(gpu=gpu, workload=workload, folder=folder)
+
+    def contestants() -> list[Contestant]:
+        array = open_array(scene.stored)
+        expected = gpu.put(np.asarray(array[:]))
+        found = []
+        for storage in ("posix", "gds"):
+            run = functools.partial(read_array, array, device=gpu.device, storage=storage)
+            prepare = functools.partial(_ready_if_possible, gpu, run, expected)
+            found.append(Contestant(name=storage, nbytes=scene.workload.nbytes, prepare=prepare))
+        return found
+
+    return Case(name="storages", summary="ways of a local file to the device", seconds=2, contestants=contestants)
 
 
 def _uploads(gpu: Gpu, scale: float) -> Case:

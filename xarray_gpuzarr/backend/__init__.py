@@ -60,8 +60,8 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             "workers" is CUDA on dask's workers, from a client that need not have a GPU.
         storage : "auto", "posix" or "gds"
             How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
-            Storage ("gds"). "auto" is "gds" wherever kvikio and the machine can do it and the host need not see the
-            bytes. Other stores, and reads on the host, know one way only.
+            Storage ("gds"). "auto" is "gds" where a calibration says that it is quicker on this machine, kvikio can do
+            it, and the host need not see the bytes. Other stores, and reads on the host, know one way only.
         mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
             As for `xarray.open_dataset`.
         group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members

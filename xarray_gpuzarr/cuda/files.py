@@ -1,7 +1,7 @@
 """Local files read straight into device memory with GPUDirect Storage, through kvikio.
 
-`why_no_files` says whether cuFile really reaches the GPU here: kvikio's compatibility mode copies through host memory,
-which this package does better itself. Importing this module needs no kvikio.
+`why_no_files` says whether cuFile really reaches the GPU here: kvikio's compatibility mode, and cuFile's own, copy through
+host memory, which this package does better itself. Importing this module needs no kvikio.
 
 References
 ----------
@@ -33,7 +33,11 @@ def why_no_files() -> str | None:
         return f"kvikio cannot be imported ({err})"
     if defaults.is_compat_mode_preferred():
         return "kvikio is in compatibility mode: cuFile or its driver (nvidia-fs) is missing, or was switched off"
-    return None
+    try:
+        available = importlib.import_module("kvikio.cufile_driver").get("is_gds_available")
+    except (ImportError, RuntimeError, KeyError) as err:
+        return f"cuFile's driver cannot be asked ({type(err).__name__}: {err})"
+    return None if available else "cuFile's driver says that GPUDirect Storage is not available (nvidia-fs)"
 
 
 class NativeFile:

@@ -13,7 +13,7 @@ import numpy as np
 
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Install, Undo
-from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.fetch import ByteSource, Storage
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
@@ -129,5 +129,8 @@ class FileReader(Protocol):
     def why_no_files(self) -> str | None:
         """Say why it can read none on this machine; None if it can."""
 
-    def why_staged(self, spec: ArraySpec, cast: Cast) -> str | None:
-        """Say why the chunks of an array reach the device through host memory; None if they need not."""
+    def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
+        """Say why the chunks of an array reach the device through host memory; None if they do not.
+
+        `storage` is ``"auto"`` or ``"gds"``.
+        """

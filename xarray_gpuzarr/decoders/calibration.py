@@ -72,6 +72,7 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         upload_seconds=float(document["upload"]["seconds"]),
         upload_rate=float(document["upload"]["bytes_per_second"]),
         codecs={name: _codec(times) for name, times in document["codecs"].items()},
+        gds_is_quicker=bool(document.get("gds_is_quicker", False)),
     )
 
 
@@ -98,6 +99,7 @@ def as_document(calibration: Calibration) -> dict[str, Any]:
         "version": VERSION,
         "gpu": calibration.gpu,
         "date": calibration.date,
+        "gds_is_quicker": calibration.gds_is_quicker,
         "upload": {"seconds": calibration.upload_seconds, "bytes_per_second": calibration.upload_rate},
         "codecs": {
             name: {

@@ -124,6 +124,8 @@ class Calibration:
     """Bytes a second of an upload from ordinary host memory."""
     codecs: Mapping[str, CodecTimes]
     """By name of the compressor, as `codec_name` gives it."""
+    gds_is_quicker: bool = False
+    """Whether local files reach the device sooner by GPUDirect Storage than through host memory."""
 
     def __post_init__(self) -> None:
         _check_positive("upload_seconds", [self.upload_seconds])

@@ -23,7 +23,7 @@ from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
-from xarray_gpuzarr.decoders.cuda.direct import why_not_chain
+from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.read import Read, read_chain
@@ -32,7 +32,7 @@ from xarray_gpuzarr.decoders.cuda.shares import host_is_quicker, why_host
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
-from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.fetch import ByteSource, Storage
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.plan import ReadPlan, Target
 
@@ -75,11 +75,12 @@ class CudaDecoder:
         why = why_host(spec) if found.where == "cuda" else None
         return found if why is None else Route(where=f"host, {ONE_COPY}", why=why)
 
-    def why_staged(self, spec: ArraySpec, cast: Cast) -> str | None:
-        """Say why chunks of local files reach the device through host memory; None if they need not."""
+    def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
+        """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
-        return why_not_chain(read_chain(spec)) or self.why_no_files()
+        unmeasured = why_not_unasked() if storage == "auto" else None
+        return why_not_chain(read_chain(spec)) or self.why_no_files() or unmeasured
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""

@@ -15,7 +15,7 @@ from xarray_gpuzarr.decoders.cost import Calibration, first_on_device, whole_rea
 from xarray_gpuzarr.decoders.cuda.chain import chain_of
 from xarray_gpuzarr.decoders.threads import thread_budget
 from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import BoxTarget, Target
+from xarray_gpuzarr.plan import Target
 
 
 def codec_name(spec: ArraySpec) -> str | None:
@@ -24,13 +24,6 @@ def codec_name(spec: ArraySpec) -> str | None:
     if isinstance(chain, str) or chain.compressor is None or chain.shuffle is not None or chain.elements:
         return None
     return f"blosc {chain.compressor.cname}" if isinstance(chain.compressor, BloscSpec) else str(chain.compressor)
-
-
-def n_chunks_of(target: Target) -> int:
-    """Return how many chunks a target touches, missing ones included."""
-    if isinstance(target, BoxTarget):
-        return prod(len(pieces.chunk) for pieces in target.pieces)
-    return len(target.groups.chunk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +63,7 @@ def host_is_quicker(spec: ArraySpec, target: Target) -> bool:
         The calibration in force cannot be used.
     """
     forecast = _forecast(spec)
-    return forecast is not None and forecast.host_is_quicker(n_chunks_of(target))
+    return forecast is not None and forecast.host_is_quicker(target.n_chunks)
 
 
 def why_host(spec: ArraySpec) -> str | None:
