@@ -18,7 +18,7 @@ BENCH_FLAGS ?=
 SOAK_SECONDS = 180
 
 .PHONY: demo fuzz test test-oldest test-gpu bench-gpu facts-gpu faults-gpu soak-gpu tune-gpu \
-	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-smoke performance docs package gpu-environments clean help
+	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-timed bench-smoke performance docs package gpu-environments clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -85,6 +85,9 @@ bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (mi
 
 bench-full: $(VENV)/.installed ## The same with published workloads in their full size (hours; 32 GB of memory and disk)
 	$(BIN)/python -m benchmarks --full $(BENCH_FLAGS)
+
+bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device: what stands still? (four minutes)
+	$(BIN)/python -m benchmarks.timed $(BENCH_FLAGS)
 
 performance: $(VENV)/.installed ## Write docs/performance.md and its figures from the newest results
 	$(BIN)/python -m benchmarks.page

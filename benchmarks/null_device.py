@@ -21,7 +21,7 @@ import zstandard
 from xarray_gpuzarr.byte_range import ByteRange
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codec_json import parse_codecs
-from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi
+from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory
 from xarray_gpuzarr.cuda.nvcomp import Alignment, zstd_temp_nbytes
 from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge
 from xarray_gpuzarr.grid import ChunkGrid
@@ -53,7 +53,7 @@ class NullDevice:
 
     def __init__(self) -> None:
         self._at = itertools.count(1 << 40, 1 << 36)
-        self.nvcomp = _NullNvcomp()
+        self.nvcomp = NullNvcomp()
         self.enter_range: Callable[[str], AbstractContextManager[object]] = lambda _name: _NO_RANGE
         """What profilers would be told; nobody listens, until this is replaced."""
 
@@ -81,17 +81,17 @@ class NullDevice:
     consumer_stream = stream
     event = object
 
-    def record(self, _event: object, _stream: object) -> None:
+    def record(self, _event: Any, _stream: Any) -> None:
         """Nothing to record."""
 
     wait = record
 
-    def synchronize(self, _of: object) -> None:
+    def synchronize(self, _of: Any) -> None:
         """Nothing to wait for."""
 
     synchronize_event = synchronize
 
-    def allocate(self, nbytes: int, _stream: object) -> _Memory:
+    def allocate(self, nbytes: int, _stream: Any) -> DeviceMemory:
         """Return addresses of nothing."""
         return _Memory(Address(next(self._at)), nbytes)
 
@@ -99,7 +99,7 @@ class NullDevice:
         """Return ordinary host memory."""
         return SimpleNamespace(array=np.zeros(nbytes, np.uint8))
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], _stream: object) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], _stream: Any) -> Any:
         """Return an array without elements."""
         return SimpleNamespace(shape=shape, dtype=dtype, address=Address(next(self._at)))
 
@@ -107,18 +107,28 @@ class NullDevice:
         """Return the address of nothing."""
         return Address(array.address)
 
-    def upload(self, to: Address, data: Bytes, stream: object) -> None:
+    def upload(self, to: Address, data: Bytes, stream: Any) -> None:
         """Nothing is copied."""
 
-    def download(self, into: Bytes, _start: Address, _stream: object) -> None:
+    def download(self, into: Bytes, _start: Address, _stream: Any) -> None:
         """Say of every stream that it was decoded: statuses of 0 and, the length that its header declares."""
         _say_all_well(into, self.nvcomp)
 
-    def launch(self, kernel: object, n_blocks: int, n_threads: int, args: Sequence[int], stream: object) -> None:
+    def launch(self, kernel: Any, n_blocks: int, n_threads: int, args: Sequence[int], stream: Any) -> None:
         """Nothing is launched."""
 
+    def why_no_files(self) -> str:
+        """Say why no file is read straight into device memory."""
+        return "this is no device"
 
-class _NullNvcomp:
+    def build(self, _kernels: object) -> None:
+        """Nothing is launched anyway."""
+
+    def trim(self) -> None:
+        """Nothing was kept."""
+
+
+class NullNvcomp:
     """Answers what decoding asks before a batch, and decodes nothing."""
 
     def __init__(self) -> None:
@@ -126,20 +136,20 @@ class _NullNvcomp:
         """Of the last batch."""
         self._alignment = Alignment(source=1, output=1, temp=1)
 
-    def temp_nbytes(self, _fmt: str, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
-        """Return what nvCOMP would answer for zstd."""
+    def temp_nbytes(self, fmt: str, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
+        """Return what nvCOMP would answer."""
         self.n_chunks, self.chunk_nbytes = n_chunks, max_nbytes
-        return zstd_temp_nbytes(n_chunks, total_nbytes)
+        return zstd_temp_nbytes(n_chunks, total_nbytes) if fmt == "zstd" else 0
 
     def alignment(self, _fmt: str) -> Alignment:
         """Return that no address matters."""
         return self._alignment
 
-    def decompress(self, fmt: str, batch: object, *, n_chunks: int, temp: int, temp_nbytes: int, stream: int) -> None:
+    def decompress(self, fmt: str, batch: Any, *, n_chunks: int, temp: int, temp_nbytes: int, stream: int) -> None:
         """Nothing is decoded."""
 
 
-def _say_all_well(receipt: Bytes, nvcomp: _NullNvcomp) -> None:
+def _say_all_well(receipt: Bytes, nvcomp: NullNvcomp) -> None:
     receipt[:] = 0
     receipt[: 8 * nvcomp.n_chunks].view(np.int64)[:] = nvcomp.chunk_nbytes
 

@@ -1,0 +1,1 @@
+"""A device that takes its time: the real CUDA decoder, real files, a modelled GPU. ``python -m benchmarks.timed``."""

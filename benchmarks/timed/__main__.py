@@ -1,0 +1,87 @@
+"""``python -m benchmarks.timed``: run it from the root of the repository."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.machine import about
+from benchmarks.measure import Session
+from benchmarks.results import Results
+from benchmarks.stores import cache_directory
+from benchmarks.timed.cases import Scene, TimedReads
+from benchmarks.timed.device import TimedDevice
+from benchmarks.timed.engine import installed
+from benchmarks.timed.report import print_timed
+from benchmarks.timed.workloads import WORKLOADS
+from benchmarks.workloads import Workload
+
+_SMOKE_SCALE = 1e-4
+_MODELLED_CORES = 16
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chosen cases; return 1 if something failed, 2 if nothing is named so, else 0."""
+    options = _parser().parse_args(arguments)
+    workloads = [w for w in WORKLOADS if any(word in w.name for word in options.case or [""])]
+    if not workloads:
+        print(f"nothing is named like {options.case}; known: {', '.join(w.name for w in WORKLOADS)}", file=sys.stderr)
+        return 2
+    if options.smoke:
+        options.rounds, workloads = 1, [w.scaled(_SMOKE_SCALE) for w in workloads]
+    results = _run(workloads, options)
+    return int(any(row.status == "failed" for row in results.rows))
+
+
+def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
+    modelled_fetch = options.fetch == "modelled"
+    n_cores = options.cores or (_MODELLED_CORES if modelled_fetch else None)
+    device, console = TimedDevice(), Console(width=None if sys.stdout.isatty() else 160)
+    settings = {"case": options.case, "rounds": options.rounds, "fetch": options.fetch, "cores": n_cores}
+    description = about("benchmarks.timed", settings) | {"modelled": True, "rates": asdict(device.rates)}
+    out = options.out or (None if options.smoke else _default_out())
+    results = Results(description, out)
+    with console.status("") as status, installed(device, n_cores) as decoder:
+        session = Session(results, n_rounds=options.rounds, progress=status.update)
+        scene = Scene(
+            device=device,
+            decoder=decoder,
+            folder=cache_directory(),
+            n_threads=options.threads,
+            modelled_fetch=modelled_fetch,
+        )
+        for workload in workloads:
+            print_timed(session.run(TimedReads(scene, workload).case), console)
+    results.finished = True
+    results.save()
+    if out is not None:
+        console.print(f"written: {out}")
+    return results
+
+
+def _default_out() -> Path:
+    return Path(__file__).parents[1] / "results" / f"timed-{datetime.now(UTC).date()}.json"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.timed", description="Let the CUDA engine read to a modelled device."
+    )
+    parser.add_argument("--case", nargs="+", metavar="PART", help="workloads whose name contains one of these")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2, 4, 8], help="of dask (default 1 2 4 8)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each kind (default 5)")
+    parser.add_argument("--fetch", choices=("real", "modelled"), default="real", help="modelled: files cost no core")
+    parser.add_argument("--cores", type=int, help="cores that the engine believes to have (modelled fetch: 16)")
+    parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/timed-<date>.json)")
+    parser.add_argument("--smoke", action="store_true", help="tiny data, one round; writes JSON only with --out")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Cases: one a workload, of real reads through xarray on the modelled device, and of the limit of each resource."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import dask
+
+from benchmarks.measure import Case, Contestant, Ready
+from benchmarks.stores import object_files, stored_nbytes, write_workload
+from benchmarks.timed.device import TimedDevice
+from benchmarks.timed.engine import prepared_pool
+from benchmarks.timed.fetches import Fetch, ModelledFiles, read_plainly, watched
+from benchmarks.timed.limits import decoding_limit, idle_shares
+from benchmarks.timed.simulation import Interval
+from benchmarks.timed.timeline import Timeline
+from benchmarks.workloads import Workload
+from xarray_gpuzarr import index_cache
+from xarray_gpuzarr.bench.readers import Location, open_variable
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.threads import n_cores
+
+NO_DASK = "no dask"
+RESOURCES = ("decoder", "copy engine", "kernels", "fetch")
+"""What limits, and what may stand still."""
+
+
+def dask_name(n_threads: int) -> str:
+    """Return the name of the row of reads by so many threads of dask."""
+    return f"{n_threads} thread{'s'[: n_threads > 1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What all cases share."""
+
+    device: TimedDevice
+    decoder: CudaDecoder
+    folder: Path
+    n_threads: Sequence[int]
+    """Threads of dask."""
+    modelled_fetch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One read: when it began and ended, and all that happened meanwhile."""
+
+    start_s: float
+    end_s: float
+    intervals: Sequence[Interval]
+    fetches: Sequence[Fetch]
+    peak_nbytes: int
+    overrun_s: float
+
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When files were read."""
+        return [(fetch.start_s, fetch.end_s) for fetch in self.fetches]
+
+
+class TimedReads:
+    """Reads of one workload.
+
+    Parameters
+    ----------
+    scene : Scene
+    workload : Workload
+    """
+
+    def __init__(self, scene: Scene, workload: Workload) -> None:
+        self._scene = scene
+        self._device = scene.device
+        self.workload = workload
+        self._runs: dict[str, list[Run]] = {}
+        """Those that count, by contestant."""
+        self._about: dict[str, Any] = {}
+
+    @property
+    def case(self) -> Case:
+        """The case of this workload."""
+        workload = self.workload
+        return Case(
+            name=f"timed/{workload.name}",
+            summary=workload.summary,
+            contestants=self._contestants,
+            about=lambda: self._about,
+        )
+
+    def _contestants(self) -> list[Contestant]:
+        path = write_workload(self.workload, self._scene.folder)
+        self._path = path
+        for file in object_files(self.workload, path):
+            file.read_bytes()  # into the page cache
+        self._files = self._modelled_files() if self._scene.modelled_fetch else None
+        self._about |= {
+            "workload": asdict(self.workload),
+            "operation": "timed",
+            "modelled": True,
+            "nbytes": self.workload.nbytes,
+            "stored_nbytes": stored_nbytes(path),
+            "timelines": {},
+        }
+        make = partial(Contestant, nbytes=self.workload.nbytes)
+        ours = [make(name=NO_DASK, prepare=partial(self._prepare, NO_DASK, self._lazy))]
+        ours += [
+            make(name=dask_name(n), prepare=partial(self._prepare, dask_name(n), partial(self._by_dask, n)))
+            for n in self._scene.n_threads
+        ]
+        limits = [make(name=name, side="limit", prepare=partial(self._prepare_limit, name)) for name in RESOURCES]
+        return [*ours, *limits]
+
+    def _modelled_files(self) -> ModelledFiles:
+        rates = self._device.rates
+        files = ModelledFiles(self.workload, self._device.simulation, rates.lane_s)
+        for file in object_files(self.workload, self._path):
+            files.learn(str(file))
+        return files
+
+    # ---- what is measured
+
+    def _variable(self, chunking: Any) -> Any:
+        location = Location(store=str(self._path), variable=self.workload.variable)
+        return open_variable(location, "gpuzarr", chunking, device="cuda", consolidated=False)
+
+    def _lazy(self) -> tuple[Callable[[], Any], Callable[[], object]]:
+        """Return what reads without dask, and what ends it."""
+        variable = self._variable("no dask")
+        return lambda: variable[...].compute().data, lambda: None
+
+    def _by_dask(self, n_threads: int) -> tuple[Callable[[], Any], Callable[[], object]]:
+        """Return what reads with so many threads of dask, blocks kept apart, and what ends them."""
+        blocks, pool = self._variable("chunks={}").data, prepared_pool(self._scene.decoder, n_threads)
+
+        def run() -> Any:
+            with dask.config.set(scheduler="threads", pool=pool):
+                return blocks.persist()
+
+        return run, pool.shutdown
+
+    def _prepare(self, name: str, open_reads: Callable[[], Any]) -> Ready:
+        run, close = open_reads()
+        facts: dict[str, float | str] = {}
+        self._first = self._once(run)
+        self._runs[name] = []
+
+        def measure() -> float:
+            done = self._once(run)
+            self._runs[name].append(done)
+            facts.update(self._facts(name))
+            self._note_timeline(name)
+            return done.end_s - done.start_s
+
+        return Ready(measure=measure, facts=facts, close=close)
+
+    def _once(self, run: Callable[[], Any]) -> Run:
+        """Read once, from closed files and unknown indexes; what was read is dropped."""
+        device = self._device
+        gc.collect()
+        index_cache.cache.clear()
+        device.simulation.intervals.clear()
+        device.memory.restart()
+        overrun_s, now = device.overrun_s, device.clock.now
+        with watched(now, self._files.serve if self._files else None) as fetches:
+            start_s = now()
+            result = run()
+            end_s = now()
+        del result
+        return Run(
+            start_s=start_s,
+            end_s=end_s,
+            intervals=[i for i in device.simulation.intervals if i.start_s < end_s],
+            fetches=fetches,
+            peak_nbytes=device.memory.peak_nbytes,
+            overrun_s=device.overrun_s - overrun_s,
+        )
+
+    # ---- what comes of it
+
+    def _facts(self, name: str) -> dict[str, float | str]:
+        """Return medians over the rounds so far."""
+        runs = self._runs[name]
+        each: list[dict[str, float]] = []
+        for run in runs:
+            idle = idle_shares(run.intervals, run.spans, (run.start_s, run.end_s), self._device.rates.slots)
+            row = {f"{resource} idle": share for resource, share in idle.items()}
+            each.append(row | {"peak GB": run.peak_nbytes / 1e9, "overrun ms": run.overrun_s * 1e3})
+        return {key: round(median(row[key] for row in each), 4) for key in each[0]}
+
+    def _note_timeline(self, name: str) -> None:
+        """Keep the run whose time is the median, as pictures are made of it."""
+        ordered = sorted(self._runs[name], key=lambda run: run.end_s - run.start_s)
+        typical = ordered[len(ordered) // 2]
+        timeline = Timeline.of(typical.intervals, typical.fetches, (typical.start_s, typical.end_s))
+        self._about["timelines"][name] = timeline.as_json()
+
+    def _prepare_limit(self, name: str) -> Ready:
+        measure: Callable[[], float]
+        if name == "fetch" and not self._scene.modelled_fetch:
+            measure = lambda: read_plainly(self._first.fetches, n_cores())  # noqa: E731
+        else:
+            seconds = self._limits()[name]
+            measure = lambda: seconds  # noqa: E731
+        return Ready(measure=measure)
+
+    def _limits(self) -> Mapping[str, float]:
+        """Return the seconds that each resource needs at least, by what was asked of it."""
+        rates, first = self._device.rates, self._first
+        kernels = [i for i in first.intervals if i.resource == "kernel" and i.what != "zstd_blocks"]  # which only waits
+        nbytes = sum(fetch.nbytes for fetch in first.fetches)
+        chunks = [(i.n_slots, i.end_s - i.start_s) for i in first.intervals if i.resource == "decode"]
+        return {
+            "decoder": decoding_limit(chunks, rates.n_decoding),
+            "copy engine": nbytes / rates.copy_rate,
+            "kernels": sum(i.end_s - i.start_s - rates.kernel_latency_s for i in kernels),
+            "fetch": nbytes / rates.lane_rate / rates.n_lanes,
+        }

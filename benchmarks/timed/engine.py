@@ -1,0 +1,48 @@
+"""The real CUDA decoder on a modelled device, in the place that a GPU's would have in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+from benchmarks.timed.device import TimedDevice
+from xarray_gpuzarr import decoders
+from xarray_gpuzarr.decoders import cuda, threads
+
+
+@contextmanager
+def installed(device: TimedDevice, n_cores: int | None = None) -> Iterator[cuda.CudaDecoder]:
+    """Let ``device="cuda"`` mean a modelled device inside a ``with`` block.
+
+    Parameters
+    ----------
+    device : TimedDevice
+    n_cores : int or None
+        Cores that the engine believes to have; None: those of this process.
+    """
+    decoder = cuda.CudaDecoder(lambda: device.as_api)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(decoders, "missing_for_cuda", list))
+        stack.enter_context(patch.object(cuda, "CudaDecoder", lambda: decoder))
+        if n_cores is not None:
+            stack.enter_context(patch.object(threads, "n_cores", lambda: n_cores))
+        stack.callback(decoders.decoder_for.cache_clear)
+        stack.callback(decoder.close)
+        decoders.decoder_for.cache_clear()
+        yield decoder
+
+
+def prepared_pool(decoder: cuda.CudaDecoder, n_threads: int) -> ThreadPoolExecutor:
+    """Return a pool for dask, each thread of which has its streams and its pinned memory."""
+    pool = ThreadPoolExecutor(n_threads, thread_name_prefix="dask")
+    all_there = threading.Barrier(n_threads)
+
+    def prepare(_: int) -> None:
+        all_there.wait()
+        decoder.prepare_thread()
+
+    list(pool.map(prepare, range(n_threads)))
+    return pool

@@ -1,0 +1,62 @@
+"""What the modelled device delivered, as a table for people: a line a row, with its limit and what stood still."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import milliseconds
+from benchmarks.results import CaseRows, Row
+from benchmarks.timed.cases import RESOURCES
+
+COLUMNS = (
+    "ms",
+    "min-max",
+    "GB/s",
+    *(f"{resource} idle" for resource in RESOURCES if resource != "kernels"),
+    "bound",
+    "of bound",
+    "peak GB",
+    "overrun ms",
+)
+
+
+def bound(case: CaseRows) -> Row | None:
+    """Return the limit of the slowest resource."""
+    limits = [row for row in case.rows if row.side == "limit" and row.samples]
+    return max(limits, key=lambda row: row.wall_s, default=None)
+
+
+def cells(row: Row, case: CaseRows) -> tuple[str, ...]:
+    """Return what stands in a line, in the order of `COLUMNS`."""
+    slowest, facts = bound(case), row.facts
+    idle = [f"{float(facts[c]):.0%}" for c in COLUMNS if c.endswith("idle")]
+    return (
+        milliseconds(row.wall_s),
+        "-".join(map(milliseconds, row.spread_s)),
+        f"{row.rate / 1e9:.2f}",
+        *idle,
+        "" if slowest is None else f"{slowest.name}, {slowest.rate / 1e9:.1f} GB/s",
+        "" if slowest is None else f"{slowest.wall_s / row.wall_s:.0%}",
+        f"{float(facts['peak GB']):.2f}",
+        f"{float(facts['overrun ms']):.1f}",
+    )
+
+
+def print_timed(case: CaseRows, console: Console) -> None:
+    """Print a case."""
+    stored, nbytes = case.about.get("stored_nbytes"), case.about.get("nbytes")
+    size = f"; {nbytes / 1e9:.2f} GB, ratio {nbytes / stored:.1f}" if stored and nbytes else ""
+    console.print(f"{case.name}: {case.summary}{size}", style="bold", highlight=False, markup=False)
+    table = Table("reads")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for row in case.rows:
+        if row.side == "ours" and row.samples:
+            table.add_row(row.name, *cells(row, case))
+    console.print(table)
+    limits = [f"{row.name} {milliseconds(row.wall_s)}" for row in case.rows if row.side == "limit" and row.samples]
+    console.print(f"  limits in ms: {', '.join(limits)}", highlight=False, markup=False)
+    for row in case.rows:
+        if row.status == "failed":
+            console.print(f"  {row.name}: {row.note}", style="red", highlight=False, markup=False)
