@@ -27,7 +27,9 @@ class Picture:
     """None if the cases do not suffice."""
 
 
-def draw_all(cases: Sequence[CaseRows], folder: Path, source: str) -> list[Picture]:
+def draw_all(
+    cases: Sequence[CaseRows], folder: Path, source: str, pictures: Sequence[Picture] | None = None
+) -> list[Picture]:
     """Write the figures that the cases suffice for, as SVG and PNG.
 
     Parameters
@@ -36,6 +38,8 @@ def draw_all(cases: Sequence[CaseRows], folder: Path, source: str) -> list[Pictu
     folder : pathlib.Path
     source : str
         What the figures are made from; stands in the SVG files.
+    pictures : sequence of Picture, optional
+        Others than `PICTURES`.
 
     Returns
     -------
@@ -44,7 +48,7 @@ def draw_all(cases: Sequence[CaseRows], folder: Path, source: str) -> list[Pictu
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for picture in PICTURES:
+    for picture in PICTURES if pictures is None else pictures:
         with mpl.rc_context(STYLE):
             figure = picture.draw(cases)
             if figure is None:

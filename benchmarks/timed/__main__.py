@@ -13,11 +13,13 @@ from rich.console import Console
 
 from benchmarks.machine import about
 from benchmarks.measure import Session
+from benchmarks.plots import Picture, draw_all
 from benchmarks.results import Results
 from benchmarks.stores import cache_directory
 from benchmarks.timed.cases import Scene, TimedReads
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import installed
+from benchmarks.timed.pictures import draw_shares, timelines
 from benchmarks.timed.report import print_timed
 from benchmarks.timed.workloads import WORKLOADS
 from benchmarks.workloads import Workload
@@ -62,6 +64,11 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
     results.save()
     if out is not None:
         console.print(f"written: {out}")
+    if options.figures or not options.smoke:
+        folder = options.figures or cache_directory() / "timed-figures"
+        shares = Picture(name="shares", alt="Share of the bound that each read reached", draw=draw_shares)
+        draw_all(results.cases, folder, "modelled", [shares, *timelines(results.cases)])
+        console.print(f"drawn: {folder}")
     return results
 
 
@@ -79,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fetch", choices=("real", "modelled"), default="real", help="modelled: files cost no core")
     parser.add_argument("--cores", type=int, help="cores that the engine believes to have (modelled fetch: 16)")
     parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/timed-<date>.json)")
+    parser.add_argument("--figures", type=Path, help="folder for pictures (default: beside the stores)")
     parser.add_argument("--smoke", action="store_true", help="tiny data, one round; writes JSON only with --out")
     return parser
 

@@ -17,7 +17,7 @@ from benchmarks.stores import object_files, stored_nbytes, write_workload
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import prepared_pool
 from benchmarks.timed.fetches import Fetch, ModelledFiles, read_plainly, watched
-from benchmarks.timed.limits import decoding_limit, idle_shares
+from benchmarks.timed.limits import RESOURCES, decoding_limit, idle_shares
 from benchmarks.timed.simulation import Interval
 from benchmarks.timed.timeline import Timeline
 from benchmarks.workloads import Workload
@@ -27,8 +27,6 @@ from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.threads import n_cores
 
 NO_DASK = "no dask"
-RESOURCES = ("decoder", "copy engine", "kernels", "fetch")
-"""What limits, and what may stand still."""
 
 
 def dask_name(n_threads: int) -> str:
@@ -56,6 +54,8 @@ class Run:
     end_s: float
     intervals: Sequence[Interval]
     fetches: Sequence[Fetch]
+    waits: Sequence[tuple[int, float, float]]
+    """Thread, start and end, of waits for the device."""
     peak_nbytes: int
     overrun_s: float
 
@@ -103,6 +103,7 @@ class TimedReads:
             "workload": asdict(self.workload),
             "operation": "timed",
             "modelled": True,
+            "n_decoding": self._device.rates.n_decoding,
             "nbytes": self.workload.nbytes,
             "stored_nbytes": stored_nbytes(path),
             "timelines": {},
@@ -165,6 +166,7 @@ class TimedReads:
         gc.collect()
         index_cache.cache.clear()
         device.simulation.intervals.clear()
+        device.waits.clear()
         device.memory.restart()
         overrun_s, now = device.overrun_s, device.clock.now
         with watched(now, self._files.serve if self._files else None) as fetches:
@@ -177,6 +179,7 @@ class TimedReads:
             end_s=end_s,
             intervals=[i for i in device.simulation.intervals if i.start_s < end_s],
             fetches=fetches,
+            waits=list(device.waits),
             peak_nbytes=device.memory.peak_nbytes,
             overrun_s=device.overrun_s - overrun_s,
         )
@@ -197,7 +200,7 @@ class TimedReads:
         """Keep the run whose time is the median, as pictures are made of it."""
         ordered = sorted(self._runs[name], key=lambda run: run.end_s - run.start_s)
         typical = ordered[len(ordered) // 2]
-        timeline = Timeline.of(typical.intervals, typical.fetches, (typical.start_s, typical.end_s))
+        timeline = Timeline.of(typical.intervals, typical.fetches, typical.waits, (typical.start_s, typical.end_s))
         self._about["timelines"][name] = timeline.as_json()
 
     def _prepare_limit(self, name: str) -> Ready:

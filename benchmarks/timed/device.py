@@ -91,6 +91,8 @@ class TimedDevice(NullDevice):
         self.simulation = Simulation(self.rates.slots, self.clock)
         self.memory = DeviceBytes(self.simulation)
         self.nvcomp = TimedNvcomp(self)
+        self.waits: list[tuple[int, float, float]] = []
+        """Thread, start and end of every wait of the host that was not over at once."""
         self.overrun_s = 0.0
         """What calls took longer than they should, all threads together: the simulation is slower than a driver."""
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
@@ -134,11 +136,16 @@ class TimedDevice(NullDevice):
 
     def synchronize(self, of: Stream) -> None:
         """Sleep until a stream is idle."""
-        self.simulation.wait_for(of.last)
+        self._wait_for(of.last)
 
     def synchronize_event(self, of: TimedEvent) -> None:
         """Sleep until an event is reached."""
-        self.simulation.wait_for(of.operation)
+        self._wait_for(of.operation)
+
+    def _wait_for(self, operation: Operation | None) -> None:
+        start_s = self.clock.now()
+        if self.simulation.wait_for(operation):
+            self.waits.append((threading.get_ident(), start_s, self.clock.now()))
 
     def allocate(self, nbytes: int, stream: Stream) -> _Memory:
         """Return addresses of nothing."""

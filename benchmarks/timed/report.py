@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.report import milliseconds
 from benchmarks.results import CaseRows, Row
-from benchmarks.timed.cases import RESOURCES
+from benchmarks.timed.limits import RESOURCES, bound
 
 COLUMNS = (
     "ms",
@@ -19,12 +19,6 @@ COLUMNS = (
     "peak GB",
     "overrun ms",
 )
-
-
-def bound(case: CaseRows) -> Row | None:
-    """Return the limit of the slowest resource."""
-    limits = [row for row in case.rows if row.side == "limit" and row.samples]
-    return max(limits, key=lambda row: row.wall_s, default=None)
 
 
 def cells(row: Row, case: CaseRows) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Operations on streams that take their time: when each begins, what it occupies, and when it ends. Knows no device.
 
 An operation is reached once all that its stream was given before has ended, and what it awaits. It then takes its turn
-at a resource: first reached, first served. So what happens until now depends only on what has been enqueued until now,
+at a resource: first reached, first served, and of those that are reached together, first given. So what happens until now depends only on what has been enqueued until now,
 and nothing has to run beside the threads of the host: whoever enqueues or waits brings the simulation up to date.
 """
 
@@ -50,6 +50,8 @@ class Operation:
     """Something that a stream was given."""
 
     stream: Stream
+    order: int
+    """Of all operations."""
     reached_s: float
     """Not before; final once nothing is awaited any more."""
     resource: str | None = None
@@ -122,7 +124,7 @@ class Simulation:
         """Give a stream an operation that occupies slots of a resource."""
         with self._lock:
             self._advance(now := self._clock.now())
-            operation = Operation(stream, now, resource, groups, what, stream.number)
+            operation = Operation(stream, next(self._order), now, resource, groups, what, stream.number)
             self._append(operation)
             self._advance(now)
             return operation
@@ -133,7 +135,7 @@ class Simulation:
             return
         with self._lock:
             self._advance(now := self._clock.now())
-            operation = Operation(stream, now)
+            operation = Operation(stream, next(self._order), now)
             self._await(operation, awaited)
             self._append(operation)
 
@@ -143,10 +145,13 @@ class Simulation:
             self._advance(now := self._clock.now())
         return operation is None or (operation.end_s is not None and operation.end_s <= now)
 
-    def wait_for(self, operation: Operation | None) -> None:
-        """Let the calling thread sleep until an operation has ended."""
+    def wait_for(self, operation: Operation | None) -> bool:
+        """Let the calling thread sleep until an operation has ended; return whether it had to."""
+        has_slept = False
         while (seconds := self._seconds_until(operation)) > 0:
             self._clock.sleep(seconds)
+            has_slept = True
+        return has_slept
 
     def _seconds_until(self, operation: Operation | None) -> float:
         """Return how long an operation takes yet, or how long until more is known of that; 0 if it has ended."""
@@ -177,7 +182,7 @@ class Simulation:
         if operation.resource is None:
             self._end(operation, operation.reached_s)
         else:
-            heappush(self._known, (operation.reached_s, next(self._order), operation))
+            heappush(self._known, (operation.reached_s, operation.order, operation))
 
     def _advance(self, now: float) -> None:
         """Let operations that are reached by now have their turns."""

@@ -20,15 +20,26 @@ class Timeline:
     wall_ms: float
     fetches: Sequence[Sequence[Bar]]
     """Of each thread that read files."""
+    waits: Sequence[Sequence[Bar]]
+    """Of the same threads: for the device."""
     uploads: Sequence[Bar]
     kernels: Sequence[Bar]
     decoding: Sequence[tuple[float, int]]
     """Slots that are occupied from a time on."""
 
     @classmethod
-    def of(cls, intervals: Sequence[Interval], fetches: Sequence[Fetch], span: tuple[float, float]) -> Self:
-        """Return the timeline of a run."""
+    def of(
+        cls,
+        intervals: Sequence[Interval],
+        fetches: Sequence[Fetch],
+        waits: Sequence[tuple[int, float, float]],
+        span: tuple[float, float],
+    ) -> Self:
+        """Return the timeline of a run; waits are (thread, start, end)."""
         start_s, end_s = span
+        waited: dict[int, list[tuple[float, float]]] = {}
+        for thread, first, last in waits:
+            waited.setdefault(thread, []).append((first, last))
         threads: dict[int, list[tuple[float, float]]] = {}
         for fetch in sorted(fetches, key=lambda fetch: fetch.start_s):
             threads.setdefault(fetch.thread, []).append((fetch.start_s, fetch.end_s))
@@ -39,6 +50,7 @@ class Timeline:
         return cls(
             wall_ms=_ms(end_s - start_s),
             fetches=[_joined(spans, start_s) for spans in threads.values()],
+            waits=[_joined(waited.get(thread, []), start_s) for thread in threads],
             uploads=bars("upload"),
             kernels=bars("kernel"),
             decoding=_steps([i for i in intervals if i.resource == "decode"], start_s),
