@@ -19,9 +19,10 @@ from benchmarks.page_tables import (
     in_short,
     published_table,
     study_table,
+    timed_table,
     titled_table,
 )
-from benchmarks.plots import PICTURES, draw_all
+from benchmarks.plots import PICTURES, TIMED_PICTURES, draw_all
 from benchmarks.published import BLOG_SOURCE, HEFTIE_SOURCE, STAGES_SOURCE, ZARRS_SOURCES
 from benchmarks.results import CaseRows
 
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
-KINDS = ("host", "host-full", "gpu", "tune")
+KINDS = ("host", "host-full", "timed", "gpu", "tune")
 """Kinds of results, by the beginning of the file's name; a date follows."""
 
 
@@ -72,7 +73,7 @@ def main() -> int:
     """Write the page and its figures."""
     runs = {kind: run for kind in KINDS if (run := newest(kind)) is not None}
     for kind, run in runs.items():
-        draw_all(run.cases, FIGURES / kind, run.origin)
+        draw_all(run.cases, FIGURES / kind, run.origin, TIMED_PICTURES if kind == "timed" else PICTURES)
     PAGE.write_text(page(runs))
     print(f"written: {PAGE.relative_to(ROOT)}, {FIGURES.relative_to(ROOT)}")
     return 0
@@ -90,6 +91,8 @@ def page(runs: dict[str, Run]) -> str:
     if "host-full" in runs:
         full = runs["host-full"]
         parts += ["## Published workloads in full size", described(full), *_published_in(full, "host-full")]
+    if "timed" in runs:
+        parts += _timed(runs["timed"])
     parts += _gpu(runs)
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
@@ -206,6 +209,20 @@ def _others(run: Run) -> list[str]:
     return parts
 
 
+_TIMED_TEXT = """
+**Modelled: no figure below is a GPU's.** The CUDA engine is the real one and so are the files; copies, chunks and
+kernels take as long as a table of assumptions says (`benchmarks/timed/rates.py`), in real time. What shows is how much
+of it the engine does side by side. The bound is the slowest resource, were it never to wait; *idle* is the share of the
+time in which a resource did nothing.
+"""
+
+
+def _timed(run: Run) -> list[str]:
+    parts = ["## The CUDA engine on a modelled device", prose(_TIMED_TEXT), described(run)]
+    parts += [_figure(run, "timed", "timed-shares"), timed_table(run.cases)]
+    return [*parts, _figure(run, "timed", "timed-published")]
+
+
 def _gpu(runs: dict[str, Run]) -> list[str]:
     if "gpu" not in runs:
         return ["## On a GPU", "Not measured: no GPU has run it yet. [](gpu-proof.md) has the commands."]
@@ -219,7 +236,7 @@ def _gpu(runs: dict[str, Run]) -> list[str]:
 
 def _figure(run: Run, kind: str, name: str) -> str:
     """Return the reference to a figure, if there is one."""
-    picture = next(p for p in PICTURES if p.name == name)
+    picture = next(p for p in (*PICTURES, *TIMED_PICTURES) if p.name == name)
     return f"![{picture.alt}](figures/{kind}/{name}.svg)" if picture.draw(run.cases) else ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.published import Figure, Source
 from benchmarks.report import facts_text, geometric_mean, milliseconds, speedups
 from benchmarks.results import CaseRows, Row
+from benchmarks.timed.report import COLUMNS, cells
 
 _GROUPS = (
     ("reading arrays", "gpuzarr", ("/read",)),
@@ -103,6 +104,17 @@ def _of_limit(row: Row, case: CaseRows) -> str:
 def _remark(row: Row) -> str:
     ended = "" if row.status == "measured" else f"{row.status}: {row.note}".removesuffix(": ")
     return "; ".join(filter(None, (facts_text(row), ended))).replace("|", "\\|")
+
+
+def timed_table(cases: Sequence[CaseRows]) -> str:
+    """Return what a modelled device delivered: a line for each workload and number of threads."""
+    lines = (
+        (case.name.removeprefix("timed/"), row.name, *cells(row, case))
+        for case in cases
+        for row in case.rows
+        if row.side == "ours" and row.samples
+    )
+    return markdown_table(("workload", "reads", *COLUMNS), lines, n_text=2)
 
 
 def concurrency_table(cases: Sequence[CaseRows]) -> str:

@@ -13,6 +13,7 @@ from benchmarks import gpu_figures as gpu
 from benchmarks import host_figures as host
 from benchmarks.drawing import STYLE
 from benchmarks.results import CaseRows
+from benchmarks.timed import pictures as timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,4 +75,8 @@ PICTURES = tuple(
         ("gpu-reads", gpu.draw_gpu_reads, "Delivered rate of every reader to the GPU, and of what limits it"),
         ("gpu-sweep", gpu.draw_gpu_sweep, "Time on the device over the host's, by chunks of a read"),
     )
+)
+TIMED_PICTURES = (
+    Picture(name="timed-shares", alt="Share of the bound that each read reached, modelled", draw=timed.draw_shares),
+    Picture(name="timed-published", alt="When each resource worked, modelled", draw=timed.draw_published),
 )

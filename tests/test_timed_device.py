@@ -1,7 +1,8 @@
-"""The modelled device of the benchmarks: exact times by a clock that goes only when somebody waits, and one real run."""
+"""The modelled device of the benchmarks: exact times by a clock that goes when somebody waits, and one real run."""
 
 import heapq
 import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[1]))  # `pytest` alone does not look there, `python -m pytest` does
 
+from benchmarks.page import _timed, load
 from benchmarks.results import CaseRows, Row, Sample
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.device import TimedDevice, runs
@@ -536,6 +538,10 @@ def test_command_reads_every_workload_and_draws_it(tmp_path, capsys, monkeypatch
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
     assert len(list(figures.glob("*.svg"))) == 1 + len(names)
+    text = "\n".join(_timed(load(out)))
+    assert "no figure below is a GPU's" in text
+    assert re.search(r"\| small shards \| 2 threads \| .+ GB/s \| \d+% \|", text)
+    assert "](figures/timed/timed-shares.svg)" in text
 
 
 def test_command_knows_its_workloads(capsys):

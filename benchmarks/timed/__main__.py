@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from benchmarks.stores import cache_directory
 from benchmarks.timed.cases import Scene, TimedReads
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import installed
-from benchmarks.timed.pictures import draw_shares, timelines
+from benchmarks.timed.pictures import draw_shares, draw_timelines
 from benchmarks.timed.report import print_timed
 from benchmarks.timed.workloads import WORKLOADS
 from benchmarks.workloads import Workload
@@ -66,10 +67,16 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
         console.print(f"written: {out}")
     if options.figures or not options.smoke:
         folder = options.figures or cache_directory() / "timed-figures"
-        shares = Picture(name="shares", alt="Share of the bound that each read reached", draw=draw_shares)
-        draw_all(results.cases, folder, "modelled", [shares, *timelines(results.cases)])
+        draw_all(results.cases, folder, "modelled", list(_pictures(workloads)))
         console.print(f"drawn: {folder}")
     return results
+
+
+def _pictures(workloads: Sequence[Workload]) -> Iterator[Picture]:
+    yield Picture(name="shares", alt="Share of the bound that each read reached", draw=draw_shares)
+    for workload in workloads:
+        name, alt = f"timeline-{workload.name.replace(' ', '-')}", f"When each resource worked: {workload.name}"
+        yield Picture(name=name, alt=alt, draw=partial(draw_timelines, workload.name))
 
 
 def _default_out() -> Path:

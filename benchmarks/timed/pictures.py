@@ -1,16 +1,14 @@
-"""Pictures of what the modelled device did: when each resource worked, and what share of its limit each read reached."""
+"""Pictures of what the modelled device did: when each resource worked, and what share of the bound reads reached."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.drawing import INK, OURS, PEERS
-from benchmarks.plots import Picture
 from benchmarks.results import CaseRows
 from benchmarks.timed.limits import bound
 from benchmarks.timed.timeline import Bar, Timeline
@@ -21,19 +19,9 @@ _DECODER_HEIGHT = 3.0
 """Of the decoder's lane; the others have 1."""
 _MOST_MS = 600.0
 """Of longer runs, the beginning is drawn."""
+_MOST_THREADS = 6
+"""Of a run, that have a lane each."""
 _SHOWN = ("no dask", "1 thread", "4 threads")
-
-
-def timelines(cases: Sequence[CaseRows]) -> Iterator[Picture]:
-    """Return a picture of the timelines of each case."""
-    for case in cases:
-        if case.about.get("timelines"):
-            workload = case.name.removeprefix("timed/")
-            yield Picture(
-                name=f"timeline-{workload.replace(' ', '-')}",
-                alt=f"When files were read, copied, decoded and placed: {workload}, on a modelled device",
-                draw=partial(draw_timelines, workload),
-            )
 
 
 def draw_timelines(workload: str, cases: Sequence[CaseRows]) -> Figure | None:
@@ -44,7 +32,7 @@ def draw_timelines(workload: str, cases: Sequence[CaseRows]) -> Figure | None:
     if case is None or not names:
         return None
     lines = [Timeline.from_json(found[name]) for name in names]
-    heights = [len(line.fetches) + _DECODER_HEIGHT + 2 for line in lines]
+    heights = [min(len(line.fetches), _MOST_THREADS + 1) + _DECODER_HEIGHT + 2 for line in lines]
     figure = Figure(figsize=(8.2, 0.6 * len(names) + 0.4 + 0.2 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(names), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, name, line in zip(panels, names, lines, strict=True):
@@ -55,6 +43,11 @@ def draw_timelines(workload: str, cases: Sequence[CaseRows]) -> Figure | None:
         axes.set_title(f"{workload}, {name}: {cut}{line.wall_ms:.0f} ms{rate} ({_MODELLED})", loc="left")
     panels[-1].set_xlabel("ms since the read began; thin grey: the thread waits for the device")
     return figure
+
+
+def draw_published(cases: Sequence[CaseRows]) -> Figure | None:
+    """Draw the published workload."""
+    return draw_timelines("published", cases)
 
 
 def _draw_lanes(axes: Axes, line: Timeline, n_decoding: int) -> None:
@@ -68,9 +61,13 @@ def _draw_lanes(axes: Axes, line: Timeline, n_decoding: int) -> None:
         lanes.append((label, at - 0.5))
         at -= 1
 
-    for number, (spans, waits) in enumerate(zip(line.fetches, line.waits, strict=True), 1):
+    for number, (spans, waits) in enumerate(zip(line.fetches[:_MOST_THREADS], line.waits, strict=False), 1):
         axes.broken_barh(waits, (at - 0.58, 0.16), color=INK, alpha=0.5)
         bars(spans, "fetch" if len(line.fetches) == 1 else f"fetch, thread {number}", _FETCH)
+    if others := line.fetches[_MOST_THREADS:]:
+        for spans in others:
+            axes.broken_barh(spans, (at - 0.85, 0.7), color=_FETCH, alpha=max(0.15, 1 / len(others)), linewidth=0)
+        bars([], f"fetch, {len(others)} more", _FETCH)
     bars(line.uploads, "copy engine", _UPLOAD)
     floor, height = at - _DECODER_HEIGHT + 0.15, _DECODER_HEIGHT - 0.3
     times, slots = zip(*line.decoding, (line.wall_ms, line.decoding[-1][1]), strict=True)

@@ -1,8 +1,9 @@
 """Operations on streams that take their time: when each begins, what it occupies, and when it ends. Knows no device.
 
 An operation is reached once all that its stream was given before has ended, and what it awaits. It then takes its turn
-at a resource: first reached, first served, and of those that are reached together, first given. So what happens until now depends only on what has been enqueued until now,
-and nothing has to run beside the threads of the host: whoever enqueues or waits brings the simulation up to date.
+at a resource: first reached, first served, and of those that are reached together, first given. What happens until now
+thus depends only on what has been enqueued until now, and nothing has to run beside the threads of the host: whoever
+enqueues or waits brings the simulation up to date.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Timeline:
 
     wall_ms: float
     fetches: Sequence[Sequence[Bar]]
-    """Of each thread that read files."""
+    """Of each thread that read files; those that waited for the device first."""
     waits: Sequence[Sequence[Bar]]
     """Of the same threads: for the device."""
     uploads: Sequence[Bar]
@@ -44,13 +44,15 @@ class Timeline:
         for fetch in sorted(fetches, key=lambda fetch: fetch.start_s):
             threads.setdefault(fetch.thread, []).append((fetch.start_s, fetch.end_s))
 
+        order = sorted(threads, key=lambda thread: thread not in waited)
+
         def bars(resource: str) -> list[Bar]:
             return _joined([(i.start_s, i.end_s) for i in intervals if i.resource == resource], start_s)
 
         return cls(
             wall_ms=_ms(end_s - start_s),
-            fetches=[_joined(spans, start_s) for spans in threads.values()],
-            waits=[_joined(waited.get(thread, []), start_s) for thread in threads],
+            fetches=[_joined(threads[thread], start_s) for thread in order],
+            waits=[_joined(waited.get(thread, []), start_s) for thread in order],
             uploads=bars("upload"),
             kernels=bars("kernel"),
             decoding=_steps([i for i in intervals if i.resource == "decode"], start_s),
