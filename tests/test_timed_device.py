@@ -239,6 +239,16 @@ def test_a_wait_sleeps_until_the_operation_has_ended_and_no_longer(simulation, c
     assert clock.time == 7
 
 
+@pytest.fixture
+def many_switches():
+    """Let threads take turns every few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("many_switches")
 def test_threads_may_enqueue_side_by_side():
     simulation = Simulation({"upload": 1}, Clock())
 

@@ -48,8 +48,9 @@ class DeviceBytes:
 
     def _settle(self) -> None:
         """Let go of what streams have passed by now."""
+        now = self._simulation.catch_up()
         for handle, freed in self._freed.items():
-            while freed and self._simulation.has_ended(freed[0][0]):
+            while freed and ((last := freed[0][0]) is None or last.has_ended(now)):
                 _, nbytes = freed.popleft()
                 given = min(nbytes, self._reusable[handle])
                 self._reusable[handle] -= given

@@ -65,6 +65,10 @@ class Operation:
     end_s: float | None = None
     """None as long as it was not reached."""
 
+    def has_ended(self, now: float) -> bool:
+        """Say whether it has ended by now, as far as the simulation has caught up."""
+        return self.end_s is not None and self.end_s <= now
+
 
 class Slots:
     """What operations occupy: so many of a kind, which take parts in the order in which these ask."""
@@ -140,11 +144,11 @@ class Simulation:
             self._await(operation, awaited)
             self._append(operation)
 
-    def has_ended(self, operation: Operation | None) -> bool:
-        """Say whether an operation has ended by now; None has."""
+    def catch_up(self) -> float:
+        """Let happen what happens until now; return what time that is."""
         with self._lock:
             self._advance(now := self._clock.now())
-        return operation is None or (operation.end_s is not None and operation.end_s <= now)
+            return now
 
     def wait_for(self, operation: Operation | None) -> bool:
         """Let the calling thread sleep until an operation has ended; return whether it had to."""
