@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from benchmarks.timed.simulation import Interval, Simulation, Slots
 from benchmarks.timed.timeline import Timeline
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
+from xarray_gpuzarr.decoders.cuda.staging import Stager
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0, pinned_s_per_nbyte=0)
 RATES = Rates(
@@ -239,24 +241,21 @@ def test_a_wait_sleeps_until_the_operation_has_ended_and_no_longer(simulation, c
     assert clock.time == 7
 
 
-@pytest.fixture
-def many_switches():
-    """Let threads take turns every few instructions."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+class SlowSeconds(float):
+    """Seconds that let other threads go on while they are added."""
+
+    def __radd__(self, other):
+        time.sleep(1e-4)
+        return float(other) + float(self)
 
 
-@pytest.mark.usefixtures("many_switches")
 def test_threads_may_enqueue_side_by_side():
     simulation = Simulation({"upload": 1}, Clock())
-
     lasts = []
 
     def enqueue():
         stream = simulation.stream()
-        lasts.append([simulation.enqueue(stream, "upload", [(1, 1.0)], "") for _ in range(200)][-1])
+        lasts.append([simulation.enqueue(stream, "upload", [(1, SlowSeconds(1))], "") for _ in range(20)][-1])
 
     threads = [threading.Thread(target=enqueue) for _ in range(4)]
     for thread in threads:
@@ -264,8 +263,8 @@ def test_threads_may_enqueue_side_by_side():
     for thread in threads:
         thread.join()
 
-    assert max(end_of(simulation, last) for last in lasts) == 4 * 200
-    assert [i.start_s for i in simulation.intervals] == list(range(4 * 200))
+    assert max(end_of(simulation, last) for last in lasts) == 4 * 20
+    assert [i.start_s for i in simulation.intervals] == list(range(4 * 20))
 
 
 # ---- the device
@@ -527,31 +526,57 @@ def test_timeline_counts_occupied_slots():
 # ---- the command
 
 
-@pytest.mark.parametrize("fetch", ["real", "modelled"])
-def test_command_reads_every_workload_and_draws_it(tmp_path, capsys, monkeypatch, fetch):
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Return a call of the command on tiny data that returns what it has written."""
     monkeypatch.setenv("GPUZARR_BENCH_DIR", str(tmp_path / "stores"))
-    out, figures = tmp_path / "timed.json", tmp_path / "figures"
 
-    arguments = ["--smoke", "--threads", "1", "2", "--fetch", fetch, "--out", str(out), "--figures", str(figures)]
-    assert main(arguments) == 0
+    def run(*arguments):
+        out = tmp_path / "timed.json"
+        written = ["--out", str(out), "--figures", str(tmp_path / "figures")]
+        assert main(["--smoke", "--threads", "1", "2", *written, *arguments]) == 0
+        document = json.loads(out.read_text())
+        assert all(row["status"] == "measured" for case in document["cases"] for row in case["rows"])
+        return document
 
-    document = json.loads(out.read_text())
+    return run
+
+
+def test_command_reads_every_workload_and_draws_it(command, tmp_path, capsys):
+    document = command()
+
     assert document["finished"]
     assert document["modelled"]
     names = [case["name"] for case in document["cases"]]
-    assert names == [
-        f"timed/{name}" for name in ("published", "64 kB chunks", "4 MB chunks", "raw", "volume", "small shards")
-    ]
+    workloads = ("published", "64 kB chunks", "4 MB chunks", "raw", "volume", "small shards")
+    assert names == [f"timed/{name}" for name in workloads]
     for case in document["cases"]:
         assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
-        assert all(row["status"] == "measured" for row in case["rows"])
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
-    assert len(list(figures.glob("*.svg"))) == 1 + len(names)
-    text = "\n".join(_timed(load(out)))
+    assert len(list((tmp_path / "figures").glob("*.svg"))) == 1 + len(names)
+    text = "\n".join(_timed(load(tmp_path / "timed.json")))
     assert "no figure below is a GPU's" in text
     assert re.search(r"\| small shards \| 2 threads \| .+ GB/s \| \d+% \|", text)
     assert "](figures/timed/timed-shares.svg)" in text
+
+
+def test_modelled_files_have_what_the_host_looks_at(command, monkeypatch):
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+
+    document = command("--fetch", "modelled", "--case", "64 kB", "volume")
+
+    assert document["settings"]["cores"] == 16
+    for case in document["cases"]:
+        (fetch,) = [row for row in case["rows"] if row["reader"] == "fetch"]
+        (copied,) = [row for row in case["rows"] if row["reader"] == "copy engine"]
+        assert fetch["median_s"] == pytest.approx(copied["median_s"] * 50e9 / (8 * 5.7e9))
+
+
+def test_real_files_are_not_decoded_by_the_host(command, monkeypatch):
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+
+    command("--case", "published", "volume")
 
 
 def test_command_knows_its_workloads(capsys):

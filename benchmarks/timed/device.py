@@ -30,7 +30,7 @@ from xarray_gpuzarr.cuda.nvcomp import Batch
 Words = npt.NDArray[np.uint64]
 
 _TILE_ELEMENTS = N_THREADS << LOG_ITEMS
-_N_UPLOADS_KNOWN = 16
+_N_UPLOADS_KNOWN = 32
 
 
 class TimedEvent:
