@@ -19,12 +19,15 @@ from benchmarks.page import _timed, load
 from benchmarks.results import CaseRows, Row, Sample
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.device import TimedDevice, runs
+from benchmarks.timed.engine import installed
 from benchmarks.timed.limits import bound, covered, decoding_limit, idle_shares
 from benchmarks.timed.rates import HostCosts, Rates
 from benchmarks.timed.simulation import Interval, Simulation, Slots
 from benchmarks.timed.timeline import Timeline
+from xarray_gpuzarr import decoders
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
+from xarray_gpuzarr.decoders import cuda, threads
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0, pinned_s_per_nbyte=0)
@@ -257,10 +260,10 @@ def test_threads_may_enqueue_side_by_side():
         stream = simulation.stream()
         lasts.append([simulation.enqueue(stream, "upload", [(1, SlowSeconds(1))], "") for _ in range(20)][-1])
 
-    threads = [threading.Thread(target=enqueue) for _ in range(4)]
-    for thread in threads:
+    started = [threading.Thread(target=enqueue) for _ in range(4)]
+    for thread in started:
         thread.start()
-    for thread in threads:
+    for thread in started:
         thread.join()
 
     assert max(end_of(simulation, last) for last in lasts) == 4 * 20
@@ -561,16 +564,30 @@ def test_command_reads_every_workload_and_draws_it(command, tmp_path, capsys):
     assert "](figures/timed/timed-shares.svg)" in text
 
 
-def test_modelled_files_have_what_the_host_looks_at(command, monkeypatch):
+def test_the_device_is_there_only_as_long_as_it_is_asked_for(device):
+    before = decoders.missing_for_cuda, threads.n_cores, cuda.CudaDecoder
+
+    with installed(device, 16) as decoder:
+        assert decoders.decoder_for("cuda") is decoder
+        assert decoders.resolve_device("auto") == "cuda"
+        assert threads.n_cores() == 16
+
+    assert (decoders.missing_for_cuda, threads.n_cores, cuda.CudaDecoder) == before
+    assert decoders.decoder_for.cache_info().currsize == 0
+
+
+def test_modelled_files_have_what_the_host_looks_at(command, tmp_path, monkeypatch):
     monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
 
     document = command("--fetch", "modelled", "--case", "64 kB", "volume")
 
     assert document["settings"]["cores"] == 16
-    for case in document["cases"]:
-        (fetch,) = [row for row in case["rows"] if row["reader"] == "fetch"]
-        (copied,) = [row for row in case["rows"] if row["reader"] == "copy engine"]
-        assert fetch["median_s"] == pytest.approx(copied["median_s"] * 50e9 / (8 * 5.7e9))
+    limits = {name: [] for name in ("fetch", "copy engine")}
+    for row in (row for case in document["cases"] for row in case["rows"] if row["reader"] in limits):
+        limits[row["reader"]].append(row["median_s"])
+    shards = sum(file.stat().st_size for file in (tmp_path / "stores").glob("*/data/c/**/*") if file.is_file())
+    assert sum(limits["fetch"]) == pytest.approx(shards / (8 * 5.7e9))
+    assert sum(limits["copy engine"]) == pytest.approx(shards / 50e9)
 
 
 def test_real_files_are_not_decoded_by_the_host(command, monkeypatch):
