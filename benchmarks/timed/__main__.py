@@ -48,7 +48,7 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
     device, console = TimedDevice(), Console(width=None if sys.stdout.isatty() else 160)
     settings = {"case": options.case, "rounds": options.rounds, "fetch": options.fetch, "cores": n_cores}
     description = about("benchmarks.timed", settings) | {"modelled": True, "rates": asdict(device.rates)}
-    out = options.out or (None if options.smoke else _default_out())
+    out = options.out or (None if options.smoke else _default_out(options.fetch))
     results = Results(description, out)
     with console.status("") as status, installed(device, n_cores) as decoder:
         session = Session(results, n_rounds=options.rounds, progress=status.update)
@@ -79,8 +79,9 @@ def _pictures(workloads: Sequence[Workload]) -> Iterator[Picture]:
         yield Picture(name=name, alt=alt, draw=partial(draw_timelines, workload.name))
 
 
-def _default_out() -> Path:
-    return Path(__file__).parents[1] / "results" / f"timed-{datetime.now(UTC).date()}.json"
+def _default_out(fetch: str) -> Path:
+    kind = "timed" if fetch == "real" else "timed-modelled-fetch"
+    return Path(__file__).parents[1] / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
 
 
 def _parser() -> argparse.ArgumentParser:
