@@ -45,6 +45,9 @@ class _Memory:
     def free(self) -> None:
         """Nothing was taken."""
 
+    def free_behind(self, consumer: object, on: object) -> None:
+        """Nothing was taken."""
+
 
 class NullDevice:
     """`DeviceApi` without a device. Addresses are numbers that nobody follows."""
@@ -102,6 +105,10 @@ class NullDevice:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], _stream: Any) -> Any:
         """Return an array without elements."""
         return SimpleNamespace(shape=shape, dtype=dtype, address=Address(next(self._at)))
+
+    def array_in(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
+        """Return an array without elements, which keeps `owner` alive."""
+        return SimpleNamespace(shape=shape, dtype=dtype, address=memory.address, owner=owner)
 
     def address(self, array: Any) -> Address:
         """Return the address of nothing."""

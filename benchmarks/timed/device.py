@@ -9,6 +9,7 @@ be answered: there are no decoded bytes.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import weakref
 from collections import deque
@@ -46,6 +47,7 @@ class TimedArray(np.ndarray[Any, Any]):
     """An array without elements of its own: all have the address of one. Frees its memory on its stream."""
 
     address = Address(0)
+    owner: object = None
 
 
 class _Memory:
@@ -62,6 +64,11 @@ class _Memory:
     def free(self) -> None:
         with self._device.taking(self._device.rates.host.free_s):
             self._device.memory.free(self.nbytes, self._stream)
+
+    def free_behind(self, consumer: Stream, on: Stream) -> None:
+        self._device.simulation.hold(on, consumer.last)
+        self._stream = on
+        self.free()
 
 
 class _OfThread(threading.local):
@@ -157,11 +164,16 @@ class TimedDevice(NullDevice):
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> TimedArray:
         """Return an array without elements of its own."""
+        memory = self.allocate(math.prod(shape) * dtype.itemsize, stream)
+        array = self.array_in(memory, shape, dtype, None)
+        weakref.finalize(array, memory.free).atexit = False
+        return array
+
+    def array_in(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> TimedArray:
+        """Return an array without elements of its own, which keeps `owner` alive."""
         one = np.zeros(1, dtype)
         array = np.lib.stride_tricks.as_strided(one, shape, (0,) * len(shape)).view(TimedArray)
-        memory = self.allocate(array.nbytes, stream)
-        array.address = memory.address
-        weakref.finalize(array, memory.free).atexit = False
+        array.address, array.owner = memory.address, owner
         return array
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
