@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.compare import assert_same_values
+from helpers.simulator import SimulatedDevice
 from helpers.strict_duck import StrictArray, strict_decoder_for
 from zarr.storage import MemoryStore
 
@@ -19,6 +20,7 @@ from xarray_gpuzarr.accessor.explain import Row
 from xarray_gpuzarr.accessor.explanation import Explanation, format_nbytes
 from xarray_gpuzarr.accessor.summary import summarize
 from xarray_gpuzarr.decoders import Device
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
 
 DIMS = ("time", "y", "x")
 FIELD = np.arange(48 * 6 * 8, dtype="f8").reshape(48, 6, 8) % 100
@@ -286,6 +288,31 @@ def test_to_host_gives_numpy_arrays(on_device):
         assert type(copied[name].load().data) is np.ndarray
     assert_same_values(copied.packed.values, FIELD)
     assert isinstance(on_device.packed.compute().data, StrictArray)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shard", "load"),
+    [
+        ({}, 4, "a task has 4 chunks, and a GPU decodes some 512 at once: chunks={'x': 512}, or 128 threads, would fill it"),
+        ({"x": 1}, 4, "a task has 1 chunk, and a GPU decodes some 512 at once: chunks={'x': 512}, or 512 threads,"),
+        ({"x": 512}, 4, ""),
+        ({}, 1024, ""),
+        (None, 4, ""),
+    ],
+)
+def test_tasks_that_do_not_fill_a_gpu_are_told_of(monkeypatch, chunks, shard, load):
+    monkeypatch.setattr(lazy_array, "decoder_for", lambda _device: CudaDecoder(SimulatedDevice))
+    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
+    store = MemoryStore()
+    xr.Dataset({"t": ("x", np.zeros(1024, "i2"))}).to_zarr(
+        store, encoding={"t": {"chunks": (1,), "shards": (shard,)}}, zarr_format=3, consolidated=False
+    )
+
+    explanation = xr.open_dataset(store, engine="gpuzarr", consolidated=False, chunks=chunks).gpuzarr.explain()
+
+    assert explanation.rows[0].where == "cuda"
+    assert explanation.rows[0].load.startswith(load) if load else explanation.rows[0].load == ""
+    assert load[:12] in str(explanation)
 
 
 def test_to_host_is_lazy(on_device, kinds):

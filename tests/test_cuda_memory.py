@@ -288,7 +288,25 @@ def test_threads_read_at_once(seed):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     device.check()
-    assert device.calls["stream"] == (6 + 1) * 4
+    assert device.calls["stream"] == (7 + 1) * 4
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("seed", SEEDS[:9])
+def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):
+    device = SimulatedDevice(seed, steals=True)
+    reads, mine = CudaReads(device), device.stream()
+
+    with device.consuming(mine):
+        for _ in range(3):
+            result = reads.read(scene(name).array)
+            result[...] = 7
+            del result
+        np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
+    device.check()
+
+    _, _, copy, *works, _, _ = device._scheduler.streams.values()
+    assert not [owner for _, owner in device.stolen if owner is copy or owner in works]
 
 
 def test_failing_thread_does_not_disturb_the_others():
@@ -318,7 +336,7 @@ def test_two_devices_in_one_process(seed):
         for reads.device in devices:
             assert_reads(reads, name)
 
-    assert [device.calls["stream"] for device in devices] == [6, 6]
+    assert [device.calls["stream"] for device in devices] == [7, 7]
 
 
 def test_configure_holds_from_the_next_read_on():

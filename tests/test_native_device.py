@@ -24,7 +24,7 @@ from xarray_gpuzarr import configure, cuda
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
-from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, OptionError
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
 
 ROOMS = ("device", "sharing", "rmm_memory", "failures")
 KERNEL = Kernel(file="double.cu", name="double_it")
@@ -308,6 +308,16 @@ def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, native):
     array[:] = 7
     assert (array.dtype, array.shape, int(array.sum())) == (np.uint8, (1000,), 7000)
     assert fake.called("PinnedMemory") == [[1000]]
+
+
+def test_the_per_thread_default_stream_is_refused(fake, native):
+    device, _ = make(native)
+    fake.current_stream = 2
+
+    with pytest.raises(DeviceUnavailableError, match="per-thread default stream") as caught:
+        device.consumer_stream()
+
+    assert "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in caught.value.do
 
 
 def test_threads_sleep_while_they_wait_for_events(fake, native):

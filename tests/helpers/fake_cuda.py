@@ -80,7 +80,7 @@ class FakeCuda:
         self.failures = {}
         self.current_resource = CudaMemoryResource()
         self.allocator = "CuPy's own"
-        self.current_device = 0
+        self.current_device = self.current_stream = 0
         self.has_async = True
         self._taken = {}
         self._at = itertools.count(4096, 4096)
@@ -147,7 +147,7 @@ class FakeCuda:
             Device=self.call("Device", nullcontext),
             Stream=self.call("Stream", lambda **_: self._stream(7)),
             Event=self.call("Event", lambda **_: SimpleNamespace(record=self.call("record", lambda *_: None))),
-            get_current_stream=self.call("get_current_stream", lambda: self._stream(0)),
+            get_current_stream=self.call("get_current_stream", lambda: self._stream(self.current_stream)),
             PinnedMemory=self.call("PinnedMemory", bytearray),
             PinnedMemoryPointer=lambda memory, _offset: memory,
             UnownedMemory=lambda ptr, nbytes, owner, index: SimpleNamespace(

@@ -64,6 +64,11 @@ class Hole:
     def open_to(self, stream: SimulatedStream | None) -> bool:
         return self.was is None or self.was.gone or self.was.stream is stream
 
+    @property
+    def waits_for(self) -> SimulatedStream | None:
+        """The stream that has yet to come to where this was freed."""
+        return None if self.was is None or self.was.gone else self.was.stream
+
 
 class Arena:
     """Hands out host memory as if it were the device's, what was freed last first."""
@@ -102,8 +107,21 @@ class Arena:
         need = 2 * ALIGNMENT + _round_up(nbytes)
         fits = (i for i, h in enumerate(self._holes) if h.stop - h.start >= need and h.open_to(stream))
         at = max(fits, default=None)
+        return None if at is None else self._take(at, need, nbytes, stream)
+
+    def steal(self, nbytes: int, stream: SimulatedStream) -> tuple[Block, SimulatedStream] | None:
+        """Return a block that another stream has yet to free, and that stream, as RMM's pool does before it grows."""
+        need = 2 * ALIGNMENT + _round_up(nbytes)
+        mine = any(h.was is not None and h.was.stream is stream and h.stop - h.start >= need for h in self._holes)
+        fits = (i for i, h in enumerate(self._holes) if h.stop - h.start >= need and not h.open_to(stream))
+        at = None if mine else max(fits, default=None)
         if at is None:
             return None
+        owner = self._holes[at].waits_for
+        assert owner is not None
+        return self._take(at, need, nbytes, stream), owner
+
+    def _take(self, at: int, need: int, nbytes: int, stream: SimulatedStream) -> Block:
         hole = self._holes[at]
         stop = hole.start + need
         self._holes[at : at + 1] = [Hole(start=stop, stop=hole.stop, was=hole.was)] if stop < hole.stop else []

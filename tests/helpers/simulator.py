@@ -55,6 +55,8 @@ class SimulatedDevice:
         Calls to ignore, see `simulated_calls.MUTATIONS`: for proofs that a test can fail.
     reads_files : bool
         Whether it has GPUDirect Storage.
+    steals : bool
+        Whether memory comes from a pool that takes what another stream has just freed, and waits for that stream.
     """
 
     def __init__(
@@ -68,9 +70,13 @@ class SimulatedDevice:
         run_kernel: RunKernel | None = None,
         mutations: Collection[str] = (),
         reads_files: bool = False,
+        steals: bool = False,
     ) -> None:
         self.index = index
         self._reads_files = reads_files
+        self._steals = steals
+        self.stolen: list[tuple[SimulatedStream, SimulatedStream]] = []
+        """Who took memory, and from whom, where that one had more to do than to free it."""
         self.ranges: Counter[str] = Counter()  # how often each was entered
         self.nbytes_uploaded = self.nbytes_downloaded = 0
         self.shared: list[Install] = []
@@ -305,7 +311,14 @@ class SimulatedDevice:
         left = self._total_nbytes - self._arena.nbytes
         if nbytes > left or (self._fail_allocations is not None and self._fail_allocations(nbytes)):
             raise _out_of_memory("device", nbytes, left)
-        block = self._arena.take(nbytes, stream)
+        taken = self._arena.steal(nbytes, stream) if self._steals else None
+        if taken is not None:
+            block, owner = taken
+            if any(not operation.name.startswith("free of") for _, operation in owner.queue):
+                self.stolen.append((stream, owner))
+            self._scheduler.hold(stream, self._scheduler.end_of(owner))
+        else:
+            block = self._arena.take(nbytes, stream)
         if block is None:  # memory is there, but belongs to other streams or is cut up
             self._scheduler.reach_all()
             self._arena.merge()

@@ -16,6 +16,7 @@ from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.codec_json import parse_codecs
+from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.tasks import find_block_reader
@@ -51,6 +52,8 @@ class Row:
     """The reason; empty for the ordinary way of this engine."""
     storage: str = ""
     """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty where there is nothing to choose."""
+    load: str = ""
+    """What keeps a GPU from being busy with one read, and what would help; empty where nothing does."""
     stored_nbytes: int | None = None
     """Bytes of the elements in their stored dtype, before compression."""
     decoded_nbytes: int
@@ -132,7 +135,24 @@ def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
         codecs=str(spec.codecs),
         cast=str(stored.cast),
         storage=storage,
+        load=_load(variable, spec) if route.where == "cuda" else "",
     )
+
+
+def _load(variable: Variable, spec: ArraySpec) -> str:
+    """Say that the chunks of one task are too few to keep a GPU busy, and how many shards or threads are not."""
+    blocks = variable.chunks
+    if blocks is None or len(blocks) != spec.grid.ndim:
+        return ""
+    edges = [max(sizes, default=0) for sizes in blocks]
+    n = math.prod(-(-edge // chunk) for edge, chunk in zip(edges, spec.grid.chunk_shape, strict=True))
+    if not 0 < n < min(N_AT_ONCE, math.prod(spec.grid.n_chunks)):
+        return ""
+    times = -(-N_AT_ONCE // n)
+    longer = next((axis for axis, edge in enumerate(edges) if times * edge <= variable.shape[axis]), None)
+    of_task = "" if longer is None else f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}, or "
+    chunks = "1 chunk" if n == 1 else f"{n} chunks"
+    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {of_task}{times} threads, would fill it"
 
 
 def _codecs_of(array: zarr.Array[Any]) -> str:

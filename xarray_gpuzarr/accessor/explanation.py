@@ -102,7 +102,7 @@ _NARROW_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
     "values": lambda row: [_dtype(row), f"{format_shape(row.shape)}, {format_nbytes(row.decoded_nbytes)}"],
     "stored as": _layout,
-    "decoded": lambda row: [row.where, row.why, row.storage],
+    "decoded": lambda row: [row.where, row.why, row.storage, row.load],
 }
 _WIDE_COLUMNS: Columns = {
     "variable": lambda row: [row.variable, ", ".join(row.dims)],
@@ -111,7 +111,7 @@ _WIDE_COLUMNS: Columns = {
     "shards": lambda row: [_shards(row)],
     "inner chunks": lambda row: [_grid(row.n_chunks, "", row.chunk_shape)],
     "codecs": lambda row: [row.codecs],
-    "decoded": lambda row: [row.where, row.why, row.storage],
+    "decoded": lambda row: [row.where, row.why, row.storage, row.load],
 }
 _UNBROKEN = {"values", "shape", "shards", "inner chunks"}
 """Columns that are never wrapped."""

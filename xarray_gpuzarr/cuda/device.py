@@ -38,7 +38,7 @@ from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
 from xarray_gpuzarr.cuda.options import ResourceOptions, resource_options
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory
 from xarray_gpuzarr.cuda.sharing import share_memory
-from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
 
 try:
     import nvtx
@@ -46,6 +46,8 @@ except ImportError:
     nvtx = None
 
 _NO_RANGE = nullcontext()
+_PER_THREAD_DEFAULT = 2
+"""``cudaStreamPerThread`` as an integer."""
 
 
 class NativeStream:
@@ -106,8 +108,23 @@ class NativeDevice:
 
     @cuda_call("cupy.cuda.get_current_stream")
     def consumer_stream(self) -> NativeStream:
-        """Return CuPy's current stream of the calling thread."""
-        return NativeStream(cupy.cuda.get_current_stream())
+        """Return CuPy's current stream of the calling thread.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            It is the per-thread default stream, whose handle means another stream on every thread: memory that is
+            freed on another one would be used again too early.
+        """
+        stream = NativeStream(cupy.cuda.get_current_stream())
+        if stream.handle == _PER_THREAD_DEFAULT:
+            raise DeviceUnavailableError(
+                "cannot read to CuPy's per-thread default stream",
+                tried="a read while cupy.cuda.get_current_stream() is Stream.ptds",
+                found="arrays may be freed on other threads, where that stream is another one; values would be lost",
+                do="unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or read inside `with cupy.cuda.Stream(non_blocking=True):`",
+            )
+        return stream
 
     @cuda_call("cudaEventCreateWithFlags")
     def event(self) -> Event:

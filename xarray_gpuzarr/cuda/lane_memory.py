@@ -20,12 +20,15 @@ class LaneMemory:
     Parameters
     ----------
     api : DeviceApi
+    quiet : Stream
+        Runs nothing: memory that the device is done with is freed on it, so that whoever takes it waits for nothing.
     kept_nbytes : int
         Bytes that stay with the lane when nothing is read.
     """
 
-    def __init__(self, api: DeviceApi, kept_nbytes: int = 0) -> None:
+    def __init__(self, api: DeviceApi, quiet: Stream, kept_nbytes: int = 0) -> None:
         self._api = api
+        self._quiet = quiet
         self._kept_nbytes = kept_nbytes
         self._lent: dict[int, DeviceMemory] = {}
         self._idle: list[DeviceMemory] = []
@@ -69,7 +72,7 @@ class LaneMemory:
                 self._idle.append(memory)
                 kept_nbytes -= memory.nbytes
             else:
-                memory.free()
+                memory.free_behind(self._quiet, self._quiet)
 
     def end_read(self) -> None:
         """Free what is not to stay with the lane."""

@@ -49,8 +49,9 @@ class Lane:
         """For pointer and size tables on their way up."""
         self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
-        self._device_slots = LaneMemory(api, options.n_slots * options.slot_nbytes)
-        self._device_tables, self._scratch = LaneMemory(api), LaneMemory(api)
+        quiet = api.stream()
+        self._device_slots = LaneMemory(api, quiet, options.n_slots * options.slot_nbytes)
+        self._device_tables, self._scratch = LaneMemory(api, quiet), LaneMemory(api, quiet)
         self._results: list[Any] = []
         """Of the read that is under way: streams may write to them even if nobody else knows of them any more."""
         self._is_clean = True

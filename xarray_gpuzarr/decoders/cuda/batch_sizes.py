@@ -13,6 +13,8 @@ from xarray_gpuzarr.cuda.resources import MAX_BATCHES
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.records import record
 
+N_AT_ONCE = 512
+"""Chunks that a large GPU decodes at once: four on each of some 130 multiprocessors. Assumed, not measured."""
 _SHORTEST = 64
 """Chunks of the first batch, where later ones are longer."""
 _GROWTH = 2
