@@ -293,7 +293,11 @@ def test_to_host_gives_numpy_arrays(on_device):
 @pytest.mark.parametrize(
     ("chunks", "shard", "load"),
     [
-        ({}, 4, "a task has 4 chunks, and a GPU decodes some 512 at once: chunks={'x': 512}, or 128 threads, would fill it"),
+        (
+            {},
+            4,
+            "a task has 4 chunks, and a GPU decodes some 512 at once: chunks={'x': 512}, or 128 threads, would fill it",
+        ),
         ({"x": 1}, 4, "a task has 1 chunk, and a GPU decodes some 512 at once: chunks={'x': 512}, or 512 threads,"),
         ({"x": 512}, 4, ""),
         ({}, 1024, ""),

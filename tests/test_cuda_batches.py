@@ -89,7 +89,9 @@ def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_h
     pieces = [piece for segment in segments for piece in segment]
     assert rows_of(pieces) == [(id(plan), row) for plan in shards for row in range(len(plan.offset))]
     assert all((p.first, p.nbytes) == (int(p.plan.offset[p.lo]), span(p, p.lo, p.hi)) for p in pieces)
-    for size, batch in zip(cycle(sizes), ([p for segment in batch for p in segment] for batch in batches), strict=False):
+    for size, batch in zip(
+        cycle(sizes), ([p for segment in batch for p in segment] for batch in batches), strict=False
+    ):
         assert len(rows_of(batch)) <= size
         assert sum(p.nbytes for p in batch) <= size * nbytes or len(rows_of(batch)) == 1
     for segment in segments:
@@ -129,7 +131,11 @@ def limits(needed_nbytes, budget_nbytes, chunk_nbytes=1 << 20, **options):
 
 @many
 @given(
-    st.integers(1, 1 << 24), st.integers(1, 1 << 36), st.integers(1, 1 << 24), st.integers(1, 1 << 30), st.integers(1, 5000)
+    st.integers(1, 1 << 24),
+    st.integers(1, 1 << 36),
+    st.integers(1, 1 << 24),
+    st.integers(1, 1 << 30),
+    st.integers(1, 5000),
 )
 def test_batches_under_way_fit_their_budget(needed, budget, chunk, batch_nbytes, batch_chunks):
     found = limits(needed, max(needed, budget), chunk, batch_nbytes=batch_nbytes, batch_chunks=batch_chunks)

@@ -43,7 +43,9 @@ def calibration(folder, **measured):
     """Write a calibration that knows no codec."""
     file = folder / "calibration.json"
     about = {"format": "xarray_gpuzarr calibration", "version": 1, "gpu": "a simulator", "date": "2026-11-22"}
-    file.write_text(json.dumps(about | {"upload": {"seconds": 1e-5, "bytes_per_second": 1e10}, "codecs": {}} | measured))
+    file.write_text(
+        json.dumps(about | {"upload": {"seconds": 1e-5, "bytes_per_second": 1e10}, "codecs": {}} | measured)
+    )
     return file
 
 

@@ -236,7 +236,11 @@ def test_memory_goes_back_behind_its_consumer(fake, native):
     memory.free_behind(consumer, on)
 
     names = [name for name, *_ in fake.calls]
-    assert [name for name in names if name in {"record", "wait_event", "deallocate"}] == ["record", "wait_event", "deallocate"]
+    assert [name for name in names if name in {"record", "wait_event", "deallocate"}] == [
+        "record",
+        "wait_event",
+        "deallocate",
+    ]
     assert fake.called("record")[-1] == [consumer.for_cupy]
     assert fake.called("deallocate")[-1][:2] == [100, on.for_rmm]
     del memory

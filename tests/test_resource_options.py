@@ -76,7 +76,12 @@ def test_what_is_no_size_is_refused(text):
 
 def test_defaults_hold_where_the_environment_says_nothing():
     assert ResourceOptions.from_environment({"HOME": "/"}) == ResourceOptions(
-        slot_nbytes=67_108_864, n_slots=3, batch_nbytes=536_870_912, scratch_nbytes=None, memory="auto"
+        slot_nbytes=67_108_864,
+        n_slots=3,
+        batch_nbytes=134_217_728,
+        batch_chunks=384,
+        scratch_nbytes=None,
+        memory="auto",
     )
 
 
@@ -85,12 +90,18 @@ def test_the_environment_sets_every_field():
         "XARRAY_GPUZARR_SLOT_NBYTES": "1 MiB",
         "XARRAY_GPUZARR_N_SLOTS": "5",
         "XARRAY_GPUZARR_BATCH_NBYTES": "2GB",
+        "XARRAY_GPUZARR_BATCH_CHUNKS": "7",
         "XARRAY_GPUZARR_SCRATCH_NBYTES": "8000000000",
         "XARRAY_GPUZARR_MEMORY": "pool",
     }
 
     assert ResourceOptions.from_environment(environ) == ResourceOptions(
-        slot_nbytes=1_048_576, n_slots=5, batch_nbytes=2_000_000_000, scratch_nbytes=8_000_000_000, memory="pool"
+        slot_nbytes=1_048_576,
+        n_slots=5,
+        batch_nbytes=2_000_000_000,
+        batch_chunks=7,
+        scratch_nbytes=8_000_000_000,
+        memory="pool",
     )
 
 

@@ -42,7 +42,13 @@ CHAINS = {
 }
 LIMITS = {
     "one batch": {"slot_nbytes": 4 * MIB, "n_slots": 2, "batch_nbytes": 64 * MIB, "scratch_nbytes": 128 * MIB},
-    "batches": {"slot_nbytes": 256 * KIB, "n_slots": 2, "batch_nbytes": 512 * KIB, "scratch_nbytes": 128 * MIB},
+    "batches": {
+        "slot_nbytes": 256 * KIB,
+        "n_slots": 2,
+        "batch_nbytes": 512 * KIB,
+        "batch_chunks": 1,
+        "scratch_nbytes": 128 * MIB,
+    },
     "little scratch": {"slot_nbytes": 256 * KIB, "n_slots": 2, "batch_nbytes": 64 * MIB, "scratch_nbytes": 2 * MIB},
 }
 
@@ -75,19 +81,20 @@ def test_no_read_takes_more_than_was_said(chain, limit, cast):
 def test_parts_are_what_they_are_called(memory):
     array = write(memory, np.zeros(SHARD, "i4"), chunks=(4, 1024), shards=SHARD, compressors=ZstdCodec())
     stored, chunk = stored_array(array, Cast(dtype="<f8")), 4 * 1024 * 4
-    options = ResourceOptions(slot_nbytes=MIB, n_slots=5, batch_nbytes=2 * chunk, scratch_nbytes=64 * MIB)
+    options = ResourceOptions(
+        slot_nbytes=MIB, n_slots=5, batch_nbytes=2 * chunk, batch_chunks=1, scratch_nbytes=64 * MIB
+    )
 
     found = task_memory(stored, SHARD, options=options, gpu_nbytes=GPU_NBYTES)
 
     zstd_scratch = 3 * chunk + 6936
     assert found == TaskMemory(
         result_nbytes=64 * 2048 * 8,
-        staged_nbytes=3 * 2 * chunk,
-        scratch_nbytes=2 * (chunk + zstd_scratch),
-        table_nbytes=3 * 256 * KIB,
-        pinned_nbytes=5 * MIB + 8 * 256 * KIB,
+        batches_nbytes=5 * 2 * (2 * chunk + zstd_scratch),
+        table_nbytes=4 * 256 * KIB,
+        pinned_nbytes=5 * MIB + 10 * 256 * KIB,
     )
-    assert found.device_nbytes == sum((64 * 2048 * 8, 6 * chunk, 2 * (chunk + zstd_scratch), 768 * KIB))
+    assert found.device_nbytes == sum((64 * 2048 * 8, 10 * (2 * chunk + zstd_scratch), MIB))
 
 
 def test_a_small_block_needs_no_whole_batch(memory):
@@ -95,7 +102,7 @@ def test_a_small_block_needs_no_whole_batch(memory):
 
     found = task_memory(stored_array(array), (5, 1000), options=ResourceOptions(), gpu_nbytes=GPU_NBYTES)
 
-    assert (found.result_nbytes, found.staged_nbytes) == (5 * 1000 * 4, 2 * 4 * 1024 * 4)
+    assert (found.result_nbytes, found.batches_nbytes) == (5 * 1000 * 4, 2 * 2 * 4 * 1024 * 4)
 
 
 def test_what_the_host_decodes_needs_the_result_on_the_device(memory):
@@ -229,7 +236,7 @@ class TestTurns:
     [(0, 0), (1 << 30, 0), ((1 << 30) + 299, 2), ((1 << 30) + 300, 3), (3 << 30, 2**31 // 100)],
 )
 def test_tasks_fit_beside_what_cuda_takes(gpu_nbytes, n):
-    task = TaskMemory(result_nbytes=60, staged_nbytes=20, scratch_nbytes=19, table_nbytes=1)
+    task = TaskMemory(result_nbytes=60, batches_nbytes=20, scratch_nbytes=19, table_nbytes=1)
 
     assert task.n_fitting(gpu_nbytes) == n
 

@@ -57,7 +57,11 @@ class StoredArray:
             return ""
         if not isinstance(decoder, FileReader):
             return ""
-        why_not = "asked for" if self.source.storage == "posix" else decoder.why_staged(self.spec, self.cast, self.source.storage)
+        why_not = (
+            "asked for"
+            if self.source.storage == "posix"
+            else decoder.why_staged(self.spec, self.cast, self.source.storage)
+        )
         return "gds" if why_not is None else f"posix: {why_not}"
 
 

@@ -82,7 +82,9 @@ def arrays():
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Several segments and batches for most reads."""
-    options = ResourceOptions(slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 18, scratch_nbytes=1 << 28)
+    options = ResourceOptions(
+        slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 18, batch_chunks=1, scratch_nbytes=1 << 28
+    )
     monkeypatch.setattr(in_force, "options", options)
 
 

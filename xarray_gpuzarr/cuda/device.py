@@ -122,7 +122,7 @@ class NativeDevice:
                 "cannot read to CuPy's per-thread default stream",
                 tried="a read while cupy.cuda.get_current_stream() is Stream.ptds",
                 found="arrays may be freed on other threads, where that stream is another one; values would be lost",
-                do="unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or read inside `with cupy.cuda.Stream(non_blocking=True):`",
+                do="unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or read inside `with cupy.cuda.Stream():`",
             )
         return stream
 

@@ -1,7 +1,7 @@
 """Local files read straight into device memory with GPUDirect Storage, through kvikio.
 
-`why_no_files` says whether cuFile really reaches the GPU here: kvikio's compatibility mode, and cuFile's own, copy through
-host memory, which this package does better itself. Importing this module needs no kvikio.
+`why_no_files` says whether cuFile really reaches the GPU here: kvikio's compatibility mode, and cuFile's own, copy
+through host memory, which this package does better itself. Importing this module needs no kvikio.
 
 References
 ----------

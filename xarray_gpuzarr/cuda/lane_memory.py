@@ -86,8 +86,8 @@ class ResultMemory:
     """Keeps a result's memory until nobody knows the result any more.
 
     It was taken on a stream of the lane, for decoding to begin at once. Whoever uses the result does so on the
-    consumer's stream, so it is given back behind what that stream has been given by then: on a stream where nothing else
-    runs, for no read is to wait for a consumer.
+    consumer's stream, so it is given back behind what that stream has been given by then: on a stream where nothing
+    else runs, for no read is to wait for a consumer.
     """
 
     __slots__ = ("_consumer", "_memory", "_returns")
@@ -99,6 +99,11 @@ class ResultMemory:
 
     def __del__(self) -> None:
         self._memory.free_behind(self._consumer, self._returns)
+
+
+def most_taken(nbytes: int) -> int:
+    """Return how much memory is taken at most for uses that need so many bytes together."""
+    return nbytes if nbytes < _ROUNDED_NBYTES else nbytes + nbytes // 16
 
 
 def _rounded(nbytes: int) -> int:

@@ -245,7 +245,7 @@ class Nvcomp:
         self._alignments: dict[Format, Alignment] = {}
 
     def temp_nbytes(self, fmt: Format, /, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
-        """Return the bytes of scratch memory that `decompress` needs; takes about 3 us, and no GPU but for looking ahead.
+        """Return the bytes of scratch memory that `decompress` needs; takes about 3 us, and a GPU only to look ahead.
 
         Parameters
         ----------

@@ -38,7 +38,8 @@ Request = tuple[str, ByteRange]
 
 Storage = Literal["auto", "posix", "gds"]
 """How local files reach a GPU: through host memory (``posix``), or straight into device memory with GPUDirect Storage
-(``gds``). ``auto`` is ``gds`` where that was measured to be quicker. Other stores, and reads on the host, know one way only."""
+(``gds``). ``auto`` is ``gds`` where that was measured to be quicker. Other stores, and reads on the host, know one way
+only."""
 
 Version = Hashable
 """What tells one version of an object from any other, such as its ETag and length; None if the store does not say."""

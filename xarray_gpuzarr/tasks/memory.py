@@ -10,6 +10,7 @@ from math import prod
 
 import numpy as np
 
+from xarray_gpuzarr.cuda.lane_memory import most_taken
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
@@ -83,7 +84,7 @@ def task_memory(
     )
     return TaskMemory(
         result_nbytes=result,
-        batches_nbytes=min(n_chunks, limits.n_batches * limits.n_chunks) * needed,
+        batches_nbytes=most_taken(min(n_chunks, limits.n_batches * limits.n_chunks) * needed),
         table_nbytes=MAX_BATCHES * TABLE_NBYTES,
         pinned_nbytes=pinned,
     )

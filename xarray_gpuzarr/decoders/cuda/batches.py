@@ -1,4 +1,4 @@
-"""Plans -> pieces -> segments, which cross to the device together, and batches of them, which one call decodes. Pure."""
+"""Plans -> pieces -> segments, which cross to the device together, and batches, which one call decodes. Pure."""
 
 from __future__ import annotations
 

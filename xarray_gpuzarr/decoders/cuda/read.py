@@ -1,8 +1,8 @@
 """One read by the CUDA decoder: segments are staged as they come, batches of them decoded and placed, receipts checked.
 
-The host fetches and enqueues the next batches while the device works on earlier ones, which overlap there as well: each
-runs on a stream of its own, behind the copies of its segments. The host waits for pinned slots, for the oldest batch when
-too many are under way, and at the end.
+The host fetches and enqueues the next batches while the device works on earlier ones, which overlap there as well:
+each runs on a stream of its own, behind the copies of its segments. The host waits for pinned slots, for the oldest
+batch when too many are under way, and at the end.
 """
 
 from __future__ import annotations
