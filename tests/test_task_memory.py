@@ -236,7 +236,7 @@ class TestTurns:
     [(0, 0), (1 << 30, 0), ((1 << 30) + 299, 2), ((1 << 30) + 300, 3), (3 << 30, 2**31 // 100)],
 )
 def test_tasks_fit_beside_what_cuda_takes(gpu_nbytes, n):
-    task = TaskMemory(result_nbytes=60, batches_nbytes=20, scratch_nbytes=19, table_nbytes=1)
+    task = TaskMemory(result_nbytes=60, batches_nbytes=39, table_nbytes=1)
 
     assert task.n_fitting(gpu_nbytes) == n
 
