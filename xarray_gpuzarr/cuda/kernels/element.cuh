@@ -9,14 +9,8 @@
 
 #include "numbers.cuh"
 
-#ifdef GPUZARR_HOST_SHIM
-// Threads run one after another there, so the first one prepares what the block shares.
-#define SHARE_OUT(i, n) if (threadIdx.x == 0) for (u4 i = 0; i < (n); ++i)
-#define BLOCK_BARRIER()
-#else
 #define SHARE_OUT(i, n) if (const u4 i = threadIdx.x; i < (n))
 #define BLOCK_BARRIER() __syncthreads()
-#endif
 
 // Fields of `elements.ElementCast.words`.
 struct Cast {
