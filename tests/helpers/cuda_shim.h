@@ -1,16 +1,16 @@
 // The words of CUDA that our kernels use, for a C++ compiler: a grid runs as a loop over its blocks and threads.
 //
 // Threads run one after another, each to its end or to its next barrier, where it keeps its stack and the next one runs on
-// another. They start in order, so that a kernel without barriers may share memory if the first thread of a block writes
-// all of it, or if any thread adds to it and none but the last one reads. From barrier to barrier the order is reversed,
-// which shows most of what relies on one. Of a warp all threads must end between the same barriers: else the process
-// aborts. One grid runs at a time in one library.
+// another. They start in order; from barrier to barrier the order is reversed, which shows some of what relies on one, and
+// `strict_shim.h` shows the rest. Of a warp all threads must end between the same barriers: else the process aborts. One
+// grid runs at a time in one library.
 #pragma once
-#include <cmath>
+#include "cuda_words.h"
+#include "host_stacks.h"
+#include "ptx_arithmetic.h"
 #include <cstdlib>
 #include <utility>
 
-#define GPUZARR_HOST_SHIM 1
 #define __global__
 #define __device__
 #define __constant__
@@ -34,56 +34,6 @@ template <class T> T atomicXor(T* at, T value)
     *at ^= value;
     return before;
 }
-
-// Byte i of the result is that of `b` over `a` which digit i of `selector` names.
-static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
-{
-    unsigned result = 0;
-    for (int i = 0; i < 32; i += 8) {
-        const unsigned digit = selector >> i / 2 & 7;
-        result |= ((digit < 4 ? a : b) >> digit % 4 * 8 & 0xff) << i;
-    }
-    return result;
-}
-
-// ---- stacks
-
-#ifdef __x86_64__
-typedef void* ShimStack;
-
-// Leaves the stack that is in use in `from`, and goes on where `to` was left. Far faster than <ucontext.h>, which asks
-// the system for its signals each time.
-extern "C" void shim_switch(ShimStack* from, ShimStack* to);
-asm(".pushsection .text\n"
-    ".local shim_switch\n"
-    "shim_switch:\n"
-    "push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15\n"
-    "mov %rsp, (%rdi)\n"
-    "mov (%rsi), %rsp\n"
-    "pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp\n"
-    "ret\n"
-    ".popsection\n");
-
-static void shim_prepare(ShimStack* stack, char* memory, size_t nbytes, void (*run)())
-{
-    void** const top = (void**)((size_t)(memory + nbytes) & ~(size_t)15);
-    top[-2] = (void*)run;
-    *stack = top - 8;  // six registers
-}
-#else
-#include <ucontext.h>
-typedef ucontext_t ShimStack;
-
-static void shim_switch(ShimStack* from, ShimStack* to) { swapcontext(from, to); }
-
-static void shim_prepare(ShimStack* stack, char* memory, size_t nbytes, void (*run)())
-{
-    getcontext(stack);
-    stack->uc_stack.ss_sp = memory;
-    stack->uc_stack.ss_size = nbytes;
-    makecontext(stack, run, 0);
-}
-#endif
 
 // ---- threads that wait
 

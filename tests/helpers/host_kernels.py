@@ -20,10 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers.ptx_text import without_asm
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import kernel_source
 
 _SHIM = Path(__file__).with_name("cuda_shim.h")
+_HEADERS = ("cuda_shim.h", "cuda_words.h", "host_stacks.h", "ptx_arithmetic.h")
 _TESTS = Path(__file__).parents[1]
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 _FAST = ("-O2", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
@@ -101,8 +103,8 @@ def _build(kernel: Kernel) -> Path:
     compiler = require_compiler()
     mode = _SANITIZED if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1" else _FAST
     command = [compiler, *_FLAGS, *mode, "-include", str(_SHIM), "-x", "c++", "-"]
-    source = f"{kernel_source(kernel)}\nSHIM_ENTRY({kernel.name})\n"
-    parts = [*command, _output((compiler, "--version")), _SHIM.read_text(), source]
+    source = f"{without_asm(kernel_source(kernel))}\nSHIM_ENTRY({kernel.name})\n"
+    parts = [*command, _output((compiler, "--version")), *(_SHIM.with_name(h).read_text() for h in _HEADERS), source]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"xarray_gpuzarr_kernels_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

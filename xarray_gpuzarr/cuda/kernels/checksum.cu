@@ -16,14 +16,7 @@ typedef unsigned int u4;
 typedef unsigned long long u8;
 struct alignas(16) Word { u4 part[4]; };
 
-#ifdef GPUZARR_HOST_SHIM
-// Threads run one after another there: the first one opens what the block shares, the last one closes it.
-#define BLOCK_BARRIER()
-#define UNROLL _Pragma("GCC unroll 32")
-#else
-#define BLOCK_BARRIER() __syncthreads()
 #define UNROLL _Pragma("unroll")
-#endif
 
 constexpr u4 log_stride = 12, stride = 1u << log_stride, tile_nbytes = 65536;  // a stride is a word for every thread
 
@@ -141,7 +134,7 @@ extern "C" __global__ void checksum(u8 table, u8 n, u8 tiles_per_message, u8 res
 
     __shared__ u4 total[2];
     if (threadIdx.x == 0) total[0] = total[1] = 0;
-    BLOCK_BARRIER();
+    __syncthreads();
 
     KIND sum;
     const i8 n_strides = end < tile_nbytes ? (end + stride - 1) / stride : tile_nbytes / stride;
@@ -149,7 +142,7 @@ extern "C" __global__ void checksum(u8 table, u8 n, u8 tiles_per_message, u8 res
 #pragma unroll 1
     for (i8 i = n_strides; i > 0; --i) sum.add(word_at(message, nbytes, end - i * stride + 16 * threadIdx.x));
     sum.join(total, thread_behind);
-    BLOCK_BARRIER();
+    __syncthreads();
 
     if (threadIdx.x != blockDim.x - 1) return;
     u8* const result = (u8*)results + row;

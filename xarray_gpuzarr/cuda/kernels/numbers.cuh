@@ -60,6 +60,13 @@ template <class Bits> __device__ inline bool is_nan(Bits x)
     return (x & (Float<Bits>::sign - 1)) > Float<Bits>::infinity;
 }
 
+// By halves: newer compilers see through a comparison of all 64 bits, and make it one of floating numbers.
+template <> __device__ inline bool is_nan(u8 x)
+{
+    const u4 high = (u4)(x >> 32) & 0x7fffffffu, low = (u4)x;
+    return (high | (low != 0)) > (u4)(Float<u8>::infinity >> 32);
+}
+
 template <class Bits> __device__ inline bool is_equal(Bits a, Bits b)
 {
     return (a == b && !is_nan(a)) || !((a | b) & (Float<Bits>::sign - 1));
@@ -67,16 +74,6 @@ template <class Bits> __device__ inline bool is_equal(Bits a, Bits b)
 
 // ---- arithmetic, one rounding each
 
-#ifdef GPUZARR_HOST_SHIM
-__device__ inline f4 rounded_product(f4 a, f4 b) { return a * b; }
-__device__ inline f8 rounded_product(f8 a, f8 b) { return a * b; }
-__device__ inline f4 rounded_sum(f4 a, f4 b) { return a + b; }
-__device__ inline f8 rounded_sum(f8 a, f8 b) { return a + b; }
-__device__ inline f4 rounded_quotient(f4 a, f4 b) { return a / b; }
-__device__ inline f8 rounded_quotient(f8 a, f8 b) { return a / b; }
-__device__ inline f4 narrowed(f8 a) { return (f4)a; }
-__device__ inline f8 widened(f4 a) { return (f8)a; }
-#else
 __device__ inline f4 rounded_product(f4 a, f4 b)
 {
     f4 r;
@@ -125,7 +122,6 @@ __device__ inline f8 widened(f4 a)
     asm("cvt.f64.f32 %0, %1;" : "=d"(r) : "f"(a));
     return r;
 }
-#endif
 
 // GPUs forget the payload of a NaN; x86 keeps that of the first operand, and makes new NaNs negative.
 template <class F, class Bits> __device__ inline F with_payload(F result, F a, F b)
@@ -180,21 +176,21 @@ template <class Bits> __device__ inline f2 rounded_to_half(Bits x)
     typedef Float<Bits> From;
     constexpr int bias = sizeof(Bits) == 4 ? 127 : 1023, drop = From::width - 10;
     const u2 sign = (u2)(x >> (8 * sizeof(Bits) - 16) & 0x8000u);
-    const Bits rest = x & (From::sign - 1);
-    if (rest > From::infinity) {
-        const u2 payload = (u2)(rest >> drop & 0x03ffu);
+    const int exponent = (int)(x >> From::width) & (2 * bias + 1);
+    if (is_nan(x)) {
+        const u2 payload = (u2)(x >> drop & 0x03ffu);
         return f2{(u2)(sign | 0x7c00u | (payload ? payload : 1u))};
     }
     const Bits even = (Bits)1 << drop;
-    if (rest >= (Bits)(bias + 16) << From::width) return f2{(u2)(sign | 0x7c00u)};
-    if (rest >= (Bits)(bias - 14) << From::width) {
-        const Bits rounded = rest + (even / 2 - 1) + (rest >> drop & 1);
+    if (exponent >= bias + 16) return f2{(u2)(sign | 0x7c00u)};
+    if (exponent >= bias - 14) {
+        const Bits rounded = x + (even / 2 - 1) + (x >> drop & 1);
         return f2{(u2)(sign | (u2)((rounded >> drop) - ((Bits)(bias - 15) << 10)))};
     }
     // Below 2^-14 halves are multiples of 2^-24: shift the significand there, one bit at least being lost.
-    const int shift = bias - 1 - (int)(rest >> From::width) + (From::width - 23);
+    const int shift = bias - 1 - exponent + (From::width - 23);
     if (shift > From::width + 1) return f2{sign};
-    const Bits significand = (rest & (((Bits)1 << From::width) - 1)) | (Bits)1 << From::width;
+    const Bits significand = (x & (((Bits)1 << From::width) - 1)) | (Bits)1 << From::width;
     const Bits rounded = significand + (((Bits)1 << (shift - 1)) - 1) + (significand >> shift & 1);
     return f2{(u2)(sign | (u2)(rounded >> shift))};
 }
