@@ -24,8 +24,8 @@ from helpers.ptx_text import without_asm
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import kernel_source
 
-_SHIM = Path(__file__).with_name("cuda_shim.h")
-_HEADERS = ("cuda_shim.h", "cuda_words.h", "host_stacks.h", "ptx_arithmetic.h")
+_HERE = Path(__file__).parent
+_HEADERS = tuple(_HERE / n for n in ("cuda_shim.h", "cuda_words.h", "host_stacks.h", "ptx_arithmetic.h"))
 _TESTS = Path(__file__).parents[1]
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 _FAST = ("-O2", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
@@ -100,17 +100,22 @@ def _load(kernel: Kernel) -> tuple[Callable[..., int], threading.Lock]:
 
 def _build(kernel: Kernel) -> Path:
     """Return the shared library of `kernel`, built if need be."""
-    compiler = require_compiler()
     mode = _SANITIZED if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1" else _FAST
-    command = [compiler, *_FLAGS, *mode, "-include", str(_SHIM), "-x", "c++", "-"]
+    command = [*_FLAGS, *mode, "-include", str(_HEADERS[0]), "-x", "c++", "-"]
     source = f"{without_asm(kernel_source(kernel))}\nSHIM_ENTRY({kernel.name})\n"
-    parts = [*command, _output((compiler, "--version")), *(_SHIM.with_name(h).read_text() for h in _HEADERS), source]
+    return built(f"{kernel.name}.so", command, source, _HEADERS)
+
+
+def built(name: str, command: Sequence[str], source: str, files: Sequence[Path]) -> Path:
+    """Return what the compiler makes of `source`, which is read from stdin, and `files`; made only once."""
+    command = [require_compiler(), *command]
+    parts = [*command, _output((command[0], "--version")), *(f.read_text() for f in files), source]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"xarray_gpuzarr_kernels_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    library = folder / f"{kernel.name}_{key}.so"
-    if not library.exists():
-        unfinished = folder / f"{library.name}.{os.getpid()}"
+    result = folder / f"{key}_{name}"
+    if not result.exists():
+        unfinished = folder / f"{os.getpid()}_{result.name}"
         environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
         done = subprocess.run(
             [*command, "-o", str(unfinished)],
@@ -120,9 +125,9 @@ def _build(kernel: Kernel) -> Path:
             check=False,
             env=environment,
         )
-        assert done.returncode == 0, f"{kernel} does not compile for the host:\n{done.stderr}"
-        unfinished.replace(library)
-    return library
+        assert done.returncode == 0, f"{name} does not compile for the host:\n{done.stderr}"
+        unfinished.replace(result)
+    return result
 
 
 @functools.cache

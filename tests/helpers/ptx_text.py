@@ -32,7 +32,7 @@ def _call(statement: re.Match[str]) -> str:
         raise UnknownInstructionError(f"not one instruction with one result: {statement[0]}")
     operands = [_OPERAND.fullmatch(o) for o in (found["out"], *found["in"].split(","))]
     function, kinds = _function(found["opcode"])
-    if [o and o[1] for o in operands] != kinds or bool(found["second"]) != (len(kinds) == 3):  # noqa: PLR2004
+    if [o and o[1] for o in operands] != kinds or bool(found["second"]) != (len(kinds) == 3):
         raise UnknownInstructionError(f"operands other than {kinds}: {statement[0]}")
     return f"{function}({', '.join(o[2] for o in operands if o)});"
 
@@ -41,7 +41,8 @@ def _function(opcode: str) -> tuple[str, list[str]]:
     """Return the function for an instruction, and the constraints of its operands."""
     if (binary := _BINARY.fullmatch(opcode)) and not (binary[3] and binary[4] == "f64"):
         (name, kind), ftz = _TYPES[binary[4]], "true" if binary[3] else "false"
-        return f"ptx_binary<'{_OPERATORS[binary[1]]}', {_ROUNDINGS[binary[2]]}, {ftz}, {name}>", [f"={kind}", kind, kind]
+        operator, rounding = _OPERATORS[binary[1]], _ROUNDINGS[binary[2]]
+        return f"ptx_binary<'{operator}', {rounding}, {ftz}, {name}>", [f"={kind}", kind, kind]
     if (convert := _CONVERT.fullmatch(opcode)) and bool(convert[1]) == (convert.group(3, 4) == ("f32", "f64")):
         (to, to_kind), (come, from_kind) = _TYPES[convert[3]], _TYPES[convert[4]]
         ftz = "true" if convert[2] else "false"

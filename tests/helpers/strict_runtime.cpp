@@ -1,0 +1,367 @@
+// Runs a grid as loosely as CUDA allows, and looks at every access to memory.
+//
+// Blocks, and threads from barrier to barrier, run in an order drawn from a seed. What a block shares is noise when the
+// block begins. Kernels are built with -fsanitize=thread and -fsanitize=undefined, whose hooks are here:
+// - Two accesses to a byte, one of them a write, must be ordered: by a thread's own course; within a warp by a
+//   __syncwarp that names both threads; within a block by a __syncthreads; between blocks by nothing. Atomics do not
+//   order anything, and need no order among themselves. Writes of the value that is there already are harmless.
+// - All threads of a block come to each __syncthreads, all that a mask names to each __syncwarp, none having ended.
+// - What C++ leaves undefined (shifts by the width, conversions to integers that do not hold a number, indices behind
+//   an array, ...) GPUs and x86 do each in their own way: no kernel may rely on it.
+// The first that is wrong ends the grid. What the hooks do not see: accesses that a compiler had no need of.
+#include "strict_runtime.h"
+#include "host_stacks.h"
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr unsigned n_lanes = 32, most_threads = 1024, stack_nbytes = 1 << 16, page_nbytes = 4096;
+
+enum class State { runs, at_block, at_warp, ended };
+
+struct Thread {
+    ShimStack stack;
+    State state;
+    unsigned mask;            // of the __syncwarp where it waits
+    const void* place;        // of the barrier where it waits
+    unsigned seen[n_lanes];   // how far each thread of the warp had come when this one last heard of it; itself: is
+};
+
+struct Access {
+    unsigned block, phase, thread, time;  // block: 1 is the first of this launch, 0 means none; phase: __syncthreads
+    const void* place;
+    bool is_atomic;
+};
+
+struct Byte {
+    Access write, read[2];
+};
+
+struct Conflict {
+    unsigned char* at;
+    unsigned nbytes;
+    unsigned char before[16];
+    Access first, second;
+};
+
+ShimGrid grid;
+std::mt19937_64 random_bits;
+std::vector<Thread> threads;
+std::unique_ptr<char[]> stacks;
+ShimStack scheduler;
+unsigned running, block, phase;
+bool failed;
+std::unordered_map<uintptr_t, std::unique_ptr<Byte[]>> pages;
+Conflict pending;  // two writes without an order, if nbytes is not 0; harmless if the second changes nothing
+
+}  // namespace
+
+// Set by the linker.
+extern char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
+extern char __start_shim_shared[] __attribute__((weak, visibility("hidden")));
+extern char __stop_shim_shared[] __attribute__((weak, visibility("hidden")));
+
+namespace {
+
+bool is_within(const void* at, const void* begin, const void* end) { return at >= begin && at < end; }
+
+bool is_shared(const void* at) { return is_within(at, __start_shim_shared, __stop_shim_shared); }
+
+unsigned long offset_of(const void* place) { return (char*)place - __ehdr_start - 1; }
+
+[[noreturn]] void stop()
+{
+    failed = true;
+    shim_switch(&threads[running].stack, &scheduler);
+    __builtin_unreachable();
+}
+
+[[noreturn]] void fail(const char* what, const void* place)
+{
+    snprintf(grid.message, 1000, "%s at <0x%lx>, thread %u of block %u", what, offset_of(place), running, block - 1);
+    stop();
+}
+
+// ---- accesses
+
+const char* name_of(const Access& access, bool is_write)
+{
+    return access.is_atomic ? "atomic" : is_write ? "write" : "read";
+}
+
+[[noreturn]] void fail_race(const void* at, const Access& a, bool a_writes, const Access& b, bool b_writes)
+{
+    snprintf(grid.message, 1000,
+             "race in %s memory: %s at <0x%lx> by thread %u of block %u, and %s at <0x%lx> by thread %u of block %u",
+             is_shared(at) ? "shared" : "global", name_of(a, a_writes), offset_of(a.place), a.thread, a.block - 1,
+             name_of(b, b_writes), offset_of(b.place), b.thread, b.block - 1);
+    stop();
+}
+
+bool is_ordered(const void* at, const Access& before, const Access& now)
+{
+    if (!before.block || (before.is_atomic && now.is_atomic)) return true;
+    if (before.block != now.block) return is_shared(at);  // which is another one in another block
+    if (before.phase != now.phase || before.thread == now.thread) return true;
+    if (before.thread / n_lanes != now.thread / n_lanes) return false;
+    return threads[now.thread].seen[before.thread % n_lanes] >= before.time;
+}
+
+Byte& byte_at(const unsigned char* at)
+{
+    static uintptr_t last_page;
+    static Byte* last;
+    const uintptr_t page = (uintptr_t)at / page_nbytes;
+    if (pages.empty() || page != last_page || !last) {
+        auto& found = pages[page];
+        if (!found) found.reset(new Byte[page_nbytes]());
+        last_page = page;
+        last = found.get();
+    }
+    return last[(uintptr_t)at % page_nbytes];
+}
+
+// Once the writing thread has written.
+void settle()
+{
+    if (!pending.nbytes) return;
+    const bool has_changed = std::memcmp(pending.at, pending.before, pending.nbytes) != 0;
+    pending.nbytes = 0;
+    if (has_changed) fail_race(pending.at, pending.first, true, pending.second, true);
+}
+
+void look_at_write(unsigned char* at, const Access& now)
+{
+    Byte& byte = byte_at(at);
+    for (const Access& read : byte.read)
+        if (!is_ordered(at, read, now)) fail_race(at, read, false, now, true);
+    if (!is_ordered(at, byte.write, now)) {
+        if (byte.write.is_atomic || now.is_atomic) fail_race(at, byte.write, true, now, true);
+        if (!pending.nbytes) pending = Conflict{at, 0, {}, byte.write, now};
+        const unsigned nbytes = (unsigned)(at + 1 - pending.at);
+        if (nbytes > sizeof pending.before) fail_race(at, byte.write, true, now, true);
+        while (pending.nbytes < nbytes) {
+            pending.before[pending.nbytes] = pending.at[pending.nbytes];
+            ++pending.nbytes;
+        }
+    }
+    byte = Byte{now, {}};
+}
+
+void look_at_read(unsigned char* at, const Access& now)
+{
+    Byte& byte = byte_at(at);
+    if (!is_ordered(at, byte.write, now)) fail_race(at, byte.write, true, now, false);
+    if (byte.read[0].block != now.block || byte.read[0].thread != now.thread) byte.read[1] = byte.read[0];
+    byte.read[0] = now;
+}
+
+void look_at(const void* address, size_t nbytes, bool is_write, bool is_atomic, const void* place)
+{
+    settle();
+    unsigned char* const at = (unsigned char*)address;
+    if (is_within(at, stacks.get(), stacks.get() + grid.n_threads * stack_nbytes)) {
+        if ((size_t)((char*)at - stacks.get()) / stack_nbytes != running) fail("local memory of another thread", place);
+        return;
+    }
+    if (is_write && !is_shared(at) && is_within(at, __ehdr_start, _end)) fail("write to memory of no kind", place);
+    const Access now = {block, phase, running, threads[running].seen[running % n_lanes], place, is_atomic};
+    for (size_t i = 0; i < nbytes; ++i)
+        if (is_write) look_at_write(at + i, now);
+        else look_at_read(at + i, now);
+}
+
+// ---- order
+
+void run_thread()
+{
+    grid.run_thread();
+    settle();
+    threads[running].state = State::ended;
+    shim_switch(&threads[running].stack, &scheduler);
+}
+
+void begin_block()
+{
+    phase = 0;
+    for (char* at = __start_shim_shared; at < __stop_shim_shared; ++at) *at = (char)random_bits();
+    for (unsigned i = 0; i < grid.n_threads; ++i) {
+        threads[i] = Thread{};
+        threads[i].seen[i % n_lanes] = 1;
+        shim_prepare(&threads[i].stack, stacks.get() + (size_t)i * stack_nbytes, stack_nbytes, run_thread);
+    }
+}
+
+bool run_all_that_can()
+{
+    std::vector<unsigned> order;
+    for (unsigned i = 0; i < grid.n_threads; ++i)
+        if (threads[i].state == State::runs) order.push_back(i);
+    std::shuffle(order.begin(), order.end(), random_bits);
+    for (const unsigned i : order) {
+        running = i;
+        shim_switch(&scheduler, &threads[i].stack);
+        if (failed) break;
+    }
+    return !order.empty();
+}
+
+void refuse_barrier(unsigned waiting, unsigned other)
+{
+    running = waiting;
+    const char* const what = threads[waiting].state == State::at_block ? "__syncthreads" : "__syncwarp";
+    const int n = snprintf(grid.message, 1000, "%s at <0x%lx> where thread %u of block %u waits: thread %u ", what,
+                           offset_of(threads[waiting].place), waiting, block - 1, other);
+    if (threads[other].state == State::ended) snprintf(grid.message + n, 1000 - n, "has ended");
+    else snprintf(grid.message + n, 1000 - n, "waits at <0x%lx>", offset_of(threads[other].place));
+    failed = true;
+}
+
+// Lets the threads go on that wait in a __syncwarp with thread `i`, if all are there.
+bool release_warp(unsigned i)
+{
+    const unsigned first = i / n_lanes * n_lanes, n = std::min(n_lanes, grid.n_threads - first), mask = threads[i].mask;
+    unsigned heard[n_lanes] = {};
+    for (unsigned lane = 0; lane < n; ++lane) {
+        const Thread& other = threads[first + lane];
+        if (!(mask >> lane & 1)) continue;
+        if (other.state != State::at_warp || other.mask != mask) return false;
+        for (unsigned j = 0; j < n_lanes; ++j) heard[j] = std::max(heard[j], other.seen[j]);
+    }
+    for (unsigned lane = 0; lane < n; ++lane) {
+        if (!(mask >> lane & 1)) continue;
+        Thread& other = threads[first + lane];
+        std::copy(heard, heard + n_lanes, other.seen);
+        ++other.seen[lane];
+        other.state = State::runs;
+    }
+    return true;
+}
+
+bool release_warps()
+{
+    std::vector<unsigned> waiting;
+    for (unsigned i = 0; i < grid.n_threads; ++i)
+        if (threads[i].state == State::at_warp) waiting.push_back(i);
+    std::shuffle(waiting.begin(), waiting.end(), random_bits);
+    bool any = false;
+    for (const unsigned i : waiting)
+        if (threads[i].state == State::at_warp && (!any || random_bits() % 2)) any |= release_warp(i);
+    return any;
+}
+
+// Lets all threads go on, if all wait in a __syncthreads; says what is wrong if they never will.
+bool release_block()
+{
+    for (unsigned i = 0; i < grid.n_threads; ++i)
+        for (unsigned j = 0; j < grid.n_threads && threads[i].state != State::ended; ++j) {
+            const bool is_awaited = threads[i].state == State::at_block ||
+                                    (i / n_lanes == j / n_lanes && threads[i].mask >> j % n_lanes & 1);
+            if (!is_awaited || (threads[j].state == threads[i].state && threads[j].mask == threads[i].mask)) continue;
+            refuse_barrier(i, j);
+            return false;
+        }
+    bool any = false;
+    for (Thread& thread : threads) {
+        any |= thread.state == State::at_block;
+        if (thread.state == State::at_block) thread.state = State::runs;
+    }
+    ++phase;
+    return any;
+}
+
+void run_block()
+{
+    begin_block();
+    do run_all_that_can();
+    while (!failed && (release_warps() || release_block()));
+}
+
+void wait(State state, unsigned mask, const void* place)
+{
+    settle();
+    Thread& thread = threads[running];
+    thread.state = state;
+    thread.mask = mask;
+    thread.place = place;
+    const unsigned index = running;
+    shim_switch(&thread.stack, &scheduler);
+    running = index;
+}
+
+}  // namespace
+
+extern "C" int shim_run_grid(ShimGrid asked)
+{
+    grid = asked;
+    random_bits.seed(grid.seed);
+    if (!stacks) stacks.reset(new char[(size_t)most_threads * stack_nbytes]);
+    threads.resize(grid.n_threads);
+    pending.nbytes = 0;
+    failed = false;
+    std::vector<unsigned> order(grid.n_blocks);
+    std::iota(order.begin(), order.end(), 1);
+    std::shuffle(order.begin(), order.end(), random_bits);
+    for (size_t i = 0; i < order.size() && !failed; ++i) {
+        block = order[i];
+        run_block();
+    }
+    pages.clear();
+    return failed ? -2 : 0;
+}
+
+#define PLACE __builtin_return_address(0)
+
+extern "C" {
+
+unsigned shim_thread_index() { return running; }
+unsigned shim_block_index() { return block - 1; }
+unsigned shim_block_dim() { return grid.n_threads; }
+void shim_sync_block() { wait(State::at_block, 0, PLACE); }
+void shim_atomic(void* at, unsigned nbytes, const void* place) { look_at(at, nbytes, true, true, place); }
+
+void shim_sync_warp(unsigned mask)
+{
+    if (!(mask >> running % n_lanes & 1)) fail("__syncwarp of other threads", PLACE);
+    wait(State::at_warp, mask, PLACE);
+}
+
+// ---- hooks of -fsanitize=thread
+
+void __tsan_init() {}
+void __tsan_read_range(void* at, size_t nbytes) { look_at(at, nbytes, false, false, PLACE); }
+void __tsan_write_range(void* at, size_t nbytes) { look_at(at, nbytes, true, false, PLACE); }
+#define HOOKS(NBYTES)                                                                                                  \
+    void __tsan_read##NBYTES(void* at) { look_at(at, NBYTES, false, false, PLACE); }                                   \
+    void __tsan_write##NBYTES(void* at) { look_at(at, NBYTES, true, false, PLACE); }
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+
+// ---- hooks of -fsanitize=undefined
+
+#define UNDEFINED(HANDLER, WHAT)                                                                                       \
+    void __ubsan_handle_##HANDLER##_abort() { fail("undefined: " WHAT, PLACE); }
+UNDEFINED(shift_out_of_bounds, "a shift")
+UNDEFINED(out_of_bounds, "an index outside of an array")
+UNDEFINED(type_mismatch_v1, "an address that is not aligned, or null")
+UNDEFINED(float_cast_overflow, "an integer that does not hold a floating number")
+UNDEFINED(divrem_overflow, "a division")
+UNDEFINED(add_overflow, "an integer sum")
+UNDEFINED(sub_overflow, "an integer difference")
+UNDEFINED(mul_overflow, "an integer product")
+UNDEFINED(negate_overflow, "a negated integer")
+UNDEFINED(pointer_overflow, "an address")
+UNDEFINED(load_invalid_value, "a value that its type has not")
+UNDEFINED(builtin_unreachable, "code that is never reached")
+}
