@@ -33,6 +33,10 @@ _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recove
 _loading = threading.Lock()
 
 
+class BuildError(AssertionError):
+    """The compiler refused a program; carries what it said."""
+
+
 def launch(kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
     """Run `kernel` on a one-dimensional grid, on host addresses; done on return."""
     run, lock = _load(kernel)
@@ -125,7 +129,8 @@ def built(name: str, command: Sequence[str], source: str, files: Sequence[Path])
             check=False,
             env=environment,
         )
-        assert done.returncode == 0, f"{name} does not compile for the host:\n{done.stderr}"
+        if done.returncode:
+            raise BuildError(f"{name} does not compile for the host:\n{done.stderr}")
         unfinished.replace(result)
     return result
 

@@ -54,6 +54,7 @@ def numbers(dtype: str, n: int) -> Array:
     with np.errstate(all="ignore"):
         values = (rng.normal(size=n) * 2.0 ** rng.integers(info.minexp - 20, info.maxexp, n)).astype(dtype)
     values[::17], values[5::23], values[7::29] = 0.1, info.smallest_subnormal * 3, np.nan
+    values.view(f"u{values.itemsize}")[9::31] = int(np.array(np.inf, dtype).view(f"u{values.itemsize}")) + 1
     return values
 
 
@@ -89,6 +90,7 @@ def check_elements() -> None:
     """Divide, add and convert, denormal numbers and borders among them."""
     for stored, decoded, scale, offset in (
         ("f4", "f4", 3.0, 0.1),
+        ("f4", "f4", 3.0, 0.0),
         ("f8", "f8", 3.0, 0.1),
         ("i2", "f8", 7, 1),
         ("f2", "f2", 3, 1),
@@ -101,6 +103,7 @@ def check_elements() -> None:
         assert found.content == by_numcodecs(reference, chunk)
     _check_astype()
     _check_rounded()
+    _check_integers()
 
 
 def _check_astype() -> None:
@@ -121,15 +124,26 @@ def _check_astype() -> None:
 
 def _check_rounded() -> None:
     """Numbers that an integer does not hold are flagged, and never converted."""
-    for decoded, fits, beyond in (
-        ("i4", [-2147483648.0, 2147483647.0, -0.4], 2147483648.0),
-        ("u1", [0.0, 255.0], np.nan),
-    ):
+    borders: list[tuple[str, list[float], float]] = [
+        ("u1", [0.0, 255.0, -0.4], np.nan),
+        ("i4", [-2147483648.0, 2147483647.0, 0.5], 2147483648.0),
+    ]
+    for decoded, fits, beyond in borders:
         codec = Elements(rule="cast_value", encoded=np.dtype("f8"), decoded=np.dtype(decoded), rounding="nearest-even")
-        chunks = [np.array(fits), np.array([*fits[:-1], beyond])]
+        chunks = [np.array(fits), np.array([fits[0], beyond, beyond])]
         found = run_filter(codec, [c.tobytes() for c in chunks], len(fits), codec.decoded.itemsize)
         assert [f.flagged for f in found] == [False, True]
-        assert found[0].content == np.array(fits).astype(decoded).tobytes()
+        assert found[0].content == np.rint(fits).astype(decoded).tobytes()
+
+
+def _check_integers() -> None:
+    """Integers of any width that have a place in one of eight bytes, and that have none."""
+    for stored, decoded, fits, beyond in (("i8", "u8", [0, 2**63 - 1], -1), ("u8", "i8", [0, 2**63 - 1], 2**63)):
+        codec = Elements(rule="cast_value", encoded=np.dtype(stored), decoded=np.dtype(decoded))
+        chunks = [np.array(fits, stored), np.array([fits[0], beyond], stored)]
+        found = run_filter(codec, [c.tobytes() for c in chunks], 2, 8)
+        assert [f.flagged for f in found] == [False, True]
+        assert found[0].content == np.array(fits, decoded).tobytes()
 
 
 def check_packbits() -> None:
@@ -146,7 +160,7 @@ def check_packbits() -> None:
 
 def check_unshuffle() -> None:
     """Unshuffle bytes and bits, in registers and through shared memory, with several tiles a block."""
-    sizes = ((1, 6016), (2, 9000), (3, 11000), (4, 12 * 33), (8, 4096), (12, 1000), (16, 1032), (255, 72))
+    sizes = ((1, 6016), (2, 9000), (3, 11000), (4, 12 * 33), (8, 4096), (9, 4400), (12, 1000), (16, 1032), (255, 72))
     contents = [(noise(n * typesize + 3 % typesize), typesize) for typesize, n in sizes]
     blocks = [
         Block(content=c, typesize=typesize, filter=as_c_blosc_has_it(c, typesize, chosen), offsets=offsets)
@@ -222,12 +236,18 @@ def check_scatter() -> None:
 
 def check_points() -> None:
     """Pick points, some of a missing chunk."""
-    cast = ElementCast(stored=np.dtype(">f4"), result=np.dtype("f8"), mask=(0.1,), scale=3.0)
-    whole = numbers("f4", 40 * 50).astype(">f4").reshape(40, 50)
-    array = Stored(array=whole, chunk_shape=(16, 16), order=(1, 0), missing=[(1, 1)], fill=2)
-    rng = np.random.default_rng(1)
-    points = [rng.integers(0, n, 2000) for n in whole.shape]
-    assert_same_bits(picked(array, cast, points), expected(array.filled()[tuple(points)], cast))
+    pairs: list[tuple[str, str, dict[str, Any]]] = [
+        (">f4", "f8", {"mask": (0.1,), "scale": 0.1, "offset": 0.3}),
+        ("f4", "f4", {"scale": 3.0}),
+        ("i2", "i2", {}),
+    ]
+    for stored, result, steps in pairs:
+        cast = ElementCast(stored=np.dtype(stored), result=np.dtype(result), **steps)
+        whole = numbers(stored[-2:], 40 * 50).astype(stored).reshape(40, 50)
+        array = Stored(array=whole, chunk_shape=(16, 16), order=(1, 0), missing=[(1, 1)], fill=2)
+        rng = np.random.default_rng(1)
+        points = [rng.integers(0, n, 2000) for n in whole.shape]
+        assert_same_bits(picked(array, cast, points), expected(array.filled()[tuple(points)], cast))
 
 
 def check_move() -> None:

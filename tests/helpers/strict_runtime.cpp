@@ -3,8 +3,8 @@
 // Blocks, and threads from barrier to barrier, run in an order drawn from a seed. What a block shares is noise when the
 // block begins. Kernels are built with -fsanitize=thread and -fsanitize=undefined, whose hooks are here:
 // - Two accesses to a byte, one of them a write, must be ordered: by a thread's own course; within a warp by a
-//   __syncwarp that names both threads; within a block by a __syncthreads; between blocks by nothing. Atomics do not
-//   order anything, and need no order among themselves. Writes of the value that is there already are harmless.
+//   __syncwarp that names both threads; within a block by a __syncthreads; between blocks by nothing. Votes and atomics
+//   do not order anything; atomics need no order among themselves. Writes of the value that is there already are harmless.
 // - All threads of a block come to each __syncthreads, all that a mask names to each __syncwarp, none having ended.
 // - What C++ leaves undefined (shifts by the width, conversions to integers that do not hold a number, indices behind
 //   an array, ...) GPUs and x86 do each in their own way: no kernel may rely on it.
@@ -25,14 +25,15 @@ namespace {
 
 constexpr unsigned n_lanes = 32, most_threads = 1024, stack_nbytes = 1 << 16, page_nbytes = 4096;
 
-enum class State { runs, at_block, at_warp, ended };
+enum class State { runs, at_block, at_warp, at_vote, ended };
 
 struct Thread {
     ShimStack stack;
     State state;
-    unsigned mask;            // of the __syncwarp where it waits
-    const void* place;        // of the barrier where it waits
-    unsigned seen[n_lanes];   // how far each thread of the warp had come when this one last heard of it; itself: is
+    unsigned mask;           // of the warp's barrier where it waits
+    const void* place;       // of that barrier, or the block's
+    unsigned votes;          // its own while it waits, then those of all
+    unsigned seen[n_lanes];  // how far each thread of the warp had come when this one last heard of it; itself: is
 };
 
 struct Access {
@@ -217,7 +218,8 @@ bool run_all_that_can()
 void refuse_barrier(unsigned waiting, unsigned other)
 {
     running = waiting;
-    const char* const what = threads[waiting].state == State::at_block ? "__syncthreads" : "__syncwarp";
+    const State state = threads[waiting].state;
+    const char* const what = state == State::at_block ? "__syncthreads" : state == State::at_warp ? "__syncwarp" : "vote";
     const int n = snprintf(grid.message, 1000, "%s at <0x%lx> where thread %u of block %u waits: thread %u ", what,
                            offset_of(threads[waiting].place), waiting, block - 1, other);
     if (threads[other].state == State::ended) snprintf(grid.message + n, 1000 - n, "has ended");
@@ -225,36 +227,42 @@ void refuse_barrier(unsigned waiting, unsigned other)
     failed = true;
 }
 
-// Lets the threads go on that wait in a __syncwarp with thread `i`, if all are there.
+// Lets the threads go on that wait in a barrier of the warp with thread `i`, if all are there.
 bool release_warp(unsigned i)
 {
     const unsigned first = i / n_lanes * n_lanes, n = std::min(n_lanes, grid.n_threads - first), mask = threads[i].mask;
-    unsigned heard[n_lanes] = {};
+    const State state = threads[i].state;
+    unsigned heard[n_lanes] = {}, votes = 0;
     for (unsigned lane = 0; lane < n; ++lane) {
         const Thread& other = threads[first + lane];
         if (!(mask >> lane & 1)) continue;
-        if (other.state != State::at_warp || other.mask != mask) return false;
+        if (other.state != state || other.mask != mask) return false;
+        votes |= other.votes;
         for (unsigned j = 0; j < n_lanes; ++j) heard[j] = std::max(heard[j], other.seen[j]);
     }
     for (unsigned lane = 0; lane < n; ++lane) {
         if (!(mask >> lane & 1)) continue;
         Thread& other = threads[first + lane];
+        other.state = State::runs;
+        other.votes = votes;
+        if (state == State::at_vote) continue;
         std::copy(heard, heard + n_lanes, other.seen);
         ++other.seen[lane];
-        other.state = State::runs;
     }
     return true;
 }
+
+bool waits_in_warp(const Thread& thread) { return thread.state == State::at_warp || thread.state == State::at_vote; }
 
 bool release_warps()
 {
     std::vector<unsigned> waiting;
     for (unsigned i = 0; i < grid.n_threads; ++i)
-        if (threads[i].state == State::at_warp) waiting.push_back(i);
+        if (waits_in_warp(threads[i])) waiting.push_back(i);
     std::shuffle(waiting.begin(), waiting.end(), random_bits);
     bool any = false;
     for (const unsigned i : waiting)
-        if (threads[i].state == State::at_warp && (!any || random_bits() % 2)) any |= release_warp(i);
+        if (waits_in_warp(threads[i]) && (!any || random_bits() % 2)) any |= release_warp(i);
     return any;
 }
 
@@ -332,6 +340,14 @@ void shim_sync_warp(unsigned mask)
 {
     if (!(mask >> running % n_lanes & 1)) fail("__syncwarp of other threads", PLACE);
     wait(State::at_warp, mask, PLACE);
+}
+
+unsigned shim_vote(unsigned mask, int says_so)
+{
+    if (!(mask >> running % n_lanes & 1)) fail("vote of other threads", PLACE);
+    threads[running].votes = says_so ? 1u << running % n_lanes : 0;
+    wait(State::at_vote, mask, PLACE);
+    return threads[running].votes;
 }
 
 // ---- hooks of -fsanitize=thread

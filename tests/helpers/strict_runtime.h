@@ -15,5 +15,6 @@ unsigned shim_block_index();
 unsigned shim_block_dim();
 void shim_sync_block();
 void shim_sync_warp(unsigned mask);
+unsigned shim_vote(unsigned mask, int says_so);  // a bit for each thread that says so
 void shim_atomic(void* at, unsigned nbytes, const void* place);
 }

@@ -1,0 +1,29 @@
+"""Mistakes put into the kernels on purpose: the strict runs of `test_strict_kernels.py` must show every one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from helpers.host_kernels import require_compiler, run_child
+from helpers.kernel_mutants import mutants
+from helpers.strict_cases import CHECKS
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    require_compiler()
+
+
+def test_every_kernel_has_mutants() -> None:
+    assert {m.checks[0] for m in mutants()} == {*CHECKS}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_mutants_are_shown(check: str) -> None:
+    child = run_child({**os.environ}, "-m", "helpers.kernel_mutants", check)
+
+    assert child.returncode == 0, child.stderr
+    lines = child.stdout.splitlines()
+    assert [line for line in lines if not line.startswith("shown: ")] == []
+    assert len(lines) == sum(m.checks[0] == check for m in mutants())
