@@ -52,7 +52,7 @@ SOUND = {
     "own bytes": "shared[t] = g; out[g] = shared[t] + 1;",
     "one value": "out[0] = 7;",
     "atomics": "atomicAdd(out, (u8)g);",
-    "vote": "if (__any_sync(~0u, t == 5)) out[g] = t < 32; else out[g] = t > 31;",
+    "vote": "out[g] = __ballot_sync(~0u, t % 5 == 1);",
     "neighbours' bytes": "((unsigned char*)out)[g] = t;",
     "one writes, all read behind a barrier": "if (t == 9) shared[0] = 3; __syncthreads(); out[g] = shared[0];",
     "threads end": "if (t > 31) return; shared[t] = g; __syncwarp(); out[g] = shared[t ^ 1];",
@@ -74,7 +74,7 @@ MISTAKES = {
         "race in shared memory",
     ),
     "within a warp": ("shared[t] = g; out[g] = shared[t ^ 1];", "race in shared memory"),
-    "a vote is no barrier": ("shared[t] = g; __any_sync(~0u, 1); out[g] = shared[t ^ 1];", "race in shared memory"),
+    "a vote is no barrier": ("shared[t] = g; __ballot_sync(~0u, 1); out[g] = shared[t ^ 1];", "race in shared memory"),
     "written too soon": (
         "shared[t] = g; __syncthreads(); out[g] = shared[63 - t]; shared[t] = 0;",
         "race in shared memory",
@@ -176,6 +176,13 @@ def test_denormal_numbers_are_flushed_where_it_says_so(instruction: str, tiny: f
     assert assembled(instruction, 2.0**-149, 0.0) == tiny
 
 
+@pytest.mark.parametrize(("sign", "product"), [("s", -6), ("u", 3 * (2**32 - 2))])
+def test_wide_product_and_sum(sign: str, product: int) -> None:
+    asm = f'asm("mad.wide.{sign}32 %0, %1, %2, %3;" : "=l"(r) : "r"(a), "r"(b), "l"(c));'
+    out = run(f"int a = 3, b = -2; u8 r, c = 1ull << 40; {asm} out[g] = r;")
+    assert set(out.tolist()) == {2**40 + product}
+
+
 def test_results_that_are_no_numbers_have_a_payload_of_their_own() -> None:
     assert assembled("mul.rn.f32", np.inf, 0).view(np.uint32) == 0x7FFFFFFF
 
@@ -190,6 +197,7 @@ def test_results_that_are_no_numbers_have_a_payload_of_their_own() -> None:
         'asm("mul.rn.f32 %0, %1, %1;" : "=f"(r) : "f"(a), "f"(b));',
         'asm("cvt.f32.f64 %0, %1;" : "=f"(r) : "d"(a));',
         'asm("cvt.rn.f64.f32 %0, %1;" : "=d"(r) : "f"(a));',
+        'asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(r) : "r"(a), "r"(b), "r"(c));',
         'asm volatile("bar.sync 0;");',
         'asm("mul.rn.f32 %0, %1, %2; neg.f32 %0, %0;" : "=f"(r) : "f"(a), "f"(b));',
     ],

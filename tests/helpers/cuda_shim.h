@@ -116,17 +116,17 @@ static void shim_wait()
 static inline void __syncthreads() { shim_wait(); }
 static inline void __syncwarp() { shim_wait(); }
 
-// Whether any thread of a warp says so; all of them ask.
-static inline int __any_sync(unsigned, int says_so)
+// One bit for each thread of a warp; all of them ask.
+static inline unsigned __ballot_sync(unsigned, int predicate)
 {
     static bool shim_votes[1024];
-    shim_votes[threadIdx.x] = says_so != 0;
+    shim_votes[threadIdx.x] = predicate != 0;
     shim_wait();
     const unsigned first = threadIdx.x & ~31u, end = first + 32 < blockDim.x ? first + 32 : blockDim.x;
-    bool any = false;
-    for (unsigned i = first; i < end; ++i) any |= shim_votes[i];
+    unsigned votes = 0;
+    for (unsigned i = first; i < end; ++i) votes |= (unsigned)shim_votes[i] << (i - first);
     shim_wait();
-    return any;
+    return votes;
 }
 
 // ---- entry

@@ -11,3 +11,6 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
     }
     return result;
 }
+
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
+static inline int __ffs(int word) { return __builtin_ffs(word); }

@@ -64,3 +64,11 @@ template <int rounding, bool ftz, class To, class From, class R, class A> static
     if (rounding != FE_TONEAREST) std::fesetround(FE_TONEAREST);
     ptx_out<To>(r, ptx_flushed<ftz>((To)converted));
 }
+
+// Factors are taken for numbers of type F.
+template <class F, class R, class A, class B, class C> static inline void ptx_mad_wide(R& r, A a, B b, C c)
+{
+    static_assert(sizeof(A) == 4 && sizeof(B) == 4 && sizeof(C) == 8 && sizeof(R) == 8, "an operand of another type");
+    static_assert(std::is_integral<A>::value && std::is_integral<B>::value, "an operand of another type");
+    r = (R)((unsigned long long)((long long)(F)a * (F)b) + (unsigned long long)c);
+}

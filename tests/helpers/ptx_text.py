@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 _STATEMENT = re.compile(r"\basm\b(?P<rest>[^;]*;[^;]*;)")
-_ASM = re.compile(r'\s*\(\s*"(?P<opcode>[\w.]+)\s+%0,\s*%1(?P<second>,\s*%2)?;"\s*:(?P<out>[^:]*):(?P<in>[^:]*)\)\s*;')
+_ASM = re.compile(r'\s*\(\s*"(?P<opcode>[\w.]+)\s+(?P<places>[%\d, ]+);"\s*:(?P<out>[^:]*):(?P<in>[^:]*)\)\s*;')
 _OPERAND = re.compile(r'\s*"(=?[a-z])"\s*\((\w+)\)\s*')
 _BINARY = re.compile(r"(add|sub|mul|div)\.(rn|rz|rm|rp)(\.ftz)?\.(f32|f64)")
 _CONVERT = re.compile(r"cvt(?:\.(rn|rz|rm|rp))?(\.ftz)?\.(f32|f64)\.(f32|f64)")
+_MULTIPLY_ADD = re.compile(r"mad\.wide\.([su])32")
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _ROUNDINGS = {"rn": "FE_TONEAREST", "rz": "FE_TOWARDZERO", "rm": "FE_DOWNWARD", "rp": "FE_UPWARD"}
 _TYPES = {"f32": ("float", "f"), "f64": ("double", "d")}
@@ -32,7 +33,8 @@ def _call(statement: re.Match[str]) -> str:
         raise UnknownInstructionError(f"not one instruction with one result: {statement[0]}")
     operands = [_OPERAND.fullmatch(o) for o in (found["out"], *found["in"].split(","))]
     function, kinds = _function(found["opcode"])
-    if [o and o[1] for o in operands] != kinds or bool(found["second"]) != (len(kinds) == 3):
+    places = ", ".join(f"%{i}" for i in range(len(kinds)))
+    if [o and o[1] for o in operands] != kinds or found["places"] != places:
         raise UnknownInstructionError(f"operands other than {kinds}: {statement[0]}")
     return f"{function}({', '.join(o[2] for o in operands if o)});"
 
@@ -47,4 +49,6 @@ def _function(opcode: str) -> tuple[str, list[str]]:
         (to, to_kind), (come, from_kind) = _TYPES[convert[3]], _TYPES[convert[4]]
         ftz = "true" if convert[2] else "false"
         return f"ptx_convert<{_ROUNDINGS[convert[1] or 'rn']}, {ftz}, {to}, {come}>", [f"={to_kind}", from_kind]
+    if multiply_add := _MULTIPLY_ADD.fullmatch(opcode):
+        return f"ptx_mad_wide<{'int' if multiply_add[1] == 's' else 'unsigned'}>", ["=l", "r", "r", "l"]
     raise UnknownInstructionError(f"no arithmetic for {opcode}")

@@ -20,7 +20,7 @@ struct ShimIndex {
 
 #define __syncthreads() shim_sync_block()
 static inline void __syncwarp(unsigned mask = ~0u) { shim_sync_warp(mask); }
-static inline int __any_sync(unsigned mask, int says_so) { return shim_vote(mask, says_so) != 0; }
+static inline unsigned __ballot_sync(unsigned mask, int predicate) { return shim_vote(mask, predicate); }
 
 template <class T> SHIM_UNSEEN T atomicAdd(T* at, T value)
 {
