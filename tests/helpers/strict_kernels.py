@@ -21,7 +21,7 @@ from xarray_gpuzarr.cuda import launch
 from xarray_gpuzarr.cuda.api import Kernel
 
 _HERE = Path(__file__).parent
-_RUNTIME = (_HERE / "strict_runtime.cpp", _HERE / "strict_runtime.h", _HERE / "host_stacks.h")
+_RUNTIME = tuple(_HERE / n for n in ("strict_runtime.cpp", "strict_accesses.h", "strict_runtime.h", "host_stacks.h"))
 _HEADERS = tuple(_HERE / n for n in ("strict_shim.h", "strict_runtime.h", "cuda_words.h", "ptx_arithmetic.h"))
 _COMMON = ("-std=c++17", "-fPIC", "-w")
 _UNDEFINED = ("undefined", "float-cast-overflow")
@@ -91,7 +91,7 @@ def _library(source: str) -> Path:
     runtime = built("strict_runtime.o", [*_COMMON, "-O2", "-c", "-x", "c++", str(_RUNTIME[0])], "", _RUNTIME)
     command = [*_COMMON, *_WATCHED, "-include", str(_HEADERS[0]), "-x", "c++", "-c", "-"]
     watched = built("strict_kernel.o", command, source, _HEADERS)
-    return built("strict_kernel.so", ["-shared", str(runtime), str(watched)], "", ())
+    return built("strict_kernel.so", ["-shared", "-Wl,-Bsymbolic", str(runtime), str(watched)], "", ())
 
 
 def _line(library: Path, offset: str) -> str:
