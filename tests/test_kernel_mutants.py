@@ -6,7 +6,7 @@ import os
 
 import pytest
 from helpers.host_kernels import require_compiler, run_child
-from helpers.kernel_mutants import mutants
+from helpers.kernel_mutants import mutants, stale
 from helpers.strict_cases import CHECKS
 
 
@@ -17,6 +17,10 @@ def compiler() -> None:
 
 def test_every_kernel_has_mutants() -> None:
     assert {m.checks[0] for m in mutants()} == {*CHECKS}
+
+
+def test_mistakes_that_are_written_down_can_be_made() -> None:
+    assert stale() == []
 
 
 @pytest.mark.parametrize("check", CHECKS)
