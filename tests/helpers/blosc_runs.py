@@ -73,8 +73,8 @@ class Block:
         return elements.tobytes() + self.content[n * self.typesize :]
 
 
-def run_unshuffle(blocks: Sequence[Block]) -> list[bytes]:
-    """Return what one launch makes of blocks."""
+def run_unshuffle(blocks: Sequence[Block], max_nbytes: int | None = None) -> list[bytes]:
+    """Return what one launch makes of blocks; `max_nbytes` below their length lets threads do more than one tile."""
     sources = [placed(b.content, b.offsets[0]) for b in blocks]
     targets = [Target(len(b.content), b.offsets[1]) for b in blocks]
     rows = [
@@ -83,7 +83,7 @@ def run_unshuffle(blocks: Sequence[Block]) -> list[bytes]:
     ]
     table = np.array(rows, np.uint64).reshape(-1, 5).T.copy()
     longest = max((t.nbytes for t in targets), default=0)
-    unshuffle(HostLaunches(), None, table=table.ctypes.data, n=len(blocks), max_nbytes=longest)
+    unshuffle(HostLaunches(), None, table=table.ctypes.data, n=len(blocks), max_nbytes=max_nbytes or longest)
     return [t.content() for t in targets]
 
 
