@@ -75,13 +75,13 @@ def test_info_says_what_a_task_on_a_gpu_takes(path, capsys, arguments, size, nby
 
     head, _, row = [line.strip() for line in capsys.readouterr().out.splitlines()][-3:]
     chunk = 6 * 8 * 2
-    peak = 24 * 6 * 8 * 8 + 24 * chunk + 24 * chunk + 3 * 256 * 1024
+    peak = 24 * 6 * 8 * 8 + 24 * 2 * chunk + 4 * 256 * 1024
     assert head.endswith(f"at once on {size}")
-    assert row.split() == ["t", *f"9.22 kB 2.3 kB 2.3 kB {peak / 1000:.3g} kB {(nbytes - 2**30) // peak}".split()]
+    assert row.split() == ["t", *f"9.22 kB 4.61 kB {peak / 1e6:.3g} MB {(nbytes - 2**30) // peak}".split()]
 
 
 def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):
-    assert main(["info", path, "--gpu-memory", "1 kB"]) == 0
+    assert main(["info", path, "--gpu-memory", "0.7 kB"]) == 0
 
     assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == "t a chunk does not fit 0"
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
 N_WORKERS, N_THREADS = 2, 2
 SMALL = {"slot_nbytes": 64 * 1024, "n_slots": 2, "scratch_nbytes": 1 << 26}
-LANE_NBYTES = 2 * 64 * 1024 + 8 * 256 * 1024
+LANE_NBYTES = 2 * 64 * 1024 + 10 * 256 * 1024
 
 
 @pytest.fixture(scope="module")

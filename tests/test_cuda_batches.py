@@ -79,9 +79,9 @@ def room_for(segment, following):
 
 
 @many
-@given(plans(), st.lists(st.integers(1, 12), min_size=1), st.integers(1, 60), st.integers(1, 300))
+@given(plans(), st.lists(st.integers(1, 12), min_size=1), st.integers(1, 400), st.integers(1, 300))
 def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_have(shards, sizes, nbytes, slot):
-    cutter = Cutter(cycle(sizes), chunk_nbytes=nbytes, slot_nbytes=slot)
+    cutter = Cutter(cycle(sizes), most_nbytes=nbytes, slot_nbytes=slot)
 
     batches = batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))
 
@@ -93,7 +93,7 @@ def test_every_row_comes_once_in_segments_and_batches_of_no_more_than_they_may_h
         cycle(sizes), ([p for segment in batch for p in segment] for batch in batches), strict=False
     ):
         assert len(rows_of(batch)) <= size
-        assert sum(p.nbytes for p in batch) <= size * nbytes or len(rows_of(batch)) == 1
+        assert sum(p.nbytes for p in batch) <= nbytes or len(rows_of(batch)) == 1
     for segment in segments:
         used = sum(aligned(p.nbytes) for p in segment[:-1]) + segment[-1].nbytes
         assert used <= slot or len(rows_of(segment)) == 1
@@ -108,15 +108,15 @@ def test_segments_are_full(shards, slot_nbytes):
 
 
 @many
-@given(plans(), st.integers(1, 12), st.integers(1, 60))
+@given(plans(), st.integers(1, 12), st.integers(1, 400))
 def test_batches_are_full(shards, size, nbytes):
-    cutter = Cutter(repeat(size), chunk_nbytes=nbytes, slot_nbytes=ENDLESS)
+    cutter = Cutter(repeat(size), most_nbytes=nbytes, slot_nbytes=ENDLESS)
 
     batches = [b[0] for b in batches_of(cut for plan in shards for cut in cutter.cut(parts(plan, RULE)))]
 
     for batch, following in pairwise(batches):
         used, first = sum(p.nbytes for p in batch), following[0]
-        assert len(rows_of(batch)) == size or used + span(first, first.lo, first.lo + 1) > size * nbytes
+        assert len(rows_of(batch)) == size or used + span(first, first.lo, first.lo + 1) > nbytes
 
 
 def limits(needed_nbytes, budget_nbytes, chunk_nbytes=1 << 20, **options):

@@ -144,15 +144,15 @@ class Cutter:
     ----------
     sizes : iterator of int
         Chunks that each batch has at most, one batch after another.
-    chunk_nbytes : int
-        Bytes that the ranges of a batch may have for each chunk of its size, unless it has a single chunk.
+    most_nbytes : int
+        Bytes that the ranges of a batch may have, unless it has a single chunk.
     slot_nbytes : int
         Bytes that a segment is expected to have, unless it has a single chunk.
     """
 
-    def __init__(self, sizes: Iterator[int], *, chunk_nbytes: int, slot_nbytes: int) -> None:
+    def __init__(self, sizes: Iterator[int], *, most_nbytes: int, slot_nbytes: int) -> None:
         self._sizes = sizes
-        self._chunk_nbytes = chunk_nbytes
+        self._most_nbytes = most_nbytes
         self._slot_nbytes = slot_nbytes
         self._begin_batch()
 
@@ -187,8 +187,7 @@ class Cutter:
         self._batch_is_empty = self._segment_is_empty = False
 
     def _begin_batch(self) -> None:
-        self._room = next(self._sizes)
-        self._room_nbytes = self._room * self._chunk_nbytes
+        self._room, self._room_nbytes = next(self._sizes), self._most_nbytes
         self._batch_is_empty = True
         self._begin_segment()
 
@@ -199,7 +198,7 @@ class Cutter:
 
 def cut_segments(pieces: Iterable[Piece], slot_nbytes: int) -> list[list[Piece]]:
     """Cut the pieces of one batch into segments."""
-    cutter = Cutter(repeat(ENDLESS), chunk_nbytes=1, slot_nbytes=slot_nbytes)
+    cutter = Cutter(repeat(ENDLESS), most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
     segments: list[list[Piece]] = []
     for piece, full in cutter.cut(pieces):
         if full is not None or not segments:

@@ -107,8 +107,8 @@ class Read:
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
         stager, rule = self._stager, self._stager.rule
-        sizes = self._limits.sizes(self._n_chunks)
-        cutter = Cutter(sizes, chunk_nbytes=self._requested_nbytes, slot_nbytes=stager.slot_nbytes)
+        sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
+        cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
         for plan in self._drawn(plans):
             for piece, full in cutter.cut(parts(plan, rule)):
                 if full is not None:
