@@ -37,7 +37,7 @@ from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_sour
 
 OFFSETS = [(0, 0), (1, 0), (0, 1), (3, 2), (4, 4), (8, 8), (2, 13), (15, 15)]
 """Where sources and targets begin, modulo 16."""
-TILE = 1 << 14
+TILE = 1 << 15
 
 
 @pytest.fixture(autouse=True)

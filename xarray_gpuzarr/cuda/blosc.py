@@ -15,7 +15,7 @@ CANNOT_DECOMPRESS = 12
 MAX_NBYTES = 2**31 - 1
 """Largest block and largest stream, in bytes, compressed or not: more than C-Blosc makes."""
 
-_TILE_NBYTES = 1 << 14
+_TILE_NBYTES = 1 << 15
 _STREAMS_PER_BLOCK, _LANES = 4, 32
 _MAX_BLOCKS = 2**31 - 1
 _UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
