@@ -32,6 +32,7 @@ from helpers.host_kernels import HostLaunches, require_compiler, run_child, sani
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xarray_gpuzarr.cuda import blosc
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES, blosc_kernels, unshuffle
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 
@@ -301,10 +302,17 @@ def test_cut_streams_and_other_lengths_are_damaged(row: Coded, where: float, mor
     assert [found.status for found in run_blosclz(rows)] == [DAMAGED, DAMAGED if more else OK]
 
 
+@pytest.mark.parametrize("n", [*range(1, 20), 31, 32, 33, 65, 150])
+def test_many_streams_share_a_warp(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blosc, "_ENOUGH_WARPS", 1)
+    rows = [replace(row, stream=row.stream[: len(row.stream) - i % 3 // 2]) for i, row in enumerate(INTACT * 20)]
+    assert_as_c_blosc(rows[:n])
+
+
 # ---- accesses outside of what the tables describe
 
 
-REPRESENTATIVE = "any_ or overlaps or literals or damaged or flipped or to_decode"
+REPRESENTATIVE = "any_ or overlaps or literals or damaged or flipped or to_decode or share_a_warp"
 
 
 def test_sanitizers_find_nothing() -> None:
@@ -384,7 +392,7 @@ OPTIONS = (*COMPILE_OPTIONS, "-ftz=true", "--device-as-default-execution-space")
 
 
 def test_blosc_is_among_all_kernels() -> None:
-    assert [k.name for k in blosc_kernels()] == ["unshuffle", "blosclz"]
+    assert {k.name for k in blosc_kernels()} == {"unshuffle", "blosclz"}
     assert set(blosc_kernels()) <= set(all_kernels())
 
 
@@ -396,7 +404,7 @@ def test_kernels_assemble_for_every_architecture(arch: int) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("kernel", blosc_kernels(), ids=lambda k: k.name)
+@pytest.mark.parametrize("kernel", blosc_kernels(), ids=lambda k: "-".join((k.name, *(v for _, v in k.defines))))
 def test_registers_hold_what_threads_work_on(kernel) -> None:
     ptx = nvrtc.compile_ptx(kernel_source(kernel), [*OPTIONS, "-arch=compute_75"])
     assert ".local" not in ptx

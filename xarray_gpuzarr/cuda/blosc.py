@@ -16,15 +16,21 @@ MAX_NBYTES = 2**31 - 1
 """Largest block and largest stream, in bytes, compressed or not: more than C-Blosc makes."""
 
 _TILE_NBYTES = 1 << 15
-_STREAMS_PER_BLOCK, _LANES = 4, 32
+_WARPS, _LANES = 2, 32
+_ENOUGH_WARPS = 1024
+"""Two for each scheduler of 132 multiprocessors, about."""
 _MAX_BLOCKS = 2**31 - 1
 _UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
-_BLOSCLZ = Kernel(file="blosclz.cu", name="blosclz")
+_BLOSCLZ = {
+    streams: Kernel(file="blosclz.cu", name="blosclz", defines=(("STREAMS", str(streams)),))
+    for streams in (32, 16, 8, 4)
+}
+"""By how many streams share the instructions of a warp."""
 
 
 def blosc_kernels() -> list[Kernel]:
     """Return the kernels of this module."""
-    return [_UNSHUFFLE, _BLOSCLZ]
+    return [_UNSHUFFLE, *_BLOSCLZ.values()]
 
 
 def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int) -> None:
@@ -87,12 +93,15 @@ def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: A
     Notes
     -----
     Whatever the streams hold, nothing outside of them is read, and nothing outside of the results is read or written.
-    C-Blosc accepts the same streams.
+    C-Blosc accepts the same streams. A warp decodes several neighbours in the table and goes on until the last of them
+    ends: streams in the order of their lengths are decoded soonest.
 
     References
     ----------
     C-Blosc 1, ``blosc/blosclz.c``, function ``blosclz_decompress``.
     """
     if n:
-        n_threads = _STREAMS_PER_BLOCK * _LANES
-        api.launch(_BLOSCLZ, -(-n // _STREAMS_PER_BLOCK), n_threads, (table, n, actual, status), stream)
+        # More streams share a warp only if there are warps enough for a device.
+        streams = next((streams for streams in _BLOSCLZ if n >= streams * _ENOUGH_WARPS), min(_BLOSCLZ))
+        n_blocks = -(-n // (_WARPS * streams))
+        api.launch(_BLOSCLZ[streams], n_blocks, _WARPS * _LANES, (table, n, actual, status), stream)

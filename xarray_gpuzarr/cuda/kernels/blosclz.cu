@@ -1,171 +1,296 @@
 // Streams of blosclz, the default codec of C-Blosc.
 //
-// Grid: ceil(n / 4) blocks of 128 threads; a warp decodes one stream. `table` has four columns of n words: source, its
-// length, target, its length, both lengths below 2^31. `actual` (u8) gets the bytes written; `statuses` (int) 0, or
-// 12 if the stream is damaged or does not give as many bytes as the target has. Nothing outside of both is touched.
-// Memory: the source is read ahead, 128 bytes at a time; a literal run or a match is written by neighbouring threads.
+// Grid: ceil(n / (2 * STREAMS)) blocks of 64 threads; a warp decodes STREAMS streams, for which this is compiled: a
+// multiple of 4. `table` has four columns of n words: source, its length, target, its length, both lengths below 2^31.
+// `actual` (u8) gets the bytes written; `statuses` (int) 0, or 12 if the stream is damaged or does not give as many bytes
+// as the target has. Nothing outside of both is touched. Neighbours in the table are best of about the same length: a
+// warp goes on until its last stream ends.
+// Memory: a source is read ahead, 32 bytes at a time; a literal run or a match is copied by 8 neighbouring threads, the
+// greater part of a longer one by 32.
 // Python, for the bytes of one stream, until they are used up:
 //   control < 32 (the first one modulo 32): copy the next control + 1 bytes
 //   else: length = (control >> 5) + 2, if that is 9 plus the next bytes up to the first that is not 255; the next byte
 //   gives distance = (control % 32 << 8) + byte + 1, or if that is 8192, 8192 plus the next 2 bytes, high one first;
 //   `length` times: out.append(out[-distance]). Something must follow a match.
 //
-// All lanes read the same bytes and so take the same turns: each comes to every __syncwarp. There, what all lanes have
-// written before, to the target or to shared memory, becomes visible to all of them. Between two of them a lane may run
-// ahead or fall behind. That is harmless: target bytes are written once, and read by other lanes only behind the
-// __syncwarp that begins a match; the ring is overwritten only behind one, when all bytes there have been used.
+// Lane i of a warp reads the tokens of stream i, and says in a job what is to be copied; then 8 lanes do each job. So
+// all streams share the instructions of one loop, whatever their tokens are. Bytes that a lane loads in a turn it stores
+// in the next, when the token behind is already known. Between the two lies no write to what is read: target bytes are
+// written once. A __syncwarp lies between jobs and those who read them, and between stores and the loads that may want
+// their bytes. Jobs of odd and even turns have places of their own.
 
 typedef unsigned char u1;
+typedef unsigned short u2;
 typedef unsigned int u4;
 typedef unsigned long long u8;
 
-constexpr u4 n_lanes = 32, n_warps = 4, ahead_nbytes = 4 * n_lanes, ring_nbytes = 2 * ahead_nbytes;
-constexpr u4 token_nbytes = 33;  // of a literal run; a match takes 4, and as many again as its length has bytes
+constexpr u4 n_lanes = 32, n_warps = 2, all_lanes = 0xffffffff;
+constexpr u4 n_each = 4, job_lanes = 8, step = n_each * job_lanes;  // bytes of a job that a lane holds; that are held
+constexpr u4 jobs_per_round = n_lanes / job_lanes, n_rounds = STREAMS / jobs_per_round;
+constexpr u4 n_steps = 7, most = (1 + n_steps) * step;  // steps of a job that are not held; bytes of a job
+constexpr u4 ahead_nbytes = 32, ring_nbytes = 128;
+constexpr u4 token_nbytes = 12;  // that a turn looks at
 
-// A stream, counted from where the 128 bytes begin that its first one lies in.
+struct alignas(16) Words { u4 word[4]; };
+
+// Bytes to be copied: `before` of them at once, a multiple of `step`; then `n`, up to `step`. If `repeat` is not 0, they
+// repeat a few from `from` on: it is their number, and its reciprocal << 8.
+struct alignas(16) Job {
+    u1* to;
+    u2 n, before;
+    u4 repeat;
+    const u1* from;
+};
+
+// 1024 / n, rounded up: i * reciprocal / 1024 is i / n for all i below `step`.
+struct Reciprocals {
+    u2 of[step];  // 0 of 0
+
+    constexpr Reciprocals() : of()
+    {
+        for (u4 n = 1; n < step; ++n) of[n] = (u2)((1023 + n) / n);
+    }
+};
+__constant__ const Reciprocals reciprocals;
+
+// A source, counted from where the 32 bytes begin that its first one lies in.
 struct Input {
-    u4* ring;  // bytes before `staged`, as many as fit
+    Words* ring;  // bytes before `staged`, as many as fit, and a second time the first 16
     const u1* base;
-    u4 begin, end, lane;
-    u4 staged, ahead;  // ahead: this lane's part of the bytes from `staged` on
+    u4 begin, end, staged;
+    Words ahead[2];  // bytes from `staged` on
 
-    __device__ Input(u4* ring, const u1* source, u4 nbytes, u4 lane)
-        : ring(ring), begin((u4)(u8)source % ahead_nbytes), end(begin + nbytes), lane(lane), staged(0)
+    __device__ Input(Words* ring, const u1* source, u4 nbytes)
+        : ring(ring), begin((u4)(u8)source % ahead_nbytes), end(begin + nbytes), staged(0)
     {
         base = source - begin;
-        ahead = load(0);
-        stage();
-        stage();
+        load();
+        stage(begin);
     }
 
-    __device__ u4 load(u4 first) const
+    __device__ void load()
     {
-        const u4 at = first + 4 * lane;
-        if (at >= begin && at + 4 <= end) return *(const u4*)(base + at);
+        if (staged > begin && staged + ahead_nbytes <= end)
+#pragma unroll
+            for (u4 i = 0; i < 2; ++i) ahead[i] = ((const Words*)(base + staged))[i];
+        else
+#pragma unroll
+            for (u4 i = 0; i < 8; ++i) ahead[i / 4].word[i % 4] = word_at(staged + 4 * i);
+    }
+
+    // Zeros where the source is not. The first byte says no more than the number of literals.
+    __device__ u4 word_at(u4 at) const
+    {
         u4 word = 0;
+#pragma unroll 1
         for (u4 i = 0; i < 4; ++i)
-            if (at + i >= begin && at + i < end) word |= (u4)base[at + i] << 8 * i;
+            if (at + i >= begin && at + i < end) word |= (u4)(base[at + i] & (at + i == begin ? 0x1f : 0xff)) << 8 * i;
         return word;
     }
 
-    __device__ void stage()
+    // Makes what a turn looks at from `at` on readable; bytes before `at` may then be gone.
+    __device__ void stage(u4 at)
     {
-        __syncwarp();
-        ring[staged % ring_nbytes / 4 + lane] = ahead;
-        __syncwarp();
-        staged += ahead_nbytes;
-        ahead = load(staged);  // waited for when it is next stored
+        while (staged < at + token_nbytes && staged < end) {
+            const u4 slot = staged % ring_nbytes / 16;
+            ring[slot] = ahead[0];
+            ring[slot + 1] = ahead[1];
+            if (slot == 0) ring[ring_nbytes / 16] = ahead[0];
+            staged += ahead_nbytes;
+            load();  // waited for when it is next stored
+        }
     }
 
-    // Makes a whole token at `at` readable; bytes before `at` may then be gone.
-    __device__ void advance(u4 at)
+    __device__ const u1* bytes(u4 at) const { return (const u1*)ring + at % ring_nbytes; }
+};
+
+struct Token {
+    u4 length, distance, next;  // distance: 0 for literals; next: where the following token begins
+};
+
+// What one lane knows of its stream.
+struct Decoder {
+    static constexpr u4 nowhere = 0xffffffff;  // behind a token that is damaged
+
+    Input input;
+    u1* target;
+    u4 nbytes, at, done;  // at: of the source, the next token; done: bytes of the target that jobs have covered
+
+    // The token that is being copied: `left` bytes from `from` on, at most `limit` a turn. Where a match repeats itself
+    // within `step` bytes, `reciprocal` is not 0.
+    const u1* from;
+    u4 left, limit, distance, reciprocal;
+    u4 long_control, long_length;  // of a match whose length has more bytes at `at`; else 0
+
+    __device__ Decoder(Words* ring, const u1* source, u4 source_nbytes, u1* target, u4 nbytes)
+        : input(ring, source, source_nbytes), target(target), nbytes(nbytes), at(input.begin), done(0), from(target),
+          left(0), limit(0), distance(0), reciprocal(0), long_control(0), long_length(0)
     {
-        if (staged < at + token_nbytes && staged < end) stage();
     }
 
-    __device__ u4 byte(u4 at) const { return ((const u1*)ring)[at % ring_nbytes]; }
+    __device__ bool is_active() const { return left || at < input.end; }
+    __device__ bool is_sound() const { return at != nowhere && done == nbytes; }
 
-    // Four bytes.
-    __device__ u4 word(u4 at) const
+    __device__ Token read()
     {
-        const u4 low = ring[at % ring_nbytes / 4], high = ring[(at + 4) % ring_nbytes / 4];
-        return (u4)(((u8)high << 32 | low) >> at % 4 * 8);
+        const u1* const bytes = input.bytes(at);
+        const u4 control = bytes[0], second = bytes[1], third = bytes[2];
+        const u4 is_long = control >= 0xe0, more = is_long ? second : 0;
+        Token token = {control + 1, 0, at + 2 + control};
+        if (control >= 32)
+            token = {(control >> 5) + 2 + more, (control % 32 << 8) + (is_long ? third : second) + 1, at + 2 + is_long};
+        if (more == 255 || token.distance == 8192 || long_control) token = read_long();
+        return token;
+    }
+
+    // A match whose distance, or whose length, has several bytes. Of the length up to 8 are read; while there are more,
+    // the token has no bytes yet, and the next one begins with them.
+    __device__ Token read_long()
+    {
+        const u1* byte = input.bytes(at);
+        u4 next = at, control = long_control, length = long_length;
+        if (!control) {
+            control = *byte++;
+            length = (control >> 5) + 2;
+            ++next;
+        }
+        u4 more = control >= 0xe0 ? 255 : 0;
+        while (more == 255 && next < at + 8) {
+            more = *byte++;
+            length += more;
+            ++next;
+            if (next >= input.end || length > nbytes - done) more = 0;  // damaged
+        }
+        long_control = more == 255 ? control : 0;
+        long_length = length;
+        if (long_control) return Token{0, 0, next};
+        const u4 distance = (control % 32 << 8) + byte[0] + 1;
+        if (distance != 8192) return Token{length, distance, next + 1};
+        return Token{length, distance + ((u4)byte[1] << 8 | byte[2]), next + 3};
+    }
+
+    __device__ void parse()
+    {
+        const Token token = read();
+        const bool is_match = token.distance != 0;
+        const bool is_whole = token.next + is_match <= input.end;
+        const bool fits = is_whole & (token.length <= nbytes - done) & (token.distance <= done);
+        from = (is_match ? target : input.base) + (is_match ? done - token.distance : at + 1);
+        distance = token.distance;
+        limit = distance > step ? distance : step;
+        reciprocal = distance < step ? reciprocals.of[distance] : 0;
+        left = fits ? token.length : 0;
+        at = fits ? token.next : nowhere;
+        input.stage(at);
+    }
+
+    // What has been repeated once may be taken for a match from twice as far.
+    __device__ void go_on()
+    {
+        if (reciprocal) limit = distance * (((step - 1) * reciprocal >> 10) + 1);
+        else if (limit < most) limit *= 2;
+        reciprocal = 0;
+        from = target + done - limit;
+    }
+
+    __device__ Job take_turn()
+    {
+        if (left) go_on();
+        else if (at < input.end) parse();
+        u4 n = left < limit ? left : limit;
+        if (n > most) n = most;
+        const u4 before = n ? (n - 1) / step * step : 0, repeat = reciprocal ? reciprocal << 8 | distance : 0;
+        const Job job = {target + done + before, (u2)(n - before), (u2)before, repeat, from + before};
+        left -= n;
+        done += n;
+        return job;
     }
 };
 
-struct Match {
-    u4 length, distance, next;  // next: where the following token begins
+// What lane `lane` of 8 has loaded of a job, every eighth byte.
+struct Held {
+    u4 byte[n_each];
+    u1* to;
+    int n;  // of the job, less the lane
+
+    __device__ void load(const Job job, u4 lane)
+    {
+        const u1* const from = job.from + lane;
+        to = job.to + lane;
+        n = (int)job.n - (int)lane;
+        if (job.repeat)
+#pragma unroll
+            for (u4 i = 0; i < n_each; ++i) {
+                const u4 back = ((lane + i * job_lanes) * (job.repeat >> 8) >> 10) * (job.repeat & 0xff);
+                if (n > (int)(i * job_lanes)) byte[i] = (from - back)[i * job_lanes];
+            }
+        else
+#pragma unroll
+            for (u4 i = 0; i < n_each; ++i)
+                if (n > (int)(i * job_lanes)) byte[i] = from[i * job_lanes];
+    }
+
+    __device__ void store() const
+    {
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i)
+            if (n > (int)(i * job_lanes)) to[i * job_lanes] = (u1)byte[i];
+    }
 };
 
-__device__ inline Match match_at(Input& input, u4 at, u4 control, u4 room)
+// The bytes of a job that are not held, by a whole warp.
+__device__ inline void copy_before(const Job job, u4 lane)
 {
-    Match match = {(control >> 5) + 2, (control % 32 << 8) + 1, at + 1};
-    if (match.length == 9) {
-        u4 more;
-        do {
-            input.advance(match.next);
-            more = input.byte(match.next++);
-            match.length += more;
-        } while (more == 255 && match.next < input.end && match.length <= room);
-        input.advance(match.next);
-    }
-    const u4 word = input.word(match.next);
-    match.distance += word & 0xff;
-    match.next += 1;
-    if (match.distance != 8192) return match;
-    match.distance += (word >> 8 & 0xff) << 8 | (word >> 16 & 0xff);
-    match.next += 2;
-    return match;
+    const u1* const from = job.from - job.before + lane;
+    u1* const to = job.to - job.before + lane;
+    u4 byte[n_steps];
+#pragma unroll
+    for (u4 i = 0; i < n_steps; ++i)
+        if (i * step < job.before) byte[i] = from[i * step];
+#pragma unroll
+    for (u4 i = 0; i < n_steps; ++i)
+        if (i * step < job.before) to[i * step] = (u1)byte[i];
 }
 
-// Writes `target` as if byte by byte from `distance` before it. All that is read lies before it: where a match overlaps
-// itself, it repeats those bytes.
-__device__ inline void repeat(u1* target, u4 distance, u4 length, u4 lane)
-{
-    constexpr u4 n = 4;
-    const u1* const source = target - distance;
-    u4 from = lane, step = n_lanes;
-    if (distance < n_lanes && distance < length) {
-        from %= distance;
-        step %= distance;
-    }
-    u4 at = lane;
-    for (; at - lane + n * n_lanes <= length; at += n * n_lanes) {
-        u1 byte[n];
-#pragma unroll
-        for (u4 i = 0; i < n; ++i) {
-            byte[i] = source[from];
-            from += step;
-            if (from >= distance) from -= distance;
-        }
-#pragma unroll
-        for (u4 i = 0; i < n; ++i) target[at + i * n_lanes] = byte[i];
-    }
-    for (; at < length; at += n_lanes) {
-        target[at] = source[from];
-        from += step;
-        if (from >= distance) from -= distance;
-    }
-}
+struct Shared {
+    Words rings[STREAMS][ring_nbytes / 16 + 1];
+    Job jobs[2][STREAMS];
+};
 
-// Returns the bytes written; `status` is set to 0 if all is well.
-__device__ inline u4 decode(Input& input, u1* target, u4 nbytes, u4 lane, int& status)
+// Returns when the streams of all lanes that have one are decoded.
+__device__ inline void decode(Decoder& decoder, Shared& shared, u4 lane)
 {
-    u4 at = input.begin, done = 0, mask = 0x1f;
-    while (at < input.end) {
-        input.advance(at);
-        const u4 control = input.byte(at) & mask, room = nbytes - done;
-        mask = 0xff;
-        if (control < 32) {
-            const u4 length = control + 1;
-            if (length > room || length >= input.end - at) return done;
-            if (lane < length) target[done + lane] = (u1)input.byte(at + 1 + lane);
-            at += 1 + length;
-            done += length;
-        } else {
-            const Match match = match_at(input, at, control, room);
-            if (match.next >= input.end || match.length > room || match.distance > done) return done;
-            __syncwarp();
-            repeat(target + done, match.distance, match.length, lane);
-            at = match.next;
-            done += match.length;
-        }
+    Held held[n_rounds] = {};
+    u4 turn = 0;
+    while (__ballot_sync(all_lanes, decoder.is_active())) {
+        Job* const jobs = shared.jobs[turn ^= 1];
+        Job job = {};
+        if (lane < STREAMS) jobs[lane] = job = decoder.take_turn();
+#pragma unroll
+        for (u4 i = 0; i < n_rounds; ++i) held[i].store();
+        __syncwarp();
+#pragma unroll
+        for (u4 i = 0; i < n_rounds; ++i) held[i].load(jobs[i * jobs_per_round + lane / job_lanes], lane % job_lanes);
+        for (u4 rest = __ballot_sync(all_lanes, job.before != 0); rest; rest &= rest - 1)
+            copy_before(jobs[__ffs((int)rest) - 1], lane);
     }
-    if (done == nbytes) status = 0;
-    return done;
+#pragma unroll
+    for (u4 i = 0; i < n_rounds; ++i) held[i].store();
 }
 
 extern "C" __global__ void blosclz(u8 table, u8 n, u8 actual, u8 statuses)
 {
-    __shared__ u4 rings[n_warps][ring_nbytes / 4];
+    __shared__ Shared shared[n_warps];
     const u4 warp = threadIdx.x / n_lanes, lane = threadIdx.x % n_lanes;
-    const u8 row = (u8)blockIdx.x * n_warps + warp;
-    if (row >= n) return;
-    const u8* const column = (const u8*)table + row;
-    Input input(rings[warp], (const u1*)column[0], (u4)column[n], lane);
-    int status = 12;
-    const u4 done = decode(input, (u1*)column[2 * n], (u4)column[3 * n], lane, status);
-    if (lane != 0) return;
-    ((u8*)actual)[row] = done;
-    ((int*)statuses)[row] = status;
+    const u8 row = ((u8)blockIdx.x * n_warps + warp) * STREAMS + lane;
+    const bool is_row = lane < STREAMS && row < n;
+    const u8* const column = (const u8*)table + (is_row ? row : 0);
+    // A lane without a stream has one without bytes.
+    const u1* const source = is_row ? (const u1*)column[0] : nullptr;
+    const u4 source_nbytes = is_row ? (u4)column[n] : 0, nbytes = is_row ? (u4)column[3 * n] : 0;
+    Decoder decoder(shared[warp].rings[lane % STREAMS], source, source_nbytes, (u1*)column[2 * n], nbytes);
+    decode(decoder, shared[warp], lane);
+    if (!is_row) return;
+    ((u8*)actual)[row] = decoder.done;
+    ((int*)statuses)[row] = decoder.is_sound() ? 0 : 12;
 }
