@@ -17,6 +17,7 @@ from helpers.host_kernels import HostLaunches, require_compiler, run_child, sani
 from hypothesis import given
 from hypothesis import strategies as st
 
+from xarray_gpuzarr.cuda import filters
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits, Places, filter_kernels, why_no_filter
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
@@ -163,6 +164,37 @@ def test_chunks_of_any_length(pair, n):
     assert_decodes(Elements(rule="astype", **dtypes), chunks, lambda c: by_numcodecs(astype, c), may_flag=False)
 
 
+@pytest.mark.parametrize("n", [32_767, 32_768, 32_775, 70_001])
+@pytest.mark.parametrize("pair", [("u1", "i2"), ("i2", "i4"), ("i4", "i4"), ("i1", "i8"), ("i8", "u1")], ids="-".join)
+def test_long_chunk_is_shared_by_blocks(pair, n):
+    dtypes = dtypes_of(*pair)
+    chunks = [noise(dtypes["encoded"], n, seed) for seed in range(3)]
+    delta = numcodecs.Delta(dtypes["decoded"], dtypes["encoded"])
+
+    assert_decodes(Delta(**dtypes), chunks, lambda chunk: by_numcodecs(delta, chunk), may_flag=False)
+
+
+def test_chunk_of_more_segments_than_threads(monkeypatch):
+    monkeypatch.setattr(filters, "_LEAST_TILES", 1)
+    dtypes = dtypes_of("i1", "i1")
+    chunk = noise(dtypes["encoded"], 300 * TILE + 5)
+
+    assert_decodes(Delta(**dtypes), [chunk], lambda c: by_numcodecs(numcodecs.Delta("i1"), c), may_flag=False)
+
+
+@pytest.mark.parametrize(
+    ("n", "n_elements", "steps"), [(1, 32_767, 1), (1, 32_768, 3), (1055, 1 << 20, 3), (1056, 1 << 20, 1)]
+)
+def test_only_few_long_chunks_are_read_twice(n, n_elements, steps, monkeypatch):
+    launched = []
+    monkeypatch.setattr(filters, "_launch", lambda *args: launched.append(args[3]))
+
+    Delta(**dtypes_of("i2", "i2")).launch(None, None, Places(table=0, n=n, n_elements=n_elements, flags=0, words=0))
+
+    assert len(launched) == steps
+    assert max(launched) >= min(1056, n * n_elements // (4 * TILE))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 127, 128, 299])
 @pytest.mark.parametrize("payload", [0, 1, 5])
@@ -276,7 +308,9 @@ def test_dtypes_that_no_kernel_knows(dtypes):
 # ---- accesses outside of what the tables describe
 
 
-REPRESENTATIVE = "(any_length or packbits or no_chunks or keeps_the_first or stands_for) and not flush"
+REPRESENTATIVE = (
+    "(any_length or shared_by_blocks or packbits or no_chunks or keeps_the_first or stands_for) and not flush"
+)
 
 
 def test_sanitizers_find_nothing() -> None:
@@ -330,7 +364,7 @@ def test_filters_are_among_all_kernels() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [a for a in nvrtc.architectures() if a >= 75])
 def test_kernels_assemble_for_every_architecture(arch: int) -> None:
-    for kernel in (k for k in filter_kernels() if k.defines in ((), (("SUM", "f8"),))):
+    for kernel in (k for k in filter_kernels() if k.defines in ((), (("SUM", "f8"),), (("FROM", "2"), ("TO", "4")))):
         assert nvrtc.compile_cubin(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"])
 
 

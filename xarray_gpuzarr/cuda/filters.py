@@ -24,7 +24,13 @@ _ELEMENTS_PER_TILE, _BOOLEANS_PER_TILE = 16 * N_THREADS, 32 * N_THREADS
 _MAX_BLOCKS = 2**31 - 1
 _LANES = 32
 _ELEMENTS = Kernel(file="elements.cu", name="elements")
-_DELTA = Kernel(file="delta.cu", name="delta")
+_DELTA = {
+    (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
+    for stored in (1, 2, 4, 8)
+    for decoded in (1, 2, 4, 8)
+}
+_DELTA_TILE, _LEAST_TILES, _ENOUGH_BLOCKS = 4096, 4, 1056
+"""Elements of a tile, tiles of a segment, blocks of threads that fill 132 multiprocessors."""
 _FLOAT_DELTA = {
     name: Kernel(file="float_delta.cu", name="float_delta", defines=(("SUM", name),)) for name in ("f2", "f4", "f8")
 }
@@ -33,7 +39,7 @@ _PACKBITS = Kernel(file="packbits.cu", name="packbits")
 
 def filter_kernels() -> list[Kernel]:
     """Return the kernels of this module."""
-    return [_ELEMENTS, _DELTA, *_FLOAT_DELTA.values(), _PACKBITS]
+    return [_ELEMENTS, *_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +149,9 @@ class Delta:
         if self.inner.kind == "f":
             _launch(api, stream, _FLOAT_DELTA[f"f{self.inner.itemsize}"], places.n, args, n_threads=_LANES)
         else:
-            _launch(api, stream, _DELTA, places.n, args)
+            kernel = _DELTA[self.encoded.itemsize, self.decoded.itemsize]
+            for step, n_segments, length, n_blocks in _delta_steps(places.n, places.n_elements):
+                _launch(api, stream, kernel, n_blocks, (*args, step, n_segments, length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +168,22 @@ class PackBits:
         n_tiles = -(-places.n_elements // _BOOLEANS_PER_TILE)
         args = (places.table, places.n, n_tiles, places.n_elements, places.flags)
         _launch(api, stream, _PACKBITS, places.n * n_tiles, args)
+
+
+def _delta_steps(n: int, n_elements: int) -> list[tuple[int, int, int, int]]:
+    """Return the launches that decode integers: step, segments of a chunk, elements of one, blocks of threads.
+
+    A block decodes a chunk. Where there are too few for a device, several share each, and read it twice.
+    """
+    wanted = -(-_ENOUGH_BLOCKS // max(n, 1))
+    n_tiles = max(_LEAST_TILES, -(-n_elements // (wanted * _DELTA_TILE)))
+    n_segments = n_elements // (n_tiles * _DELTA_TILE)
+    if n_segments <= 1 or wanted == 1:
+        return [(0, 1, n_elements, n)]
+    return [
+        (step, n_segments, n_tiles * _DELTA_TILE, n_blocks)
+        for step, n_blocks in ((1, n * n_segments), (2, n), (3, n * n_segments))
+    ]
 
 
 def dtype_words(dtype: np.dtype[Any]) -> int:

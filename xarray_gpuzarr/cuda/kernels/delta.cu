@@ -1,52 +1,240 @@
 // Running sums of integers: chunks from differences between neighbours to elements.
 //
-// Grid: n blocks of 256 threads; a block decodes one chunk, 2048 elements at a time. `table` has two columns of n words:
-// addresses of the differences and of the elements, aligned to them. Sums wrap around.
-// Memory: a thread reads and writes 8 elements in a row, the next thread the 8 behind them.
+// Grid: n * n_segments blocks of 256 threads; a block decodes one segment of a chunk, of `length` elements or, if it is the
+// last, as many more as there are. `table` has two columns of n words: addresses of the differences and of the elements,
+// aligned to them; the two may not overlap. Sums wrap around. Compiled for FROM and TO, the bytes of a difference and of
+// an element. A chunk of one segment takes one launch, of the step `whole`. Several take three, in the order below: until
+// its elements are written, a segment holds what is added up before it, at its first multiple of 8 bytes.
+// Memory: a thread reads and writes 8 or 16 elements in a row, in words of 16 bytes where all is aligned for it; the next
+// thread takes those behind. Where segments are added up first, differences are read twice.
 // NumPy: np.cumsum(encoded, out=decoded)
 
 #include "dtypes.cuh"
 
-constexpr u4 n_threads = 256, n_each = 8;
+typedef Unsigned<TO == 8 ? 8 : 4>::type Sum;
 
-// Returns the sum of `mine` over all threads before this one, and over all threads in `total`.
-__device__ inline u8 sum_before(u8 (&sums)[2][n_threads], u8 mine, u8& total)
-{
-    const u4 thread = threadIdx.x;
-    u4 from = 0;
-    sums[0][thread] = mine;
-    __syncthreads();
-#pragma unroll 1
-    for (u4 step = 1; step < n_threads; step *= 2, from ^= 1) {
-        sums[from ^ 1][thread] = sums[from][thread] + (thread >= step ? sums[from][thread - step] : 0);
-        __syncthreads();
+enum Step { whole, sums, offsets, segments };
+
+constexpr u4 n_threads = 256, n_lanes = 32, n_warps = n_threads / n_lanes;
+constexpr u4 n_each = FROM == 8 || TO == 8 ? 8 : 16, n_tile = n_threads * n_each;
+
+template <u4 nbytes> struct alignas(nbytes) Vector { u4 word[nbytes / 4]; };
+
+// Elements of a thread, of `nbytes` bytes.
+template <u4 nbytes> struct Elements {
+    typedef typename Unsigned<nbytes>::type Element;
+    static constexpr u4 n_words = n_each * nbytes / 4, width = n_words < 4 ? n_words : 4;
+    typedef Vector<4 * width> Words;
+    u4 word[n_words];
+
+    __device__ Sum get(u4 i) const
+    {
+        if constexpr (nbytes < 4) return word[i * nbytes / 4] >> i * nbytes % 4 * 8 & ((1u << 8 * nbytes % 32) - 1);
+        else if constexpr (nbytes == 4 || sizeof(Sum) == 4) return word[i * nbytes / 4];
+        else return word[2 * i] | (u8)word[2 * i + 1] << 32;
     }
-    total = sums[from][n_threads - 1];
-    const u8 before = sums[from][thread] - mine;
-    __syncthreads();
-    return before;
-}
 
-extern "C" __global__ void delta(u8 table, u8 n, u8 n_elements, u8 encoded_dtype, u8 decoded_dtype)
-{
-    __shared__ u8 sums[2][n_threads];
-    const u8* const column = (const u8*)table + blockIdx.x;
-    const u8 encoded = column[0], decoded = column[n];
-    const DType from = dtype_of(encoded_dtype), to = dtype_of(decoded_dtype);
-    u8 done = 0;
-#pragma unroll 1
-    for (u8 first = 0; first < n_elements; first += n_threads * n_each) {
-        const u8 begin = first + threadIdx.x * n_each;
-        u8 sum[n_each], mine = 0, total;
+    __device__ void set(u4 i, u8 value)  // once, to what was 0
+    {
+        if constexpr (nbytes == 8) word[2 * i + 1] = (u4)(value >> 32);
+        word[i * nbytes / 4] |= (u4)(Element)value << i * nbytes % 4 * 8;
+    }
+
+    __device__ static bool is_aligned(u8 address) { return address % sizeof(Words) == 0; }
+
+    // The first `count` from an address on, and zeros.
+    __device__ void load(u8 address, u4 count)
+    {
+        if (count >= n_each && is_aligned(address)) {
 #pragma unroll
-        for (u4 i = 0; i < n_each; ++i) {
-            if (begin + i < n_elements) mine += load(from, encoded, (u4)(begin + i));
-            sum[i] = mine;
+            for (u4 i = 0; i < n_words / width; ++i) {
+                const Words words = ((const Words*)address)[i];
+#pragma unroll
+                for (u4 j = 0; j < width; ++j) word[i * width + j] = words.word[j];
+            }
+            return;
         }
-        const u8 before = done + sum_before(sums, mine, total);
+#pragma unroll
+        for (u4 i = 0; i < n_words; ++i) word[i] = 0;
 #pragma unroll
         for (u4 i = 0; i < n_each; ++i)
-            if (begin + i < n_elements) store(to, decoded, (u4)(begin + i), before + sum[i]);
+            if (i < count) set(i, ((const Element*)address)[i]);
+    }
+
+    __device__ void store(u8 address, u4 count) const
+    {
+        if (count >= n_each && is_aligned(address)) {
+#pragma unroll
+            for (u4 i = 0; i < n_words / width; ++i) {
+                Words words;
+#pragma unroll
+                for (u4 j = 0; j < width; ++j) words.word[j] = word[i * width + j];
+                ((Words*)address)[i] = words;
+            }
+            return;
+        }
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i)
+            if (i < count) ((Element*)address)[i] = (Element)get_all(i);
+    }
+
+    __device__ u8 get_all(u4 i) const
+    {
+        if constexpr (nbytes == 8) return word[2 * i] | (u8)word[2 * i + 1] << 32;
+        else return get(i);
+    }
+
+    // From one byte order to the other.
+    __device__ void swap()
+    {
+        if constexpr (nbytes == 8)
+#pragma unroll
+            for (u4 i = 0; i < n_words; i += 2) {
+                const u4 low = word[i];
+                word[i] = __byte_perm(word[i + 1], 0, 0x0123);
+                word[i + 1] = __byte_perm(low, 0, 0x0123);
+            }
+        else
+#pragma unroll
+            for (u4 i = 0; i < n_words; ++i) word[i] = __byte_perm(word[i], 0, nbytes == 2 ? 0x2301 : 0x0123);
+    }
+
+    // Bytes that are not 0 become 1.
+    __device__ void truth()
+    {
+#pragma unroll
+        for (u4 i = 0; i < n_words; ++i)
+            word[i] = (((word[i] & 0x7f7f7f7f) + 0x7f7f7f7f) | word[i]) >> 7 & 0x01010101;
+    }
+};
+
+// The differences of a segment, a tile at a time.
+struct Differences {
+    u8 address;
+    u4 n;
+    DType dtype;
+    Sum sign;  // its bit, if there are higher ones in a sum
+
+    __device__ Differences(u8 address, u4 n, const DType& dtype) : address(address), n(n), dtype(dtype), sign(0)
+    {
+        if (FROM < sizeof(Sum) && dtype.kind == 'i') sign = (Sum)1 << (8 * FROM - 1) % (8 * sizeof(Sum));
+    }
+
+    // Those of this thread.
+    __device__ Elements<FROM> load(u4 tile) const
+    {
+        const u4 first = tile * n_tile + threadIdx.x * n_each;
+        Elements<FROM> elements;
+        elements.load(address + (u8)first * FROM, first < n ? n - first : 0);
+        return elements;
+    }
+
+    __device__ void decode(Elements<FROM>& elements) const
+    {
+        if (FROM > 1 && dtype.is_swapped) elements.swap();
+        if (FROM == 1 && dtype.kind == 'b') elements.truth();
+    }
+
+    __device__ Sum get(const Elements<FROM>& elements, u4 i) const { return (elements.get(i) ^ sign) - sign; }
+};
+
+// Sums over the threads of a block.
+struct Scan {
+    Sum steps[n_warps][2][2 * n_lanes];  // half of them zeros
+    Sum totals[2][n_warps];
+
+    __device__ void start()
+    {
+        const u4 warp = threadIdx.x / n_lanes, lane = threadIdx.x % n_lanes;
+        steps[warp][0][lane] = steps[warp][1][lane] = 0;
+    }
+
+    // Returns the sum of `mine` over all threads before this one, and over all threads in `total`. `turn` is 0 and 1 in
+    // turn: a thread that lags behind still reads the totals of the turn before.
+    __device__ Sum before(Sum mine, u4 turn, Sum& total)
+    {
+        const u4 warp = threadIdx.x / n_lanes, lane = threadIdx.x % n_lanes;
+        Sum sum = mine;
+#pragma unroll
+        for (u4 i = 0; i < 5; ++i) {
+            Sum* const step = steps[warp][i % 2] + n_lanes + lane;
+            *step = sum;
+            __syncwarp();
+            sum += step[-(1 << i)];
+        }
+        if (lane == n_lanes - 1) totals[turn][warp] = sum;
+        __syncthreads();
+        Sum before = sum - mine;
+        total = 0;
+#pragma unroll
+        for (u4 i = 0; i < n_warps; ++i) {
+            if (i == warp) before += total;
+            total += totals[turn][i];
+        }
+        return before;
+    }
+};
+
+__device__ inline void sum_up(Scan& scan, const Differences& differences, u8* result)
+{
+    Sum mine = 0, total;
+    for (u4 tile = 0; tile * n_tile < differences.n; ++tile) {
+        Elements<FROM> elements = differences.load(tile);
+        differences.decode(elements);
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) mine += differences.get(elements, i);
+    }
+    scan.before(mine, 0, total);
+    if (threadIdx.x == 0) *result = total;
+}
+
+// Sums of segments, `stride` bytes apart, become the sums of all before them.
+__device__ inline void sum_up_segments(Scan& scan, u8 first, u8 stride, u4 n)
+{
+    Sum done = 0;
+    for (u4 begin = 0, turn = 0; begin < n; begin += n_threads, turn ^= 1) {
+        const u4 segment = begin + threadIdx.x;
+        u8* const slot = (u8*)((first + segment * stride + 7) & ~7ull);
+        Sum total;
+        const Sum before = scan.before(segment < n ? (Sum)*slot : 0, turn, total);
+        if (segment < n) *slot = done + before;
         done += total;
     }
+}
+
+__device__ inline void write(Scan& scan, const Differences& differences, u8 decoded, const DType& to, Sum done)
+{
+    Elements<FROM> next = differences.load(0);
+    for (u4 tile = 0; tile * n_tile < differences.n; ++tile) {
+        Elements<FROM> elements = next;
+        if ((tile + 1) * n_tile < differences.n) next = differences.load(tile + 1);
+        differences.decode(elements);
+        Sum sum[n_each], mine = 0, total;
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) sum[i] = mine += differences.get(elements, i);
+        const Sum before = done + scan.before(mine, tile % 2, total);
+        Elements<TO> results = {};
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) results.set(i, before + sum[i]);
+        if (TO > 1 && to.is_swapped) results.swap();
+        const u4 first = tile * n_tile + threadIdx.x * n_each;
+        results.store(decoded + (u8)first * TO, first < differences.n ? differences.n - first : 0);
+        done += total;
+    }
+}
+
+extern "C" __global__ void delta(u8 table, u8 n, u8 n_elements, u8 encoded_dtype, u8 decoded_dtype, u8 step, u8 n_segments,
+                                 u8 length)
+{
+    __shared__ Scan scan;
+    scan.start();
+    const u8 per_chunk = step == offsets ? 1 : n_segments, segment = blockIdx.x % per_chunk, first = segment * length;
+    const u8* const column = (const u8*)table + blockIdx.x / per_chunk;
+    const u4 count = (u4)(segment + 1 == n_segments ? n_elements - first : length);
+    const Differences differences(column[0] + first * FROM, count, dtype_of(encoded_dtype));
+    const u8 decoded = column[n] + first * TO;
+    u8* const slot = (u8*)((decoded + 7) & ~7ull);
+    if (step == sums) sum_up(scan, differences, slot);
+    else if (step == offsets) sum_up_segments(scan, decoded, length * TO, (u4)n_segments);
+    else write(scan, differences, decoded, dtype_of(decoded_dtype), step == segments ? (Sum)*slot : 0);
 }
