@@ -147,7 +147,7 @@ class Delta:
         dtypes = dtype_words(self.encoded), dtype_words(self.decoded)
         args = (places.table, places.n, places.n_elements, *dtypes)
         if self.inner.kind == "f":
-            _launch(api, stream, _FLOAT_DELTA[f"f{self.inner.itemsize}"], places.n, args, n_threads=_LANES)
+            _launch(api, stream, _FLOAT_DELTA[f"f{self.inner.itemsize}"], places.n, args, n_threads=2 * _LANES)
         else:
             kernel = _DELTA[self.encoded.itemsize, self.decoded.itemsize]
             for step, n_segments, length, n_blocks in _delta_steps(places.n, places.n_elements):

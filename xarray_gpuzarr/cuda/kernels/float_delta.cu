@@ -1,8 +1,9 @@
 // Running sums of floating numbers: chunks from differences between neighbours to elements.
 //
-// Grid: n blocks of 32 threads; a block decodes one chunk, 128 elements at a time. `table` has two columns of n words:
+// Grid: n blocks of 64 threads; a block decodes one chunk, 128 elements at a time. `table` has two columns of n words:
 // addresses of the differences and of the elements, aligned to them. Compiled for the type SUM that is added up in.
-// Every sum is rounded, so there is only one order: one thread adds, the others load and store.
+// Every sum is rounded, so there is only one order, in which one thread adds: a chunk takes the latency of a sum for each
+// of its elements. Another warp meanwhile stores the tile before and loads the one behind.
 // Memory: neighbouring threads read and write neighbouring elements.
 // NumPy: np.cumsum(encoded, dtype=SUM).astype(decoded)
 
@@ -10,50 +11,131 @@
 
 typedef Unsigned<sizeof(SUM)>::type Bits;
 
-constexpr u4 n_lanes = 32, n_ahead = 4 * n_lanes;
+constexpr u4 n_lanes = 32, n_each = 4, n_tile = n_each * n_lanes;
+constexpr u4 n_kept = sizeof(SUM) == 4 ? 16 : 8;
+
+struct alignas(16) Tile { SUM value[n_tile]; };
+
+// Some elements in registers, loaded well before they are added.
+struct Kept {
+    SUM value[n_kept];
+
+    __device__ void load(const SUM* from)
+    {
+#pragma unroll
+        for (u4 i = 0; i < n_kept; ++i) value[i] = from[i];
+    }
+
+    __device__ SUM add_up(SUM* sums, SUM last) const
+    {
+#pragma unroll
+        for (u4 i = 0; i < n_kept; ++i) sums[i] = last = rounded_sum(last, value[i]);
+        return last;
+    }
+};
 
 // A NaN stays one: unless the last sum is, none was, and payloads need no care. Where a second one comes, NumPy keeps
 // the payload of either, as it was compiled; here it is that of the first.
-__device__ inline SUM add_up(SUM (&value)[n_ahead], u4 count, SUM before)
+__device__ inline SUM add_up(const Tile& numbers, Tile& sums, u4 count, SUM before)
 {
-    SUM last = before, kept[n_lanes];
+    SUM last = before;
+    Kept these, next;
+    these.load(numbers.value);
 #pragma unroll 1
-    for (u4 first = 0; first < count; first += n_lanes) {
-        const SUM start = last;
-#pragma unroll
-        for (u4 i = 0; i < n_lanes; ++i) kept[i] = value[first + i];
-#pragma unroll
-        for (u4 i = 0; i < n_lanes; ++i) value[first + i] = last = rounded_sum(last, kept[i]);
-        if (!is_nan(bits<Bits>(last))) continue;
-        last = start;
-#pragma unroll
-        for (u4 i = 0; i < n_lanes; ++i) value[first + i] = last = sum(last, kept[i]);
+    for (u4 first = 0; first < count; first += 2 * n_kept) {
+        next.load(numbers.value + first + n_kept);
+        last = these.add_up(sums.value + first, last);
+        if (first + 2 * n_kept < n_tile) these.load(numbers.value + first + 2 * n_kept);
+        last = next.add_up(sums.value + first + n_kept, last);
     }
+    if (!is_nan(bits<Bits>(last))) return last;
+    last = before;
+#pragma unroll 1
+    for (u4 i = 0; i < count; ++i) sums.value[i] = last = sum(last, numbers.value[i]);
     return last;
 }
 
+// What a warp brings for the thread that adds, and takes from it. Plain dtypes are that of SUM, in the machine's order.
+struct Porter {
+    u8 encoded, decoded, n_elements;
+    DType from, to;
+    u4 lane;
+    u8 ahead[n_each];  // differences of this lane
+
+    __device__ static bool is_plain(const DType& dtype)
+    {
+        return dtype.kind == 'f' && dtype.nbytes == sizeof(SUM) && !dtype.is_swapped;
+    }
+
+    __device__ u4 count(u8 first) const { return n_elements - first < n_tile ? (u4)(n_elements - first) : n_tile; }
+
+    __device__ void load_ahead(u8 first)
+    {
+        if (first >= n_elements) return;
+        const u4 at = (u4)first + lane, n = count(first);
+        if (is_plain(from))
+#pragma unroll
+            for (u4 i = 0; i < n_each; ++i) ahead[i] = lane + i * n_lanes < n ? ((const Bits*)encoded)[at + i * n_lanes] : 0;
+        else
+#pragma unroll
+            for (u4 i = 0; i < n_each; ++i) ahead[i] = lane + i * n_lanes < n ? load(from, encoded, at + i * n_lanes) : 0;
+    }
+
+    // The differences that were loaded ahead, and zeros behind the last one.
+    __device__ void fill(Tile& tile, u8 first) const
+    {
+        if (first >= n_elements) return;
+        SUM* const value = tile.value + lane;
+        if (is_plain(from))
+#pragma unroll
+            for (u4 i = 0; i < n_each; ++i) value[i * n_lanes] = bits<SUM>((Bits)ahead[i]);
+        else
+#pragma unroll
+            for (u4 i = 0; i < n_each; ++i) value[i * n_lanes] = number<SUM>(from, ahead[i]);
+    }
+
+    __device__ void store_sums(const Tile& tile, u8 first) const
+    {
+        const DType inner = {sizeof(SUM), 'f', 0};
+        const u4 n = count(first);
+        if (is_plain(to))
+#pragma unroll
+            for (u4 i = 0; i < n_each; ++i) {
+                const u4 at = lane + i * n_lanes;
+                if (at < n) ((Bits*)decoded)[first + at] = bits<Bits>(tile.value[at]);
+            }
+        else
+            for (u4 i = lane; i < n; i += n_lanes)
+                store(to, decoded, (u4)first + i, as_floating(inner, bits<Bits>(tile.value[i]), to));
+    }
+};
+
 extern "C" __global__ void float_delta(u8 table, u8 n, u8 n_elements, u8 encoded_dtype, u8 decoded_dtype)
 {
-    __shared__ SUM value[n_ahead];
+    __shared__ Tile numbers[2], sums[2];
     const u8* const column = (const u8*)table + blockIdx.x;
-    const u8 encoded = column[0], decoded = column[n];
     const DType from = dtype_of(encoded_dtype), to = dtype_of(decoded_dtype);
-    const DType inner = {sizeof(SUM), 'f', 0};
-    SUM done = bits<SUM>(Float<Bits>::sign);  // -0, to which anything may be added
-#pragma unroll 1
-    for (u8 first = 0; first < n_elements; first += n_ahead) {
-        const u4 count = n_elements - first < n_ahead ? (u4)(n_elements - first) : n_ahead;
-        for (u4 i = threadIdx.x; i < n_ahead; i += n_lanes)
-            value[i] = i < count ? number<SUM>(from, load(from, encoded, (u4)first + i)) : SUM{};
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            const SUM head = value[0];
-            done = add_up(value, count, done);
-            if (first == 0) value[0] = head;  // copied, which leaves a signalling NaN as it is
-        }
-        __syncwarp();
-        for (u4 i = threadIdx.x; i < count; i += n_lanes)
-            store(to, decoded, (u4)first + i, as_floating(inner, bits<Bits>(value[i]), to));
-        __syncwarp();
+    Porter porter = {column[0], column[n], n_elements, from, to, threadIdx.x % n_lanes, {}};
+    const bool is_porter = threadIdx.x >= n_lanes;
+    if (is_porter) {
+        porter.load_ahead(0);
+        porter.fill(numbers[0], 0);
+        porter.load_ahead(n_tile);
     }
+    __syncthreads();
+    SUM done = bits<SUM>(Float<Bits>::sign);  // -0, to which anything may be added
+    u4 turn = 0;
+#pragma unroll 1
+    for (u8 first = 0; first < n_elements; first += n_tile, turn ^= 1) {
+        if (is_porter) {
+            if (first > 0) porter.store_sums(sums[turn ^ 1], first - n_tile);
+            porter.fill(numbers[turn ^ 1], first + n_tile);
+            porter.load_ahead(first + 2 * n_tile);
+        } else if (threadIdx.x == 0) {
+            done = add_up(numbers[turn], sums[turn], porter.count(first), done);
+            if (first == 0) sums[0].value[0] = numbers[0].value[0];  // copied: a signalling NaN stays as it is
+        }
+        __syncthreads();
+    }
+    if (is_porter && n_elements > 0) porter.store_sums(sums[turn ^ 1], (n_elements - 1) / n_tile * n_tile);
 }
