@@ -12,6 +12,7 @@ from xarray_gpuzarr.codec_json import parse_codecs
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
+from xarray_gpuzarr.decoders.cuda.streams import FORMATS, Streams
 from xarray_gpuzarr.grid import ChunkGrid, outer_selection
 from xarray_gpuzarr.metadata import ArraySpec, KeyEncoding
 from xarray_gpuzarr.plan import Block, box_target, plan_read
@@ -167,6 +168,23 @@ def test_batches_grow_and_then_are_even(n_chunks, most):
     even = [size for size in sizes if size == max(sizes)]
     assert sizes.count(max(sizes)) < 2 or set(sizes[sizes.index(max(sizes)) : -1]) == set(even)
     assert len(even) < 2 or sizes[-1] > max(sizes) - len(even) - 1
+
+
+@many
+@given(st.lists(st.tuples(st.integers(0, len(FORMATS) - 1), st.integers(1, 9)), max_size=20))
+def test_streams_are_sorted_by_format_and_those_of_blosclz_by_length(rows):
+    formats, lengths = [np.array(column, np.int64) for column in zip(*rows, strict=True)] if rows else ([], [])
+    streams = Streams.of(len(rows), chunk=np.arange(len(rows)), format=formats, source_nbytes=lengths)
+
+    found = list(zip(*(column.tolist() for column in sorted_columns(streams.by_format())), strict=True))
+
+    blosclz = [name.name for name in FORMATS].index("blosclz")
+    expected = [(fmt, n, number) for number, (fmt, n) in enumerate(rows)]
+    assert found == sorted(expected, key=lambda row: (row[0], -row[1] if row[0] == blosclz else 0, row[2]))
+
+
+def sorted_columns(streams):
+    return streams.format, streams.source_nbytes, streams.chunk
 
 
 @many

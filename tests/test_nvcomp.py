@@ -304,3 +304,57 @@ def test_status_names_are_those_of_the_header(library):
 def test_without_a_gpu_a_call_is_an_error(fmt, library):
     with pytest.raises(CudaError, match=r"status CudaError \(1000\)\n  do:    see that nvidia-smi works"):
         whole_batch(fmt).decompress(library)
+
+
+# --- the headers that the library comes with -------------------------------------------------------------------------
+
+C_TYPES = {"size_t": ctypes.c_size_t, "cudaStream_t": ctypes.c_void_p}
+
+
+def header_of(library, name):
+    text = (Path(library._name).parents[1] / "include/nvcomp" / f"{name.lower()}.h").read_text()
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+
+
+def parameters_of(header, function):
+    """Return what a prototype of the header says, parameter by parameter, as ctypes would declare it."""
+    (prototype,) = re.findall(rf"\b{function}\s*\(([^;]*)\)\s*;", header)
+    for parameter in prototype.split(","):
+        base = re.sub(r"\bconst\b", "", parameter).strip().rpartition(" ")[0].strip()
+        if "*" in parameter:
+            yield "pointer"
+        else:
+            yield C_TYPES.get(base, base)
+
+
+@pytest.mark.parametrize("name", ["Zstd", "LZ4", "Gzip", "Deflate", "Snappy"])
+@pytest.mark.parametrize("suffix", nvcomp._PARAMETERS)
+def test_prototypes_are_those_of_the_header(library, name, suffix):
+    binding, function = Nvcomp(library), f"nvcompBatched{name}Decompress{suffix}"
+    found = list(parameters_of(header_of(library, name), function))
+
+    said = list(binding._functions[function].argtypes)
+    assert len(found) == len(said)
+    for in_header, in_binding in zip(found, said, strict=True):
+        if in_header == "pointer":
+            assert in_binding is ctypes.c_void_p or issubclass(in_binding, ctypes._Pointer)
+        elif isinstance(in_header, str):
+            assert in_header == f"nvcompBatched{name}DecompressOpts_t"
+            assert in_binding is nvcomp._Options
+        else:
+            assert in_binding is in_header
+
+
+@pytest.mark.parametrize("name", ["Zstd", "LZ4", "Gzip", "Deflate", "Snappy"])
+def test_options_are_laid_out_as_in_the_header(library, name):
+    header = header_of(library, name)
+    (body,) = re.findall(rf"typedef struct\s*\{{([^}}]*)\}}\s*nvcompBatched{name}DecompressOpts_t;", header)
+    fields = [field.split() for field in body.split(";") if field.strip()]
+    sizes = [int(re.search(r"\[(\d+)\]", name)[1]) if "[" in name else 4 for _, name in fields]
+
+    assert fields[0] == ["nvcompDecompressBackend_t", "backend"]
+    assert fields[1][1] == "algorithm" if name == "Gzip" else all(field != "algorithm" for _, field in fields)
+    assert all(kind in {"int", "char"} or kind.startswith("nvcomp") for kind, _ in fields)
+    assert sum(sizes) == ctypes.sizeof(nvcomp._Options) == 64
+    assert (nvcomp._Options.backend.offset, nvcomp._Options.algorithm.offset) == (0, 4)
+    assert "LOOKAHEAD = 1" in header or name != "Gzip"

@@ -38,8 +38,8 @@ class ResourceOptions:
     batch_chunks: int = 384
     """Chunks that a batch of longer ones has, where memory suffices: several batches under way fill the device."""
     scratch_nbytes: int | None = None
-    """Device memory in bytes that batches of one thread may need besides results; None: a quarter of the device's. It is
-    taken in runs that may be a sixteenth longer."""
+    """Device memory in bytes that batches of one thread may need besides results; None: a quarter of the device's. It
+    is taken in runs that may be a sixteenth longer."""
     memory: MemoryChoice = "auto"
     """RMM resource that device memory is taken from. ``auto``: the caller's current one, unless that is a plain
     `CudaMemoryResource`, whose every allocation stalls the device; then as ``async``. ``async``: a private

@@ -178,10 +178,14 @@ class Streams(Columns):
     """Stored checksum of the decoded bytes, where the format has one."""
 
     def by_format(self) -> Streams:
-        """Return the streams sorted by format."""
-        if self.one_each or (self.format[1:] >= self.format[:-1]).all():
+        """Return the streams sorted by format; those of blosclz, which share a warp, the longest first."""
+        if self.one_each:
             return self
-        return Streams(self.table.take(np.argsort(self.format, kind="stable"), axis=1))
+        shared = self.format == FORMATS.index(_BLOSCLZ)
+        if np.count_nonzero(shared) < 2 and (self.format[1:] >= self.format[:-1]).all():
+            return self
+        order = np.lexsort((np.where(shared, -self.source_nbytes, 0), self.format))
+        return Streams(self.table.take(order, axis=1))
 
 
 class Filters(Columns):
