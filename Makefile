@@ -18,7 +18,8 @@ BENCH_FLAGS ?=
 SOAK_SECONDS = 180
 
 .PHONY: demo fuzz test test-oldest test-gpu bench-gpu facts-gpu faults-gpu soak-gpu tune-gpu \
-	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-timed bench-smoke performance docs package gpu-environments clean help
+	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
+	performance docs package gpu-environments clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -79,6 +80,10 @@ layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
 check: lint types layers test test-oldest package gpu-environments docs bench-smoke ## Everything that CI runs
+
+kernel-counts: $(VENV)/.installed ## Count what the kernels' machine code executes, by arithmetic; write docs/kernels.md
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernel-counts]'
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.kernel_counts --page docs/kernels.md
 
 bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
