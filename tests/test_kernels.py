@@ -241,6 +241,13 @@ def test_missing_chunks_take_the_cast_fill_value(order: tuple[int, int], cast: E
     check_box(stored, cast, [ALL, ALL])
 
 
+@pytest.mark.parametrize("cast", CASTS, ids=lambda c: f"{c.stored.str}-{c.result.str}")
+@pytest.mark.parametrize("wanted", [[slice(2, 3), ALL], [slice(2, 3), slice(4, 5)]], ids=str)
+def test_a_missing_chunk_behind_its_first_element(wanted: list[slice], cast: ElementCast) -> None:
+    stored = Stored(array=numbered((6, 8), cast.stored), chunk_shape=(6, 8), order=(0, 1), missing={(0, 0)}, fill=3)
+    check_box(stored, cast, wanted)
+
+
 @pytest.mark.parametrize("missing", [(), [()]])
 @pytest.mark.parametrize("cast", CASTS, ids=lambda c: f"{c.stored.str}-{c.result.str}")
 def test_array_without_dimensions(cast: ElementCast, missing: Any) -> None:

@@ -16,12 +16,18 @@ Column = npt.NDArray[np.int64]
 
 MAX_AXES = 8
 N_THREADS = 256
-LOG_ITEMS = 4
-"""A thread handles 16 elements of a tile."""
+MAX_TILE, MAX_LINES = 8192, 256
+"""Elements and lines of a tile; ``scatter.cu`` says why."""
+STAGE_NBYTES = 17408
+"""Shared memory through which a tile is transposed."""
+TALL = 64
+"""Lines of a transposed tile: that many neighbours in the chunk are read together."""
+MAX_STEP = 2**31
+"""Bytes between neighbours on the last axis are a signed 32-bit number, unless a tile is one element wide."""
 MAX_BOX = 2**31
 """Positions inside a box are 32-bit numbers."""
 LEAST_TILE = 32
-"""Elements of a box for each of its tiles, at least: a tile is as wide, or as the box, and may be one row of it."""
+"""Elements of a box for each of its tiles, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +85,18 @@ class Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How the threads of a block share a box: `lanes` along the last axis, the others along the rest."""
+    """How boxes are cut into the tiles that blocks of threads handle: a piece of the last axis by some lines."""
 
-    log_lanes: int
-    log_steps: int
-    """Of the elements of a thread, how many lie along the last axis: 0, 2 or 4 as a power of two."""
+    width: int
+    """Positions along the last axis."""
+    n_lines: int
+    """Positions on all other axes together."""
     tiles_across: int
-    """Tiles along the last axis."""
+    """Tiles along the last axis of the largest box."""
     n_tiles: int
     """Tiles of the largest box."""
+    pitch: int
+    """Elements between lines in shared memory, if tiles are transposed there; else 0."""
 
 
 def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bool) -> Walk:
@@ -112,24 +121,50 @@ def plan_walk(axes: Sequence[AxisColumns], *, itemsize: int, out: int, widen: bo
     return _order(walk)
 
 
-def plan_tiles(walk: Walk) -> Tiling:
-    """Choose the tile that covers the largest box with the fewest tiles."""
+def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
+    """Cut the largest box into tiles as equal as can be.
+
+    Parameters
+    ----------
+    walk : Walk
+    itemsize : int
+        Bytes of what is handled as one element.
+    """
     length = walk.axes[-1].max_count
     rest = math.prod(a.max_count for a in walk.axes[:-1])
     if not length * rest:
-        return Tiling(log_lanes=0, log_steps=0, tiles_across=0, n_tiles=0)
-    log_length = (length - 1).bit_length()
-    # A transposed chunk is read along the rows of a tile, so tall tiles use what they bring into the cache.
-    shortest = min(5, log_length)
-    lanes = [shortest] if walk.is_transposed else range(8, shortest - 1, -1)
-    steps = (0,) if walk.is_transposed else (4, 2, 0)
-    return min((_tiling(a, b, length, rest) for a in lanes for b in steps), key=lambda t: t.n_tiles)
+        return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
+    last = walk.axes[-1]
+    if MAX_STEP // 16 <= max(abs(last.step * last.in_stride), abs(last.out_stride)):
+        width, tallest = 1, MAX_LINES
+    elif walk.is_transposed:
+        tallest = min(TALL, rest)
+        widest = _widest(STAGE_NBYTES // itemsize // tallest, itemsize)
+        width = _even(length, min(widest, MAX_TILE // tallest))
+    else:
+        width = _even(length, MAX_TILE)
+        tallest = min(MAX_LINES, MAX_TILE // width)
+    n_lines = _even(rest, tallest)
+    across, down = -(-length // width), -(-rest // n_lines)
+    pitch = _pitch(width, itemsize) if walk.is_transposed and width > 1 else 0
+    return Tiling(width=width, n_lines=n_lines, tiles_across=across, n_tiles=across * down, pitch=pitch)
 
 
-def _tiling(log_lanes: int, log_steps: int, length: int, rest: int) -> Tiling:
-    across = -(-length // (1 << (log_lanes + log_steps)))
-    rows = (N_THREADS >> log_lanes) << (LOG_ITEMS - log_steps)
-    return Tiling(log_lanes=log_lanes, log_steps=log_steps, tiles_across=across, n_tiles=across * -(-rest // rows))
+def _even(length: int, most: int) -> int:
+    """Return the longest of as few, as equal parts as there can be."""
+    return -(-length // -(-length // most))
+
+
+def _pitch(width: int, itemsize: int) -> int:
+    """Return the least number of elements, `width` or more, that brings neighbouring lines into different banks."""
+    each_bank = max(1, 4 // itemsize)
+    return (-(-width // each_bank) | 1) * each_bank
+
+
+def _widest(room: int, itemsize: int) -> int:
+    """Return the largest width whose pitch is at most `room`."""
+    each_bank = max(1, 4 // itemsize)
+    return ((room // each_bank - 1) | 1) * each_bank
 
 
 def _drop(axes: Sequence[AxisColumns]) -> Walk:

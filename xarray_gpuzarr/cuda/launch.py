@@ -223,10 +223,10 @@ class Scatter(_Placer):
         walk = plan_walk(axes, itemsize=itemsize, out=out, widen=cast.is_copy)
         n_words = _CAST_WORDS + 8 + _AXIS_WORDS * MAX_AXES
         super().__init__(cast, "scatter", n_words, fill=fill, factor=walk.factor)
-        self._tiling = plan_tiles(walk)
-        tiling = (self._tiling.log_lanes, self._tiling.log_steps, self._tiling.tiles_across)
-        for word in (0, n_words):
-            self._table.write(word + _CAST_WORDS, [out, walk.in_first, len(walk.axes), len(axes), *tiling])
+        self._tiling = tiling = plan_tiles(walk, itemsize=self.unit_nbytes)
+        tile = (tiling.width, tiling.n_lines, tiling.tiles_across)
+        for word, pitch in ((0, tiling.pitch), (n_words, 0)):
+            self._table.write(word + _CAST_WORDS, [out, walk.in_first, len(walk.axes), len(axes), *tile, pitch])
         for i, (axis, column) in enumerate(zip(walk.axes, walk.columns, strict=True)):
             self._write_axis(_CAST_WORDS + 8 + i * _AXIS_WORDS, axis, column)
 

@@ -9,9 +9,6 @@
 
 #include "numbers.cuh"
 
-#define SHARE_OUT(i, n) if (const u4 i = threadIdx.x; i < (n))
-#define BLOCK_BARRIER() __syncthreads()
-
 // Fields of `elements.ElementCast.words`.
 struct Cast {
     u8 swap_nbytes, n_mask;
@@ -20,42 +17,120 @@ struct Cast {
     const STORED* missing;  // if not null, stands for every stored element
 };
 
-#ifdef COPY
+// Which bytes of a word of 8 make up its halves once it is swapped, as `__byte_perm` takes them.
+struct Order {
+    u4 low, high;
+};
 
-__device__ inline u16 swapped(u16 unit, u4 nbytes)
+__device__ inline Order order_of(u4 swap_nbytes)
 {
-    return u16{swapped(unit.low, nbytes), swapped(unit.high, nbytes)};
+    switch (swap_nbytes) {
+    case 2: return Order{0x2301, 0x6745};
+    case 4: return Order{0x0123, 0x4567};
+    case 8: return Order{0x4567, 0x0123};
+    default: return Order{0x3210, 0x7654};
+    }
 }
 
-__device__ inline RESULT cast_element(STORED stored, const Cast& cast)
+// Of a word of 1, 2 or 4 bytes only the lower half counts.
+template <class Word> __device__ inline Word ordered(Word word, const Order& order)
 {
-    return cast.swap_nbytes ? (RESULT)swapped(stored, (u4)cast.swap_nbytes) : stored;
+    const u4 low = (u4)word, high = sizeof(Word) == 8 ? (u4)((u8)word >> 32) : 0;
+    if (sizeof(Word) == 1) return word;
+    if (sizeof(Word) < 8) return (Word)__byte_perm(low, high, order.low);
+    return (Word)((u8)__byte_perm(low, high, order.high) << 32 | __byte_perm(low, high, order.low));
+}
+
+__device__ inline u16 ordered(u16 unit, const Order& order)
+{
+    return u16{ordered(unit.low, order), ordered(unit.high, order)};
+}
+
+#ifdef COPY
+
+template <u4 n> __device__ inline void cast_elements(const STORED (&stored)[n], RESULT (&result)[n], const Cast& cast)
+{
+    const Order order = order_of((u4)cast.swap_nbytes);
+#pragma unroll
+    for (u4 i = 0; i < n; ++i) result[i] = ordered(stored[i], order);
 }
 
 #else
 
-template <class R, bool is_float = Kind<R>::is_float> struct Arithmetic {  // no integer result has any
-    static __device__ R apply(R value, const Cast&) { return value; }
+__device__ inline f2 rounded_product(f2 a, f2 b) { return As<f2>::from(rounded_product(as_f4(a), as_f4(b))); }
+
+// Scales and adds. GPUs forget the payload of a NaN, so where one may have come out all is done again, with care.
+template <class R> struct Arithmetic {  // no integer result has any
+    template <u4 n> static __device__ void apply(R (&)[n], const Cast&) {}
 };
-template <class R> struct Arithmetic<R, true> {
-    static __device__ R apply(R value, const Cast& cast)
+template <class R, class Bits> struct FloatArithmetic {
+    // NaN or infinite: of f8 the upper half tells.
+    static __device__ bool is_special(R value)
     {
-        typedef typename Unsigned<sizeof(R)>::type Bits;
-        const Bits unscaled = bits<Bits>(value);
+        typedef Float<Bits> F;
+        constexpr u4 drop = 8 * sizeof(Bits) - (sizeof(Bits) == 2 ? 16 : 32);
+        return ((u4)(bits<Bits>(value) >> drop) & (u4)((F::sign - 1) >> drop)) >= (u4)(F::infinity >> drop);
+    }
+
+    static __device__ R with_care(R value, const Cast& cast)
+    {
         if (cast.has_scale) value = product(value, bits<R>((Bits)cast.scale));
         if (cast.has_offset) value = sum(value, bits<R>((Bits)cast.offset));
-#pragma unroll 1
-        for (u4 i = 0; i < (u4)cast.n_mask; ++i)
-            if (is_equal(unscaled, bits<Bits>(cast.mask[i]))) value = bits<R>((Bits)Float<Bits>::nan);
         return value;
     }
-};
 
-__device__ inline RESULT cast_element(STORED stored, const Cast& cast)
+    template <u4 n> static __device__ void mask(R (&value)[n], const R (&unscaled)[n], const Cast& cast)
+    {
+#pragma unroll 1
+        for (u4 j = 0; j < (u4)cast.n_mask; ++j) {
+            const Bits masked = bits<Bits>(cast.mask[j]);
+            if (is_nan(masked)) continue;
+            const Bits magnitude = Float<Bits>::sign - 1, kept = masked & magnitude ? (Bits)~(Bits)0 : magnitude;
+#pragma unroll
+            for (u4 i = 0; i < n; ++i)
+                if (!((bits<Bits>(unscaled[i]) ^ masked) & kept)) value[i] = bits<R>((Bits)Float<Bits>::nan);
+        }
+    }
+
+    template <u4 n> static __device__ void scale(R (&value)[n], const R (&unscaled)[n], const Cast& cast)
+    {
+        const R factor = bits<R>((Bits)cast.scale), summand = bits<R>((Bits)cast.offset);
+        bool any_special = false;
+        if (cast.has_scale) {
+#pragma unroll
+            for (u4 i = 0; i < n; ++i) value[i] = rounded_product(value[i], factor);
+        }
+        if (cast.has_offset) {
+#pragma unroll
+            for (u4 i = 0; i < n; ++i) value[i] = rounded_sum(value[i], summand);
+        }
+#pragma unroll
+        for (u4 i = 0; i < n; ++i) any_special |= is_special(value[i]);
+        if (!any_special) return;
+#pragma unroll
+        for (u4 i = 0; i < n; ++i) value[i] = with_care(unscaled[i], cast);
+    }
+
+    template <u4 n> static __device__ void apply(R (&value)[n], const Cast& cast)
+    {
+        R unscaled[n];
+#pragma unroll
+        for (u4 i = 0; i < n; ++i) unscaled[i] = value[i];
+        if (cast.has_scale || cast.has_offset) scale(value, unscaled, cast);
+        mask(value, unscaled, cast);
+    }
+};
+template <> struct Arithmetic<f2> : FloatArithmetic<f2, u2> {};
+template <> struct Arithmetic<f4> : FloatArithmetic<f4, u4> {};
+template <> struct Arithmetic<f8> : FloatArithmetic<f8, u8> {};
+
+template <u4 n> __device__ inline void cast_elements(const STORED (&stored)[n], RESULT (&result)[n], const Cast& cast)
 {
     typedef typename Unsigned<sizeof(STORED)>::type Bits;
-    if (cast.swap_nbytes) stored = bits<STORED>((Bits)swapped((u8)bits<Bits>(stored), (u4)cast.swap_nbytes));
-    return Arithmetic<RESULT>::apply(As<RESULT>::from(stored), cast);
+    const Order order = order_of((u4)cast.swap_nbytes);
+#pragma unroll
+    for (u4 i = 0; i < n; ++i) result[i] = As<RESULT>::from(bits<STORED>(ordered(bits<Bits>(stored[i]), order)));
+    Arithmetic<RESULT>::apply(result, cast);
 }
 
 #endif

@@ -27,6 +27,10 @@ extern "C" __global__ void points(u8 target_address, u8 src_address, u8 row_addr
     RESULT* const out = target.out;
     const i8 group = ((const i8*)row_address)[row], end = target.bounds[group + 1];
     i8 point = target.bounds[group] + (i8)(blockIdx.x % (u4)tiles_per_row) * (16 * lanes) + (threadIdx.x & (lanes - 1));
-    for (u4 item = 0; item < 16 && point < end; ++item, point += lanes)
-        out[position[point]] = cast_element(src[within ? within[point] : 0], cast);
+    for (u4 item = 0; item < 16 && point < end; ++item, point += lanes) {
+        const STORED stored[1] = {src[within ? within[point] : 0]};
+        RESULT result[1];
+        cast_elements(stored, result, cast);
+        out[position[point]] = result[0];
+    }
 }

@@ -1,10 +1,10 @@
 // Boxes of decoded chunks -> where they belong in the output, cast on the way.
 //
-// Grid: rows * tiles_per_row blocks of 256 threads; a row is one chunk, a tile 4096 elements of its box. A block of
-// threads is 2^log_lanes wide along the last axis and takes the other axes as one. A thread handles 16 elements, four
-// loads before four stores: 2^log_steps along the last axis, the others below one another.
-// Memory: neighbouring threads read and write neighbouring elements, or, for a transposed chunk, all elements of the
-// cache lines that their block reads.
+// Grid: rows * tiles_per_row blocks of 256 threads; a row is one chunk, a tile up to 8192 elements of its box: a piece of
+// its last axis by up to 256 lines, which are the positions on all other axes. Where the lines of a tile begin is worked
+// out once. A thread handles 4 elements at a time, four loads before four stores.
+// Memory: neighbouring threads read and write neighbouring elements. A transposed chunk is read along its other axes
+// first, into shared memory.
 // NumPy, per row: out[out_start : out_start + count] = cast(chunk[in_start : in_start + count * step : step]) on every
 // axis, or chunk[index[out_start : out_start + count]] where an axis has an index.
 
@@ -19,7 +19,8 @@ struct Target {
     Cast cast;
     RESULT* out;
     i8 in_first;
-    u8 n_axes, row_width, log_lanes, log_steps, tiles_across, unused;
+    u8 n_axes, row_width, width, n_lines, tiles_across;  // of a tile: width on the last axis, number of lines
+    u8 pitch;  // if not 0, tiles are transposed: elements between lines in shared memory
     Axis axis[8];
 };
 
@@ -29,8 +30,31 @@ struct Side {  // one axis of the box of this block
     u4 count;
 };
 
-struct Place {
-    i8 in, out;
+struct Line {  // addresses of its first element in this tile
+    u8 in, out;
+};
+
+constexpr u4 n_threads = 256, n_each = 4, max_lines = 256, stage_nbytes = 17408;  // see axes.py
+
+#ifdef GPUZARR_HOST_SHIM
+__device__ inline u4 upper_product(u4 a, u4 b) { return (u4)((u8)a * b >> 32); }
+__device__ inline u8 stepped(u8 address, i4 at, i4 step) { return address + (u8)((i8)at * step); }
+#else
+__device__ inline u4 upper_product(u4 a, u4 b) { return __umulhi(a, b); }
+__device__ inline u8 stepped(u8 address, i4 at, i4 step)  // in one instruction, which no compiler chooses by itself
+{
+    u8 result;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(result) : "r"(at), "r"(step), "l"(address));
+    return result;
+}
+#endif
+
+// Quotients of numbers below 2^15 by numbers up to 2^13.
+struct Divisor {
+    u4 divisor, factor;
+
+    __device__ explicit Divisor(u4 by) : divisor(by), factor((0x7fffffffu + by) / by) {}
+    __device__ u4 quotient(u4 number) const { return upper_product(2 * number, factor); }
 };
 
 __device__ inline Side side_of(const Axis& axis, const i8* pieces)
@@ -47,16 +71,15 @@ __device__ inline Side side_of(const Axis& axis, const i8* pieces)
     return side;
 }
 
-__device__ inline void advance(Place& place, const Side& side, u4 at)
+__device__ inline void advance(Line& place, const Side& side, u4 at)
 {
-    place.in += side.index ? side.index[at] * side.in_stride : side.in_first + at * side.in_step;
-    place.out += side.out_first + at * side.out_stride;
+    place.in += sizeof(STORED) * (side.index ? side.index[at] * side.in_stride : side.in_first + at * side.in_step);
+    place.out += sizeof(RESULT) * (side.out_first + at * side.out_stride);
 }
 
-// Where the element `below` steps down all axes but the last lies.
-__device__ inline Place place_of(const Side* side, u4 n_axes, u4 below)
+// Where the line begins that lies `below` steps down all axes but the last.
+__device__ inline Line line_of(Line place, const Side* side, u4 n_axes, u4 below)
 {
-    Place place = {0, 0};
 #pragma unroll 1
     for (int axis = (int)n_axes - 2; axis > 0; --axis) {
         const u4 count = side[axis].count, next = below / count;
@@ -67,50 +90,120 @@ __device__ inline Place place_of(const Side* side, u4 n_axes, u4 below)
     return place;
 }
 
+// Sources of elements: `at` positions along a line of the tile.
+
+struct Strided {
+    const Line* lines;
+    i4 step;
+
+    __device__ STORED at(u4 line, i4 at) const { return *(const STORED*)stepped(lines[line].in, at, step); }
+};
+
+struct Indexed {
+    const Line* lines;
+    const i8* index;
+    i8 stride;
+
+    __device__ STORED at(u4 line, i4 at) const { return *(const STORED*)(lines[line].in + index[at] * stride); }
+};
+
+struct Staged {
+    const STORED* stage;
+    u4 pitch;
+
+    __device__ STORED at(u4 line, i4 at) const { return stage[line * pitch + at]; }
+};
+
+// Numbers behind the last one stand for it: they are loaded, and not stored.
+__device__ inline u4 up_to(u4 number, u4 last) { return number < last ? number : last; }
+
+template <class Source>
+__device__ inline void place(const Source& source, const Line* lines, u4 width, u4 n, i4 out_step, const Cast& cast)
+{
+    const Divisor by_width(width);
+#pragma unroll 1
+    for (u4 first = threadIdx.x; first < n; first += n_each * n_threads) {
+        STORED stored[n_each];
+        RESULT result[n_each];
+        u8 to[n_each];
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) {
+            const u4 number = up_to(first + i * n_threads, n - 1), line = by_width.quotient(number);
+            const i4 at = (i4)(number - line * width);
+            stored[i] = source.at(line, at);
+            to[i] = stepped(lines[line].out, at, out_step);
+        }
+        cast_elements(stored, result, cast);
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i)
+            if (first + i * n_threads < n) *(RESULT*)to[i] = result[i];
+    }
+}
+
+// Neighbouring threads take neighbouring lines.
+template <class Source> __device__ inline void fill_stage(STORED* stage, u4 pitch, const Source& source, u4 n_lines, u4 n)
+{
+    const Divisor by_lines(n_lines);
+#pragma unroll 1
+    for (u4 first = threadIdx.x; first < n; first += n_each * n_threads) {
+        STORED stored[n_each], *to[n_each];
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) {
+            const u4 number = up_to(first + i * n_threads, n - 1), at = by_lines.quotient(number);
+            const u4 line = number - at * n_lines;
+            to[i] = stage + line * pitch + at;
+            stored[i] = source.at(line, (i4)at);
+        }
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i)
+            if (first + i * n_threads < n) *to[i] = stored[i];
+    }
+}
+
 extern "C" __global__ void scatter(u8 target_address, u8 src_address, u8 row_address, u8 tiles_per_row)
 {
+    __shared__ Side side[8];
+    __shared__ Line lines[max_lines];
+    __shared__ STORED stage[stage_nbytes / sizeof(STORED)];
     const Target& target = *(const Target*)target_address;
     const u4 row = blockIdx.x / (u4)tiles_per_row, tile = blockIdx.x % (u4)tiles_per_row;
-    const u4 n_axes = (u4)target.n_axes;
-
-    __shared__ Side side[8];
-    SHARE_OUT(i, n_axes) side[i] = side_of(target.axis[i], (const i8*)row_address + row * target.row_width);
-    BLOCK_BARRIER();
-
+    const u4 n_axes = (u4)target.n_axes, tiles_across = (u4)target.tiles_across, pitch = (u4)target.pitch;
     const Cast cast = target.cast;
-    const STORED* const src = cast.missing ? cast.missing : ((const STORED* const*)src_address)[row] + target.in_first;
-    RESULT* const out = target.out;
+    if (threadIdx.x < n_axes)
+        side[threadIdx.x] = side_of(target.axis[threadIdx.x], (const i8*)row_address + row * target.row_width);
+    __syncthreads();
+
     u4 n_below = 1;
 #pragma unroll 1
     for (u4 i = 0; i + 1 < n_axes; ++i) n_below *= side[i].count;
     const Side across = side[n_axes - 1];
+    const u4 first_at = tile % tiles_across * (u4)target.width, first_below = tile / tiles_across * (u4)target.n_lines;
+    if (first_at >= across.count || first_below >= n_below) return;
+    const u4 width = across.count - first_at < (u4)target.width ? across.count - first_at : (u4)target.width;
+    const u4 n_lines = n_below - first_below < (u4)target.n_lines ? n_below - first_below : (u4)target.n_lines;
+    const u4 n = width * n_lines;
 
-    const u4 log_lanes = (u4)target.log_lanes, log_steps = (u4)target.log_steps;
-    const u4 lanes = 1u << log_lanes, slots = blockDim.x >> log_lanes, steps = 1u << log_steps;
-    const u4 tiles_across = (u4)target.tiles_across;
-    const u4 first_at = ((tile % tiles_across) << (log_lanes + log_steps)) + (threadIdx.x & (lanes - 1));
-    const u4 first_below = (tile / tiles_across) * (slots * (16u >> log_steps)) + (threadIdx.x >> log_lanes);
+    if (threadIdx.x < n_lines) {
+        const STORED* const src =
+            cast.missing ? cast.missing : ((const STORED* const*)src_address)[row] + target.in_first;
+        Line start = {(u8)src, (u8)target.out};
+        start.in += sizeof(STORED) * (across.index ? 0 : across.in_first + first_at * across.in_step);
+        start.out += sizeof(RESULT) * (across.out_first + first_at * across.out_stride);
+        lines[threadIdx.x] = line_of(start, side, n_axes, first_below + threadIdx.x);
+    }
+    __syncthreads();
 
-#pragma unroll 1
-    for (u4 item = 0; item < 16; item += 4) {
-        STORED value[4];
-        RESULT* to[4];
-        Place line;
-#pragma unroll
-        for (u4 i = 0; i < 4; ++i) {
-            const u4 below = first_below + ((item + i) >> log_steps) * slots;
-            const u4 at = first_at + ((item + i) & (steps - 1)) * lanes;
-            to[i] = 0;
-            if (below < n_below && at < across.count) {
-                if (i == 0 || !log_steps) line = place_of(side, n_axes, below);
-                Place place = line;
-                advance(place, across, at);
-                value[i] = src[place.in];
-                to[i] = out + place.out;
-            }
-        }
-#pragma unroll
-        for (u4 i = 0; i < 4; ++i)
-            if (to[i]) *to[i] = cast_element(value[i], cast);
+    const i4 out_step = (i4)(sizeof(RESULT) * across.out_stride);
+    const Strided strided = {lines, (i4)(sizeof(STORED) * across.in_step)};
+    const Indexed indexed = {lines, across.index + first_at, (i8)sizeof(STORED) * across.in_stride};
+    if (pitch) {
+        if (across.index) fill_stage(stage, pitch, indexed, n_lines, n);
+        else fill_stage(stage, pitch, strided, n_lines, n);
+        __syncthreads();
+        place(Staged{stage, pitch}, lines, width, n, out_step, cast);
+    } else if (across.index) {
+        place(indexed, lines, width, n, out_step, cast);
+    } else {
+        place(strided, lines, width, n, out_step, cast);
     }
 }
