@@ -99,7 +99,9 @@ def _points() -> list[Case]:
 # ---- filters
 
 
-def _filter(kernel: str, what: str, codec: Filter, encoded: np.ndarray, *, n: int, itemsize: int) -> Case:
+def _filter(
+    kernel: str, what: str, codec: Filter, encoded: np.ndarray, *, n: int, itemsize: int, offset: int = 0
+) -> Case:
     data = encoded.tobytes()
     return Case(
         kernel=kernel,
@@ -107,7 +109,7 @@ def _filter(kernel: str, what: str, codec: Filter, encoded: np.ndarray, *, n: in
         shape=str(n),
         n_elements=2 * n,
         nbytes=len(data) / n + itemsize,
-        run=lambda: filter_runs.run_filter(codec, [data, data], n, itemsize),
+        run=lambda: filter_runs.run_filter(codec, [data, data], n, itemsize, (offset,)),
     )
 
 
@@ -147,6 +149,7 @@ def _runs() -> list[Case]:
     packed = np.zeros(1 + n // 8, "u1")
     return [
         _filter("packbits", "aligned", PackBits(), packed, n=n, itemsize=1),
+        _filter("packbits", "not aligned", PackBits(), packed, n=n, itemsize=1, offset=1),
         *(_move(offset) for offset in (0, 1)),
     ]
 

@@ -247,11 +247,15 @@ def _bounds(blocks: list[Block], lines: Lines) -> dict[int, float]:
 def _rounds(blocks: list[Block], loop: set[int], lines: Lines) -> float:
     """Return how many rounds a loop makes at most each time that it is entered: runs of its lines by calls of it."""
     chains = [i.lines for at in loop for i in blocks[at].instructions if i.name not in _WITHOUT_LINE]
-    depth = 0
-    while all(len(c) > depth + 1 for c in chains) and len({c[-depth - 1] for c in chains}) == 1:
-        depth += 1
-    calls = lines[chains[0][-depth]].by_threads if depth and chains[0][-depth] in lines else 1.0
-    inside = [lines[c[-depth - 1]].by_threads for c in chains if len(c) > depth and c[-depth - 1] in lines]
+    n, depth, calls = len(chains), 0, 1.0
+    while chains:
+        # Most of a loop is in one function, however deep that is inlined; what was moved into it is not.
+        (call, n_called) = Counter(c[-depth - 1] for c in chains).most_common(1)[0]
+        inner = [c for c in chains if c[-depth - 1] == call and len(c) > depth + 1]
+        if 2 * n_called <= n or 2 * len(inner) <= n or call not in lines:
+            break
+        chains, depth, calls = inner, depth + 1, lines[call].by_threads
+    inside = [lines[c[-depth - 1]].by_threads for c in chains if c[-depth - 1] in lines]
     return max(1.0, max(inside, default=1.0) / calls) if calls else 1.0
 
 
@@ -261,8 +265,9 @@ def _known_line(instruction: Instruction, lines: Lines) -> tuple[str, int] | Non
 
 
 def _most(instruction: Instruction, lines: Lines) -> float:
-    """Return how often an instruction runs at most: as often as its line, and as each line that calls it."""
-    return min(lines[line].by_threads for line in instruction.lines if line in lines)
+    """Return how often an instruction runs at most: as its line; never, if a call of it never ran."""
+    told = [lines[line].by_threads for line in instruction.lines if line in lines]
+    return told[0] if all(told) else 0.0
 
 
 def _spread(blocks: list[Block], lines: Lines) -> npt.NDArray[np.float64]:
