@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda import filters
+from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits, Places, filter_kernels, why_no_filter
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
@@ -361,15 +362,39 @@ def test_filters_are_among_all_kernels() -> None:
     assert set(filter_kernels()) <= set(all_kernels())
 
 
+def of_elements(*choice: str) -> Kernel:
+    (found,) = (k for k in filter_kernels() if tuple(value for _, value in k.defines) == choice)
+    return found
+
+
+SOME = [
+    *(k for k in filter_kernels() if k.name != "elements"),
+    *(
+        of_elements(encoded, "f4", rule)
+        for encoded in ("i2", "f8", "u8", "f4")
+        for rule in ("astype", "scaled", "cast_value")
+    ),
+    *(
+        of_elements(encoded, "i2", rule)
+        for encoded in ("f4", "f8", "u8")
+        for rule in ("astype", "scaled", "cast_value")
+    ),
+    *(of_elements(name, name, "scaled_integer") for name in ("i2", "u8")),
+    of_elements("f2", "f8", "scaled"),
+    of_elements("f8", "f2", "scaled"),
+]
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [a for a in nvrtc.architectures() if a >= 75])
 def test_kernels_assemble_for_every_architecture(arch: int) -> None:
-    for kernel in (k for k in filter_kernels() if k.defines in ((), (("SUM", "f8"),), (("FROM", "2"), ("TO", "4")))):
+    elements = of_elements("f4", "i2", "cast_value"), of_elements("i2", "f8", "scaled")
+    for kernel in (*(k for k in SOME if k.defines in ((), (("SUM", "f8"),), (("FROM", "2"), ("TO", "4")))), *elements):
         assert nvrtc.compile_cubin(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"])
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("kernel", filter_kernels(), ids=lambda k: "-".join((k.name, *(v for _, v in k.defines))))
+@pytest.mark.parametrize("kernel", SOME, ids=lambda k: "-".join((k.name, *(v for _, v in k.defines))))
 def test_kernels_neither_flush_nor_fuse(kernel) -> None:
     ptx = nvrtc.compile_ptx(kernel_source(kernel), [*OPTIONS, "-arch=compute_75"])
     assert re.findall(r"\S*\.ftz\S*|fma\.\S*", ptx) == []

@@ -135,7 +135,7 @@ def plan_tiles(walk: Walk, *, itemsize: int) -> Tiling:
     if not length * rest:
         return Tiling(width=0, n_lines=0, tiles_across=0, n_tiles=0, pitch=0)
     last = walk.axes[-1]
-    if MAX_STEP // 16 <= max(abs(last.step * last.in_stride), abs(last.out_stride)):
+    if max(abs(last.step * last.in_stride), abs(last.out_stride)) >= MAX_STEP // 16:
         width, tallest = 1, MAX_LINES
     elif walk.is_transposed:
         tallest = min(TALL, rest)

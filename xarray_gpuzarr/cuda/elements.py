@@ -64,7 +64,7 @@ class ElementCast:
         """Return the macros that compile a kernel for this cast; `unit_nbytes` counts for copies only."""
         if self.is_copy:
             return _copy_defines(unit_nbytes)
-        return _cast_defines(_name(self.stored), _name(self.result))
+        return _cast_defines(dtype_name(self.stored), dtype_name(self.result))
 
     def mask_words(self) -> Words:
         """Return the mask values as elements of the result, padded to whole words."""
@@ -100,7 +100,7 @@ def can_cast(stored: np.dtype[Any], result: np.dtype[Any], *, has_arithmetic: bo
     if not has_arithmetic and _same_bytes(stored, result):
         return None
     for dtype in (stored, result):
-        if _name(dtype) not in REAL_DTYPES:
+        if dtype_name(dtype) not in REAL_DTYPES:
             return f"elements of {dtype} can only be copied"
     if has_arithmetic and result.kind != "f":
         return f"masks and arithmetic need a floating result, not {result}"
@@ -134,7 +134,8 @@ def _same_bytes(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
     return stored.newbyteorder("=") == result and result.kind in "biufcmM" and result.itemsize in UNIT_NBYTES
 
 
-def _name(dtype: np.dtype[Any]) -> str:
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return a dtype as the kernels name it, without its byte order."""
     return f"{dtype.kind}{dtype.itemsize}"
 
 

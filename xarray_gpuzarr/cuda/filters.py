@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import Address, DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import N_THREADS
-from xarray_gpuzarr.cuda.elements import REAL_DTYPES, Words, pad_words
+from xarray_gpuzarr.cuda.elements import REAL_DTYPES, Words, dtype_name, pad_words
 
 Rule = Literal["astype", "scaled", "scaled_integer", "cast_value"]
 Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
@@ -23,7 +23,6 @@ Rounding = Literal["nearest-even", "towards-zero", "towards-positive", "towards-
 _ELEMENTS_PER_TILE, _BOOLEANS_PER_TILE = 16 * N_THREADS, 32 * N_THREADS
 _MAX_BLOCKS = 2**31 - 1
 _LANES = 32
-_ELEMENTS = Kernel(file="elements.cu", name="elements")
 _DELTA = {
     (stored, decoded): Kernel(file="delta.cu", name="delta", defines=(("FROM", str(stored)), ("TO", str(decoded))))
     for stored in (1, 2, 4, 8)
@@ -39,7 +38,22 @@ _PACKBITS = Kernel(file="packbits.cu", name="packbits")
 
 def filter_kernels() -> list[Kernel]:
     """Return the kernels of this module."""
-    return [_ELEMENTS, *_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS]
+    pairs = [(encoded, decoded) for encoded in REAL_DTYPES for decoded in REAL_DTYPES]
+    cast = [pair for pair in pairs if not {"b1", "f2"} & set(pair)]
+    integers = [(name, name) for name in REAL_DTYPES if name[0] in "iu"]
+    of_rule: dict[Rule, list[tuple[str, str]]] = {
+        "astype": pairs,
+        "scaled": pairs,
+        "scaled_integer": integers,
+        "cast_value": cast,
+    }
+    elements = [_elements_kernel(*pair, rule) for rule, pairs in of_rule.items() for pair in pairs]
+    return [*_DELTA.values(), *_FLOAT_DELTA.values(), _PACKBITS, *elements]
+
+
+def _elements_kernel(encoded: str, decoded: str, rule: Rule) -> Kernel:
+    defines = (("ENCODED", encoded), ("DECODED", decoded), ("RULE", rule))
+    return Kernel(file="elements.cu", name="elements", defines=defines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +92,7 @@ class Filter(Protocol):
 
 def why_no_filter(*dtypes: np.dtype[Any]) -> str | None:
     """Return why the kernels do not decode elements of some dtypes, in words, or None if they do."""
-    return next((f"elements of {d}" for d in dtypes if f"{d.kind}{d.itemsize}" not in REAL_DTYPES), None)
+    return next((f"elements of {d}" for d in dtypes if dtype_name(d) not in REAL_DTYPES), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +118,14 @@ class Elements:
     @cached_property
     def words(self) -> Words:
         """Fields of ``struct Codec``, and the pairs of numbers behind them."""
-        rule, rounding = get_args(Rule).index(self.rule), get_args(Rounding).index(self.rounding)
+        rounding = get_args(Rounding).index(self.rounding)
         with np.errstate(over="ignore"):
             scale, offset = (_word(np.array([number]).astype(self.inner)) for number in (self.scale, self.offset))
             pairs = [
                 (_word(np.array([key], self.encoded.newbyteorder("="))), _word(np.array([value]).astype(self._native)))
                 for key, value in self.mapped
             ]
-        head = [dtype_words(self.encoded), dtype_words(self.decoded), rule, rounding, scale, offset, len(pairs), 0]
+        head = [_swap_nbytes(self.encoded), _swap_nbytes(self.decoded), rounding, scale, offset, len(pairs)]
         return np.array([*head, *(word for pair in pairs for word in pair)], np.uint64)
 
     @property
@@ -122,7 +136,8 @@ class Elements:
         """Decode chunks; see `Filter.launch`."""
         n_tiles = -(-places.n_elements // _ELEMENTS_PER_TILE)
         args = (places.table, places.n, n_tiles, places.n_elements, places.words, places.flags)
-        _launch(api, stream, _ELEMENTS, places.n * n_tiles, args)
+        kernel = _elements_kernel(dtype_name(self.encoded), dtype_name(self.decoded), self.rule)
+        _launch(api, stream, kernel, places.n * n_tiles, args)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +199,10 @@ def _delta_steps(n: int, n_elements: int) -> list[tuple[int, int, int, int]]:
         (step, n_segments, n_tiles * _DELTA_TILE, n_blocks)
         for step, n_blocks in ((1, n * n_segments), (2, n), (3, n * n_segments))
     ]
+
+
+def _swap_nbytes(dtype: np.dtype[Any]) -> int:
+    return 0 if dtype.isnative else dtype.itemsize
 
 
 def dtype_words(dtype: np.dtype[Any]) -> int:

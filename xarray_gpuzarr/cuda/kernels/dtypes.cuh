@@ -49,6 +49,8 @@ __device__ inline f8 floating(const DType& dtype, u8 word)
 // Any number as F.
 template <class F> __device__ inline F number(const DType& dtype, u8 word)
 {
+    if (!is_float(dtype) && dtype.nbytes < 8)  // of 4 bytes in fewer steps
+        return dtype.kind == 'i' ? As<F>::from((i4)word) : As<F>::from((u4)word);
     if (!is_float(dtype)) return dtype.kind == 'i' ? As<F>::from((i8)word) : As<F>::from(word);
     if (dtype.nbytes == 2) return As<F>::from(f2{(u2)word});
     if (dtype.nbytes == 4) return As<F>::from(bits<f4>((u4)word));

@@ -1,9 +1,11 @@
 // Elements of chunks from what a codec of elements stored to what it was given.
 //
+// Compiled for two types, ENCODED and DECODED, and a RULE.
+//
 // Grid: n * tiles_per_chunk blocks of 256 threads; a block decodes 4096 elements of one chunk. `table` has two columns of
 // n words: addresses of the encoded and of the decoded elements, aligned to them. `flags` has one, zeros at first: 1 is
 // written where an element has no decoded value, or one that differs between computers.
-// Memory: neighbouring threads read and write neighbouring elements.
+// Memory: neighbouring threads read and write neighbouring elements, four loads before four stores.
 // NumPy, by rule:
 // astype: encoded.astype(decoded)
 // scaled: (encoded / scale + offset).astype(decoded), divided as floating numbers: of 8 bytes if `encoded` has none
@@ -11,14 +13,15 @@
 // cast_value: the scalar map, else rounded as asked and converted; flagged unless the dtype holds the result
 
 #include "dtypes.cuh"
+#include "order.cuh"
 
 enum Rule { astype, scaled, scaled_integer, cast_value };
 enum Rounding { nearest_even, towards_zero, towards_positive, towards_negative, nearest_away };
 
 struct Codec {  // fields of `filters.Elements.words`
-    u8 encoded, decoded, rule, rounding;
+    u8 encoded_swap_nbytes, decoded_swap_nbytes, rounding;
     u8 scale, offset;  // of the floating dtype that is computed in, or integers
-    u8 n_mapped, unused;
+    u8 n_mapped;
     // Behind them: pairs of integers and of what they decode to.
 };
 
@@ -55,20 +58,28 @@ __device__ inline bool decode_scaled(const DType& from, u8 word, const DType& to
     return convert(inner, value, to, result);
 }
 
-__device__ inline bool decode_integer(const DType& dtype, u8 word, const Codec& codec, u8& result)
+// Returns false unless `scale` divides `word`; elements of up to 4 bytes are divided as such.
+template <class U, class S>
+__device__ inline bool divided(const DType& dtype, u8 word, u8 scale, u8& quotient)
 {
     if (dtype.kind == 'u') {
-        if (word % codec.scale) return false;
-        result = word / codec.scale + codec.offset;
-        return result >= codec.offset && holds(dtype, result, false);
+        quotient = (U)word / (U)scale;
+        return (U)quotient * (U)scale == (U)word;
     }
-    const i8 scale = (i8)codec.scale;
-    u8 quotient = 0 - word;  // what -1 gives, which a processor may refuse to divide the lowest number by
-    if (scale != -1) {
-        if ((i8)word % scale) return false;
-        quotient = (u8)((i8)word / scale);
-    }
+    quotient = 0 - word;  // what -1 gives, which a processor may refuse to divide the lowest number by
+    if ((S)scale == -1) return true;
+    quotient = (u8)(i8)((S)word / (S)scale);
+    return (U)quotient * (U)scale == (U)word;
+}
+
+__device__ inline bool decode_integer(const DType& dtype, u8 word, const Codec& codec, u8& result)
+{
+    u8 quotient;
+    const bool divides = dtype.nbytes == 8 ? divided<u8, i8>(dtype, word, codec.scale, quotient)
+                                           : divided<u4, i4>(dtype, word, codec.scale, quotient);
     result = quotient + codec.offset;
+    if (!divides) return false;
+    if (dtype.kind == 'u') return result >= codec.offset && holds(dtype, result, false);
     return dtype.nbytes == 8 || holds(dtype, result, true);
 }
 
@@ -105,9 +116,25 @@ __device__ inline bool decode_value(const DType& from, u8 word, const DType& to,
     return !is_finite || floating(to, result) - floating(to, result) == 0;
 }
 
-__device__ inline bool decode(const DType& from, u8 word, const DType& to, const Codec& codec, u8& result)
+template <class T> struct KindOf { static constexpr u1 kind = (T)-1 < (T)0 ? 'i' : 'u'; };
+template <> struct KindOf<b1> { static constexpr u1 kind = 'b'; };
+template <> struct KindOf<f2> { static constexpr u1 kind = 'f'; };
+template <> struct KindOf<f4> { static constexpr u1 kind = 'f'; };
+template <> struct KindOf<f8> { static constexpr u1 kind = 'f'; };
+
+typedef Unsigned<sizeof(ENCODED)>::type EncodedBits;
+typedef Unsigned<sizeof(DECODED)>::type DecodedBits;
+
+constexpr u4 n_threads = 256, n_each = 4, n_per_tile = 4096;
+
+__device__ inline bool decode(EncodedBits encoded, const Codec& codec, u8& result)
 {
-    switch (codec.rule) {
+    constexpr DType from = {sizeof(ENCODED), KindOf<ENCODED>::kind, 0}, to = {sizeof(DECODED), KindOf<DECODED>::kind, 0};
+    constexpr u4 above = 64 - 8 * sizeof(ENCODED);
+    u8 word = encoded;
+    if (from.kind == 'b') word = encoded != 0;
+    if (from.kind == 'i') word = (u8)((i8)(word << above) >> above);
+    switch (RULE) {
     case scaled: return decode_scaled(from, word, to, codec, result);
     case scaled_integer: return decode_integer(from, word, codec, result);
     case cast_value: return decode_value(from, word, to, codec, result);
@@ -119,17 +146,26 @@ extern "C" __global__ void elements(u8 table, u8 n, u8 tiles_per_chunk, u8 n_ele
 {
     const u4 row = blockIdx.x / (u4)tiles_per_chunk, tile = blockIdx.x % (u4)tiles_per_chunk;
     const u8* const column = (const u8*)table + row;
-    const u8 encoded = column[0], decoded = column[n];
+    const EncodedBits* const encoded = (const EncodedBits*)column[0];
+    DecodedBits* const decoded = (DecodedBits*)column[n];
     const Codec& codec = *(const Codec*)codec_address;
-    const DType from = dtype_of(codec.encoded), to = dtype_of(codec.decoded);
+    const Order from = order_of((u4)codec.encoded_swap_nbytes), to = order_of((u4)codec.decoded_swap_nbytes);
+    const u4 end = n_elements - (u8)tile * n_per_tile < n_per_tile ? (u4)n_elements : (tile + 1) * n_per_tile;
     bool all_decoded = true;
 #pragma unroll 1
-    for (u4 item = 0; item < 16; ++item) {
-        const u4 at = (tile * 16 + item) * blockDim.x + threadIdx.x;
-        if (at >= n_elements) break;
-        u8 result = 0;
-        all_decoded &= decode(from, load(from, encoded, at), to, codec, result);
-        store(to, decoded, at, result);
+    for (u4 first = tile * n_per_tile + threadIdx.x; first < end; first += n_each * n_threads) {
+        EncodedBits loaded[n_each];
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) {  // those behind the last one stand for it
+            const u4 at = first + i * n_threads;
+            loaded[i] = encoded[at < end ? at : end - 1];
+        }
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) {
+            u8 result = 0;
+            all_decoded &= decode(ordered(loaded[i], from), codec, result);
+            if (first + i * n_threads < end) decoded[first + i * n_threads] = ordered((DecodedBits)result, to);
+        }
     }
     if (!all_decoded) ((u8*)flags)[row] = 1;
 }

@@ -1,0 +1,31 @@
+// Bytes of elements in the machine's order: any of them without a branch.
+
+// Which bytes of a word of 8 make up its halves once they are swapped, as `__byte_perm` takes them.
+struct Order {
+    u4 low, high;
+};
+
+// Of elements whose bytes are reversed `swap_nbytes` at a time; 0 leaves them as they are.
+__device__ inline Order order_of(u4 swap_nbytes)
+{
+    switch (swap_nbytes) {
+    case 2: return Order{0x2301, 0x6745};
+    case 4: return Order{0x0123, 0x4567};
+    case 8: return Order{0x4567, 0x0123};
+    default: return Order{0x3210, 0x7654};
+    }
+}
+
+// Of a word of 1, 2 or 4 bytes only the lower half counts.
+template <class Word> __device__ inline Word ordered(Word word, const Order& order)
+{
+    const u4 low = (u4)word, high = sizeof(Word) == 8 ? (u4)((u8)word >> 32) : 0;
+    if (sizeof(Word) == 1) return word;
+    if (sizeof(Word) < 8) return (Word)__byte_perm(low, high, order.low);
+    return (Word)((u8)__byte_perm(low, high, order.high) << 32 | __byte_perm(low, high, order.low));
+}
+
+__device__ inline u16 ordered(u16 unit, const Order& order)
+{
+    return u16{ordered(unit.low, order), ordered(unit.high, order)};
+}
