@@ -1,7 +1,7 @@
 // Single elements of decoded chunks -> anywhere in a flat output, cast on the way.
 //
 // Grid: ceil(n_rows / (256 >> log_lanes)) * tiles_per_row blocks of 256 threads; a row is the points of one chunk.
-// 2^log_lanes threads share a row and take 16 of its points each in a tile.
+// 2^log_lanes threads share a row and take 16 of its points each in a tile, four loads before four stores.
 // Memory: the columns of points are read in order; elements and results lie anywhere.
 // NumPy, per row: out[position[first:end]] = cast(chunk.ravel()[within[first:end]])
 
@@ -13,6 +13,8 @@ struct Target {
     const i8 *bounds, *within, *position;  // within: null for missing chunks
     u8 log_lanes;
 };
+
+constexpr u4 n_each = 4;
 
 extern "C" __global__ void points(u8 target_address, u8 src_address, u8 row_address, u8 n_rows, u8 tiles_per_row)
 {
@@ -26,11 +28,21 @@ extern "C" __global__ void points(u8 target_address, u8 src_address, u8 row_addr
     const i8 *const within = target.within, *const position = target.position;
     RESULT* const out = target.out;
     const i8 group = ((const i8*)row_address)[row], end = target.bounds[group + 1];
-    i8 point = target.bounds[group] + (i8)(blockIdx.x % (u4)tiles_per_row) * (16 * lanes) + (threadIdx.x & (lanes - 1));
-    for (u4 item = 0; item < 16 && point < end; ++item, point += lanes) {
-        const STORED stored[1] = {src[within ? within[point] : 0]};
-        RESULT result[1];
+    const i8 first = target.bounds[group] + (i8)(blockIdx.x % (u4)tiles_per_row) * (16 * lanes);
+#pragma unroll 1
+    for (u4 item = threadIdx.x & (lanes - 1); item < 16 * lanes && first + item < end; item += n_each * lanes) {
+        STORED stored[n_each];
+        RESULT result[n_each];
+        i8 to[n_each];
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i) {  // points behind the last one stand for it
+            const i8 point = first + item + i * lanes < end ? first + item + i * lanes : end - 1;
+            stored[i] = src[within ? within[point] : 0];
+            to[i] = position[point];
+        }
         cast_elements(stored, result, cast);
-        out[position[point]] = result[0];
+#pragma unroll
+        for (u4 i = 0; i < n_each; ++i)
+            if (first + item + i * lanes < end) out[to[i]] = result[i];
     }
 }
