@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -26,8 +25,6 @@ from helpers.strict_kernels import KernelError, kernels_from, strictly
 SEEDS = (0, 1)
 SECONDS = 60
 """After which a mutant is taken for one that never ends."""
-REDUNDANT = {("float_delta.cu", 2)}
-"""Barriers, counted in their file, that a kernel could do without."""
 MISUSED = ("race", "barrier", "undefined", "crash")
 ANY = (*MISUSED, "value", "endless")
 KERNELS = Path(str(resources.files("xarray_gpuzarr.cuda") / "kernels"))
@@ -99,16 +96,13 @@ def _halves() -> Iterator[Mutant]:
 
 
 def _barriers() -> Iterator[Mutant]:
-    n_before: Counter[str] = Counter()
     for file, barrier in _found(r"\b__sync(threads|warp)\([^()]*\)"):
-        shown_by = ("survives",) if (file, n_before[file]) in REDUNDANT else MISUSED
-        n_before[file] += 1
         changed = ["((void)0)"]
         if barrier[1] == "threads":
             changed += ["__syncwarp()", "(threadIdx.x % 64 < 32 ? __syncthreads() : (void)0)"]
         for new in changed:
             checks = (_kernels_with(file)[0],)
-            yield Mutant(file=file, span=barrier.span(), new=new, checks=checks, shown_by=shown_by)
+            yield Mutant(file=file, span=barrier.span(), new=new, checks=checks, shown_by=MISUSED)
 
 
 def _instructions() -> Iterator[Mutant]:

@@ -36,25 +36,19 @@ struct Line {  // addresses of its first element in this tile
 
 constexpr u4 n_threads = 256, n_each = 4, max_lines = 256, stage_nbytes = 17408;  // see axes.py
 
-#ifdef GPUZARR_HOST_SHIM
-__device__ inline u4 upper_product(u4 a, u4 b) { return (u4)((u8)a * b >> 32); }
-__device__ inline u8 stepped(u8 address, i4 at, i4 step) { return address + (u8)((i8)at * step); }
-#else
-__device__ inline u4 upper_product(u4 a, u4 b) { return __umulhi(a, b); }
 __device__ inline u8 stepped(u8 address, i4 at, i4 step)  // in one instruction, which no compiler chooses by itself
 {
     u8 result;
     asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(result) : "r"(at), "r"(step), "l"(address));
     return result;
 }
-#endif
 
 // Quotients of numbers below 2^15 by numbers up to 2^13.
 struct Divisor {
     u4 divisor, factor;
 
     __device__ explicit Divisor(u4 by) : divisor(by), factor((0x7fffffffu + by) / by) {}
-    __device__ u4 quotient(u4 number) const { return upper_product(2 * number, factor); }
+    __device__ u4 quotient(u4 number) const { return __umulhi(2 * number, factor); }
 };
 
 __device__ inline Side side_of(const Axis& axis, const i8* pieces)
