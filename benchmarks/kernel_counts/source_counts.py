@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 from helpers import host_kernels  # type: ignore[import-not-found]
+from helpers.ptx_text import without_asm
 
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import kernel_source
@@ -77,7 +78,7 @@ def _trace(
 ) -> None:
     with TemporaryDirectory() as folder:
         library = Path(folder) / "traced.so"
-        source = f"{kernel_source(kernel)}\nSHIM_ENTRY({kernel.name})\n"
+        source = f"{without_asm(kernel_source(kernel))}\nSHIM_ENTRY({kernel.name})\n"
         shim = ("-include", str(_SHIM), "-include", str(_TRACE), "-x", "c++", "-")
         # Linked on its own, so that no sanitizer's library comes along.
         unlinked = library.with_suffix(".o")
