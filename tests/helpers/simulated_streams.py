@@ -21,6 +21,8 @@ from helpers.simulated_memory import POISON, Block
 MODES = ("lazy", "eager", "random", "starving")
 """How a seed runs work, by its remainder: as late and as little as possible, at once, by chance, or that of one stream
 only when nothing else can run any more."""
+_MOST_PENDING = 100
+"""Operations of a stream that may wait: streams on which memory comes back are waited for by nobody."""
 _N_STARVED = 8
 """Streams that may be the starved one, in the order in which they were made."""
 
@@ -155,7 +157,10 @@ class Scheduler:
             self.reach(self.end_of(stream))
 
     def drift(self) -> None:
-        """Run some operations before anybody waits for them."""
+        """Run some operations before anybody waits for them; all streams have bounds to how late they are."""
+        for stream in self.streams.values():
+            while len(stream.queue) > _MOST_PENDING and stream.runnable:
+                self._run(stream)
         if self.mode == "eager":
             self.reach_all()
         elif self.mode == "random" and self._random.random() < self._early:

@@ -186,7 +186,7 @@ class Read:
 
     def _make_room(self) -> None:
         """Wait until another batch may take memory."""
-        while len(self._submitted) >= self._limits.n_batches - 1 and self._submitted:
+        while len(self._submitted) >= self._limits.n_batches:
             self._retire()
 
     def _enqueue(self, batch: Batch, staged: Sequence[Staged], chunks: Chunks) -> None:
