@@ -194,10 +194,10 @@ def test_calls_of_a_task_of_many_chunks_grow_with_its_batches():
     calls = calls_of_second_read("scattered", 1000, ZstdCodec())
 
     assert {name: calls[name] for name in ("upload", "nvcomp", "launch", "download")} == {
-        "upload": 1 + 2 * 5,
-        "nvcomp": 5,
-        "launch": 2 * 5,
-        "download": 5,
+        "upload": 1 + 2 * 4,
+        "nvcomp": 4,
+        "launch": 2 * 4,
+        "download": 4,
     }
     assert calls["allocate_pinned"] == 0
 
