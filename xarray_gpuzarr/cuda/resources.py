@@ -27,8 +27,8 @@ from xarray_gpuzarr.cuda.turns import Turns
 TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""
 MAX_BATCHES = 4
-"""Batches of one read that may be decoded, each on a stream of its own, while one more is staged. The rings of tables and
-receipts have a slot for that one, too."""
+"""Batches of one read that may be decoded, each on a stream of its own, while one more is staged. The rings of tables
+and receipts have a slot for that one, too."""
 
 
 class Lane:
