@@ -43,6 +43,13 @@ def test_values_do_not_depend_on_the_order_of_work_or_on_sizes(name, seed, selec
         assert_reads(SimulatedDevice(seed), name, selection)
 
 
+@pytest.mark.parametrize("seed", SEEDS[:6])
+@pytest.mark.parametrize("name", SCENES)
+def test_reads_of_nothing_leave_nothing_under_way(name, seed):
+    with limits():
+        assert_reads(SimulatedDevice(seed), name, slice(5, 5))
+
+
 @pytest.mark.parametrize("name", SCENES)
 def test_scenes_take_several_batches_and_segments(name):
     uploads = Counter(n.site for n in noted(name).notes if n.call == "upload")

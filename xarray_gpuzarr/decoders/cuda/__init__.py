@@ -6,6 +6,7 @@ does not decode takes the host decoder and one copy up; `route` says so.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -107,6 +108,8 @@ class CudaDecoder:
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
         cast = _native(cast)
+        if not math.prod(target.shape):
+            return self.empty(target.shape, np.dtype(cast.dtype))
         if why_not_device(spec, cast) is not None or not fits_kernels(target) or host_is_quicker(spec, target):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
