@@ -36,12 +36,13 @@ template <class R> struct Arithmetic {  // no integer result has any
     template <u4 n> static __device__ void apply(R (&)[n], const Cast&) {}
 };
 template <class R, class Bits> struct FloatArithmetic {
-    // NaN or infinite: of f8 the upper half tells.
-    static __device__ bool is_special(R value)
+    // Of f8 the upper half tells whether a value is NaN or infinite.
+    static constexpr u4 drop = 8 * sizeof(Bits) - (sizeof(Bits) == 2 ? 16 : 32);
+    static constexpr u4 infinity = (u4)(Float<Bits>::infinity >> drop);
+
+    static __device__ u4 magnitude(R value)
     {
-        typedef Float<Bits> F;
-        constexpr u4 drop = 8 * sizeof(Bits) - (sizeof(Bits) == 2 ? 16 : 32);
-        return ((u4)(bits<Bits>(value) >> drop) & (u4)((F::sign - 1) >> drop)) >= (u4)(F::infinity >> drop);
+        return (u4)(bits<Bits>(value) >> drop) & (u4)((Float<Bits>::sign - 1) >> drop);
     }
 
     static __device__ R with_care(R value, const Cast& cast)
@@ -67,7 +68,7 @@ template <class R, class Bits> struct FloatArithmetic {
     template <u4 n> static __device__ void scale(R (&value)[n], const R (&unscaled)[n], const Cast& cast)
     {
         const R factor = bits<R>((Bits)cast.scale), summand = bits<R>((Bits)cast.offset);
-        bool any_special = false;
+        u4 greatest = 0;
         if (cast.has_scale) {
 #pragma unroll
             for (u4 i = 0; i < n; ++i) value[i] = rounded_product(value[i], factor);
@@ -77,8 +78,8 @@ template <class R, class Bits> struct FloatArithmetic {
             for (u4 i = 0; i < n; ++i) value[i] = rounded_sum(value[i], summand);
         }
 #pragma unroll
-        for (u4 i = 0; i < n; ++i) any_special |= is_special(value[i]);
-        if (!any_special) return;
+        for (u4 i = 0; i < n; ++i) greatest = magnitude(value[i]) > greatest ? magnitude(value[i]) : greatest;
+        if (greatest < infinity) return;  // none is NaN or infinite
 #pragma unroll
         for (u4 i = 0; i < n; ++i) value[i] = with_care(unscaled[i], cast);
     }
