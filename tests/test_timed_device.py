@@ -143,7 +143,7 @@ def test_placing_takes_the_bytes_that_it_reads_and_writes(device):
     device.synchronize(stream)
 
     (kernel,) = device.simulation.intervals
-    assert kernel.end_s == pytest.approx(0.25 + 3 * 4096 * (2 + 4) / 1000)
+    assert kernel.end_s == pytest.approx(0.25 + 3 * 8192 * (2 + 4) / 1000)
 
 
 def test_checksums_cannot_be_modelled(device):

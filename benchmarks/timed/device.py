@@ -25,12 +25,13 @@ from benchmarks.timed.memory import DeviceBytes
 from benchmarks.timed.rates import Rates
 from benchmarks.timed.simulation import Operation, Simulation, Stream
 from xarray_gpuzarr.cuda.api import Address, Bytes, Kernel
-from xarray_gpuzarr.cuda.axes import LOG_ITEMS, N_THREADS
+from xarray_gpuzarr.cuda.axes import MAX_TILE, N_THREADS
 from xarray_gpuzarr.cuda.nvcomp import Batch
 
 Words = npt.NDArray[np.uint64]
 
-_TILE_ELEMENTS = N_THREADS << LOG_ITEMS
+_TILE_ELEMENTS = 16 * N_THREADS
+"""Of what a block of threads handles; boxes are placed in tiles of up to `MAX_TILE`, mostly nearly that."""
 _N_UPLOADS_KNOWN = 32
 
 
@@ -218,7 +219,8 @@ class TimedDevice(NullDevice):
             case "scatter" | "points":
                 defined = dict(kernel.defines)
                 itemsizes = [int(defined[which][1:]) for which in ("STORED", "RESULT")]
-                return rates.kernel_s(n_blocks * _TILE_ELEMENTS * sum(itemsizes))
+                tile = MAX_TILE if kernel.name == "scatter" else _TILE_ELEMENTS
+                return rates.kernel_s(n_blocks * tile * sum(itemsizes))
             case "checksum":
                 raise NotImplementedError("checksums of bytes that nobody decodes")
             case _:
