@@ -22,7 +22,7 @@ from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.decoders.host import HostDecoder
 
 SMALL = ResourceOptions(
-    slot_nbytes=64 * 1024, n_slots=2, batch_nbytes=96 * 1024, batch_chunks=1, scratch_nbytes=1 << 28
+    slot_nbytes=64 * 1024, n_slots=2, batch_nbytes=96 * 1024, batch_chunks=3, scratch_nbytes=1 << 28
 )
 """So small that ordinary tests need several segments and several batches."""
 

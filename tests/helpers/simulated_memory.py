@@ -79,6 +79,8 @@ class Arena:
         self._base = self._memory.ctypes.data
         first = _round_up(self._base)
         self._holes = [Hole(start=first, stop=self._base + len(self._memory))]
+        self._merged_at = 64
+        """Holes from which on they are joined, so that looking for one takes its time no longer."""
         self._first = self._poisoned_to = first
         self.given: dict[int, Block] = {}
         self.nbytes = 0
@@ -105,9 +107,11 @@ class Arena:
     def take(self, nbytes: int, stream: SimulatedStream) -> Block | None:
         """Return a block, or None when no hole is long enough."""
         need = 2 * ALIGNMENT + _round_up(nbytes)
-        fits = (i for i, h in enumerate(self._holes) if h.stop - h.start >= need and h.open_to(stream))
-        at = max(fits, default=None)
-        return None if at is None else self._take(at, need, nbytes, stream)
+        for at in range(len(self._holes) - 1, -1, -1):
+            hole = self._holes[at]
+            if hole.stop - hole.start >= need and hole.open_to(stream):
+                return self._take(at, need, nbytes, stream)
+        return None
 
     def steal(self, nbytes: int, stream: SimulatedStream) -> tuple[Block, SimulatedStream] | None:
         """Return a block that another stream has yet to free, and that stream, as RMM's pool does before it grows."""
@@ -140,6 +144,9 @@ class Arena:
         del self.given[block.address]
         self.nbytes -= block.nbytes
         self._holes.append(Hole(start=block.start, stop=block.stop, was=block))
+        if len(self._holes) > self._merged_at:
+            self.merge()
+            self._merged_at = 2 * len(self._holes) + 64
 
     def begin(self, block: Block) -> None:
         """Carry out the allocation of a block in its stream."""

@@ -39,9 +39,7 @@ class Touch:
     """A copy's side; something behind a kernel's argument; or all of a block that is allocated or freed."""
 
     def clashes(self, pending: Touch) -> bool:
-        """Say whether it is wrong to run now while `pending`, given earlier, has not run."""
-        if not (self.start < pending.stop and pending.start < self.stop):
-            return False
+        """Say whether it is wrong to run now while `pending`, given earlier and of some of the same memory, has not."""
         kinds = {self.kind, pending.kind}
         if "block" in kinds:
             return True
@@ -220,7 +218,8 @@ class Scheduler:
             for other, pending in stream.queue:
                 if other >= number:
                     break
-                if any(mine.clashes(theirs) for mine in operation.touches for theirs in pending.touches):
-                    raise AssertionError(
-                        f"runs before '{pending.name}', which was given earlier and touches the same memory"
-                    )
+                for theirs in pending.touches:
+                    for mine in operation.touches:
+                        if mine.start < theirs.stop and theirs.start < mine.stop and mine.clashes(theirs):
+                            what = f"'{pending.name}', which was given earlier and touches the same memory"
+                            raise AssertionError(f"runs before {what}")
