@@ -122,7 +122,7 @@ def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
         lane = resources.lane()
         assert resources.turns.n_reading == 0
         assert resources.turns._alone is None
-        assert not lane._held
+        assert not any(memory._lent for memory in lane._memories)
         assert not lane._results
         assert not resources._lock.locked()
         device.check()
