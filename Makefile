@@ -28,10 +28,10 @@ demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and 
 	$(BIN)/gpuzarr demo
 
 test: $(VENV)/.installed ## Run the whole test suite
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
-	$(OLDEST)/bin/python -m pytest -n auto -q -k 'not simulated' $(TOUCHING)
+	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -q -k 'not simulated' $(TOUCHING)
 
 test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU)/bin/python -m pytest -m gpu -q

@@ -1,5 +1,6 @@
 """Fixtures and settings of the whole suite."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marked("every_decoder") and not marked("host_decoder"):
         on_gpu = pytest.param("cuda", marks=pytest.mark.gpu)
         metafunc.parametrize("decoder", ["host", "simulated", on_gpu], indirect=True)
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage pass over what the suite itself consists of: tests ask for many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
