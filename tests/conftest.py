@@ -39,8 +39,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("decoder", ["host", "simulated", on_gpu], indirect=True)
 
 
-def pytest_collection_finish() -> None:
-    """Let collections of garbage pass over what the suite itself consists of: tests ask for many."""
+@pytest.fixture(scope="module", autouse=True)
+def pass_over_what_is_there() -> None:
+    """Let collections of garbage, for which tests ask, pass over the suite itself and what other modules keep."""
     gc.collect()
     gc.freeze()
 

@@ -172,9 +172,9 @@ def flipped(chunk, bit):
 
 
 def bits_flipped(chunk):
-    """Flip every bit of the header, and about a thousand others."""
+    """Flip every bit of the header, and some three hundred others."""
     n_bits = 8 * len(chunk)
-    return [flipped(chunk, bit) for bit in sorted({*range(min(n_bits, 256)), *range(0, n_bits, n_bits // 1000 + 1)})]
+    return [flipped(chunk, bit) for bit in sorted({*range(min(n_bits, 256)), *range(0, n_bits, n_bits // 300 + 1)})]
 
 
 def every_truncation(chunk):

@@ -37,6 +37,12 @@ def architectures() -> list[int]:
     return list(found)
 
 
+def generations() -> list[int]:
+    """Return the first architecture of each generation from Turing on, of those that the library compiles for."""
+    first = {arch // 10: arch for arch in reversed(architectures()) if arch >= 75}
+    return sorted(first.values())
+
+
 def compile_ptx(source: str, options: Sequence[str]) -> str:
     """Return the PTX of a program."""
     return _compile(source, options, "PTX").rstrip(b"\0").decode()
