@@ -254,8 +254,9 @@ def test_interrupt_at_any_call_leaves_nothing_behind(name):
 @pytest.mark.parametrize("ignored", range(1, 6))
 def test_failed_read_must_wait_for_all_streams(ignored):
     starving = 4 * ignored + 3  # that stream, which nobody waits for then
+    mutations = {f"synchronize:{ignored}"}
     with pytest.raises(AssertionError):
-        [read_interrupted(starving, at, selection=..., mutations={f"synchronize:{ignored}"}) for at in range(20, 140, 4)]
+        [read_interrupted(starving, at, selection=..., mutations=mutations) for at in range(20, 140, 4)]
 
 
 # Several reads, threads, devices.

@@ -156,7 +156,8 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
     longer = next((axis for axis, edge in enumerate(edges) if times * edge <= variable.shape[axis]), None)
     of_task = "" if longer is None else f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}, or "
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
-    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {of_task}{times} threads, would keep it busy"
+    enough = f"{of_task}{times} threads"
+    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough}, would keep it busy"
 
 
 def _codecs_of(array: zarr.Array[Any]) -> str:
