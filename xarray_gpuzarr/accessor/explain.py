@@ -139,20 +139,20 @@ def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
     )
 
 
-def _load(variable: Variable, spec: ArraySpec) -> str:
-    """Say that the chunks of one task are too few to keep a GPU busy, and how many shards or threads are not.
+_KEPT_BUSY = 2 * N_AT_ONCE
+"""Chunks that must be under way together: a task ends with its slowest one, and others must fill the gap."""
 
-    A task ends with its slowest chunk: for the next ones to fill the gap, twice as many chunks must be under way as are
-    decoded at once.
-    """
+
+def _load(variable: Variable, spec: ArraySpec) -> str:
+    """Say that the chunks of one task are too few to keep a GPU busy, and how many shards or threads are not."""
     blocks = variable.chunks
     if blocks is None or len(blocks) != spec.grid.ndim:
         return ""
     edges = [max(sizes, default=0) for sizes in blocks]
     n = math.prod(-(-edge // chunk) for edge, chunk in zip(edges, spec.grid.chunk_shape, strict=True))
-    if not 0 < n < min(2 * N_AT_ONCE, math.prod(spec.grid.n_chunks)):
+    if not 0 < n < min(_KEPT_BUSY, math.prod(spec.grid.n_chunks)):
         return ""
-    times = -(-2 * N_AT_ONCE // n)
+    times = -(-_KEPT_BUSY // n)
     longer = next((axis for axis, edge in enumerate(edges) if times * edge <= variable.shape[axis]), None)
     of_task = "" if longer is None else f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}, or "
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
