@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import BloscSpec, GzipSpec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.cuda.resources import Lane
@@ -27,6 +28,7 @@ from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values, join_shadows
 from xarray_gpuzarr.decoders.cuda.staging import Staged
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, join
 from xarray_gpuzarr.decoders.cuda.work import Chunks
@@ -72,9 +74,20 @@ class Read:
         One that the device decodes.
     target : BoxTarget or PointTarget
     cast : Cast
+    choice : Choice, optional
+        Which chunks the host decodes as well.
     """
 
-    def __init__(self, lane: Lane, source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        source: ByteSource,
+        spec: ArraySpec,
+        *,
+        target: Target,
+        cast: Cast,
+        choice: Choice | None = None,
+    ) -> None:
         self._lane = lane
         self._api = lane.api
         self._chunk_nbytes = spec.chunk_nbytes
@@ -87,7 +100,7 @@ class Read:
             options=lane.options,
         )
         self._n_chunks = target.n_chunks
-        self._stager = stager_for(lane, source, spec, chain=chain)
+        self._stager = stager_for(lane, source, spec, chain=chain, choice=choice)
         self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.first)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
         lane.share()
@@ -103,6 +116,11 @@ class Read:
         self._staged: list[Staged] = []
         self._submitted: deque[Submitted] = deque()
         self._doubtful: list[tuple[Batch, Column]] = []
+
+    @property
+    def n_left_to_host(self) -> int:
+        """Chunks that the device was not given encoded, or could not decode."""
+        return self._stager.n_decoded
 
     def run(self, plans: Iterator[ReadPlan]) -> Any:
         """Carry out plans that together cover the target; return the array, ready for any stream."""
@@ -216,6 +234,7 @@ class Read:
             streams=streams,
             filters=join([s.filters for s in staged], counts),
             elements=np.flatnonzero(_joined([s.encoded for s in staged])) if self._has_elements else NO_ROWS,
+            shadows=join_shadows([s.shadows for s in staged], counts),
         )
 
     def _retire(self) -> None:
@@ -227,6 +246,15 @@ class Read:
         doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS
         if len(doubtful):
             self._doubtful.append((oldest.batch, doubtful))
+        if oldest.receipt is not None and len(oldest.receipt.shadows):
+            self._compare(oldest.batch, oldest.receipt, doubtful)
+
+    def _compare(self, batch: Batch, receipt: Receipt, doubtful: Column) -> None:
+        """Look at what the host has decoded as well; the host decodes the doubtful chunks again anyway."""
+        different = np.setdiff1d(receipt.different(), doubtful)
+        counters.add(n_verified=len(receipt.shadows), n_different=len(different))
+        if len(different):
+            raise different_values(*row_of(batch.pieces, int(different[0])))
 
     def _decode_again(self, batch: Batch, numbers: Column) -> None:
         """Let the host decode chunks of a batch that the device could not; its word is final."""
