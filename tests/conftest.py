@@ -2,6 +2,8 @@
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+# What a GPU was found to do, and how quick it is, is not to be taken from the user's machine, nor left there.
+os.environ["XARRAY_GPUZARR_CACHE_DIR"] = tempfile.mkdtemp(prefix="xarray-gpuzarr-tests-")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder_of_the_tests() -> Iterator[None]:
+    """Remove the folder."""
+    yield
+    shutil.rmtree(os.environ["XARRAY_GPUZARR_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,14 +5,17 @@ A fault is planted in each codec and kernel in turn. "The next process" is a new
 
 import json
 import os
+import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
-from helpers import host_kernels
+from helpers import host_kernels, simulated_worker
 from helpers.planted_faults import IDENTITY, Fault, FaultyDevice
+from helpers.simulated_array import SimulatedArray
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 
@@ -23,7 +26,7 @@ from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import check_all, checked
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrWarning
-from xarray_gpuzarr.read import StoredArray, read, read_points, stored_array
+from xarray_gpuzarr.read import StoredArray, read, read_array, read_points, stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 
@@ -261,7 +264,68 @@ def test_points_are_checked_by_themselves():
     assert decoder.route(array.spec, array.cast).where == "cuda"
 
 
-def test_forked_environments_see_the_folder(monkeypatch):
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """Return a call that opens a store on a device that errs as it is told, as if it were this machine's GPU."""
+    xr.Dataset({"a": (("y", "x"), VALUES)}).chunk(y=10, x=30).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    with simulated_worker.installed():
+
+        def use(fault, **options):
+            sys.modules[simulated_worker.MODULE].device = FaultyDevice(fault)
+            return xr.open_dataset(tmp_path / "a.zarr", engine="gpuzarr", consolidated=False, **options)
+
+        yield use
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_auto_takes_the_host_if_the_gpu_cannot_copy(chunks, opened):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = opened(Fault("upload", "bytes"), chunks=chunks)
+        block = dataset["a"].isel(y=slice(3, 25)).compute().data
+    (text,) = told(caught)
+    assert "copies failed its self-check" in text
+    assert type(block) is np.ndarray
+    np.testing.assert_array_equal(block, VALUES[3:25])
+    if chunks is not None:
+        assert type(dataset["a"].data._meta) is np.ndarray
+
+
+def test_auto_takes_the_gpu_if_it_can_copy(opened):
+    block = opened(Fault("LZ4", "bytes"), chunks=None)["a"].isel(y=slice(3, 25)).compute().data
+    assert isinstance(block, SimulatedArray)
+    np.testing.assert_array_equal(block.get(), VALUES[3:25])
+
+
+def test_cuda_is_an_error_that_says_what_failed(opened):
+    dataset = opened(Fault("download", "bytes"), device="cuda")
+    with (
+        pytest.warns(GpuZarrWarning, match="copies failed"),
+        pytest.raises(DeviceUnavailableError, match="copies failed its self-check on NVIDIA Simulator") as caught,
+    ):
+        dataset["a"].load()
+    assert str(caught.value).splitlines()[0] == "the GPU cannot be used"
+
+
+def test_arrays_are_read_to_the_host_if_the_gpu_cannot_copy(opened, tmp_path):
+    opened(Fault("upload", "raise"))
+    array = zarr.create_array({}, data=VALUES)
+    with pytest.warns(GpuZarrWarning, match="copies failed"):
+        found = read_array(array)
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, VALUES)
+
+
+def test_explain_says_why_the_host_decodes(opened):
+    dataset = opened(Fault("Zstd", "bytes"), chunks={})
+    with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
+        dataset["a"].compute()
+    (row,) = dataset.gpuzarr.explain().rows
+    assert row.where == "host, then one copy to the device"
+    assert "zstd failed its self-check on NVIDIA Simulator" in row.why
+
+
+def test_the_folder_is_where_the_user_keeps_caches(monkeypatch):
     monkeypatch.delenv("XARRAY_GPUZARR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", os.sep + "caches")
     assert cache_folder() == Path(os.sep, "caches", "xarray-gpuzarr")

@@ -6,13 +6,13 @@ import zlib
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.api import Address
 from xarray_gpuzarr.cuda.checksum import checksum, finish
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import content
-from xarray_gpuzarr.decoders.cuda.checks.trial import compare, download
+from xarray_gpuzarr.decoders.cuda.checks.trial import compare, download, sent
 
 COPY = "copies"
 """Name of the check without which nothing works."""
@@ -22,7 +22,7 @@ def _copies(lane: Lane) -> int:
     data = content("noise", 100_003)
 
     def run() -> int:
-        memory = _sent(lane, data)
+        memory = sent(lane, data)
         compare(download(lane, memory.address, (len(data),), np.dtype("u1")), np.frombuffer(data, "u1"))
         return len(data)
 
@@ -34,9 +34,9 @@ def _moves(lane: Lane) -> int:
     to = np.array([16, 1029, 2048, 2064])
 
     def run() -> int:
-        source, target = _sent(lane, data), _sent(lane, bytes(len(data)))
+        source, target = sent(lane, data), sent(lane, bytes(len(data)))
         rows = (first + source.address, to + target.address, nbytes)
-        table = _sent(lane, np.array(rows, np.uint64).tobytes())
+        table = sent(lane, np.array(rows, np.uint64).tobytes())
         move(lane.api, lane.copy, table=table.address, n=len(first), max_nbytes=int(nbytes.max()))
         expected = np.zeros(len(data), np.uint8)
         for start, place, length in zip(first, to, nbytes, strict=True):
@@ -51,9 +51,9 @@ def _sums(lane: Lane) -> int:
     data, first, nbytes = content("noise", 70_000), np.array([0, 1, 778, 803]), np.array([1, 777, 0, 69_000])
 
     def run() -> int:
-        source = _sent(lane, data)
+        source = sent(lane, data)
         columns = np.array((first + source.address, nbytes, 0 * nbytes), np.uint64)
-        table = _sent(lane, columns.tobytes())
+        table = sent(lane, columns.tobytes())
         result = Address(table.address + columns[:2].nbytes)
         longest = int(nbytes.max())
         checksum(lane.api, lane.copy, "crc32", table=table.address, n=len(first), max_nbytes=longest, result=result)
@@ -62,15 +62,6 @@ def _sums(lane: Lane) -> int:
         return int(nbytes.sum())
 
     return lane.reading(run)
-
-
-def _sent(lane: Lane, data: bytes) -> DeviceMemory:
-    """Return device memory that the lane's `copy` stream fills."""
-    slot, memory = lane.lend_slot(len(data)), lane.lend_device_slot(len(data))
-    slot.array[: len(data)] = np.frombuffer(data, np.uint8)
-    lane.upload(memory.address, slot.array[: len(data)], lane.copy)
-    slot.give_back(lane.copy)
-    return memory
 
 
 COPIES, MOVES, SUMS = Check(COPY, _copies), Check("moves", _moves), Check("crc32", _sums)

@@ -60,7 +60,8 @@ def usual_checks() -> Iterator[Check]:
     yield from map(elements, _FILTERS)
     for dtype in ("|u1", "<i2", "<f4", "<f8", ">f4"):
         yield placing(dtype, Cast(dtype=np.dtype(dtype).newbyteorder("=").str), points=False)
-    for stored, result in (("<i2", "<f4"), ("<i2", "<f8"), ("|u1", "<f4"), ("<f4", "<f4"), ("<f8", "<f8")):
+    packed = [(stored, result) for stored in ("<i2", "|u1") for result in ("<f4", "<f8")]
+    for stored, result in (*packed, ("<f4", "<f4"), ("<f8", "<f8")):
         yield placing(stored, Cast(dtype=result, mask=(7.0,), scale=0.5, offset=-3.0), points=False)
     yield placing("<f4", Cast(dtype="<f4"), points=True)
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from xarray_gpuzarr.blosc_frames import BLOSCLZ, walk_blosc
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import (
     BloscSpec,
     BytesSpec,
     CodecPipeline,
     CompressorSpec,
+    DeltaSpec,
     ElementSpec,
     GzipSpec,
     PackBitsSpec,
     ShuffleSpec,
     encoded_nbytes,
 )
+from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
 from xarray_gpuzarr.cuda.nvcomp import quickest
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
-from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare
+from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare, download, sent
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
 from xarray_gpuzarr.frames import FrameError
 
@@ -30,6 +36,8 @@ _BYTES = BytesSpec(endian=None)
 _SEEN = Cast(dtype="|u1")
 _N_ELEMENTS = 1003
 """Of a filter's chunk."""
+_N_SUMMED = 40_009
+"""Of a delta's, so that several blocks of threads share it."""
 
 
 def compressor(spec: CompressorSpec, nbytes: int) -> Check:
@@ -39,7 +47,8 @@ def compressor(spec: CompressorSpec, nbytes: int) -> Check:
     def run(lane: Lane) -> int:
         frames = [f for f in known_frames()[name.partition(",")[0]] if compressor_name(spec, f.nbytes) == name]
         lengths = sorted({f.nbytes for f in frames})
-        return sum(_decode(lane, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
+        n_compared = sum(_decode(lane, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
+        return n_compared + (_blosclz_kernels(lane, frames) if name == "blosc blosclz" else 0)
 
     return Check(name, run)
 
@@ -64,6 +73,36 @@ def _decode(lane: Lane, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> i
     if n_left:
         raise WrongAnswerError(f"{n_left} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
     return found.nbytes
+
+
+def _blosclz_kernels(lane: Lane, frames: Sequence[KnownFrame]) -> int:
+    """Decode streams of blosclz with each of its kernels; which one a read uses depends on how many streams it has."""
+    nbytes = max(f.nbytes for f in frames)
+    lengths = np.array([len(f.frame) for f in frames if f.nbytes == nbytes])
+    data = np.frombuffer(b"".join(f.frame for f in frames if f.nbytes == nbytes), np.uint8)
+    walk = walk_blosc(data, lengths.cumsum() - lengths, lengths, nbytes)
+    of_blosclz = np.flatnonzero(walk.codec == BLOSCLZ)
+    source, source_nbytes, target_nbytes = (
+        column[of_blosclz] for column in (walk.source, walk.source_nbytes, walk.target_nbytes)
+    )
+    n, ends = len(of_blosclz), target_nbytes.cumsum()
+
+    def run() -> list[npt.NDArray[Any]]:
+        memory, results = sent(lane, data.tobytes()), []
+        for together in BLOSCLZ_TOGETHER:
+            out = sent(lane, bytes(int(ends[-1])))
+            columns = (source + memory.address, source_nbytes, ends - target_nbytes + out.address, target_nbytes)
+            table = sent(lane, np.array([*columns, *np.zeros((2, n))], np.uint64).tobytes())
+            actual, status = Address(table.address + 32 * n), Address(table.address + 40 * n)
+            blosclz(lane.api, lane.copy, table=table.address, n=n, actual=actual, status=status, together=together)
+            compare(download(lane, actual, (n,), np.dtype("u8")), target_nbytes.astype("u8"))
+            results.append(download(lane, out.address, (int(ends[-1]),), np.dtype("u1")))
+        return results
+
+    first, *others = lane.reading(run)
+    for other in others:
+        compare(other, first)
+    return first.nbytes * len(BLOSCLZ_TOGETHER)
 
 
 def _words(frame: KnownFrame) -> str:
@@ -91,22 +130,22 @@ def shuffle(elementsize: int) -> Check:
 
 def elements(spec: ElementSpec) -> Check:
     """Return the check of a codec of elements."""
-    decoded = np.dtype(spec.decoded)
+    decoded, n = np.dtype(spec.decoded), _N_SUMMED if isinstance(spec, DeltaSpec) else _N_ELEMENTS
     kind = str(spec).partition("(")[0]
 
     def run(lane: Lane) -> int:
         codecs = CodecPipeline(array_to_array=(spec,), array_to_bytes=_BYTES)
-        codec, pairs = ChunkCodec(codecs, _N_ELEMENTS * decoded.itemsize), []
-        for encoded in _encoded(spec):
-            values = np.empty(_N_ELEMENTS, decoded)
+        codec, pairs = ChunkCodec(codecs, n * decoded.itemsize), []
+        for encoded in _encoded(spec, n):
+            values = np.empty(n, decoded)
             try:
                 codec.into(memoryview(encoded), memoryview(values.view(np.uint8)))
             except FrameError:  # this filter has no value for some of these elements
                 continue
             pairs.append((encoded, values))
-        shape = (len(pairs) * _N_ELEMENTS,)
+        shape = (len(pairs) * n,)
         fill = bytes(decoded.itemsize)
-        layout = Layout(dtype=spec.decoded, shape=shape, chunk_shape=(_N_ELEMENTS,), codecs=codecs, fill=fill)
+        layout = Layout(dtype=spec.decoded, shape=shape, chunk_shape=(n,), codecs=codecs, fill=fill)
         trial = Trial(layout, [encoded for encoded, _ in pairs])
         native = decoded.newbyteorder("=")
         found, n_left = trial.by_device(lane, trial.box(...), Cast(dtype=native.str))
@@ -118,14 +157,14 @@ def elements(spec: ElementSpec) -> Check:
     return Check(f"{kind} of {decoded.name} as {np.dtype(spec.encoded).name}", run)
 
 
-def _encoded(spec: ElementSpec) -> Iterator[bytes]:
+def _encoded(spec: ElementSpec, n: int) -> Iterator[bytes]:
     """Yield chunks that a filter may decode: nothing but zeros, small numbers, and any."""
-    nbytes = encoded_nbytes(spec, _N_ELEMENTS * np.dtype(spec.decoded).itemsize)
+    nbytes = encoded_nbytes(spec, n * np.dtype(spec.decoded).itemsize)
     assert nbytes is not None
     if isinstance(spec, PackBitsSpec):
-        yield bytes([-_N_ELEMENTS % 8]) + content("noise", nbytes - 1)
+        yield bytes([-n % 8]) + content("noise", nbytes - 1)
         return
-    dtype, number = np.dtype(spec.encoded), np.arange(_N_ELEMENTS)
+    dtype, number = np.dtype(spec.encoded), np.arange(n)
     with np.errstate(all="ignore"):
         for values in (
             0 * number,

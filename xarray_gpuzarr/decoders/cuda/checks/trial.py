@@ -15,7 +15,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import CodecPipeline
-from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.api import Address, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.host import HostDecoder
@@ -114,6 +114,15 @@ def download(lane: Lane, start: Address, shape: tuple[int, ...], dtype: np.dtype
     values.reshape(-1).view(np.uint8)[:] = slot.array[: values.nbytes]
     slot.give_back(lane.copy)
     return values
+
+
+def sent(lane: Lane, data: bytes) -> DeviceMemory:
+    """Return device memory that the lane's `copy` stream fills."""
+    slot, memory = lane.lend_slot(len(data)), lane.lend_device_slot(len(data))
+    slot.array[: len(data)] = np.frombuffer(data, np.uint8)
+    lane.upload(memory.address, slot.array[: len(data)], lane.copy)
+    slot.give_back(lane.copy)
+    return memory
 
 
 def compare(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
