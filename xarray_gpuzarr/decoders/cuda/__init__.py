@@ -24,6 +24,7 @@ from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
+from xarray_gpuzarr.decoders.calibration import Identity, identity_of
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
@@ -73,14 +74,14 @@ class CudaDecoder:
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say whether chunks are decoded on the device, and why not."""
         found = route(spec, _native(cast))
-        why = why_host(spec) if found.where == "cuda" else None
+        why = why_host(spec, self._identify) if found.where == "cuda" else None
         return found if why is None else Route(where=f"host, {ONE_COPY}", why=why)
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
-        unmeasured = why_not_unasked() if storage == "auto" else None
+        unmeasured = why_not_unasked(self._identify) if storage == "auto" else None
         return why_not_chain(read_chain(spec)) or self.why_no_files() or unmeasured
 
     def why_no_files(self) -> str | None:
@@ -110,7 +111,8 @@ class CudaDecoder:
         cast = _native(cast)
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        if why_not_device(spec, cast) is not None or not fits_kernels(target) or host_is_quicker(spec, target):
+        is_by_host = why_not_device(spec, cast) is not None or not fits_kernels(target)
+        if is_by_host or host_is_quicker(spec, target, self._identify):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
         resources = self._current_resources()
@@ -186,6 +188,10 @@ class CudaDecoder:
         for resources in closing:
             with resources.api.activate():
                 resources.close()
+
+    def _identify(self) -> Identity | None:
+        """Return what the calling thread's device is called."""
+        return identity_of(self._current_device())
 
     def _device(self) -> DeviceApi:
         """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""
