@@ -30,7 +30,7 @@ from xarray_gpuzarr.cuda.nvcomp import Format
 from xarray_gpuzarr.diagnosis.device import current_device
 from xarray_gpuzarr.diagnosis.report import Section
 from xarray_gpuzarr.diagnosis.resident import FORMATS, Workspace, resident_streams
-from xarray_gpuzarr.diagnosis.samples import WRITERS, Values, on_host, write
+from xarray_gpuzarr.diagnosis.samples import WRITERS, Values, on_host, series, write
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.read import read_array
 
@@ -75,7 +75,7 @@ def damaged(stream: bytes, damage: str) -> bytes:
 
 def ask_nvcomp(api: DeviceApi, codec: str, damage: str) -> dict[str, Any]:
     """Decode a good stream, a damaged one and a good one in one batch, past all checks; then only good ones."""
-    values = _values(1)
+    values = np.resize(np.arange(251, dtype=np.float32), _PART)
     good, fmt = _stream(codec, values)
     with api.activate(), closing(Workspace(api)) as space:
         batch = resident_streams(space, fmt, [good, damaged(good, damage), good], values.nbytes)
@@ -84,10 +84,6 @@ def ask_nvcomp(api: DeviceApi, codec: str, damage: str) -> dict[str, Any]:
         again = resident_streams(space, fmt, [good, good], values.nbytes)
         alive = not again.what_is_wrong(values.tobytes())
     return {"statuses": statuses, "lengths": actual, "right": right, "goes on": alive}
-
-
-def _values(n_chunks: int) -> Values:
-    return np.resize(np.arange(251, dtype=np.float32), n_chunks * _PART)
 
 
 def _stream(codec: str, values: Values) -> tuple[bytes, Format]:
@@ -100,7 +96,7 @@ def _stream(codec: str, values: Values) -> tuple[bytes, Format]:
 
 def ask_engine(_api: DeviceApi, codec: str, damage: str) -> dict[str, Any]:
     """Read a shard with one damaged chunk, then another array that has none."""
-    values = _values(4)
+    values = series(4 * _PART)
     encoded = [WRITERS[codec].encode(chunk) for chunk in values.reshape(4, _PART)]
     with tempfile.TemporaryDirectory(prefix="gpuzarr-doctor-") as folder:
         bad = write(Path(folder, "bad"), codec, _PART, [encoded[0], damaged(encoded[1], damage), *encoded[2:]])

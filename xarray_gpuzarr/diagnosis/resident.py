@@ -104,11 +104,11 @@ class Resident:
         """Return what was decoded for one chunk."""
         return self.space.get(Address(self.result + number * self.nbytes), "u1", self.nbytes).tobytes()
 
-    def what_is_wrong(self, expected: bytes) -> str:
-        """Run it once; say what is wrong with statuses, lengths, the first and the last chunk, if anything."""
+    def what_is_wrong(self, first: bytes, last: bytes | None = None) -> str:
+        """Run it once; say what is wrong with statuses, lengths, the first chunk and the last one, if anything."""
         statuses, actual = self.outcome()
-        right = self.content(0) == self.content(self.n - 1) == expected
-        if right and not any(statuses) and set(actual) == {len(expected)}:
+        right = self.content(0) == first and self.content(self.n - 1) == (first if last is None else last)
+        if right and not any(statuses) and set(actual) == {self.nbytes}:
             return ""
         return f"statuses {sorted(set(statuses))}, lengths {sorted(set(actual))[:3]}, values right: {right}"
 

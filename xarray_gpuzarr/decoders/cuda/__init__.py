@@ -191,7 +191,7 @@ class CudaDecoder:
 
     def _identify(self) -> Identity | None:
         """Return what the calling thread's device is called."""
-        return identity_of(self._current_device())
+        return identity_of(self._device())
 
     def _device(self) -> DeviceApi:
         """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""
