@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import xarray_gpuzarr
-from xarray_gpuzarr import decoders, read, read_array
+from xarray_gpuzarr import GpuZarrWarning, advice, decoders, read, read_array
 from xarray_gpuzarr.cli import doctor as command
 from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda.options import resource_options
@@ -161,6 +161,50 @@ def test_the_installed_command_runs_on_this_machine(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "How fast does the host decode?" in done.stdout
     assert json.loads(out.read_text())["well"]
+
+
+class Library:
+    """The driver's libraries, as far as they are asked: two GPUs, and CUDA 12.4."""
+
+    def cuDriverGetVersion(self, version):  # noqa: N802
+        version._obj.value = 12_040
+        return 0
+
+    def nvmlInit_v2(self):  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count):  # noqa: N802
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number, handle):  # noqa: N802
+        handle._obj.value = 100 + number.value
+        return 0
+
+    def nvmlDeviceGetName(self, handle, text, _):  # noqa: N802
+        text.value = f"NVIDIA {handle.value}".encode()
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text, _):  # noqa: N802
+        text.value = b"550.1"
+        return 0
+
+
+def test_a_gpu_whose_packages_are_missing_is_named(host, monkeypatch, capsys):
+    for module in (machine, decoders):
+        monkeypatch.setattr(module, "missing_for_cuda", lambda: ["CuPy", "nvCOMP (nvidia-libnvcomp)"])
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: Library())
+
+    monkeypatch.setattr(advice, "_given", set())
+
+    with pytest.warns(GpuZarrWarning, match="this machine has a GPU"):
+        assert run() == 0
+
+    out = capsys.readouterr().out
+    assert "NVIDIA 100, NVIDIA 101" in out
+    assert "550.1, CUDA 12.4" in out
+    assert "for device='cuda': CuPy, nvCOMP (nvidia-libnvcomp)" in out
+    assert "pip install 'xarray-gpuzarr[cuda12]'" in out
 
 
 # ---- with a GPU
@@ -360,8 +404,8 @@ def test_the_next_process_goes_by_the_calibration(gpu, folder, setting, n_by_hos
 def test_wrong_values_are_not_calibrated(gpu, folder, monkeypatch, capsys):
     monkeypatch.setattr("xarray_gpuzarr.diagnosis.samples.Sample.differs", lambda *_: True)
     assert run("--calibrate") == 1
-    assert "FAILED: the device gives wrong values" in capsys.readouterr().out
-    assert not folder.exists()
+    assert "FAILED: CorruptChunkError: the device gives wrong values" in capsys.readouterr().out
+    assert not any(folder.iterdir())
 
 
 def test_a_device_that_does_not_say_what_it_is_cannot_be_calibrated(gpu, monkeypatch):

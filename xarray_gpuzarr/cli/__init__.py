@@ -99,8 +99,9 @@ def parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine has, whether it decodes rightly, and how fast")
     doctor.add_argument("--calibrate", action="store_true", help="measure which reads the GPU is to decode (minutes)")
     doctor.add_argument("--thorough", action="store_true", help="ask nvCOMP alone, and read damaged chunks (minutes)")
-    doctor.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all of it as JSON, or to a file")
-    doctor.add_argument("--report", action="store_true", help="print one block of text for a bug report")
+    form = doctor.add_mutually_exclusive_group()
+    form.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all of it as JSON, or to a file")
+    form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
     doctor.set_defaults(run=_run_doctor)
 
     for command in (demo, info, doctor):

@@ -76,7 +76,7 @@ def calibration_in_force(identify: Identify) -> Calibration | None:
     chosen = resource_options().calibration
     if chosen is not None:
         return None if chosen == "off" else read_calibration(chosen)
-    folder = str(cache_folder())
+    folder = _folder(*map(os.environ.get, _WHERE))
     try:
         names = _calibrations_in(folder, os.stat(folder).st_mtime_ns)  # noqa: PTH116  # of a string, once a read
     except OSError:
@@ -139,6 +139,14 @@ def keep_calibration(calibration: Calibration, identity: Identity) -> Path:
 
 
 _PREFIX = "calibration-"
+_WHERE = ("XARRAY_GPUZARR_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+"""Variables of the environment that say where the cache folder is."""
+
+
+@lru_cache(maxsize=4)
+def _folder(*_environment: str | None) -> str:
+    """Return the cache folder as the environment has it, without making paths once a read."""
+    return str(cache_folder())
 
 
 @lru_cache(maxsize=4)

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from xarray_gpuzarr.cache_folder import cache_folder
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders.calibration import as_document, identity_of, keep_calibration
 from xarray_gpuzarr.decoders.cost import Calibration
 from xarray_gpuzarr.decoders.threads import thread_budget
 from xarray_gpuzarr.diagnosis.clock import seconds_of
 from xarray_gpuzarr.diagnosis.device import DeviceReads, going_by
-from xarray_gpuzarr.diagnosis.report import Section
+from xarray_gpuzarr.diagnosis.report import Section, said
 from xarray_gpuzarr.diagnosis.samples import sample_of
 from xarray_gpuzarr.diagnosis.sweep import Grid, Progress, calibrate
-from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
 
 _SHOWN = (1, 8, 64, 512, 4096)
 """Chunks of a read, in the table."""
@@ -50,23 +52,32 @@ def calibration_sections(api: DeviceApi, grid: Grid, layouts: Layouts, progress:
             found="it does not say",
             do="leave --calibrate out",
         )
+    _require_folder()
     title = "Where is the GPU quicker?"
     try:
         calibration = calibrate(device, grid, progress)
-    except GpuZarrError as error:
-        yield Section(name="calibration", title=title, failures=[f"{error.headline}: {error.found}"])
+    except Exception as error:  # noqa: BLE001  # a device that is broken raises anything; the answer names it
+        yield Section(name="calibration", title=title, failures=[said(error)])
         return
+    path = keep_calibration(calibration, identity)
+    yield _calibration_section(calibration, path, title)
+    yield _choices_section(device, calibration, path, layouts, progress)
+
+
+def _require_folder() -> None:
+    """Make sure that a calibration can be kept, before minutes are spent on it."""
+    folder = cache_folder()
     try:
-        path = keep_calibration(calibration, identity)
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:
+            file.write(b".")
     except OSError as error:
         raise OptionError(
-            "the calibration cannot be kept",
-            tried="the cache folder",
+            "a calibration cannot be kept here",
+            tried=f"the cache folder, {folder}",
             found=f"{type(error).__name__}: {error}",
             do="set XARRAY_GPUZARR_CACHE_DIR to a folder that can be written to",
         ) from error
-    yield _calibration_section(calibration, path, title)
-    yield _choices_section(device, calibration, path, layouts, progress)
 
 
 def _calibration_section(calibration: Calibration, path: Path, title: str) -> Section:

@@ -14,9 +14,9 @@ from xarray_gpuzarr.diagnosis.device import current_device
 from xarray_gpuzarr.diagnosis.machine import machine_section
 from xarray_gpuzarr.diagnosis.questions import questions_section
 from xarray_gpuzarr.diagnosis.rates import Sizes, copies_section, host_section
-from xarray_gpuzarr.diagnosis.report import Diagnosis, Section
+from xarray_gpuzarr.diagnosis.report import Diagnosis, Section, said
 from xarray_gpuzarr.diagnosis.sweep import Grid, Progress
-from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
 
 Part = Callable[[], Iterator[Section]]
 
@@ -116,8 +116,8 @@ def _told(name: str, title: str, part: Part) -> Iterator[Section]:
     """Yield a part, or what kept the device from it."""
     try:
         yield from part()
-    except GpuZarrError as error:
-        failure = f"{type(error).__name__}: {error.headline}: {error.found}"
+    except Exception as error:  # noqa: BLE001  # a device that is broken raises anything; the answer names it
+        failure = said(error)
         yield Section(name=name, title=title, failures=[failure], facts={"failed": failure})
 
 
@@ -144,6 +144,5 @@ def _usable_device() -> tuple[DeviceApi | None, str]:
     """Return the device, or why it cannot be used."""
     try:
         return current_device(), ""
-    except (GpuZarrError, ImportError, OSError) as error:
-        found = f"{error.headline}: {error.found}" if isinstance(error, GpuZarrError) else str(error)
-        return None, f"{type(error).__name__}: {found}"
+    except Exception as error:  # noqa: BLE001  # likewise: packages that do not fit each other, a driver that is too old
+        return None, said(error)

@@ -12,7 +12,6 @@ from typing import Any
 
 from xarray_gpuzarr.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.decoders import missing_for_cuda
 from xarray_gpuzarr.decoders.calibration import calibration_in_force, identity_of, processor
@@ -114,7 +113,7 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
         "versions": dict(identity.versions) if identity else {},
         "free_nbytes": free,
         "memory_nbytes": total,
-        "why_no_files": api.why_no_files() if identity else why_no_files(),
+        "why_no_files": api.why_no_files(),
         "pinned_nbytes": options.n_slots * options.slot_nbytes,
         "scratch_nbytes": options.scratch_nbytes or total // 4,
         "calibration": _calibration(api),

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.visible_text import visible
 
 FORMAT = "xarray_gpuzarr doctor"
@@ -97,6 +98,12 @@ def _as_html(section: Section) -> str:
     below = [*section.notes, *(f"FAILED: {failure}" for failure in section.failures)]
     notes = "".join(f"<p>{html.escape(visible(str(without_names(line))))}</p>" for line in below)
     return f"<h4>{html.escape(section.title)}</h4><table>{head}<tbody>{body}</tbody></table>{notes}"
+
+
+def said(error: Exception) -> str:
+    """Return what an error says, in a line."""
+    found = f"{error.headline}: {error.found}" if isinstance(error, GpuZarrError) else str(error)
+    return " ".join(f"{type(error).__name__}: {found}".split())
 
 
 def without_names(told: Any) -> Any:
