@@ -2,8 +2,6 @@
 
 import gc
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,22 +32,19 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-# What a GPU was found to do, and how quick it is, is not to be taken from the user's machine, nor left there.
-os.environ["XARRAY_GPUZARR_CACHE_DIR"] = tempfile.mkdtemp(prefix="xarray-gpuzarr-tests-")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache_folder_of_the_tests() -> Iterator[None]:
-    """Remove the folder."""
-    yield
-    shutil.rmtree(os.environ["XARRAY_GPUZARR_CACHE_DIR"], ignore_errors=True)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker
     if marked("every_decoder") and not marked("host_decoder"):
         on_gpu = pytest.param("cuda", marks=pytest.mark.gpu)
         metafunc.parametrize("decoder", ["host", "simulated", on_gpu], indirect=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_known_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the suite from what the user's cache folder says of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

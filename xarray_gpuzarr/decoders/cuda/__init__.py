@@ -19,7 +19,7 @@ import numpy as np
 
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
+from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity, Install, Undo
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
@@ -79,14 +79,17 @@ class CudaDecoder:
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say whether chunks are decoded on the device, and why not."""
         found = route(spec, _native(cast))
-        why = self._why_distrusted(spec, _native(cast)) or why_host(spec) if found.where == "cuda" else None
+        found, cast = route(spec, _native(cast)), _native(cast)
+        if found.where != "cuda":
+            return found
+        why = self._why_distrusted(spec, cast) or why_host(spec, self._identify)
         return found if why is None else Route(where=f"host, {ONE_COPY}", why=why)
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
-        unmeasured = why_not_unasked() if storage == "auto" else None
+        unmeasured = why_not_unasked(self._identify) if storage == "auto" else None
         return why_not_chain(read_chain(spec)) or self.why_no_files() or unmeasured
 
     def why_no_files(self) -> str | None:
@@ -116,13 +119,7 @@ class CudaDecoder:
         cast = _native(cast)
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        if (
-            why_not_device(spec, cast) is not None
-            or not fits_kernels(target)
-            or host_is_quicker(spec, target)
-            or spec in self._distrusted
-            or self._checked_device().why_not(spec, cast, points=isinstance(target, PointTarget)) is not None
-        ):
+        if self._is_by_host(spec, target, cast):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
         resources = self._current_resources()
@@ -220,6 +217,15 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
 
+    def _is_by_host(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
+        """Say whether the host decodes a read: it has to, is quicker, or the device is not to be trusted with it."""
+        if why_not_device(spec, cast) is not None or not fits_kernels(target) or spec in self._distrusted:
+            return True
+        if host_is_quicker(spec, target, self._identify):
+            return True
+        points = isinstance(target, PointTarget)
+        return self._checked_device().why_not(spec, cast, points=points) is not None
+
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""
         return self._checked_device().why_unusable()
@@ -240,6 +246,10 @@ class CudaDecoder:
         if self._process == os.getpid():
             return self._checked_device().known_failure(spec, cast)
         return remembered_failure(spec, cast)
+
+    def _identify(self) -> DeviceIdentity | None:
+        """Return what the calling thread's device is called."""
+        return self._device().identity
 
     def _device(self) -> DeviceApi:
         """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""

@@ -19,9 +19,8 @@ from xarray_gpuzarr.codecs import ZstdSpec
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import Address, DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.calibration import read_calibration
+from xarray_gpuzarr.decoders.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
@@ -61,13 +60,13 @@ def why_not_chain(chain: Chain) -> str | None:
     return None
 
 
-def why_not_unasked() -> str | None:
+def why_not_unasked(identify: Identify) -> str | None:
     """Say why files are read through host memory unless somebody asks for more; None if that was measured to be slower.
 
     That kvikio finds cuFile says little: it may copy through host memory itself, and one read at a time.
     """
-    path = resource_options().calibration
-    if path is not None and read_calibration(path).gds_is_quicker:
+    calibration = calibration_in_force(identify)
+    if calibration is not None and calibration.gds_is_quicker:
         return None
     return "GPUDirect Storage was not measured to be quicker here"
 
@@ -84,7 +83,7 @@ def stager_for(
     """
     if source.storage == "posix" or why_not_chain(chain) is not None:
         return Stager(lane, source, spec, chain=chain, choice=choice)
-    if source.storage == "auto" and why_not_unasked() is not None:
+    if source.storage == "auto" and why_not_unasked(lambda: lane.api.identity) is not None:
         return Stager(lane, source, spec, chain=chain, choice=choice)
     why_not = lane.api.why_no_files()
     if why_not is None:

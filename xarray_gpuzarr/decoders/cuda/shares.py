@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from xarray_gpuzarr.codecs import BloscSpec
-from xarray_gpuzarr.cuda.options import resource_options
-from xarray_gpuzarr.decoders.calibration import read_calibration
+from xarray_gpuzarr.decoders.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cost import Calibration, first_on_device, whole_read
 from xarray_gpuzarr.decoders.cuda.chain import chain_of
 from xarray_gpuzarr.decoders.threads import thread_budget
@@ -54,7 +53,7 @@ class _Forecast:
         )
 
 
-def host_is_quicker(spec: ArraySpec, target: Target) -> bool:
+def host_is_quicker(spec: ArraySpec, target: Target, identify: Identify) -> bool:
     """Say whether the calibration in force expects the host to be done with a read, upload included, before the device.
 
     Raises
@@ -62,11 +61,11 @@ def host_is_quicker(spec: ArraySpec, target: Target) -> bool:
     OptionError
         The calibration in force cannot be used.
     """
-    forecast = _forecast(spec)
+    forecast = _forecast(spec, identify)
     return forecast is not None and forecast.host_is_quicker(target.n_chunks)
 
 
-def why_host(spec: ArraySpec) -> str | None:
+def why_host(spec: ArraySpec, identify: Identify) -> str | None:
     """Say why the host decodes a read of one shard (of one chunk, where there are none), or None if it does not.
 
     Raises
@@ -74,16 +73,14 @@ def why_host(spec: ArraySpec) -> str | None:
     OptionError
         The calibration in force cannot be used.
     """
-    forecast, n_chunks = _forecast(spec), prod(spec.grid.chunks_per_shard)
+    forecast, n_chunks = _forecast(spec, identify), prod(spec.grid.chunks_per_shard)
     return forecast.explain(n_chunks) if forecast is not None and forecast.host_is_quicker(n_chunks) else None
 
 
-def _forecast(spec: ArraySpec) -> _Forecast | None:
+def _forecast(spec: ArraySpec, identify: Identify) -> _Forecast | None:
     """Return what is expected of an array; None where no calibration is in force, or it does not know the codecs."""
-    path = resource_options().calibration
-    if path is None:
-        return None
-    calibration, codec = read_calibration(path), codec_name(spec)
-    if codec is None or codec not in calibration.codecs:
+    calibration = calibration_in_force(identify)
+    codec = None if calibration is None else codec_name(spec)
+    if calibration is None or codec is None or codec not in calibration.codecs:
         return None
     return _Forecast(calibration=calibration, codec=codec, chunk_nbytes=spec.chunk_nbytes, n_threads=thread_budget())
