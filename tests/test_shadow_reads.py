@@ -1,6 +1,7 @@
 """Chunks that the host decodes as well: what differs is noticed, and the right values are returned."""
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,3 +267,9 @@ def test_unusable_settings_are_refused(value):
 def test_unusable_arguments_are_refused(value):
     with pytest.raises(OptionError, match="unusable option 'verify'"):
         ResourceOptions(verify=value)
+
+
+def test_the_docs_know_the_architectures_that_are_trusted():
+    page = (Path(__file__).parents[1] / "docs" / "gpu-status.md").read_text()
+    assert all(f"compute capability {one}" in page for one in shadows.SEEN_ARCHITECTURES)
+    assert bool(shadows.SEEN_ARCHITECTURES) is not page.startswith("# What has run on a GPU\n\nNothing yet.")
