@@ -64,7 +64,7 @@ class FaultyDevice(SimulatedDevice):
         decompress, nvcomp = self.nvcomp.decompress, self.nvcomp
 
         def checked(fmt: Any, /, batch: Any, **options: Any) -> None:
-            if fmt.lower() == self._name.lower() and self._kind == "memory" and self._meets():
+            if fmt == self._name.lower() and self._kind == "memory" and self._meets():
                 raise _no_memory()
             decompress(fmt, batch, **options)
 
