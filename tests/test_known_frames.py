@@ -50,6 +50,7 @@ def test_frames_are_of_every_kind():
     for frames in known_frames().values():
         assert {"waves", "noise"} <= {frame.content for frame in frames}
         assert any(frame.nbytes % 2 for frame in frames)
+        assert all(len(frame.frame) < frame.nbytes for frame in frames if frame.content == "waves" and frame.nbytes > 1)
 
 
 class NotingDevice(SimulatedDevice):

@@ -10,13 +10,12 @@ import sys
 import warnings
 from pathlib import Path
 
-import imagecodecs
 import numcodecs
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers import host_kernels, simulated_worker
+from helpers import blosc_frames, host_kernels, simulated_worker
 from helpers.planted_faults import IDENTITY, Fault, FaultyDevice
 from helpers.simulated_array import SimulatedArray
 from helpers.stores import put
@@ -68,8 +67,7 @@ def of_snappy() -> StoredArray:
         compressors=numcodecs.Blosc(cname="snappy"),
     )
     for row, chunk in enumerate(LONG):
-        frame = imagecodecs.blosc_encode(chunk.tobytes(), compressor="snappy", typesize=2, shuffle=1)
-        put(store, f"{row}.0", bytes(frame))
+        put(store, f"{row}.0", blosc_frames.encode(chunk.tobytes(), cname="snappy", typesize=2, shuffle=1))
     return stored_array(array)
 
 

@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import imagecodecs
 import numcodecs
 from numcodecs import LZ4, Blosc, GZip, Zlib, Zstd
 
+from helpers import blosc_frames as by_hand
 from xarray_gpuzarr.decoders.cuda.checks import known
 from xarray_gpuzarr.decoders.cuda.checks.known import Content, KnownFrame, content
 
@@ -47,8 +47,10 @@ def _blosc(cname: str) -> Iterator[tuple[str, KnownFrame]]:
                     continue
                 options = {"shuffle": shuffle, "blocksize": blocksize, "typesize": typesize}
                 if cname == "snappy":  # numcodecs is built without it
-                    by = f"imagecodecs {imagecodecs.__version__}"
-                    frame = imagecodecs.blosc_encode(content(kind, nbytes), level=5, compressor=cname, **options)
+                    by, block = "as c-blosc does", blocksize or ODD
+                    frame = by_hand.encode(
+                        content(kind, nbytes), cname=cname, shuffle=shuffle, typesize=typesize, blocksize=block
+                    )
                 else:
                     by = f"numcodecs {numcodecs.__version__}"
                     frame = Blosc(cname=cname, clevel=5, **options).encode(content(kind, nbytes))

@@ -171,7 +171,7 @@ class FaultyDevice(SimulatedDevice):
         except AssertionError as error:
             if self._kind != "hang" or not str(error).startswith("deadlock"):
                 raise
-            self.released.wait()
+            self.released.wait(20)  # whoever waits for longer has not been given up
             raise CudaError("a CUDA call failed", tried="synchronize", found="let go", do="nothing") from error
 
 
