@@ -46,8 +46,8 @@ class ResourceOptions:
     `CudaAsyncMemoryResource`, or as ``pool`` where the driver has none. ``pool``: a private `PoolMemoryResource` that
     grows. ``current``: the caller's current one, whatever it is."""
     calibration: str | None = None
-    """Path of a file that says how fast this machine's host and device decode. With it, reads that the host brings to
-    the device sooner are decoded there; without it, the device decodes all that it can."""
+    """Path of a file that says how fast this machine's host and device decode. With it, threads of the host decode
+    chunks of a read, or all, where that is sooner; without it, the device decodes all that it can."""
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():

@@ -24,12 +24,15 @@ from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
+from xarray_gpuzarr.decoders.cost import is_little
+from xarray_gpuzarr.decoders.cuda.chain import read_chain
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
+from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
-from xarray_gpuzarr.decoders.cuda.read import Read, read_chain
-from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
-from xarray_gpuzarr.decoders.cuda.shares import host_is_quicker, why_host
+from xarray_gpuzarr.decoders.cuda.read import Read
+from xarray_gpuzarr.decoders.cuda.routes import route, why_not_device
+from xarray_gpuzarr.decoders.cuda.shares import Reading, shared_out, shared_route
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
@@ -60,6 +63,7 @@ class CudaDecoder:
     def __init__(self, current_device: Callable[[], DeviceApi] = native_device) -> None:
         self._current_device = current_device
         self._host = HostDecoder()
+        self._reading = Reading()
         self._resources: dict[int, WorkerResources] = {}
         self._lock = threading.Lock()
         self._process: int | None = None
@@ -73,8 +77,7 @@ class CudaDecoder:
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say whether chunks are decoded on the device, and why not."""
         found = route(spec, _native(cast))
-        why = why_host(spec) if found.where == "cuda" else None
-        return found if why is None else Route(where=f"host, {ONE_COPY}", why=why)
+        return shared_route(spec) if found.where == "cuda" else found
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
@@ -107,17 +110,28 @@ class CudaDecoder:
         cast: Cast,
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
-        cast = _native(cast)
+        return self._reading.counted(lambda: self._decode(plans, source, spec, target=target, cast=_native(cast)))
+
+    def _decode(
+        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast
+    ) -> Any:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        if why_not_device(spec, cast) is not None or not fits_kernels(target) or host_is_quicker(spec, target):
+        by_device, n_host = why_not_device(spec, cast) is None and fits_kernels(target), 0
+        if by_device:
+            n_host, plans = shared_out(spec, target, plans, self._reading)
+        if not by_device or (n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
-        resources = self._current_resources()
+        resources, reading = self._current_resources(), self._reading
 
         def read() -> Any:
-            lane = resources.lane()
-            return lane.reading(lambda: Read(lane, source, spec, target=target, cast=cast).run(plans))
+            lane, share = resources.lane(), None
+            if n_host:
+                share = HostShare(
+                    lane, source, spec, n_host=n_host, n_chunks=target.n_chunks, n_threads=lambda: reading.n_threads
+                )
+            return lane.reading(lambda: Read(lane, source, spec, target=target, cast=cast, share=share).run(plans))
 
         with resources.api.activate():
             return resources.turns.together(read)
