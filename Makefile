@@ -17,7 +17,7 @@ SANITIZE_FLAGS ?=
 BENCH_FLAGS ?=
 SOAK_SECONDS = 180
 
-.PHONY: demo fuzz test test-oldest test-gpu bench-gpu facts-gpu faults-gpu soak-gpu tune-gpu \
+.PHONY: demo fuzz test test-oldest test-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs package gpu-environments clean help
 
@@ -43,18 +43,15 @@ fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers
 bench-gpu: $(GPU)/.installed ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
 	$(GPU)/bin/python -m benchmarks.gpu $(BENCH_FLAGS)
 
-facts-gpu: $(GPU)/.installed ## Ask a GPU and nvCOMP what the docs assume (two minutes)
-	$(GPU)/bin/python -m benchmarks.gpu.facts
-
-faults-gpu: $(GPU)/.installed ## Read damaged chunks, each in a process of its own (two minutes)
-	$(GPU)/bin/python -m benchmarks.gpu.faults
+doctor-gpu: $(GPU)/.installed ## Is it right here? Known answers, copies, nvCOMP alone, damaged chunks (four minutes)
+	$(GPU)/bin/gpuzarr doctor --device cuda --thorough --json benchmarks/results/doctor.json
 
 soak-gpu: $(GPU)/.installed ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
 	$(GPU)/bin/python -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
 
-tune-gpu: $(GPU)/.installed ## Sweep chunks and budgets, write a calibration, check what it chooses (six minutes)
-	$(GPU)/bin/python -m benchmarks.gpu.tune --calibration calibration.json
-	$(GPU)/bin/python -m benchmarks.gpu.check_auto calibration.json
+tune-gpu: $(GPU)/.installed ## Keep a calibration, see what it chooses, and compare budgets (five minutes)
+	$(GPU)/bin/gpuzarr doctor --device cuda --calibrate --json benchmarks/results/calibration.json
+	$(GPU)/bin/python -m benchmarks.gpu.tune
 
 profile-gpu: $(GPU)/.installed ## Let Nsight Compute look at the kernels, where it is installed
 	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \

@@ -54,6 +54,7 @@ class NullDevice:
     """`DeviceApi` without a device. Addresses are numbers that nobody follows."""
 
     index = 0
+    identity = None
 
     def __init__(self) -> None:
         self._at = itertools.count(1 << 40, 1 << 36)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "figures"
-KINDS = ("host", "host-full", "timed", "gpu", "tune")
+KINDS = ("host", "host-full", "timed", "gpu")
 """Kinds of results, by the beginning of the file's name; a date follows."""
 
 
@@ -229,8 +229,6 @@ def _gpu(runs: dict[str, Run]) -> list[str]:
     run = runs["gpu"]
     parts = ["## On a GPU", described(run), _figure(run, "gpu", "gpu-reads"), published_table([BLOG_SOURCE])]
     parts += [titled_table(case) for case in run.cases]
-    if "tune" in runs:
-        parts += ["### Where the device pays", _figure(runs["tune"], "tune", "gpu-sweep")]
     return parts
 
 

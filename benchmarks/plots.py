@@ -73,7 +73,6 @@ PICTURES = tuple(
         ("compressors", host.draw_compressors, "Read time against compression ratio, by compressor and reader"),
         ("chunk-edges", host.draw_chunk_edges, "Read time over the edge of a chunk, by reader"),
         ("gpu-reads", gpu.draw_gpu_reads, "Delivered rate of every reader to the GPU, and of what limits it"),
-        ("gpu-sweep", gpu.draw_gpu_sweep, "Time on the device over the host's, by chunks of a read"),
     )
 )
 TIMED_PICTURES = (

@@ -39,6 +39,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("decoder", ["host", "simulated", on_gpu], indirect=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_known_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the suite from what the user's cache folder says of this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def pass_over_what_is_there() -> None:
     """Let collections of garbage, for which tests ask, pass over the suite itself and what other modules keep."""

@@ -3,6 +3,7 @@
 import json
 import os
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,8 +13,16 @@ from helpers import simulated_gpu
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from xarray_gpuzarr import read_array
+from xarray_gpuzarr.cache_folder import cache_folder
 from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
-from xarray_gpuzarr.decoders.calibration import as_document, from_document, read_calibration
+from xarray_gpuzarr.decoders import calibration
+from xarray_gpuzarr.decoders.calibration import (
+    as_document,
+    calibration_in_force,
+    from_document,
+    keep_calibration,
+    read_calibration,
+)
 from xarray_gpuzarr.decoders.cuda import shares
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare, n_rows
 from xarray_gpuzarr.decoders.cuda.shares import Reading
@@ -140,6 +149,103 @@ def test_the_environment_names_a_file():
     options = ResourceOptions.from_environment({"XARRAY_GPUZARR_CALIBRATION": "/tmp/c.json"})
     assert options.calibration == "/tmp/c.json"
     assert ResourceOptions.from_environment({}).calibration is None
+
+
+# ---- found by itself
+
+
+class Identity:
+    name = "a simulator"
+    compute_capability = "9.0"
+    driver = "580.1"
+    versions: ClassVar = {"nvCOMP": "6.0.0"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A cache folder of its own, and no option that names a calibration."""
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(in_force, "options", ResourceOptions())
+    return tmp_path / "cache"
+
+
+def never():
+    raise AssertionError
+
+
+def test_what_was_kept_is_found(folder):
+    assert calibration_in_force(never) is None
+    path = keep_calibration(from_document(DOCUMENT), Identity())
+    assert [*folder.iterdir()] == [path]
+    assert as_document(calibration_in_force(Identity)) == DOCUMENT
+    keep_calibration(from_document(changed(gpu="another")), Identity())
+    assert calibration_in_force(Identity).gpu == "another"
+
+
+def test_other_machines_find_none(folder, monkeypatch):
+    keep_calibration(from_document(DOCUMENT), Identity())
+
+    class Newer(Identity):
+        driver = "590.1"
+
+    assert calibration_in_force(Newer) is None
+    assert calibration_in_force(lambda: None) is None
+    monkeypatch.setattr(calibration, "processor", lambda: "another")
+    calibration._name.cache_clear()
+    assert calibration_in_force(Identity) is None
+    calibration._name.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", json.dumps(DOCUMENT | {"version": 2}), "\xff"])
+def test_what_is_found_and_unusable_is_passed_over(folder, text):
+    path = keep_calibration(from_document(DOCUMENT), Identity())
+    path.unlink()
+    path.write_text(text, encoding="latin-1")
+    assert calibration_in_force(Identity) is None
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError, OptionError("a", tried="b", found="c", do="d")])
+def test_a_device_that_cannot_be_asked_has_none(folder, error):
+    def broken():
+        raise error
+
+    keep_calibration(from_document(DOCUMENT), Identity())
+    assert calibration_in_force(broken) is None
+
+
+def test_what_is_chosen_comes_first(folder, path, monkeypatch):
+    keep_calibration(from_document(DOCUMENT), Identity())
+    monkeypatch.setattr(in_force, "options", ResourceOptions(calibration="off"))
+    assert calibration_in_force(never) is None
+    chosen = ResourceOptions(calibration=path(changed(gpu="chosen")))
+    monkeypatch.setattr(in_force, "options", chosen)
+    assert calibration_in_force(never).gpu == "chosen"
+
+
+def test_a_read_looks_at_the_file_system_once(folder, monkeypatch):
+    keep_calibration(from_document(DOCUMENT), Identity())
+    assert calibration_in_force(Identity) is not None
+    looked, stat = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **k: (looked.append(path), stat(path, **k))[1])
+    assert calibration_in_force(Identity) is not None
+    assert looked == [str(folder)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XARRAY_GPUZARR_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/xarray-gpuzarr"),
+        ({"XARRAY_GPUZARR_CACHE_DIR": "", "XDG_CACHE_HOME": ""}, "/h/.cache/xarray-gpuzarr"),
+        ({}, "/h/.cache/xarray-gpuzarr"),
+    ],
+)
+def test_the_cache_folder_is_the_users(monkeypatch, environ, expected):
+    for name in ("XARRAY_GPUZARR_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/h", **environ}.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_folder()) == expected
 
 
 # ---- reads and `explain`
@@ -280,7 +386,7 @@ def test_a_read_is_shared_out_once_those_that_begin_with_it_are_counted(calibrat
         reading._under_way |= {1: None, 2: None, 3: None}
         yield from "ab"
 
-    _, drawn = shares.shared_out(spec, target, plans(), reading)
+    _, drawn = shares.shared_out(spec, target, plans(), reading, lambda: None)
     assert (seen, list(drawn)) == ([3], ["a", "b"])
 
 

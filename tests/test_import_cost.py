@@ -77,7 +77,7 @@ xarray.backends.plugins.entry_points = lambda **which: [e for e in listed(**whic
     assert full - bare == LIGHT | {"xarray_gpuzarr.backend"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"], ["bench", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"], ["doctor", "--help"]])
 def test_help_brings_nothing(arguments):
     command = f"""
 import contextlib, io

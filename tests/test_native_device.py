@@ -58,6 +58,23 @@ def make(native, memory="auto"):
     return device, device.stream()
 
 
+def test_a_device_says_what_it_is(fake, native, monkeypatch):
+    monkeypatch.setattr(native, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(native.NativeDevice, "nvcomp", SimpleNamespace(version="6.0.0"))
+    device, _ = make(native)
+    identity = device.identity
+    assert (identity.name, identity.uuid) == ("NVIDIA H200", "000102030405060708090a0b0c0d0e0f")
+    assert (identity.compute_capability, identity.driver) == ("9.0", "580.65.06")
+    assert dict(identity.versions) == {"CuPy": "14.2.0", "RMM": "26.10.0", "nvCOMP": "6.0.0", "CUDA": "13.0"}
+
+
+def test_without_nvml_the_driver_is_known_by_its_cuda(fake, native, monkeypatch):
+    monkeypatch.setattr(native, "driver_version", lambda: None)
+    monkeypatch.setattr(native.NativeDevice, "nvcomp", SimpleNamespace(version="6.0.0"))
+    device, _ = make(native)
+    assert device.identity.driver == "of CUDA 13.2"
+
+
 def test_sharing_is_asked_for_by_configure_alone(fake, native):
     configure(memory="pool")
     assert not fake.called("set_per_device_resource")

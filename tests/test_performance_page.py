@@ -78,18 +78,6 @@ def on_a_gpu():
     return [CaseRows(name="blog, warm", summary="all of it", about={"operation": "read"}, rows=[*readers, absent])]
 
 
-def swept():
-    return [
-        CaseRows(
-            name=f"sweep zstd {nbytes} x {n}",
-            about={"codec": "zstd", "chunk_nbytes": nbytes, "n_chunks": n, "operation": "sweep"},
-            rows=[row("device", "ours", 1.0), row("host, then upload", "ours", n * nbytes / 10**6)],
-        )
-        for nbytes in (65_536, 2**20)
-        for n in (1, 16, 256)
-    ]
-
-
 @pytest.fixture
 def run(tmp_path):
     """Return a call that makes a run of cases."""
@@ -168,19 +156,18 @@ def test_every_section_and_figure_of_a_host(run):
 def test_full_size_and_gpu_results_have_their_own_sections(run):
     gpu = {"gpu": {"name": "NVIDIA H200"}}
     runs = {"host": run("host", everything()), "host-full": run("host-full", everything())}
-    text = page({**runs, "gpu": run("gpu", on_a_gpu(), **gpu), "tune": run("tune", swept(), **gpu)})
+    text = page({**runs, "gpu": run("gpu", on_a_gpu(), **gpu)})
 
     assert "## Published workloads in full size" in text
     assert "(figures/host-full/concurrency.svg)" in text
     assert "NVIDIA H200" in text
     assert "(figures/gpu/gpu-reads.svg)" in text
-    assert "(figures/tune/gpu-sweep.svg)" in text
     assert "| kvikio |  |  |  |  |  | absent: not installed |" in text
     assert "no GPU has run it" not in text
 
 
 def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path):
-    written = draw_all([*everything(), *on_a_gpu(), *swept()], tmp_path, "made up")
+    written = draw_all([*everything(), *on_a_gpu()], tmp_path, "made up")
 
     assert [picture.name for picture in written] == [picture.name for picture in PICTURES]
     for picture in PICTURES:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.cluster import GpuZarrPlugin, register, stats
     from xarray_gpuzarr.configuration import configure
     from xarray_gpuzarr.cuda.options import ResourceOptions
+    from xarray_gpuzarr.diagnosis import doctor
     from xarray_gpuzarr.errors import (
         CorruptChunkError,
         CudaError,
@@ -48,6 +49,7 @@ __all__ = [
     "StoreReadError",
     "UnsupportedCodecError",
     "configure",
+    "doctor",
     "progress",
     "read_array",
     "register",
@@ -59,6 +61,7 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
     "GpuZarrPlugin": "cluster",
     "ResourceOptions": "cuda.options",
     "configure": "configuration",
+    "doctor": "diagnosis",
     "progress": "progress_bar",
     "read_array": "read",
     "register": "cluster",

@@ -28,6 +28,7 @@ Column = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
+_CODES = {"blosclz": BLOSCLZ, "lz4": LZ4, "lz4hc": LZ4, "snappy": SNAPPY, "zlib": ZLIB, "zstd": ZSTD}
 """Codecs of streams, by their number in a frame's header; lz4hc is lz4."""
 RAW = 255
 """In place of a codec: the stream is the decoded bytes."""
@@ -75,7 +76,7 @@ class BloscStreams:
     """uint8: `UNFILTERED`, `SHUFFLE` or `BITSHUFFLE`; the latter only over a multiple of 8 elements."""
 
 
-def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int) -> BloscStreams:
+def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cname: str | None = None) -> BloscStreams:
     """Return the streams and blocks of all frames that a device decoder may be given.
 
     Parameters
@@ -86,6 +87,8 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int) -> Blo
         The bytes of a chunk are ``data[start : start + nbytes]``; chunks may overlap.
     expected : int
         Decoded length of every chunk, in bytes.
+    cname : str, optional
+        Inner codec that frames should have, as the metadata say; frames of any other are left out. None: any.
 
     Returns
     -------
@@ -107,6 +110,8 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int) -> Blo
     if ((start < 0) | (nbytes < 0) | (start > data.size - nbytes)).any():
         raise ValueError(f"a chunk lies outside the {data.size} bytes of data")
     frames = _sound_frames(data, start, nbytes, expected)
+    if cname is not None:
+        frames = _of_codec(frames, _CODES.get(cname))
     blocks = _cut_blocks(data, frames, expected)
     stored = _stored_streams(frames, expected)
     streams = np.concatenate([stored, *_walk_splits(data, frames, blocks)], axis=1)  # rows as in BloscStreams
@@ -191,6 +196,12 @@ def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> 
     sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
     frames = _Frames._make(column[sound] for column in (chunk, start, nbytes, flags, typesize, blocksize))
     return _Frames._make(column[_has_room(frames, expected)] for column in frames)
+
+
+def _of_codec(frames: _Frames, codec: int | None) -> _Frames:
+    """Return the frames of an inner codec, and those that are stored as they are."""
+    wanted = (frames.flags >> 5 == codec) | (frames.flags & _STORED != 0)
+    return frames if wanted.all() else _Frames._make(column[wanted] for column in frames)
 
 
 def _has_room(frames: _Frames, expected: int) -> Flags:

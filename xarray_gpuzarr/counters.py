@@ -39,6 +39,10 @@ class Counts:
     """Bytes that were copied to a GPU."""
     decoded_nbytes: int = 0
     """Bytes of the chunks that were decoded, in their stored dtype, before any selection within a chunk."""
+    n_verified: int = 0
+    """Chunks that both a GPU and the host have decoded, see `ResourceOptions.verify`."""
+    n_different: int = 0
+    """Of these, chunks that they have decoded to different bytes."""
     seconds: dict[Stage, float] = field(default_factory=dict)
     """Summed over threads; no second counts twice. Stages that never ran are absent."""
 

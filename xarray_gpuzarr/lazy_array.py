@@ -13,7 +13,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from xarray_gpuzarr import registration as _registration  # of `.gpuzarr`, where arrays are unpickled  # noqa: F401
-from xarray_gpuzarr.decoders import Device, Route, decoder_for
+from xarray_gpuzarr.decoders import Decoder, Device, Route, decoder_for, usable
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
 
@@ -24,13 +24,16 @@ class LazyArray(BackendArray):
     ----------
     stored : StoredArray
     device : "cuda", "host" or "workers"
+    or_host : bool
+        Whether the host will do where the device turns out to be unusable.
     """
 
-    __slots__ = ("device", "dtype", "shape", "stored")
+    __slots__ = ("device", "dtype", "or_host", "shape", "stored")
 
-    def __init__(self, stored: StoredArray, device: Device) -> None:
+    def __init__(self, stored: StoredArray, device: Device, *, or_host: bool = False) -> None:
         self.stored = stored
         self.device = device
+        self.or_host = or_host
         self.shape = stored.shape
         self.dtype = decoder_for(device).result_dtype(np.dtype(stored.cast.dtype))
 
@@ -52,7 +55,11 @@ class LazyArray(BackendArray):
 
     def meta(self) -> Any:
         """Return a zero-length array of the kind that reads give. No I/O."""
-        return decoder_for(self.device).empty((0,) * self.ndim, self.dtype)
+        return self._decoder.empty((0,) * self.ndim, self.dtype)
+
+    @property
+    def _decoder(self) -> Decoder:
+        return usable(decoder_for(self.device), or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         # xarray's explicit_indexing_adapter is not needed, and fails on empty slices with a negative step.
@@ -63,10 +70,10 @@ class LazyArray(BackendArray):
         return await asyncio.to_thread(self.__getitem__, key)
 
     def _outer(self, key: tuple[Any, ...]) -> Any:
-        return read(self.stored, key, decoder_for(self.device))
+        return read(self.stored, key, self._decoder)
 
     def _points(self, key: tuple[Any, ...]) -> Any:
-        return read_points(self.stored, key, decoder_for(self.device))
+        return read_points(self.stored, key, self._decoder)
 
 
 def find_lazy_array(data: object) -> LazyArray | None:

@@ -38,6 +38,8 @@ class Place:
 
     device: Device
     storage: Storage
+    or_host: bool = False
+    """Whether the host will do where the device turns out to be unusable."""
 
     @classmethod
     def of(cls, device: str, storage: str) -> Self:
@@ -48,7 +50,9 @@ class Place:
         OptionError, DeviceUnavailableError
             See `resolve_device` and `resolve_storage`.
         """
-        return cls(device=resolve_device(device), storage=resolve_storage(storage, device))
+        resolved = resolve_device(device)
+        or_host = device == "auto" and resolved == "cuda"
+        return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
 
 
 def _item(option: Any, name: Hashable, *, default: Any) -> Any:

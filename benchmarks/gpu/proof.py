@@ -30,13 +30,12 @@ class Step:
 
 
 STEPS = (
-    Step(target="facts-gpu", minutes=2),
+    Step(target="doctor-gpu", minutes=4),
     Step(target="test-gpu", minutes=5),
     Step(target="sanitize-gpu", minutes=5),
-    Step(target="faults-gpu", minutes=2),
     Step(target="soak-gpu", minutes=3),
     Step(target="bench-gpu", minutes=7),
-    Step(target="tune-gpu", minutes=6),
+    Step(target="tune-gpu", minutes=5),
 )
 """In this order: what is wrong should be known before it is measured, and what is measured before it is tuned."""
 

@@ -2,7 +2,7 @@
 
 The real CUDA decoder, its decision included, and the real host decoder read to the modelled device by a clock that
 stands still while they run. Reading a file and decoding a chunk on the host take as long as rates say, on threads that
-are lent by the rules of `threads`. The calibration is made as `benchmarks.gpu.tune` makes one.
+are lent by the rules of `threads`. The calibration is made as `gpuzarr doctor` makes one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.calibrate import rising
-from benchmarks.gpu.sweep import CHUNK_NBYTES, MOST_NBYTES, N_CHUNKS
 from benchmarks.null_device import HeaderStore, header_array
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.turns import TurnClock, TurnCrew
@@ -36,9 +34,11 @@ from xarray_gpuzarr.cuda.options import in_force
 from xarray_gpuzarr.decoders import cuda, threads
 from xarray_gpuzarr.decoders.base import Decoder
 from xarray_gpuzarr.decoders.calibration import as_document
-from xarray_gpuzarr.decoders.cost import Calibration, CodecTimes, DeviceTimes, HostRates
+from xarray_gpuzarr.decoders.cost import Calibration, CodecTimes
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
+from xarray_gpuzarr.diagnosis.rates import Rates
+from xarray_gpuzarr.diagnosis.sweep import Grid, codec_times
 from xarray_gpuzarr.fetch import Allocate, Pending
 from xarray_gpuzarr.read import StoredArray, read
 
@@ -54,7 +54,7 @@ BETWEEN_N = (1, 6, 24, 48, 100, 300, 768, 2000)
 _N_READS = 3
 """Of each thread."""
 _HOST_CHUNKS = 8
-_LONG_NBYTES = 2**29
+GRID = Grid()
 MOST_SLOWER = 1.05
 """Of auto, over the better side."""
 SIDES = ("device", "host", "auto")
@@ -174,13 +174,13 @@ class Machine:
                 slot.give_back(lane.copy)
 
     def calibrated(self, codecs: Sequence[str]) -> Calibration:
-        """Return what a sweep of either side says, as `benchmarks.gpu.calibrate` does of a machine's."""
-        short, long = (self.uploading_s(nbytes) for nbytes in (4096, _LONG_NBYTES))
+        """Return what a sweep of either side says, as `diagnosis.sweep` does of a machine's."""
+        short, long = (self.uploading_s(nbytes) for nbytes in (4096, GRID.upload_nbytes))
         return Calibration(
             gpu="a modelled device",
             date="modelled",
             upload_seconds=short,
-            upload_rate=_LONG_NBYTES / (long - short),
+            upload_rate=GRID.upload_nbytes / (long - short),
             codecs={codec: self._times(codec) for codec in codecs},
         )
 
@@ -190,19 +190,16 @@ class Machine:
         return self.clock.run([lambda: self.decoder.upload(block, Cast(dtype="|u1"))])
 
     def _times(self, codec: str) -> CodecTimes:
-        seconds, alone, every = [], [], []
-        for nbytes in CHUNK_NBYTES:
-            most = min(N_CHUNKS[-1], MOST_NBYTES // nbytes)
-            found = {n: self.seconds("device", self.stored(codec, nbytes, n)) for n in N_CHUNKS if n <= most}
-            seconds.append([found[min(n, most)] * max(1.0, n / most) for n in N_CHUNKS])
+        seconds, rates = {}, {}
+        for nbytes in GRID.chunk_nbytes:
+            most = min(GRID.n_chunks[-1], GRID.most_nbytes // nbytes)
+            for n in (n for n in GRID.n_chunks if n <= most):
+                seconds[nbytes, n] = self.seconds("device", self.stored(codec, nbytes, n))
             with patch.object(threads, "n_cores", lambda: 1):
-                took = self.seconds("host", self.stored(codec, nbytes, _HOST_CHUNKS), uploads=False)
-                alone.append(_HOST_CHUNKS * nbytes / took)
-            every.append(most * nbytes / self.seconds("host", self.stored(codec, nbytes, most), uploads=False))
-        return CodecTimes(
-            device=DeviceTimes(chunk_nbytes=CHUNK_NBYTES, n_chunks=N_CHUNKS, seconds=rising(seconds)),
-            host=HostRates(chunk_nbytes=CHUNK_NBYTES, thread_rates=tuple(alone), most=max(every)),
-        )
+                alone_s = self.seconds("host", self.stored(codec, nbytes, _HOST_CHUNKS), uploads=False)
+            every_s = self.seconds("host", self.stored(codec, nbytes, most), uploads=False)
+            rates[nbytes] = Rates(alone=_HOST_CHUNKS * nbytes / alone_s, every=most * nbytes / every_s)
+        return codec_times(seconds, rates)
 
 
 def sweep(
@@ -214,7 +211,7 @@ def sweep(
         path = Path(folder) / "calibration.json"
         path.write_text(json.dumps(as_document(machine.calibrated(codecs))))
         for codec, nbytes, n, k in itertools.product(codecs, chunk_nbytes, n_chunks, n_threads):
-            if n * nbytes <= MOST_NBYTES:
+            if n * nbytes <= GRID.most_nbytes:
                 yield _cell(machine, str(path), Layout(codec=codec, chunk_nbytes=nbytes, n_chunks=n, n_threads=k))
 
 
@@ -223,7 +220,7 @@ def _cell(machine: Machine, calibration: str, layout: Layout) -> Cell:
     seconds = {}
     for side in SIDES:
         machine.n_decoded = 0
-        in_force.choose({"calibration": calibration} if side == "auto" else {})
+        in_force.choose({"calibration": calibration if side == "auto" else "off"})
         seconds[side] = machine.seconds(side, stored, layout.n_threads, _N_READS) / _N_READS
     return Cell(layout=layout, seconds=seconds, n_host=machine.n_decoded / layout.n_threads / _N_READS)
 

@@ -144,7 +144,7 @@ def limits(**options: Any) -> Iterator[None]:
 def shared(part: float) -> Iterator[None]:
     """Let the host decode this part of the chunks of every read within."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "shared_out", lambda _, target, plans, __: (round(part * target.n_chunks), plans))
+        patch.setattr(cuda, "shared_out", lambda _, target, plans, *__: (round(part * target.n_chunks), plans))
         patch.setattr(cuda, "is_little", lambda *_: False)
         yield
 

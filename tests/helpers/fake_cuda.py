@@ -9,6 +9,8 @@ import time
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
+PROPERTIES = {"name": b"NVIDIA H200", "uuid": bytes(range(16)), "major": 9, "minor": 0}
+
 
 class DeviceMemoryResource:
     """What all of RMM's resources do; `fake` is told when they do it."""
@@ -137,6 +139,9 @@ class FakeCuda:
             cudaDevAttrMemoryPoolsSupported=115,
             memcpyAsync=self.call("memcpyAsync"),
             getDevice=self.call("getDevice", lambda: self.current_device),
+            getDeviceProperties=self.call("getDeviceProperties", lambda _: dict(PROPERTIES)),
+            driverGetVersion=self.call("driverGetVersion", lambda: 13020),
+            runtimeGetVersion=self.call("runtimeGetVersion", lambda: 13000),
             memGetInfo=self.call("memGetInfo", lambda: (300, 1000)),
             deviceGetAttribute=self.call("deviceGetAttribute", lambda *_: int(self.has_async)),
         )
@@ -161,6 +166,7 @@ class FakeCuda:
         ndarray = lambda shape, dtype, data: SimpleNamespace(shape=shape, dtype=dtype, data=data)  # noqa: E731
         return module(
             "cupy",
+            __version__="14.2.0",
             cuda=cuda,
             ndarray=ndarray,
             asarray=self.call("asarray", lambda values: values),
@@ -182,6 +188,7 @@ class FakeCuda:
         stream = module("rmm.pylibrmm.stream", Stream=RmmStream)
         return module(
             "rmm",
+            __version__="26.10.0",
             mr=mr,
             allocators=module(
                 "rmm.allocators", cupy=module("rmm.allocators.cupy", rmm_cupy_allocator="RMM's for CuPy")

@@ -25,7 +25,7 @@ from helpers.simulated_calls import Border
 from helpers.simulated_files import SimulatedFile
 from helpers.simulated_memory import POISON, Arena, Block, PinnedPool, SimulatedMemory, SimulatedPinned
 from helpers.simulated_streams import Scheduler, SimulatedEvent, SimulatedStream, Touch, touch_all, touch_of
-from xarray_gpuzarr.cuda.api import Address, Bytes, Install, Kernel, Undo
+from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceIdentity, Install, Kernel, Undo
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.errors import DeviceMemoryError
 
@@ -57,6 +57,8 @@ class SimulatedDevice:
         Whether it has GPUDirect Storage.
     steals : bool
         Whether memory comes from a pool that takes what another stream has just freed, and waits for that stream.
+    identity : DeviceIdentity, optional
+        What it says that it is; without, it is taken at its word and checks nothing of itself.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class SimulatedDevice:
         mutations: Collection[str] = (),
         reads_files: bool = False,
         steals: bool = False,
+        identity: DeviceIdentity | None = None,
     ) -> None:
         self.index = index
+        self.identity = identity
         self._reads_files = reads_files
         self._steals = steals
         self.stolen: list[tuple[SimulatedStream, SimulatedStream]] = []

@@ -264,7 +264,7 @@ class HostCopy(LazyArray):
 def _host_copies(data: Any) -> Any:
     """Rebuild xarray's indexing wrappers around a `HostCopy` of the lazy array below them."""
     if isinstance(data, LazyArray):
-        return HostCopy(data.stored, data.device)
+        return HostCopy(data.stored, data.device, or_host=data.or_host)
     wrapper = copy(data)
     wrapper.array = _host_copies(data.array)
     return wrapper

@@ -205,7 +205,7 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
     if cast is None:
         return None
     here = "host" if place.device == "workers" and not array.ndim else place.device  # xarray makes no task of a scalar
-    lazy = LazyArray(stored_array(array, cast, place.storage), here)
+    lazy = LazyArray(stored_array(array, cast, place.storage), here, or_host=place.or_host)
     _advise_of_host_decoding(name, lazy)
     data = indexing.LazilyIndexedArray(lazy)
     return Variable(decoded.dims, data, decoded.attrs, decoded.encoding, fastpath=True)

@@ -1,5 +1,7 @@
 """The command ``gpuzarr``: `demo` shows this engine at work, `info` how a store would be read, `bench` how fast.
 
+`doctor` examines the machine.
+
 Every failure that a user can mend is printed as tried / found / do, without a traceback. What a command needs is
 imported when it runs, so that help comes at once.
 """
@@ -20,6 +22,8 @@ examples:
   gpuzarr demo --source era5.nc              the same with a file of yours, rewritten as sharded Zarr
   gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
   gpuzarr info s3://bucket/era5.zarr --group 2024
+  gpuzarr doctor                             what is here, is it right, how fast is it
+  gpuzarr doctor --calibrate                 the same, and measure which reads the GPU is to decode
   gpuzarr bench era5.zarr                    this engine, zarr-python, zarrs and TensorStore on a store of yours
 
 in Python:
@@ -38,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0, 1 if the demo's values differ, 2 if something has to be mended first.
+        Exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first.
     """
     options = parser().parse_args(argv)
     from xarray_gpuzarr.cli.terminal import complain, warnings_said  # noqa: PLC0415  # imports xarray and rich
@@ -92,7 +96,15 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--out", type=Path, help="also write every timing to this JSON file")
     bench.set_defaults(run=_run_bench)
 
-    for command in (demo, info):
+    doctor = commands.add_parser("doctor", help="say what this machine has, whether it decodes rightly, and how fast")
+    doctor.add_argument("--calibrate", action="store_true", help="measure which reads the GPU is to decode (minutes)")
+    doctor.add_argument("--thorough", action="store_true", help="ask nvCOMP alone, and read damaged chunks (minutes)")
+    form = doctor.add_mutually_exclusive_group()
+    form.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all of it as JSON, or to a file")
+    form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
+    doctor.set_defaults(run=_run_doctor)
+
+    for command in (demo, info, doctor):
         command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
     return parser
 
@@ -113,3 +125,9 @@ def _run_bench(options: argparse.Namespace) -> int:
     from xarray_gpuzarr.cli.bench import run_bench  # noqa: PLC0415  # likewise
 
     return run_bench(options)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli.doctor import run_doctor  # noqa: PLC0415  # likewise
+
+    return run_doctor(options)

@@ -9,7 +9,7 @@ host but `synchronize`, `synchronize_event`, the allocation of pinned memory, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol
@@ -43,6 +43,21 @@ class Kernel:
     """Its ``extern "C"`` name."""
     defines: tuple[tuple[str, str], ...] = ()
     """Preprocessor macros and their values, such as ``(("STORED", "i2"),)``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceIdentity:
+    """What makes a GPU compute what it computes: the device, its driver, and the libraries."""
+
+    name: str
+    """Such as ``"NVIDIA H200"``."""
+    uuid: str
+    compute_capability: str
+    """Such as ``"9.0"``."""
+    driver: str
+    """Version of the driver."""
+    versions: Mapping[str, str]
+    """Of libraries, by their names."""
 
 
 class Stream(Protocol):
@@ -118,6 +133,10 @@ class DeviceApi(Protocol):
     @property
     def index(self) -> int:
         """Number of the device in this process."""
+
+    @property
+    def identity(self) -> DeviceIdentity | None:
+        """What the device is; None for one that nobody need check."""
 
     def activate(self) -> AbstractContextManager[object]:
         """Make this the device of the calling thread inside a ``with`` block."""

@@ -21,11 +21,12 @@ _ENOUGH_WARPS = 1024
 """Two for each scheduler of 132 multiprocessors, about."""
 _MAX_BLOCKS = 2**31 - 1
 _UNSHUFFLE = Kernel(file="unshuffle.cu", name="unshuffle")
+BLOSCLZ_TOGETHER = (32, 16, 8, 4)
+"""How many streams may share the instructions of a warp; there is a kernel for each."""
 _BLOSCLZ = {
     streams: Kernel(file="blosclz.cu", name="blosclz", defines=(("STREAMS", str(streams)),))
-    for streams in (32, 16, 8, 4)
+    for streams in BLOSCLZ_TOGETHER
 }
-"""By how many streams share the instructions of a warp."""
 
 
 def blosc_kernels() -> list[Kernel]:
@@ -72,7 +73,16 @@ def unshuffle(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nby
         api.launch(_UNSHUFFLE, n_blocks, N_THREADS, (table, n, n_tiles), stream)
 
 
-def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: Address, status: Address) -> None:
+def blosclz(  # noqa: PLR0913
+    api: DeviceApi,
+    stream: Stream,
+    *,
+    table: Address,
+    n: int,
+    actual: Address,
+    status: Address,
+    together: int | None = None,
+) -> None:
     """Decompress streams of blosclz.
 
     Parameters
@@ -89,6 +99,8 @@ def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: A
     status : Address of int32, shape (n,)
         Written: 0, or `CANNOT_DECOMPRESS` where a stream gives fewer bytes than its result should have, or more, or
         refers to what is not there. As many as `actual` says are then written.
+    together : one of `BLOSCLZ_TOGETHER`, optional
+        Streams that share a warp, for a check of each kernel; None: as many as leave enough warps.
 
     Notes
     -----
@@ -102,6 +114,6 @@ def blosclz(api: DeviceApi, stream: Stream, *, table: Address, n: int, actual: A
     """
     if n:
         # More streams share a warp only if there are warps enough for a device.
-        streams = next((streams for streams in _BLOSCLZ if n >= streams * _ENOUGH_WARPS), min(_BLOSCLZ))
+        streams = together or next((streams for streams in _BLOSCLZ if n >= streams * _ENOUGH_WARPS), min(_BLOSCLZ))
         n_blocks = -(-n // (_WARPS * streams))
         api.launch(_BLOSCLZ[streams], n_blocks, _WARPS * _LANES, (table, n, actual, status), stream)

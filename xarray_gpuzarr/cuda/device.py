@@ -16,6 +16,7 @@ from typing import Any, cast
 import cupy
 import numpy as np
 import numpy.typing as npt
+import rmm
 from rmm.pylibrmm.stream import Stream as RmmStream
 
 from xarray_gpuzarr.cuda.api import (
@@ -23,6 +24,7 @@ from xarray_gpuzarr.cuda.api import (
     Bytes,
     DeviceApi,
     DeviceFile,
+    DeviceIdentity,
     DeviceMemory,
     Event,
     Install,
@@ -31,6 +33,7 @@ from xarray_gpuzarr.cuda.api import (
     Stream,
     Undo,
 )
+from xarray_gpuzarr.cuda.driver import driver_version
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
 from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
@@ -90,6 +93,26 @@ class NativeDevice:
         self.memory = RmmMemory(index, options.memory)
         self._lock = threading.Lock()
         self._kernels: dict[Kernel, Any] = {}
+
+    @cached_property
+    @cuda_call("cudaGetDeviceProperties")
+    def identity(self) -> DeviceIdentity:
+        """What the device is, with its driver and libraries."""
+        properties = cupy.cuda.runtime.getDeviceProperties(self.index)
+        major, minor = divmod(cupy.cuda.runtime.driverGetVersion(), 1000)
+        runtime = cupy.cuda.runtime.runtimeGetVersion()
+        return DeviceIdentity(
+            name=properties["name"].decode(),
+            uuid=bytes(properties["uuid"]).hex(),
+            compute_capability=f"{properties['major']}.{properties['minor']}",
+            driver=driver_version() or f"of CUDA {major}.{minor // 10}",
+            versions={
+                "CuPy": cupy.__version__,
+                "RMM": rmm.__version__,
+                "nvCOMP": self.nvcomp.version,
+                "CUDA": f"{runtime // 1000}.{runtime % 1000 // 10}",
+            },
+        )
 
     def activate(self) -> AbstractContextManager[object]:
         """Make this the device of the calling thread inside a ``with`` block."""

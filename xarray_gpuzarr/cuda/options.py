@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +15,9 @@ from xarray_gpuzarr.option_values import InForce, check_number, given_numbers, u
 
 MemoryChoice = Literal["auto", "pool", "async", "current"]
 """Where device memory comes from; see `ResourceOptions.memory`."""
+
+Verify = Literal["first", "all", "off"] | float
+"""Which chunks the host decodes as well; see `ResourceOptions.verify`."""
 
 _MIB = 1024**2
 _AT_LEAST = {"slot_nbytes": 64 * 1024, "n_slots": 2, "batch_nbytes": 1, "batch_chunks": 1, "scratch_nbytes": 1}
@@ -47,7 +51,14 @@ class ResourceOptions:
     grows. ``current``: the caller's current one, whatever it is."""
     calibration: str | None = None
     """Path of a file that says how fast this machine's host and device decode. With it, threads of the host decode
-    chunks of a read, or all, where that is sooner; without it, the device decodes all that it can."""
+    chunks of a read, or all, where that is sooner. None: what ``gpuzarr doctor --calibrate`` has kept in the cache
+    folder for such a GPU and host, if anything; ``off``: nothing, so that the device decodes all that it can."""
+
+    verify: Verify | None = None
+    """Which of the chunks that the device decodes the host decodes as well, from the same bytes, to compare. ``first``:
+    one of each array in each process. A number from 0 to 1: that share of them, by chance. ``all``, ``off``. Where the
+    two differ, the read is repeated on the host, and the array stays there. None: ``first`` on GPUs of an architecture
+    that nobody is known to have run this engine on, else ``off``."""
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
@@ -59,6 +70,8 @@ class ResourceOptions:
             raise unusable("memory", f"memory={self.memory!r}", _KNOWN_MEMORY)
         if self.calibration is not None and not isinstance(self.calibration, str):
             raise unusable("calibration", f"calibration={self.calibration!r}", "not a path, as text")
+        if not _is_verify(self.verify):
+            raise unusable("verify", f"verify={self.verify!r}", "not one of first, all, off, nor a number from 0 to 1")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> ResourceOptions:
@@ -76,7 +89,19 @@ class ResourceOptions:
         """
         given: dict[str, Any] = dict(given_numbers(_AT_LEAST, environ))
         given |= {name: environ[variable(name)] for name in ("memory", "calibration") if variable(name) in environ}
+        text = environ.get(variable("verify"))
+        if text is not None:
+            given["verify"] = text
+            with suppress(ValueError):
+                given["verify"] = float(text)
         return cls(**given)
+
+
+def _is_verify(verify: object) -> bool:
+    """Say whether something is a `Verify` or None."""
+    if isinstance(verify, int | float) and not isinstance(verify, bool):
+        return 0 <= verify <= 1
+    return verify in (None, "first", "all", "off")
 
 
 _KNOWN_MEMORY = "the known ones are " + ", ".join(get_args(MemoryChoice))

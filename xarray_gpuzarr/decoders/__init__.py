@@ -10,14 +10,23 @@ from functools import cache
 from typing import cast, get_args
 
 from xarray_gpuzarr.advice import advise
-from xarray_gpuzarr.decoders.base import Decoder, Device, FileReader, Route
+from xarray_gpuzarr.decoders.base import Decoder, Device, FileReader, Route, SelfChecking
 from xarray_gpuzarr.decoders.faults import no_direct_files
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.workers import WorkersDecoder
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
 from xarray_gpuzarr.fetch import Storage
 
-__all__ = ["Decoder", "Device", "Route", "decoder_for", "missing_for_cuda", "resolve_device", "resolve_storage"]
+__all__ = [
+    "Decoder",
+    "Device",
+    "Route",
+    "decoder_for",
+    "missing_for_cuda",
+    "resolve_device",
+    "resolve_storage",
+    "usable",
+]
 
 _CUDA_NEEDS = {
     "cupy": "CuPy",
@@ -177,3 +186,17 @@ def decoder_for(device: str) -> Decoder:
         return HostDecoder()
     decoder: Decoder = importlib.import_module("xarray_gpuzarr.decoders.cuda").CudaDecoder()
     return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
+
+
+def usable(decoder: Decoder, *, or_host: bool) -> Decoder:
+    """Return a decoder, or the host's if its device cannot even copy.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    or_host : bool
+        Whether the host will do, as with ``"auto"``. Asking the device starts it.
+    """
+    if or_host and isinstance(decoder, SelfChecking) and decoder.why_unusable() is not None:
+        return decoder_for("host")
+    return decoder

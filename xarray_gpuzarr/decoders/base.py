@@ -103,6 +103,14 @@ class Decoder(Protocol):
         """
 
 
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A decoder that asks its device for known answers before it trusts it."""
+
+    def why_unusable(self) -> str | None:
+        """Say why nothing can be read to the current device; None if something can. Starts the device."""
+
+
 class PreparedDecoder(Decoder, Protocol):
     """A decoder that can do beforehand what its first reads would do, and let go of it."""
 

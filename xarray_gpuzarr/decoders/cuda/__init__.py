@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
+from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity, Install, Undo
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
@@ -26,19 +27,21 @@ from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
 from xarray_gpuzarr.decoders.cost import is_little
 from xarray_gpuzarr.decoders.cuda.chain import read_chain
+from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.read import Read
-from xarray_gpuzarr.decoders.cuda.routes import route, why_not_device
+from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
+from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError, choice_for
 from xarray_gpuzarr.decoders.cuda.shares import Reading, shared_out, shared_route
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource, Storage
 from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import ReadPlan, Target
+from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target
 
 _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
 """Waits between tries to read alone."""
@@ -65,6 +68,9 @@ class CudaDecoder:
         self._host = HostDecoder()
         self._reading = Reading()
         self._resources: dict[int, WorkerResources] = {}
+        self._checked: dict[int, CheckedDevice] = {}
+        self._distrusted: dict[ArraySpec, str] = {}
+        """Arrays that the host decodes, and why: the device has decoded a chunk of them to other bytes."""
         self._lock = threading.Lock()
         self._process: int | None = None
         """The process that has used a device."""
@@ -77,13 +83,16 @@ class CudaDecoder:
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say whether chunks are decoded on the device, and why not."""
         found = route(spec, _native(cast))
-        return shared_route(spec) if found.where == "cuda" else found
+        if found.where != "cuda":
+            return found
+        why = self._why_distrusted(spec, _native(cast))
+        return shared_route(spec, self._identify) if why is None else Route(where=f"host, {ONE_COPY}", why=why)
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
-        unmeasured = why_not_unasked() if storage == "auto" else None
+        unmeasured = why_not_unasked(self._identify) if storage == "auto" else None
         return why_not_chain(read_chain(spec)) or self.why_no_files() or unmeasured
 
     def why_no_files(self) -> str | None:
@@ -117,13 +126,16 @@ class CudaDecoder:
     ) -> Any:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        by_device, n_host = why_not_device(spec, cast) is None and fits_kernels(target), 0
-        if by_device:
-            n_host, plans = shared_out(spec, target, plans, self._reading)
-        if not by_device or (n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)):
+        by_host, n_host = why_not_device(spec, cast) is not None or not fits_kernels(target), 0
+        if not (by_host := by_host or spec in self._distrusted):
+            n_host, plans = shared_out(spec, target, plans, self._reading, self._identify)
+            by_host = n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)
+        if by_host or self._fails(spec, target, cast):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
         resources, reading = self._current_resources(), self._reading
+
+        choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
         def read() -> Any:
             lane, share = resources.lane(), None
@@ -131,7 +143,9 @@ class CudaDecoder:
                 share = HostShare(
                     lane, source, spec, n_host=n_host, n_chunks=target.n_chunks, n_threads=lambda: reading.n_threads
                 )
-            return lane.reading(lambda: Read(lane, source, spec, target=target, cast=cast, share=share).run(plans))
+            return lane.reading(
+                lambda: Read(lane, source, spec, target=target, cast=cast, choice=choice).run(plans, share)
+            )
 
         with resources.api.activate():
             return resources.turns.together(read)
@@ -152,8 +166,27 @@ class CudaDecoder:
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`; if memory does not suffice beside other threads, again while they wait.
 
-        Their reads end first. What they have read may be freed a little later, by whoever uses it.
+        Their reads end first. What they have read may be freed a little later, by whoever uses it. If the device has
+        decoded a chunk to other bytes than the host, the array is the host's from now on, and `read` is called again.
         """
+        try:
+            return self._with_memory(read)
+        except DifferentValuesError as error:
+            self._distrust(error)
+        return self._with_memory(read)
+
+    def _distrust(self, error: DifferentValuesError) -> None:
+        identity = self._device().identity
+        on = "the GPU" if identity is None else f"{identity.name}, driver {identity.driver}"
+        self._distrusted[error.spec] = f"{on} has decoded a chunk to other bytes than the host"
+        advise(
+            f"other bytes of {error.spec}",
+            f"array '{error.spec.path}' is decoded on the host from now on; what was read of it is right",
+            found=f"{error.headline} ({on})",
+            do=error.do,
+        )
+
+    def _with_memory[Result](self, read: Callable[[], Result]) -> Result:
         try:
             return read()
         except DeviceMemoryError:
@@ -201,6 +234,35 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
 
+    def _fails(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
+        """Say whether the device is not to be trusted with a read."""
+        return self._checked_device().why_not(spec, cast, points=isinstance(target, PointTarget)) is not None
+
+    def why_unusable(self) -> str | None:
+        """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""
+        return self._checked_device().why_unusable()
+
+    def _checked_device(self) -> CheckedDevice:
+        """Return what is known of the calling thread's device."""
+        api = self._device()
+        with self._lock:
+            checked = self._checked.get(api.index)
+            if checked is None or checked.api is not api:
+                checked = self._checked[api.index] = CheckedDevice(api)
+            return checked
+
+    def _why_distrusted(self, spec: ArraySpec, cast: Cast) -> str | None:
+        """Say which check that reads of an array rest on has failed, or which chunk of it; starts no CUDA."""
+        if spec in self._distrusted:
+            return self._distrusted[spec]
+        if self._process == os.getpid():
+            return self._checked_device().known_failure(spec, cast)
+        return remembered_failure(spec, cast)
+
+    def _identify(self) -> DeviceIdentity | None:
+        """Return what the calling thread's device is called."""
+        return self._device().identity
+
     def _device(self) -> DeviceApi:
         """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""
         process = os.getpid()
@@ -217,6 +279,14 @@ class CudaDecoder:
     def _current_resources(self) -> WorkerResources:
         """Return what this process keeps for the calling thread's device, made anew once `configure` was called."""
         api, options = self._device(), resource_options()
+        why = self.why_unusable()
+        if why is not None:
+            raise DeviceUnavailableError(
+                "the GPU cannot be used",
+                tried="copying bytes to it and back, before anything is read",
+                found=why,
+                do='read with device="host" or device="auto"; gpuzarr doctor says more',
+            )
         with self._lock:
             resources = self._resources.get(api.index)
             if resources is None or resources.options is not options or resources.api is not api:

@@ -59,8 +59,10 @@ class _Offsets:
     filters: int
     elements: list[tuple[int, int]]
     """Per codec of elements, two columns: addresses of encoded and of decoded chunks; then its words."""
-    receipt: tuple[int, int, int, int]
-    """Lengths, sums, statuses and flags, as `Receipt` has them."""
+    receipt: tuple[int, int, int, int, int]
+    """Lengths, sums, statuses, flags and CRCs, as `Receipt` has them."""
+    shadows: int
+    """Two columns: addresses and lengths of decoded chunks whose CRC is asked for."""
     spare: int
     places: Places
     fills: Places
@@ -115,12 +117,13 @@ class BatchDecoder:
                 self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
             self._unshuffle(chunks, offset_by(memory, offsets.filters), stream)
             self._undo_elements(len(work.elements), memory, offsets, stream)
+            self._sum_up(len(chunks.shadows), memory, offsets, stream)
         with self._lane.stage("place"):
             self._placing.launch(memory, offsets.places, stream)
             self._placing.launch(memory, offsets.fills, stream)
         answer = None
-        if work.groups or len(work.elements):
-            answer = Receipt.ask(self._lane, work, offset_by(memory, offsets.receipt[0]), stream)
+        if work.groups or len(work.elements) or len(chunks.shadows):
+            answer = Receipt.ask(self._lane, work, chunks.shadows, offset_by(memory, offsets.receipt[0]), stream)
         return [memory, scratch.memory], answer
 
     def _allocate(self, work: Work, chunks: Chunks, stream: Stream) -> _Scratch:
@@ -159,7 +162,8 @@ class BatchDecoder:
             groups=[tables.add(*(column[group.rows] for column in columns)) for group in work.groups],
             filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
             elements=self._add_elements(tables, work, at, scratch),
-            receipt=Receipt.add(tables, work.n_coded, len(work.elements)),
+            receipt=Receipt.add(tables, work.n_coded, len(work.elements), len(chunks.shadows)),
+            shadows=self._add_shadows(tables, at.plain, chunks.shadows.rows),
             spare=tables.add(SPARE_FRAME),
             places=self._placing.add(tables, chunks.rows[work.placed], at.plain[work.placed]),
             fills=self._placing.add_missing(tables, chunks.missing),
@@ -185,6 +189,14 @@ class BatchDecoder:
             for number, stage in enumerate(stages)
         ]
 
+    def _add_shadows(self, tables: Tables, plain: Addresses, rows: Rows) -> int:
+        return tables.add(plain[rows], np.full(len(rows), self._chain.chunk_nbytes))
+
+    def _sum_up(self, n: int, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
+        """Enqueue the CRCs of decoded chunks that the host has decoded as well."""
+        table, result = offset_by(memory, offsets.shadows), offset_by(memory, offsets.receipt[4])
+        checksum(self._api, stream, "crc32", table=table, n=n, max_nbytes=self._chain.chunk_nbytes, result=result)
+
     def _move(self, work: Work, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
         table = offset_by(memory, offsets.moves)
         move(self._api, stream, table=table, n=work.n_moves, max_nbytes=offsets.longest_move)
@@ -195,7 +207,7 @@ class BatchDecoder:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
         api, n = self._api, group.n
         sources, source_nbytes, outputs, capacity = [Address(table + 8 * n * k) for k in range(4)]
-        lengths, checksums, codes, _ = offsets.receipt
+        lengths, checksums, codes, *_ = offsets.receipt
         actual = offset_by(memory, lengths + 8 * group.first)
         sums = offset_by(memory, checksums + 8 * group.first)
         statuses = offset_by(memory, codes + 4 * group.first)

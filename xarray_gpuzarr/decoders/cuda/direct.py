@@ -19,14 +19,15 @@ from xarray_gpuzarr.codecs import ZstdSpec
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import Address, DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.calibration import read_calibration
+from xarray_gpuzarr.decoders.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staging import Flags, Staged, Stager
 from xarray_gpuzarr.decoders.cuda.streams import (
     ENVELOPES,
+    NO_ROWS,
     Filters,
     Streams,
     find_streams,
@@ -59,18 +60,20 @@ def why_not_chain(chain: Chain) -> str | None:
     return None
 
 
-def why_not_unasked() -> str | None:
+def why_not_unasked(identify: Identify) -> str | None:
     """Say why files are read through host memory unless somebody asks for more; None if that was measured to be slower.
 
     That kvikio finds cuFile says little: it may copy through host memory itself, and one read at a time.
     """
-    path = resource_options().calibration
-    if path is not None and read_calibration(path).gds_is_quicker:
+    calibration = calibration_in_force(identify)
+    if calibration is not None and calibration.gds_is_quicker:
         return None
     return "GPUDirect Storage was not measured to be quicker here"
 
 
-def stager_for(lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain) -> Stager:
+def stager_for(
+    lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
+) -> Stager:
     """Return what brings chunks of an array to the device: by itself if that is wanted and can be, or through the host.
 
     Raises
@@ -79,15 +82,15 @@ def stager_for(lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain)
         ``storage="gds"`` was asked for, and this device cannot read files.
     """
     if source.storage == "posix" or why_not_chain(chain) is not None:
-        return Stager(lane, source, spec, chain=chain)
-    if source.storage == "auto" and why_not_unasked() is not None:
-        return Stager(lane, source, spec, chain=chain)
+        return Stager(lane, source, spec, chain=chain, choice=choice)
+    if source.storage == "auto" and why_not_unasked(lambda: lane.api.identity) is not None:
+        return Stager(lane, source, spec, chain=chain, choice=choice)
     why_not = lane.api.why_no_files()
     if why_not is None:
-        return DirectStager(lane, source, spec, chain=chain)
+        return DirectStager(lane, source, spec, chain=chain, choice=choice)
     if source.storage == "gds":
         raise no_direct_files(why_not)
-    return Stager(lane, source, spec, chain=chain)
+    return Stager(lane, source, spec, chain=chain, choice=choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +154,15 @@ class DirectStager(Stager):
             streams=streams,
             filters=filters,
             encoded=ready,
+            shadows=self._shadowed(pieces, ready),
         )
         doubtful = np.flatnonzero(present & ~ready)
         return self._with_decoded(staged, pieces, doubtful) if len(doubtful) else staged
+
+    def _shadowed(self, pieces: Sequence[Piece], ready: Flags) -> Shadows:
+        """Fetch chosen chunks to the host, too, and decode them."""
+        chosen = NO_ROWS if self._choice is None else self._choice.of(np.flatnonzero(ready))
+        return self._shadows(pieces, chosen, self._fetch_again(pieces, chosen)) if len(chosen) else NO_SHADOWS
 
     def _read(self, ranges: Sequence[_Range], memory: DeviceMemory, done: list[int]) -> None:
         """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`.

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
@@ -25,6 +26,7 @@ from xarray_gpuzarr.decoders.cuda.direct import stager_for
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values, join_shadows
 from xarray_gpuzarr.decoders.cuda.staging import Staged
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, join
 from xarray_gpuzarr.decoders.cuda.work import Chunks
@@ -70,8 +72,8 @@ class Read:
         One that the device decodes.
     target : BoxTarget or PointTarget
     cast : Cast
-    share : HostShare or None
-        Has the chunks that threads of the host decode while the device decodes the others.
+    choice : Choice, optional
+        Which chunks of the device's the host decodes as well.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Read:
         *,
         target: Target,
         cast: Cast,
-        share: HostShare | None = None,
+        choice: Choice | None = None,
     ) -> None:
         self._lane = lane
         self._api = lane.api
@@ -95,12 +97,11 @@ class Read:
             budget_nbytes=lane.scratch_nbytes,
             options=lane.options,
         )
-        self._n_chunks = target.n_chunks - (share.n_host if share is not None else 0)
-        self._stager = stager_for(lane, source, spec, chain=chain)
-        self._share = share
+        self._n_chunks = target.n_chunks
+        self._stager = stager_for(lane, source, spec, chain=chain, choice=choice)
+        self._share: HostShare | None = None
         self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.first)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
-        lane.share(with_beside=share is not None)
         self._decoder = BatchDecoder(lane, self._placing, chain)
         self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
@@ -116,8 +117,23 @@ class Read:
         """Chunks that the host has decoded."""
         self._doubtful: list[tuple[Batch, Column]] = []
 
-    def run(self, plans: Iterator[ReadPlan]) -> Any:
-        """Carry out plans that together cover the target; return the array, ready for any stream."""
+    @property
+    def n_left_to_host(self) -> int:
+        """Chunks that the device was not given encoded, or could not decode."""
+        return self._stager.n_decoded
+
+    def run(self, plans: Iterator[ReadPlan], share: HostShare | None = None) -> Any:
+        """Carry out plans that together cover the target; return the array, ready for any stream.
+
+        Parameters
+        ----------
+        plans : iterator of ReadPlan
+        share : HostShare or None
+            Has the chunks that threads of the host decode while the device decodes the others.
+        """
+        if share is not None:
+            self._share, self._n_chunks = share, self._n_chunks - share.n_host
+        self._lane.share(with_beside=share is not None)
         stager, rule = self._stager, self._stager.rule
         sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
         cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
@@ -255,6 +271,7 @@ class Read:
             streams=streams,
             filters=join([s.filters for s in staged], counts),
             elements=np.flatnonzero(_joined([s.encoded for s in staged])) if self._has_elements else NO_ROWS,
+            shadows=join_shadows([s.shadows for s in staged], counts),
         )
 
     def _retire(self) -> None:
@@ -264,6 +281,15 @@ class Read:
         doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS
         if len(doubtful):
             self._doubtful.append((oldest.batch, doubtful))
+        if oldest.receipt is not None and len(oldest.receipt.shadows):
+            self._compare(oldest.batch, oldest.receipt, doubtful)
+
+    def _compare(self, batch: Batch, receipt: Receipt, doubtful: Column) -> None:
+        """Look at what the host has decoded as well; the host decodes the doubtful chunks again anyway."""
+        different = np.setdiff1d(receipt.different(), doubtful)
+        counters.add(n_verified=len(receipt.shadows), n_different=len(different))
+        if len(different):
+            raise different_values(*row_of(batch.pieces, int(different[0])))
 
     def _retire_all(self) -> None:
         """Wait for all that is under way."""

@@ -12,6 +12,7 @@ from xarray_gpuzarr.cuda.api import Address, Stream
 from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.pinned import Slot
 from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.shadows import Shadows
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables
 from xarray_gpuzarr.decoders.cuda.work import Group, Work
@@ -23,7 +24,8 @@ class Receipt:
     """Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses; then uint64 flags.
 
     A sum is the checksum of the decoded bytes where the format has one, else not 0 where the stream was refused. There
-    is a flag for each chunk with codecs of elements, not 0 where one of these leaves the chunk to the host.
+    is a flag for each chunk with codecs of elements, not 0 where one of these leaves the chunk to the host. Then uint64
+    CRC-32s, of each chunk that the host has decoded as well.
     """
 
     slot: Slot
@@ -33,22 +35,24 @@ class Receipt:
     n: int
     elements: npt.NDArray[np.int64]
     """Numbers of the chunks that the flags belong to."""
+    shadows: Shadows
 
     @staticmethod
-    def add(tables: Tables, n: int, n_flags: int) -> tuple[int, int, int, int]:
+    def add(tables: Tables, n: int, n_flags: int, n_shadows: int) -> tuple[int, int, int, int, int]:
         """Add the memory of a receipt, as it must be before the device writes to it; return where its columns begin."""
-        first = tables.add_zeros(_nbytes(n) // 8 + n_flags)
-        return first, first + 8 * n, first + 16 * n, first + _nbytes(n)
+        first = tables.add_zeros(_nbytes(n) // 8 + n_flags + n_shadows)
+        flags = first + _nbytes(n)
+        return first, first + 8 * n, first + 16 * n, flags, flags + 8 * n_flags
 
     @classmethod
-    def ask(cls, lane: Lane, work: Work, address: Address, stream: Stream) -> Self:
+    def ask(cls, lane: Lane, work: Work, shadows: Shadows, address: Address, stream: Stream) -> Self:
         """Enqueue the download of a receipt."""
         n = work.n_coded
-        nbytes = _nbytes(n) + 8 * len(work.elements)
+        nbytes = _nbytes(n) + 8 * (len(work.elements) + len(shadows))
         slot = lane.receipts.lend(nbytes)
         lane.api.download(slot.array[:nbytes], address, stream)
         slot.give_back(stream)
-        return cls(slot=slot, streams=work.streams, groups=work.groups, n=n, elements=work.elements)
+        return cls(slot=slot, streams=work.streams, groups=work.groups, n=n, elements=work.elements, shadows=shadows)
 
     def doubtful(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the chunks that were not decoded as they should; only once the download is done."""
@@ -66,6 +70,13 @@ class Receipt:
         if not wrong.any() and not flags.any():
             return NO_ROWS
         return np.unique(np.concatenate([self.streams.chunk[:n][wrong], self.elements[flags != 0]]))
+
+    def different(self) -> npt.NDArray[np.int64]:
+        """Return the numbers of the chunks that the host has decoded to other bytes; only once the download is done."""
+        first = _nbytes(self.n) + 8 * len(self.elements)
+        sums = self.slot.array[first:][: 8 * len(self.shadows)].view(np.uint64)
+        different: npt.NDArray[np.int64] = self.shadows.rows[finish("crc32", sums) != self.shadows.crc]
+        return different
 
 
 def _nbytes(n: int) -> int:

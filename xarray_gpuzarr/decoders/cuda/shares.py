@@ -12,9 +12,8 @@ from itertools import chain, islice
 from math import prod
 
 from xarray_gpuzarr.codecs import BloscSpec
-from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.decoders.base import Route
-from xarray_gpuzarr.decoders.calibration import read_calibration
+from xarray_gpuzarr.decoders.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cost import Calibration, Split, best_split, is_little, threads_each
 from xarray_gpuzarr.decoders.cuda.chain import chain_of
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY
@@ -91,7 +90,7 @@ class _Forecast:
 
 
 def shared_out(
-    spec: ArraySpec, target: Target, plans: Iterator[ReadPlan], reading: Reading
+    spec: ArraySpec, target: Target, plans: Iterator[ReadPlan], reading: Reading, identify: Identify
 ) -> tuple[int, Iterator[ReadPlan]]:
     """Return how many chunks of a read the host decodes by the calibration in force, and all its plans.
 
@@ -105,14 +104,14 @@ def shared_out(
     The first plan is drawn, which mostly reads a shard's index, before reads are counted: those of other threads that
     began at the same time have begun by then.
     """
-    forecast = _forecast(spec)
+    forecast = _forecast(spec, identify)
     if forecast is None:
         return 0, plans
     first = list(islice(plans, 1))
     return forecast.split(target.n_chunks, reading.n).n_host, chain(first, plans)
 
 
-def shared_route(spec: ArraySpec) -> Route:
+def shared_route(spec: ArraySpec, identify: Identify) -> Route:
     """Say who decodes a read of one shard (of one chunk, where there are none) of an array that the device can decode.
 
     Raises
@@ -120,7 +119,7 @@ def shared_route(spec: ArraySpec) -> Route:
     OptionError
         The calibration in force cannot be used.
     """
-    forecast, n_chunks = _forecast(spec), prod(spec.grid.chunks_per_shard)
+    forecast, n_chunks = _forecast(spec, identify), prod(spec.grid.chunks_per_shard)
     split = None if forecast is None else forecast.split(n_chunks)
     if forecast is None or split is None or not split.n_host:
         return Route(where="cuda", why="")
@@ -128,13 +127,11 @@ def shared_route(spec: ArraySpec) -> Route:
     return Route(where=f"host, {ONE_COPY}" if split.n_host == n_chunks else "cuda", why=why)
 
 
-def _forecast(spec: ArraySpec) -> _Forecast | None:
+def _forecast(spec: ArraySpec, identify: Identify) -> _Forecast | None:
     """Return what is expected of an array; None where no calibration is in force, or it does not know the codecs."""
-    path = resource_options().calibration
-    if path is None:
-        return None
-    calibration, codec = read_calibration(path), codec_name(spec)
-    if codec is None or codec not in calibration.codecs:
+    calibration = calibration_in_force(identify)
+    codec = None if calibration is None else codec_name(spec)
+    if calibration is None or codec is None or codec not in calibration.codecs:
         return None
     return _Forecast(calibration=calibration, codec=codec, chunk_nbytes=spec.chunk_nbytes, n_threads=thread_budget())
 

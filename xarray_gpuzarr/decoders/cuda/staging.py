@@ -7,6 +7,7 @@ damaged one) is decoded by the host codec, which also words the error, and cross
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,10 +25,12 @@ from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, cut, r
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.image import Image, Room, upload_pageable
 from xarray_gpuzarr.decoders.cuda.requests import Requests
+from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Filters, Streams, find_streams, join, shuffled
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host_checksums import strip_checksum
 from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
+from xarray_gpuzarr.decoders.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
 from xarray_gpuzarr.frames import FrameError
 from xarray_gpuzarr.metadata import ArraySpec
@@ -57,6 +60,8 @@ class Staged:
     """Likewise."""
     encoded: Flags
     """shape (n,): whether the chunk crossed encoded."""
+    shadows: Shadows = NO_SHADOWS
+    """Of chunks that the host has decoded as well."""
 
     @classmethod
     def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Column) -> Self:
@@ -81,9 +86,13 @@ class Stager:
     spec : ArraySpec
     chain : Chain
         What the device does to chunks.
+    choice : Choice, optional
+        Which of them the host decodes as well.
     """
 
-    def __init__(self, lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain) -> None:
+    def __init__(
+        self, lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
+    ) -> None:
         self._lane = lane
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
@@ -93,6 +102,9 @@ class Stager:
         self._n_threads = threads.fetching_budget()
         self._most_nbytes = _request_nbytes(source.rule, lane.options.slot_nbytes // self._n_threads)
         self._requests = Requests(source)
+        self._choice = choice
+        self.n_decoded = 0
+        """Chunks that the host has decoded, because the device cannot be trusted with them or could not."""
 
     @cached_property
     def _codec(self) -> ChunkCodec:
@@ -140,12 +152,23 @@ class Stager:
         if len(doubtful):
             encoded = [image.view(int(first[row]), int(length[row])) for row in doubtful]
             start[doubtful] = [image.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
+        chosen = NO_ROWS if self._choice is None else self._choice.of(ready.nonzero()[0])
+        shadows = NO_SHADOWS
+        if len(chosen):
+            both = [image.view(int(first[row]), int(length[row])) for row in chosen]
+            shadows = self._shadows(pieces, chosen, both)
         with lane.stage("transfer"):
             memories, address = image.send(start)
         if not streams.one_each:
             address[~present] = 0
         return Staged(
-            memories=memories, address=address, nbytes=nbytes, streams=streams, filters=filters, encoded=ready
+            memories=memories,
+            address=address,
+            nbytes=nbytes,
+            streams=streams,
+            filters=filters,
+            encoded=ready,
+            shadows=shadows,
         )
 
     def stage_decoded(self, pieces: Sequence[Piece], numbers: Column) -> Staged:
@@ -156,18 +179,22 @@ class Stager:
         CorruptChunkError, StoreReadError
         """
         lane = self._lane
+        chunks = self._decode_on_host(pieces, numbers, self._fetch_again(pieces, numbers))
+        room = aligned(self._chunk_nbytes)
+        memory = lane.lend_device_slot(room * len(chunks))
+        upload_pageable(lane, memory.address, chunks)
+        address = memory.address + room * np.arange(len(chunks), dtype=np.uint64)
+        return Staged.of_decoded([memory], address, np.full(len(chunks), self._chunk_nbytes))
+
+    def _fetch_again(self, pieces: Sequence[Piece], numbers: Column) -> list[memoryview]:
+        """Fetch some chunks of pieces to memory of the host."""
         encoded = []
         for plan, row in (row_of(pieces, number) for number in numbers.tolist()):
             data = self._source.start(*plan.requests(row, row + 1)[0])(lambda nbytes: memoryview(bytearray(nbytes)))
             if data is None:
                 raise vanished_chunk(plan, row)
             encoded.append(data)
-        chunks = self._decode_on_host(pieces, numbers, encoded)
-        room = aligned(self._chunk_nbytes)
-        memory = lane.lend_device_slot(room * len(chunks))
-        upload_pageable(lane, memory.address, chunks)
-        address = memory.address + room * np.arange(len(chunks), dtype=np.uint64)
-        return Staged.of_decoded([memory], address, np.full(len(chunks), self._chunk_nbytes))
+        return encoded
 
     def _fetch(self, pieces: Sequence[Piece], image: Image) -> tuple[Column, Column]:
         """Carry out the requests of pieces on free threads.
@@ -259,7 +286,25 @@ class Stager:
     ) -> Sequence[memoryview]:
         """Decode chunks that are unusual or damaged, on free threads; the codec's word is final."""
         decoded = [memoryview(bytearray(self._chunk_nbytes)) for _ in encoded]
-        todo = deque(range(len(encoded)))
+        self._each(pieces, rows, lambda number: self._decode(encoded[number], decoded[number]))
+        self.n_decoded += len(decoded)
+        return decoded
+
+    def _shadows(self, pieces: Sequence[Piece], rows: Column, encoded: Sequence[memoryview]) -> Shadows:
+        """Decode chunks that the device decodes as well, on free threads."""
+        crc = np.zeros(len(rows), np.uint32)
+
+        def decode(number: int) -> None:
+            decoded = memoryview(buffer("shadow", self._chunk_nbytes))
+            self._decode(encoded[number], decoded)
+            crc[number] = zlib.crc32(decoded)
+
+        self._each(pieces, rows, decode)
+        return Shadows(rows=rows, crc=crc)
+
+    def _each(self, pieces: Sequence[Piece], rows: Column, decode: Callable[[int], None]) -> None:
+        """Decode chunks by their numbers in `rows`, on free threads."""
+        todo = deque(range(len(rows)))
 
         def drain(go_on: Callable[[], bool]) -> None:
             while go_on():
@@ -268,13 +313,12 @@ class Stager:
                 except IndexError:
                     return
                 try:
-                    self._decode(encoded[number], decoded[number])
+                    decode(number)
                 except FrameError as err:
                     todo.clear()
                     raise corrupt_chunk(*row_of(pieces, int(rows[number])), str(err)) from err
 
-        threads.crew.run(drain, len(encoded))
-        return decoded
+        threads.crew.run(drain, len(rows))
 
     def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
         if self._codec.streams:  # the way that also sees whatever follows the frame

@@ -243,7 +243,7 @@ def find_streams(
         Likewise.
     """
     if isinstance(stage, BloscSpec):
-        return _find_in_blosc(data, start, nbytes, expected)
+        return _find_in_blosc(stage.cname, data, start, nbytes, expected)
     if isinstance(stage, ZstdSpec) and len(start):
         first = memoryview(data)[int(start[0]) : int(start[0] + nbytes[0])]
         if is_plain_zstd(first, expected):
@@ -274,9 +274,9 @@ def _whole(ready: npt.NDArray[np.bool_], nbytes: Rows, expected: int) -> Streams
 
 
 def _find_in_blosc(
-    data: Bytes, start: Rows, nbytes: Rows, expected: int
+    cname: str, data: Bytes, start: Rows, nbytes: Rows, expected: int
 ) -> tuple[npt.NDArray[np.bool_], Streams, Filters]:
-    walk = blosc_frames.walk_blosc(data, start, nbytes, expected)
+    walk = blosc_frames.walk_blosc(data, start, nbytes, expected, cname=cname)
     parts = []
     for codec, envelope in _IN_BLOSC.items():
         at = np.flatnonzero(walk.codec == codec)

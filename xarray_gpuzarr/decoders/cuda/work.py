@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
 from xarray_gpuzarr.decoders.cuda.placing import Placing
+from xarray_gpuzarr.decoders.cuda.shadows import Shadows
 from xarray_gpuzarr.decoders.cuda.streams import FORMATS, NO_ROWS, RAW, Filters, Inflate, Streams
 from xarray_gpuzarr.records import record
 
@@ -35,6 +36,8 @@ class Chunks:
     filters: Filters
     elements: Rows
     """Numbers of the chunks of which codecs of elements are still to be undone."""
+    shadows: Shadows
+    """Of chunks that the host has decoded as well."""
 
 
 @record

@@ -1,0 +1,27 @@
+"""Known answers of a real GPU."""
+
+import pytest
+
+from xarray_gpuzarr.cuda.device import native_device
+from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.cuda.checks import check_all
+
+
+def test_every_check_passes():
+    answers = list(check_all(native_device()))
+    assert {answer.name: answer.found for answer in answers if not answer.passed} == {}
+
+
+def test_the_device_says_what_it_is():
+    identity = native_device().identity
+    assert identity.name.startswith(("NVIDIA", "Tesla", "GeForce", "Quadro"))
+    assert float(identity.compute_capability) >= 7.5
+    assert len(identity.uuid) == 32
+    assert all(identity.versions.values())
+
+
+def test_the_device_can_be_used():
+    assert decoder_for("cuda").why_unusable() is None
+
+
+pytestmark = pytest.mark.gpu

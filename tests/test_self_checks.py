@@ -1,0 +1,333 @@
+"""The engine on a device that does something wrong: values stay right, it says so once, and it remembers.
+
+A fault is planted in each codec and kernel in turn. "The next process" is a new decoder that has been told of nothing.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers import host_kernels, simulated_worker
+from helpers.planted_faults import IDENTITY, Fault, FaultyDevice
+from helpers.simulated_array import SimulatedArray
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+from zarr.codecs import numcodecs as zn
+
+from xarray_gpuzarr import advice
+from xarray_gpuzarr.cache_folder import cache_folder
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.cuda.checks import check_all, checked
+from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrWarning
+from xarray_gpuzarr.read import StoredArray, read, read_array, read_points, stored_array
+
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+
+VALUES = np.arange(40 * 30, dtype="i2").reshape(40, 30)
+FLOATS = (VALUES % 11).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember nothing from before, and nothing after."""
+    host_kernels.require_compiler()
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(
+        in_force, "options", ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off")
+    )
+
+
+def stored(values: np.ndarray = VALUES, cast: Cast | None = None, **options: object) -> StoredArray:
+    options = {"compressors": None, "filters": None} | options
+    return stored_array(zarr.create_array({}, data=values, chunks=(10, 30), shards=(20, 30), **options), cast)
+
+
+def cases() -> dict[str, tuple[StoredArray, np.ndarray]]:
+    """Return arrays, and what they hold, by what decodes them."""
+    scaled = Cast(dtype="<f4", mask=(7.0,), scale=0.5, offset=1.0)
+    expected = np.where(VALUES == 7, np.float32("nan"), VALUES.astype("f4") * np.float32(0.5) + np.float32(1))
+    blosc = {"typesize": 2, "shuffle": "bitshuffle"}
+    return {
+        "raw": (stored(), VALUES),
+        "zstd": (stored(compressors=ZstdCodec()), VALUES),
+        "lz4": (stored(compressors=zn.LZ4()), VALUES),
+        "gzip": (stored(compressors=GzipCodec()), VALUES),
+        "zlib": (stored(compressors=zn.Zlib()), VALUES),
+        "blosc lz4": (stored(compressors=BloscCodec(cname="lz4", **blosc)), VALUES),
+        "blosc zstd": (stored(compressors=BloscCodec(cname="zstd", **blosc)), VALUES),
+        "blosc blosclz": (stored(compressors=BloscCodec(cname="blosclz", **blosc)), VALUES),
+        "shuffle": (stored(compressors=[zn.Shuffle(elementsize=2)]), VALUES),
+        "delta": (stored(filters=[zn.Delta(dtype="<i2")]), VALUES),
+        "float delta": (stored(FLOATS, filters=[zn.Delta(dtype="<f4")]), FLOATS),
+        "packbits": (stored(VALUES > 600, filters=[zn.PackBits()]), VALUES > 600),
+        "astype": (stored(FLOATS, filters=[zn.AsType(encode_dtype="<f8", decode_dtype="<f4")]), FLOATS),
+        "cast": (stored(cast=scaled), expected),
+    }
+
+
+def values(array: StoredArray, decoder: CudaDecoder, selection: object = ...) -> np.ndarray:
+    result = read(array, selection, decoder)
+    with decoder._current_device().activate():
+        return result.get()
+
+
+def wrong_kinds(where: str, kinds: str, array: str) -> list[tuple[Fault, str]]:
+    every = [Fault(where, kind) for kind in kinds.split()]
+    return [(fault, array) for fault in every] + [(Fault(f.where, f.kind, times=1), array) for f in every]
+
+
+NVCOMP = "bytes length status raise memory"
+KERNEL = "bytes raise memory"
+FAULTS = [
+    *wrong_kinds("Zstd", NVCOMP, "zstd"),
+    *wrong_kinds("LZ4", NVCOMP, "lz4"),
+    *wrong_kinds("Gzip", NVCOMP, "gzip"),
+    *wrong_kinds("Deflate", NVCOMP, "zlib"),
+    *wrong_kinds("LZ4", "bytes", "blosc lz4"),
+    *wrong_kinds("Zstd", "bytes", "blosc zstd"),
+    *wrong_kinds("zstd_blocks", KERNEL, "zstd"),
+    *wrong_kinds("blosclz", KERNEL, "blosc blosclz"),
+    *wrong_kinds("unshuffle", KERNEL, "blosc lz4"),
+    *wrong_kinds("unshuffle", "bytes", "shuffle"),
+    *wrong_kinds("checksum crc32", KERNEL, "gzip"),
+    *wrong_kinds("checksum adler32", KERNEL, "zlib"),
+    *wrong_kinds("move", KERNEL, "raw"),
+    *wrong_kinds("delta", KERNEL, "delta"),
+    *wrong_kinds("float_delta", KERNEL, "float delta"),
+    *wrong_kinds("packbits", KERNEL, "packbits"),
+    *wrong_kinds("elements", KERNEL, "astype"),
+    *wrong_kinds("scatter", KERNEL, "raw"),
+    *wrong_kinds("scatter", KERNEL, "cast"),
+    *(wrong for array in ("zstd", "delta") for wrong in wrong_kinds("scatter", "bytes", array)),
+]
+
+
+def told(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if issubclass(w.category, GpuZarrWarning)]
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS, ids=lambda value: str(value).replace("Fault", ""))
+@pytest.mark.parametrize("seed", [0, 2])
+def test_values_are_right_whatever_is_wrong(fault, name, seed):
+    array, expected = cases()[name]
+    device = FaultyDevice(fault, seed)
+    decoder = CudaDecoder(lambda: device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            np.testing.assert_array_equal(values(array, decoder), expected)
+    assert device.n_met
+    if fault.kind == "memory" and fault.times == 1:  # there was enough at once
+        assert told(caught) == []
+        assert decoder.route(array.spec, array.cast).where == "cuda"
+        return
+    (text,) = told(caught)
+    assert "failed its self-check on NVIDIA Simulator, driver 580.1, CuPy 14.2.0, nvCOMP 6.0.0" in text
+    route = decoder.route(array.spec, array.cast)
+    assert route.where == "host, then one copy to the device"
+    assert "failed its self-check on NVIDIA Simulator" in route.why
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS[:8:2], ids=str)
+def test_the_next_process_remembers(fault, name, monkeypatch):
+    array, expected = cases()[name]
+    with pytest.warns(GpuZarrWarning):
+        values(array, CudaDecoder(lambda: device)) if (device := FaultyDevice(fault)) else None
+    monkeypatch.setattr(advice, "_given", set())
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    if fault.kind == "memory":
+        return
+    assert "failed its self-check" in decoder.route(array.spec, array.cast).why  # nobody has used the device yet
+    with pytest.warns(GpuZarrWarning, match="failed its self-check"):
+        np.testing.assert_array_equal(values(array, decoder), expected)
+    assert device.calls["nvcomp"] == 0
+
+
+def test_what_does_not_need_it_stays_on_the_device():
+    device = FaultyDevice(Fault("Zstd", "bytes"))
+    decoder = CudaDecoder(lambda: device)
+    found = cases()
+    with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
+        values(found["zstd"][0], decoder)
+    for name in ("lz4", "gzip", "blosc lz4", "raw", "cast"):
+        array, expected = found[name]
+        np.testing.assert_array_equal(values(array, decoder), expected)
+        assert decoder.route(array.spec, array.cast).where == "cuda"
+    device.check()
+
+
+def test_a_check_runs_once_for_each_thing():
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    array = cases()["zstd"][0]
+    values(array, decoder)
+    before = device.calls["nvcomp"]
+    values(array, decoder)
+    assert device.calls["nvcomp"] == before + 1
+    values(array, CudaDecoder(lambda: device))  # remembered: the file says that it has passed
+    assert device.calls["nvcomp"] == before + 2
+    (file,) = cache_folder().glob("checks-*.json")
+    assert json.loads(file.read_text())["checks"]["zstd"] == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"made of": 1}', '{"made of": "x", "identity": {}, "checks": 3}', "\0"]
+)
+def test_a_file_that_says_nothing_is_no_obstacle(text):
+    array, expected = cases()["zstd"]
+    device = FaultyDevice(None)
+    values(array, CudaDecoder(lambda: device))
+    (file,) = cache_folder().glob("checks-*.json")
+    file.write_text(text)
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
+    assert json.loads(file.read_text())["checks"]["zstd"] == ""
+
+
+def test_nothing_need_be_remembered(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "file" / "below"))
+    array, expected = cases()["zstd"]
+    device = FaultyDevice(None)
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up soon; kernels are built before."""
+    list(check_all(FaultyDevice(None)))
+    for file in cache_folder().glob("*"):
+        file.unlink()
+    monkeypatch.setattr(checked, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(checked, "_LESS_PATIENCE_S", 2.0)
+
+
+@pytest.mark.parametrize(("where", "name"), [("Zstd", "zstd"), ("scatter", "cast"), ("unshuffle", "shuffle")])
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_what_hangs_is_given_up(where, name, seed, impatient):
+    array, expected = cases()[name]
+    device = FaultyDevice(Fault(where, "hang"), seed)
+    decoder = CudaDecoder(lambda: device)
+    with pytest.warns(GpuZarrWarning, match="no end after 2 s"):
+        np.testing.assert_array_equal(values(array, decoder), expected)
+    assert "no end after 2 s" in decoder.route(array.spec, array.cast).why
+    device.released.set()
+
+
+@pytest.mark.parametrize("where", ["upload", "download"])
+@pytest.mark.parametrize("kind", ["bytes", "raise", "hang"])
+def test_a_device_that_cannot_copy_is_not_used(where, kind, impatient, monkeypatch):
+    array, _ = cases()["raw"]
+    device = FaultyDevice(Fault(where, kind))
+    decoder = CudaDecoder(lambda: device)
+    with pytest.warns(GpuZarrWarning, match="copies failed its self-check"):
+        assert "copies failed" in decoder.why_unusable()
+    with pytest.raises(DeviceUnavailableError, match="copies failed its self-check on NVIDIA Simulator"):
+        read(array, ..., decoder)
+    device.released.set()
+
+
+def test_all_checks_pass_and_are_remembered():
+    device = FaultyDevice(None)
+    answers = list(check_all(device))
+    assert [answer for answer in answers if not answer.passed] == []
+    assert len({answer.name for answer in answers}) == len(answers) > 25
+    assert all(answer.nbytes and answer.seconds > 0 for answer in answers)
+    (file,) = cache_folder().glob("checks-*.json")
+    assert json.loads(file.read_text())["checks"] == {answer.name: "" for answer in answers}
+    assert json.loads(file.read_text())["identity"]["name"] == IDENTITY.name
+    device.check()
+
+
+def test_all_checks_go_on_behind_one_that_fails():
+    answers = {answer.name: answer for answer in check_all(FaultyDevice(Fault("LZ4", "status")))}
+    assert {name for name, answer in answers.items() if not answer.passed} == {"lz4", "blosc lz4"}
+
+
+def test_points_are_checked_by_themselves():
+    device = FaultyDevice(Fault("points", "bytes"))
+    decoder = CudaDecoder(lambda: device)
+    array, expected = cases()["zstd"]
+    at = (np.array([3, 39, 12]), np.array([0, 29, 7]))
+    with pytest.warns(GpuZarrWarning, match="placing of points, 2-byte elements failed"):
+        found = read_points(array, at, decoder)
+    with device.activate():
+        np.testing.assert_array_equal(found.get(), expected[at])
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """Return a call that opens a store on a device that errs as it is told, as if it were this machine's GPU."""
+    xr.Dataset({"a": (("y", "x"), VALUES)}).chunk(y=10, x=30).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    with simulated_worker.installed():
+
+        def use(fault, **options):
+            sys.modules[simulated_worker.MODULE].device = FaultyDevice(fault)
+            return xr.open_dataset(tmp_path / "a.zarr", engine="gpuzarr", consolidated=False, **options)
+
+        yield use
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_auto_takes_the_host_if_the_gpu_cannot_copy(chunks, opened):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = opened(Fault("upload", "bytes"), chunks=chunks)
+        block = dataset["a"].isel(y=slice(3, 25)).compute().data
+    (text,) = told(caught)
+    assert "copies failed its self-check" in text
+    assert type(block) is np.ndarray
+    np.testing.assert_array_equal(block, VALUES[3:25])
+    if chunks is not None:
+        assert type(dataset["a"].data._meta) is np.ndarray
+
+
+def test_auto_takes_the_gpu_if_it_can_copy(opened):
+    block = opened(Fault("LZ4", "bytes"), chunks=None)["a"].isel(y=slice(3, 25)).compute().data
+    assert isinstance(block, SimulatedArray)
+    np.testing.assert_array_equal(block.get(), VALUES[3:25])
+
+
+def test_cuda_is_an_error_that_says_what_failed(opened):
+    dataset = opened(Fault("download", "bytes"), device="cuda")
+    with (
+        pytest.warns(GpuZarrWarning, match="copies failed"),
+        pytest.raises(DeviceUnavailableError, match="copies failed its self-check on NVIDIA Simulator") as caught,
+    ):
+        dataset["a"].load()
+    assert str(caught.value).splitlines()[0] == "the GPU cannot be used"
+
+
+def test_arrays_are_read_to_the_host_if_the_gpu_cannot_copy(opened, tmp_path):
+    opened(Fault("upload", "raise"))
+    array = zarr.create_array({}, data=VALUES)
+    with pytest.warns(GpuZarrWarning, match="copies failed"):
+        found = read_array(array)
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, VALUES)
+
+
+def test_explain_says_why_the_host_decodes(opened):
+    dataset = opened(Fault("Zstd", "bytes"), chunks={})
+    with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
+        dataset["a"].compute()
+    (row,) = dataset.gpuzarr.explain().rows
+    assert row.where == "host, then one copy to the device"
+    assert "zstd failed its self-check on NVIDIA Simulator" in row.why
+
+
+def test_the_folder_is_where_the_user_keeps_caches(monkeypatch):
+    monkeypatch.delenv("XARRAY_GPUZARR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.sep + "caches")
+    assert cache_folder() == Path(os.sep, "caches", "xarray-gpuzarr")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "xarray-gpuzarr"

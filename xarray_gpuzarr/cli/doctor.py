@@ -1,0 +1,93 @@
+"""``gpuzarr doctor``: print what `xarray_gpuzarr.diagnosis` finds, as it finds it; or one document, or one report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from xarray_gpuzarr.cli.terminal import naming_unwritable, say, table_of
+from xarray_gpuzarr.diagnosis.examine import USUAL, Effort, examine
+from xarray_gpuzarr.diagnosis.report import Diagnosis, Section
+
+_MOST_SHOWN = 60
+
+
+def run_doctor(options: argparse.Namespace, effort: Effort = USUAL) -> int:
+    """Examine this machine and say what was found; return 1 if something is wrong, else 0.
+
+    Raises
+    ------
+    OptionError, DeviceUnavailableError
+        Something has to be mended first.
+    """
+    is_shown = options.json != "-" and not options.report
+    line, sections = _Line(), []
+    if options.json not in (None, "-"):
+        with naming_unwritable("--json", Path(options.json)):
+            Path(options.json).open("a").close()
+    parts = examine(
+        options.device,
+        calibrate=options.calibrate,
+        thorough=options.thorough,
+        progress=line.show,
+        effort=effort,
+    )
+    try:
+        for section in parts:
+            sections.append(section)
+            line.clear()
+            if is_shown:
+                _print(section)
+    finally:
+        line.clear()
+    return _end(Diagnosis(sections=tuple(sections)), options, is_shown=is_shown)
+
+
+def _end(found: Diagnosis, options: argparse.Namespace, *, is_shown: bool) -> int:
+    """Write the document or the report, if they were asked for; say whether all is well."""
+    if options.json is not None:
+        text = json.dumps(found.document, indent=1) + "\n"
+        if options.json == "-":
+            sys.stdout.write(text)
+        else:
+            with naming_unwritable("--json", Path(options.json)):
+                Path(options.json).write_text(text)
+    if options.report:
+        sys.stdout.write(found.to_report() + "\n")
+    if is_shown:
+        n = len(found.failures)
+        say(f"{n} thing{'s'[: n > 1]} went wrong, see above." if n else "All is well.")
+    return int(bool(found.failures))
+
+
+def _print(section: Section) -> None:
+    console = Console()
+    console.print(Text(section.title, style="bold"))
+    if section.columns:
+        console.print(table_of(section.columns, section.rows))
+    else:
+        width = max((len(row[0]) for row in section.rows), default=0)
+        say(*(f"{row[0].ljust(width)}  {'  '.join(row[1:])}" for row in section.rows))
+    say(*section.notes, *(f"FAILED: {failure}" for failure in section.failures), "")
+
+
+class _Line:
+    """What is being done, in the last line of a terminal; nothing where standard error is none."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+
+    def show(self, what: str) -> None:
+        if self._is_shown:
+            sys.stderr.write(f"\r\x1b[K{what[:_MOST_SHOWN]} ...")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

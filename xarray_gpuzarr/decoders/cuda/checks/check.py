@@ -1,0 +1,18 @@
+"""What a check is: something that a device does, and values that it must give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xarray_gpuzarr.cuda.resources import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that a device does, and values that it must give."""
+
+    name: str
+    """Unique; remembered together with its outcome."""
+    run: Callable[[Lane], int]
+    """Decodes on the lane's device and returns the bytes that were compared; raises if they are wrong."""

@@ -1,0 +1,178 @@
+"""Checks of compressors, by frames that the package carries, and of filters, by values that NumPy filters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.blosc_frames import BLOSCLZ, walk_blosc
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.codecs import (
+    BloscSpec,
+    BytesSpec,
+    CodecPipeline,
+    CompressorSpec,
+    DeltaSpec,
+    ElementSpec,
+    GzipSpec,
+    PackBitsSpec,
+    ShuffleSpec,
+    encoded_nbytes,
+)
+from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
+from xarray_gpuzarr.cuda.nvcomp import quickest
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.checks.check import Check
+from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
+from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare, download, sent
+from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
+from xarray_gpuzarr.frames import FrameError
+
+_BYTES = BytesSpec(endian=None)
+_SEEN = Cast(dtype="|u1")
+_N_ELEMENTS = 1003
+"""Of a filter's chunk."""
+_N_SUMMED = 40_009
+"""Of a delta's, so that several blocks of threads share it."""
+
+
+def compressor(spec: CompressorSpec, nbytes: int) -> Check:
+    """Return the check of a compressor of chunks of so many decoded bytes."""
+    name = compressor_name(spec, nbytes)
+
+    def run(lane: Lane) -> int:
+        frames = [f for f in known_frames()[name.partition(",")[0]] if compressor_name(spec, f.nbytes) == name]
+        lengths = sorted({f.nbytes for f in frames})
+        n_compared = sum(_decode(lane, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
+        return n_compared + (_blosclz_kernels(lane, frames) if name == "blosc blosclz" else 0)
+
+    return Check(name, run)
+
+
+def compressor_name(spec: CompressorSpec, nbytes: int) -> str:
+    """Return the name of the check of a compressor, for chunks of so many decoded bytes."""
+    if isinstance(spec, BloscSpec):
+        return f"blosc {spec.cname.removesuffix('hc')}"
+    return quickest("gzip", nbytes) if isinstance(spec, GzipSpec) else str(spec)
+
+
+def _decode(lane: Lane, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> int:
+    nbytes = frames[0].nbytes
+    codecs = CodecPipeline(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
+    shape = (len(frames) * nbytes,)
+    layout = Layout(dtype="|u1", shape=shape, chunk_shape=(nbytes,), codecs=codecs, fill=b"\7")
+    trial = Trial(layout, [f.frame for f in frames])
+    found, n_left = trial.by_device(lane, trial.box(...), _SEEN)
+    wrong = [f for f, values in zip(frames, found.reshape(-1, nbytes), strict=True) if values.tobytes() != f.decoded]
+    for frame in wrong:
+        raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {_words(frame)}")
+    if n_left:
+        raise WrongAnswerError(f"{n_left} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
+    return found.nbytes
+
+
+def _blosclz_kernels(lane: Lane, frames: Sequence[KnownFrame]) -> int:
+    """Decode streams of blosclz with each of its kernels; which one a read uses depends on how many streams it has."""
+    nbytes = max(f.nbytes for f in frames)
+    lengths = np.array([len(f.frame) for f in frames if f.nbytes == nbytes])
+    data = np.frombuffer(b"".join(f.frame for f in frames if f.nbytes == nbytes), np.uint8)
+    walk = walk_blosc(data, lengths.cumsum() - lengths, lengths, nbytes)
+    of_blosclz = np.flatnonzero(walk.codec == BLOSCLZ)
+    source, source_nbytes, target_nbytes = (
+        column[of_blosclz] for column in (walk.source, walk.source_nbytes, walk.target_nbytes)
+    )
+    n, ends = len(of_blosclz), target_nbytes.cumsum()
+
+    def run() -> list[npt.NDArray[Any]]:
+        memory, results = sent(lane, data.tobytes()), []
+        for together in BLOSCLZ_TOGETHER:
+            out = sent(lane, bytes(int(ends[-1])))
+            columns = (source + memory.address, source_nbytes, ends - target_nbytes + out.address, target_nbytes)
+            table = sent(lane, np.array([*columns, *np.zeros((2, n))], np.uint64).tobytes())
+            actual, status = Address(table.address + 32 * n), Address(table.address + 40 * n)
+            blosclz(lane.api, lane.copy, table=table.address, n=n, actual=actual, status=status, together=together)
+            compare(download(lane, actual, (n,), np.dtype("u8")), target_nbytes.astype("u8"))
+            results.append(download(lane, out.address, (int(ends[-1]),), np.dtype("u1")))
+        return results
+
+    first, *others = lane.reading(run)
+    for other in others:
+        compare(other, first)
+    return first.nbytes * len(BLOSCLZ_TOGETHER)
+
+
+def _words(frame: KnownFrame) -> str:
+    return f"{frame.nbytes} bytes of {frame.content} by {frame.writer}"
+
+
+def shuffle(elementsize: int) -> Check:
+    """Return the check of numcodecs' shuffle of elements of so many bytes."""
+
+    def run(lane: Lane) -> int:
+        expected = content("waves", 4099 // elementsize * elementsize)
+        shuffled = np.frombuffer(expected, np.uint8).reshape(-1, elementsize).T.tobytes()
+        spec = ShuffleSpec(elementsize=elementsize)
+        codecs = CodecPipeline(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
+        shape = (2 * len(expected),)
+        layout = Layout(dtype="|u1", shape=shape, chunk_shape=(len(expected),), codecs=codecs, fill=b"\7")
+        trial = Trial(layout, [shuffled, shuffled])
+        found, _ = trial.by_device(lane, trial.box(...), _SEEN)
+        if found.tobytes() != 2 * expected:
+            raise WrongAnswerError("wrong bytes")
+        return found.nbytes
+
+    return Check(f"shuffle of {elementsize} bytes", run)
+
+
+def elements(spec: ElementSpec) -> Check:
+    """Return the check of a codec of elements."""
+    decoded, n = np.dtype(spec.decoded), _N_SUMMED if isinstance(spec, DeltaSpec) else _N_ELEMENTS
+    kind = str(spec).partition("(")[0]
+
+    def run(lane: Lane) -> int:
+        codecs = CodecPipeline(array_to_array=(spec,), array_to_bytes=_BYTES)
+        codec, pairs = ChunkCodec(codecs, n * decoded.itemsize), []
+        for encoded in _encoded(spec, n):
+            values = np.empty(n, decoded)
+            try:
+                codec.into(memoryview(encoded), memoryview(values.view(np.uint8)))
+            except FrameError:  # this filter has no value for some of these elements
+                continue
+            pairs.append((encoded, values))
+        shape = (len(pairs) * n,)
+        fill = bytes(decoded.itemsize)
+        layout = Layout(dtype=spec.decoded, shape=shape, chunk_shape=(n,), codecs=codecs, fill=fill)
+        trial = Trial(layout, [encoded for encoded, _ in pairs])
+        native = decoded.newbyteorder("=")
+        found, n_left = trial.by_device(lane, trial.box(...), Cast(dtype=native.str))
+        compare(found, np.concatenate([values for _, values in pairs]).astype(native))
+        if n_left == len(pairs):
+            raise WrongAnswerError("no chunk is decoded")
+        return found.nbytes
+
+    return Check(f"{kind} of {decoded.name} as {np.dtype(spec.encoded).name}", run)
+
+
+def _encoded(spec: ElementSpec, n: int) -> Iterator[bytes]:
+    """Yield chunks that a filter may decode: nothing but zeros, small numbers, and any."""
+    nbytes = encoded_nbytes(spec, n * np.dtype(spec.decoded).itemsize)
+    assert nbytes is not None
+    if isinstance(spec, PackBitsSpec):
+        yield bytes([-n % 8]) + content("noise", nbytes - 1)
+        return
+    dtype, number = np.dtype(spec.encoded), np.arange(n)
+    with np.errstate(all="ignore"):
+        for values in (
+            0 * number,
+            number % 2,
+            number % 16,
+            number % 16 * getattr(spec, "scale", 1),
+            0.37 * number - 99,
+        ):
+            yield values.astype(dtype).tobytes()
+        if dtype.kind in "iu":
+            yield content("noise", nbytes)

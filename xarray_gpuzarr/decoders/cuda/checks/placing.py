@@ -1,0 +1,97 @@
+"""Checks of the kernels that bring decoded elements to a result, for each pair of dtypes; the host is the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.codecs import BytesSpec, CodecPipeline, TransposeSpec
+from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.checks.check import Check
+from xarray_gpuzarr.decoders.cuda.checks.known import content
+from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, compare
+
+_BYTES = BytesSpec(endian=None)
+
+
+def placing(dtype: str, cast: Cast, *, points: bool) -> Check:
+    """Return the check of the kernels that bring elements of a dtype to a result."""
+    stored, result = cast.seen_as(np.dtype(dtype)).newbyteorder("="), np.dtype(cast.dtype).newbyteorder("=")
+    element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+    what = "points" if points else "boxes"
+    if element.is_copy:
+        stored = result = np.dtype(_COPIED[stored.itemsize])
+        name = f"placing of {what}, {stored.itemsize}-byte elements"
+        casts = [Cast(dtype=result.str)]
+    else:
+        name = f"placing of {what}, {stored.name} as {result.name}"
+        casts = [Cast(dtype=result.str)] if _converts(stored, result) else []
+        casts += [Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0)] * (result.kind == "f")
+
+    def run(lane: Lane) -> int:
+        orders = {stored.newbyteorder(order).str for order in ("<", ">")}
+        return sum(_place(lane, order, one, points=points) for order in sorted(orders) for one in casts)
+
+    return Check(name, run)
+
+
+_COPIED = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}
+"""Dtypes of so many bytes: those that are only copied share kernels."""
+
+
+def _converts(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
+    """Say whether a cast without arithmetic is no copy, so that it is done by the kernel in question."""
+    return not ElementCast(stored=stored, result=result).is_copy
+
+
+def _place(lane: Lane, dtype: str, cast: Cast, *, points: bool) -> int:
+    """Bring elements to a result in several ways, so that every width that is moved at once is used."""
+    stored = np.dtype(dtype)
+    widths = [n // stored.itemsize for n in UNIT_NBYTES if n >= stored.itemsize] if cast.scale is None else [1]
+    n_compared = 0
+    for width in [1] if points else widths:
+        shape, chunk_shape = (7, 7 * width), (3, 3 * width)
+        elements = _elements(stored, np.dtype(cast.dtype), 9 * 9 * width).reshape(9, -1)
+        chunks: list[bytes | None] = [row.tobytes() for row in elements]
+        chunks[4] = None
+        fill = elements[0, :1].tobytes()
+        for order in ((), (TransposeSpec(order=(1, 0)),)):
+            codecs = CodecPipeline(array_to_array=order, array_to_bytes=_BYTES)
+            layout = Layout(dtype=dtype, shape=shape, chunk_shape=chunk_shape, codecs=codecs, fill=fill)
+            trial = Trial(layout, chunks)
+            if points:
+                targets = [trial.points([6, 0, 3, 3, 5, 0], [0, 6, 4, 1, 2, 6])]
+            else:
+                targets = [trial.box((slice(1, None, 2), slice(width, None)))]
+                targets += [trial.box(([0, 2, 5, 6], slice(1, None, 2)))] * (width == 1)
+            for target in targets:
+                found, _ = trial.by_device(lane, target, cast)
+                with np.errstate(all="ignore"):
+                    compare(found, trial.by_host(target, cast))
+                n_compared += found.nbytes
+    return n_compared
+
+
+def _elements(stored: np.dtype[Any], result: np.dtype[Any], n: int) -> npt.NDArray[Any]:
+    """Return elements with all that is special about their dtype, as far as the result has a value for it."""
+    small = np.arange(n) % 97
+    if stored.kind == "b":
+        small = small % 2
+    if stored.kind == "b" or (result.kind not in "fc" and stored.kind == "f"):
+        return small.astype(stored)
+    values = np.frombuffer(content("noise", n * stored.itemsize), stored.newbyteorder("=")).copy()
+    values[: n // 2] = small[: n // 2]
+    if stored.kind == "f":
+        info = np.finfo(stored)
+        special = [np.nan, np.inf, -np.inf, -0.0, info.max, info.min, info.tiny, info.smallest_subnormal]
+    elif stored.kind == "c":
+        special = []
+    else:
+        special = [np.iinfo(stored).min, np.iinfo(stored).max]
+    values[1 : 1 + len(special)] = special
+    in_order: npt.NDArray[Any] = values.astype(stored)
+    return in_order

@@ -1,0 +1,86 @@
+"""Outcomes of self-checks, kept in the user's cache folder for one GPU, driver, and set of library versions.
+
+A file that cannot be read, or written, is as good as none: checks then run anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from importlib import metadata, resources
+from pathlib import Path
+
+from xarray_gpuzarr.cache_folder import cache_folder
+from xarray_gpuzarr.cuda.api import DeviceIdentity
+
+Outcomes = Mapping[str, str]
+"""What each check has found, by its name; empty for what has passed."""
+
+
+def load(identity: DeviceIdentity) -> Outcomes:
+    """Return what is remembered of a device."""
+    return _read(_path(identity))[1]
+
+
+def save(identity: DeviceIdentity, outcomes: Outcomes) -> None:
+    """Remember outcomes, beside those that other processes have found meanwhile."""
+    path = _path(identity)
+    document = {"made of": _made_of(), "identity": _fields(identity), "checks": {**_read(path)[1], **outcomes}}
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(document, indent=1) + "\n")
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+
+
+def of_this_package() -> Iterator[tuple[DeviceIdentity, Outcomes]]:
+    """Yield each GPU of this machine that is remembered as it was last used, and what was found of it."""
+    found: dict[str, tuple[float, DeviceIdentity, Outcomes]] = {}
+    for path in cache_folder().glob("checks-*.json"):
+        identity, outcomes = _read(path)
+        with suppress(OSError):
+            changed = path.stat().st_mtime
+            if identity is not None and changed > found.get(identity.uuid, (0.0,))[0]:
+                found[identity.uuid] = changed, identity, outcomes
+    for _, identity, outcomes in found.values():
+        yield identity, outcomes
+
+
+def _read(path: Path) -> tuple[DeviceIdentity | None, Outcomes]:
+    """Return what a file is about, and the outcomes in it; nothing if they are not of this version."""
+    try:
+        document = json.loads(path.read_text())
+        if document["made of"] != _made_of():
+            return None, {}
+        checks = {str(name): str(found) for name, found in document["checks"].items()}
+        return DeviceIdentity(**document["identity"]), checks
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None, {}
+
+
+def _path(identity: DeviceIdentity) -> Path:
+    text = json.dumps([_fields(identity), _made_of()], sort_keys=True)
+    return cache_folder() / f"checks-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _fields(identity: DeviceIdentity) -> dict[str, object]:
+    return {**asdict(identity), "versions": dict(identity.versions)}
+
+
+@cache
+def _made_of() -> str:
+    """Return what changes with this package's version, kernels and known answers."""
+    digest = hashlib.sha256(metadata.version("xarray-gpuzarr").encode())
+    kernels = sorted((resources.files("xarray_gpuzarr.cuda") / "kernels").iterdir(), key=lambda file: file.name)
+    for file in (*kernels, resources.files(__package__) / "known.json"):
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,181 @@
+"""A small read with known values, by the engine itself: pinned memory, upload, nvCOMP or kernel, download, compare.
+
+The chunks are those of a made-up array, one shard of it, whose bytes lie at odd places. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.codecs import CodecPipeline
+from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.read import Read
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.fetch import Allocate, MemoryStream, Pending, PendingObjects, PendingStream, Storage
+from xarray_gpuzarr.grid import ChunkGrid, group_points, outer_selection
+from xarray_gpuzarr.metadata import ArraySpec, KeyEncoding
+from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_blocks, plan_read
+from xarray_gpuzarr.shard_index import MISSING, ShardIndex, ShardIndexSpec
+
+_KEYS = KeyEncoding(prefix="self-check/", style="default", separator="/")
+
+
+class WrongAnswerError(Exception):
+    """A check has failed; the text says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A made-up array of one shard."""
+
+    dtype: str
+    """As `ArraySpec.dtype`."""
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    codecs: CodecPipeline
+    fill: bytes
+
+
+class Trial:
+    """The chunks of a made-up array, which one read decodes.
+
+    Parameters
+    ----------
+    layout : Layout
+    chunks : sequence of bytes or None
+        Encoded chunks in C order; None for those that are missing.
+    """
+
+    def __init__(self, layout: Layout, chunks: Sequence[bytes | None]) -> None:
+        counts = tuple(-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True))
+        self.spec = ArraySpec(
+            path="/self-check",
+            dtype=layout.dtype,
+            grid=ChunkGrid(shape=layout.shape, chunk_shape=layout.chunk_shape, chunks_per_shard=counts),
+            codecs=layout.codecs,
+            index=ShardIndexSpec(n_chunks=len(chunks), location="end", endian="little", checksum=False),
+            fill=layout.fill,
+            keys=_KEYS,
+            metadata="{}",
+        )
+        data, offset = bytearray(), []
+        for number, chunk in enumerate(chunks):
+            data += bytes(1 + 5 * number % 16)  # so that chunks begin anywhere
+            offset.append(len(data))
+            data += chunk or b""
+        nbytes = [MISSING if chunk is None else len(chunk) for chunk in chunks]
+        self._index = ShardIndex(offset=np.array(offset, np.int64), nbytes=np.array(nbytes, np.int64))
+        self._source = KnownBytes(bytes(data))
+
+    def box(self, selection: Any) -> Target:
+        """Return the target of an outer selection."""
+        return box_target(outer_selection(selection, self.spec.grid.shape), self.spec.grid)
+
+    def points(self, *points: Sequence[int]) -> Target:
+        """Return the target of single elements."""
+        return PointTarget(groups=group_points([np.array(axis) for axis in points], self.spec.grid))
+
+    def by_device(self, lane: Lane, target: Target, cast: Cast) -> tuple[npt.NDArray[Any], int]:
+        """Return what the device makes of a selection, on the host; and how many chunks it did not decode itself."""
+        cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
+
+        def run() -> tuple[npt.NDArray[Any], int]:
+            read = Read(lane, self._source, self.spec, target=target, cast=cast)
+            out = read.run(self._plans(target))
+            return download(lane, lane.api.address(out), target.shape, np.dtype(cast.dtype)), read.n_left_to_host
+
+        return lane.reading(run)
+
+    def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
+        """Return what the host makes of a selection."""
+        plans = self._plans(target)
+        found: npt.NDArray[Any] = HostDecoder().decode(plans, self._source, spec=self.spec, target=target, cast=cast)
+        return found
+
+    def _plans(self, target: Target) -> Iterator[ReadPlan]:
+        for block in plan_blocks(self.spec, target):
+            yield plan_read(self.spec, target, block, self._index)
+
+
+def download(lane: Lane, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a copy of device memory that everything has been written to."""
+    values = np.empty(shape, dtype)
+    slot = lane.lend_slot(max(1, values.nbytes))
+    lane.api.download(slot.array[: values.nbytes], start, lane.copy)
+    lane.api.synchronize(lane.copy)
+    values.reshape(-1).view(np.uint8)[:] = slot.array[: values.nbytes]
+    slot.give_back(lane.copy)
+    return values
+
+
+def sent(lane: Lane, data: bytes) -> DeviceMemory:
+    """Return device memory that the lane's `copy` stream fills."""
+    slot, memory = lane.lend_slot(len(data)), lane.lend_device_slot(len(data))
+    slot.array[: len(data)] = np.frombuffer(data, np.uint8)
+    lane.upload(memory.address, slot.array[: len(data)], lane.copy)
+    slot.give_back(lane.copy)
+    return memory
+
+
+def compare(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+    """Raise unless two arrays have the same bits, but for those within NaN."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    nan = np.isnan(found) & np.isnan(expected) if found.dtype.kind == "f" else np.zeros(found.shape, bool)
+    bits = found.dtype.itemsize
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, bits) for array in (found, expected))
+    wrong: npt.NDArray[np.bool_] = (a != b).any(axis=1) & ~nan.reshape(-1)
+    if wrong.any():
+        at = int(wrong.argmax())
+        values = f"{found.reshape(-1)[at]}, expected {expected.reshape(-1)[at]}"
+        raise WrongAnswerError(f"{wrong.sum()} of {wrong.size} elements are wrong, such as {values}")
+
+
+class KnownBytes:
+    """A `ByteSource` of one object, which is in memory."""
+
+    rule = CoalesceRule(max_gap_nbytes=64, max_nbytes=2**20, max_raw_nbytes=2**20)
+    lookahead = 1
+    is_remote = False
+    storage: Storage = "posix"
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def local_path(self, key: str) -> str:
+        """There is no file."""
+        raise FileNotFoundError(key)
+
+    def check(self, key: str) -> None:
+        """Nothing changes."""
+
+    def prefetch(self, _key: str, _wanted: ByteRange) -> bool:
+        """Everything is there."""
+        return False
+
+    def start(self, _key: str, wanted: ByteRange) -> Pending:
+        """Return a range."""
+        data = self._data[wanted.offset : wanted.offset + wanted.nbytes]
+
+        def finish(allocate: Allocate) -> memoryview:
+            view = allocate(len(data))
+            view[:] = data
+            return view
+
+        return finish
+
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+        """There is one shard, and no other object."""
+        raise NotImplementedError
+
+    def start_stream(self, _key: str, wanted: ByteRange) -> PendingStream:
+        """Return a range as a stream."""
+        data = self._data[wanted.offset : wanted.offset + wanted.nbytes]
+        return lambda: MemoryStream(memoryview(data))

@@ -1,0 +1,120 @@
+"""Shadow reads: chosen chunks are decoded by the host as well, from the same bytes, and both results are compared.
+
+Compared are checksums of decoded bytes, which the device takes of its own, so that nothing large comes back. Which
+chunks are chosen is a setting, `ResourceOptions.verify`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.cuda.api import DeviceIdentity
+from xarray_gpuzarr.cuda.checksum import MAX_NBYTES
+from xarray_gpuzarr.cuda.options import Verify
+from xarray_gpuzarr.errors import CudaError
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import ReadPlan
+from xarray_gpuzarr.records import record
+
+Rows = npt.NDArray[np.int64]
+
+SEEN_ARCHITECTURES: frozenset[str] = frozenset()
+"""Compute capabilities that a run of the whole suite is known of, as ``docs/gpu-status.md`` says: none yet."""
+
+
+@record
+class Shadows:
+    """What chosen chunks should be."""
+
+    rows: Rows
+    """Numbers of the chunks."""
+    crc: npt.NDArray[np.uint32]
+    """CRC-32 of the bytes that the host decodes each to."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+NO_SHADOWS = Shadows(rows=np.zeros(0, np.int64), crc=np.zeros(0, np.uint32))
+
+
+def join_shadows(parts: list[Shadows], n_chunks: list[int]) -> Shadows:
+    """Put those of several runs of chunks together; `n_chunks` are the lengths of the runs."""
+    if not any(map(len, parts)):
+        return NO_SHADOWS
+    first = np.cumsum([0, *n_chunks[:-1]])
+    rows = [part.rows + start for part, start in zip(parts, first.tolist(), strict=True)]
+    return Shadows(rows=np.concatenate(rows), crc=np.concatenate([part.crc for part in parts]))
+
+
+_chosen: set[ArraySpec] = set()
+"""Arrays of which this process has chosen a first chunk."""
+_lock = threading.Lock()
+
+
+class Choice:
+    """Chooses chunks of one read.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    verify : Verify
+    """
+
+    def __init__(self, spec: ArraySpec, verify: Verify) -> None:
+        self._spec = spec
+        self._is_for_first = verify == "first"
+        self._share = float(verify == "all") if isinstance(verify, str) else verify
+        self._random = np.random.default_rng()
+
+    def of(self, rows: Rows) -> Rows:
+        """Return those of some chunks that are to be decoded by the host as well."""
+        if self._is_for_first:
+            return rows[: self._is_first()] if len(rows) else rows
+        return rows[self._random.random(len(rows)) < self._share]
+
+    def _is_first(self) -> bool:
+        with _lock:
+            is_first = self._spec not in _chosen
+            _chosen.add(self._spec)
+        return is_first
+
+
+def choice_for(spec: ArraySpec, verify: Verify | None, identity: DeviceIdentity | None) -> Choice | None:
+    """Return what chooses chunks of a read, by the setting; None if nothing is to be compared.
+
+    Chunks that are longer than what the device can sum up are not.
+    """
+    if verify is None:
+        is_known = identity is None or identity.compute_capability in SEEN_ARCHITECTURES
+        verify = "off" if is_known else "first"
+    return None if verify in ("off", 0) or spec.chunk_nbytes > MAX_NBYTES else Choice(spec, verify)
+
+
+class DifferentValuesError(CudaError):
+    """Device and host have decoded a chunk to different bytes; nothing of the read was given to anybody.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    where : str
+        Names the chunk, as other errors do.
+    """
+
+    def __init__(self, spec: ArraySpec, where: str) -> None:
+        super().__init__(
+            f"the GPU decoded {where} to other bytes than the host",
+            tried=f"{spec.codecs}, with the same encoded bytes for both",
+            found="the CRC-32 of what they decoded to differs",
+            do="run gpuzarr doctor, and report what gpuzarr doctor --report prints",
+        )
+        self.spec = spec
+
+
+def different_values(plan: ReadPlan, row: int) -> DifferentValuesError:
+    """Return the error for one chunk."""
+    where = f"chunk {tuple(plan.chunk[row].tolist())} of array '{plan.spec.path}', object '{plan.key_of(row)}',"
+    return DifferentValuesError(plan.spec, where)
