@@ -17,6 +17,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zstandard
+from numcodecs import LZ4
 
 from xarray_gpuzarr.byte_range import ByteRange
 from xarray_gpuzarr.cf import Cast
@@ -162,8 +163,15 @@ def _say_all_well(receipt: Bytes, nvcomp: NullNvcomp) -> None:
     receipt[: 8 * nvcomp.n_chunks].view(np.int64)[:] = nvcomp.chunk_nbytes
 
 
+CODECS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    "zstd": ("zstd", zstandard.ZstdCompressor(3).compress),
+    "lz4": ("numcodecs.lz4", LZ4().encode),
+}
+"""Name of a codec in metadata, and what makes a frame."""
+
+
 class HeaderStore:
-    """Shards of zstd frames, all alike, of which only index and headers exist; an `ObjectSource` of local files' kind.
+    """Shards of frames, all alike, of which only index and headers exist; an `ObjectSource` of local files' kind.
 
     Parameters
     ----------
@@ -171,6 +179,8 @@ class HeaderStore:
         Encoded bytes of every chunk.
     chunk_nbytes : int
         Decoded bytes of a chunk.
+    codec : str
+        One of `CODECS`.
     """
 
     lookahead = 4
@@ -178,13 +188,13 @@ class HeaderStore:
     storage = "posix"
     identity = None
 
-    def __init__(self, nbytes: npt.NDArray[np.int64], chunk_nbytes: int) -> None:
+    def __init__(self, nbytes: npt.NDArray[np.int64], chunk_nbytes: int, codec: str = "zstd") -> None:
         self.rule = LocalSource(root="").rule
         self.is_writing = True
         """Turned off once pinned memory holds all headers: what copying takes is not asked here."""
         self._first = np.cumsum(nbytes) - nbytes
         self._end = int(nbytes.sum())
-        frame = zstandard.ZstdCompressor(3).compress(bytes(chunk_nbytes))
+        frame = CODECS[codec][1](bytes(chunk_nbytes))
         self._header = np.frombuffer(frame[:_UNIT], np.uint8)
         entries = np.stack([self._first, nbytes], axis=1).astype("<u8").tobytes()
         self._index = memoryview(entries + google_crc32c.value(entries).to_bytes(4, "little"))
@@ -222,8 +232,14 @@ class HeaderStore:
         np.frombuffer(view, np.uint8)[at] = self._header
 
 
-def header_array(n_shards: int, chunks_per_shard: tuple[int, ...], chunk_shape: tuple[int, ...]) -> StoredArray:
-    """Return a float32 array, compressed as the published one, whose shards follow each other along the first axis."""
+def header_array(
+    n_shards: int,
+    chunks_per_shard: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    codec: str = "zstd",
+    store: type[HeaderStore] = HeaderStore,
+) -> StoredArray:
+    """Return a float32 array, as short as the published one, whose shards follow each other along the first axis."""
     n_chunks = int(np.prod(chunks_per_shard))
     chunk_nbytes = 4 * int(np.prod(chunk_shape))
     mean = max(2, round(chunk_nbytes / _RATIO / _UNIT))
@@ -236,7 +252,7 @@ def header_array(n_shards: int, chunks_per_shard: tuple[int, ...], chunk_shape: 
         chunk_shape=chunk_shape,
         chunks_per_shard=chunks_per_shard,
     )
-    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "zstd", "configuration": {}}]
+    codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": CODECS[codec][0], "configuration": {}}]
     spec = ArraySpec(
         path="/t2m",
         dtype="<f4",
@@ -247,5 +263,5 @@ def header_array(n_shards: int, chunks_per_shard: tuple[int, ...], chunk_shape: 
         keys=KeyEncoding(prefix="t2m/", style="default", separator="/"),
         metadata="{}",
     )
-    source: Any = HeaderStore(nbytes, chunk_nbytes)
+    source: Any = store(nbytes, chunk_nbytes, codec)
     return StoredArray(shape=grid.shape, spec=spec, source=source, zarr_array=None, cast=Cast(dtype="<f4"))

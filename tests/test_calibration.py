@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -22,8 +23,12 @@ from xarray_gpuzarr.decoders.calibration import (
     keep_calibration,
     read_calibration,
 )
+from xarray_gpuzarr.decoders.cuda import shares
+from xarray_gpuzarr.decoders.cuda.host_share import HostShare, n_rows
+from xarray_gpuzarr.decoders.cuda.shares import Reading
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.read import stored_array
 
 TIMES = {
     "device": {"chunk_nbytes": [100, 10_000], "n_chunks": [1, 8], "seconds": [[1e-3, 1e-3], [2e-3, 4e-3]]},
@@ -305,8 +310,84 @@ def test_explain_says_who_decodes_a_shard_and_why(calibrated, tmp_path):
     assert explained(tmp_path, 4) == ("cuda", "")
     where, why = explained(tmp_path, 1)
     assert where == "host, then one copy to the device"
-    times = "1 chunk of 800 bytes: 0.811 ms by 1 host threads, 1.37 ms on the device, as calibrated on a simulator"
-    assert why == f"{times}; reads of 2 chunks or more are the device's"
+    assert why == (
+        "1 chunk of 800 bytes: 0.811 ms by 1 host thread, 1.37 ms on the device, as calibrated on a simulator"
+    )
+
+
+SLOW = {
+    "device": {"chunk_nbytes": [800], "n_chunks": [1, 8], "seconds": [[1.0, 8.0]]},
+    "host": {"chunk_nbytes": [800], "thread_bytes_per_second": [800 / 3], "most_bytes_per_second": 1e9},
+}
+"""Of 1000 chunks, a second each, four threads of the host have more than half: three seconds each."""
+
+
+def test_explain_says_what_is_shared(calibrated, tmp_path, monkeypatch):
+    calibrated(changed(codecs={"zstd": SLOW}))
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
+    where, why = explained(tmp_path, 1000)
+
+    assert where == "cuda"
+    assert why == (
+        "host and device: 571 of 1000 chunks of 800 bytes by 4 host threads, 4.29e+05 ms in all; 1e+06 ms on the "
+        "device alone, 7.5e+05 ms by the host alone, as calibrated on a simulator"
+    )
+
+
+def test_a_calibration_lets_both_sides_decode(calibrated, monkeypatch):
+    by_host = calibrated(changed(codecs={"zstd": SLOW}))
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
+    shared, stage = [], HostShare.stage
+    monkeypatch.setattr(
+        HostShare, "stage", lambda share, pieces: (shared.append(n_rows(pieces)), stage(share, pieces))[1]
+    )
+    array, values = stored(n_chunks=1000)
+
+    np.testing.assert_array_equal(read_array(array, device="cuda").get(), values, strict=True)
+    assert (by_host, sum(shared)) == ([], 571)
+
+
+def test_all_chunks_of_a_longer_read_may_be_the_hosts(calibrated, monkeypatch):
+    quick = SLOW | {"host": SLOW["host"] | {"thread_bytes_per_second": [1e6]}}
+    by_host = calibrated(changed(codecs={"zstd": quick}))
+    shared, stage = [], HostShare.stage
+    monkeypatch.setattr(
+        HostShare, "stage", lambda share, pieces: (shared.append(n_rows(pieces)), stage(share, pieces))[1]
+    )
+    array, values = stored(n_chunks=1000)
+
+    np.testing.assert_array_equal(read_array(array, device="cuda").get(), values, strict=True)
+    assert (by_host, sum(shared)) == ([], 1000)
+
+
+def test_reads_are_counted_while_they_are_under_way(monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "8")
+    reading = Reading()
+
+    def fails():
+        raise KeyError(reading.n)
+
+    assert reading.counted(lambda: (reading.n, reading.n_threads)) == (1, 8)
+    assert reading.counted(lambda: reading.counted(lambda: (reading.n, reading.n_threads))) == (2, 4)
+    with pytest.raises(KeyError, match="1"):
+        reading.counted(fails)
+    assert (reading.n, reading.n_threads) == (0, 8)
+
+
+def test_a_read_is_shared_out_once_those_that_begin_with_it_are_counted(calibrated, monkeypatch):
+    """Its first plan is drawn before."""
+    calibrated(changed(codecs={"zstd": SLOW}))
+    seen, split = [], shares.best_split
+    monkeypatch.setattr(shares, "best_split", lambda *a, n_reads: (seen.append(n_reads), split(*a, n_reads=n_reads))[1])
+    spec = stored_array(stored()[0]).spec
+    target, reading = SimpleNamespace(n_chunks=4), Reading()
+
+    def plans():
+        reading._under_way |= {1: None, 2: None, 3: None}
+        yield from "ab"
+
+    _, drawn = shares.shared_out(spec, target, plans(), reading, lambda: None)
+    assert (seen, list(drawn)) == ([3], ["a", "b"])
 
 
 def test_an_unusable_calibration_is_an_error_of_the_read(calibrated):

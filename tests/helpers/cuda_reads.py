@@ -26,6 +26,7 @@ from helpers.simulated_streams import SimulatedEvent
 from helpers.simulator import SimulatedDevice
 from helpers.stores import put, take
 from xarray_gpuzarr.cuda.options import in_force
+from xarray_gpuzarr.decoders import cuda
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.read import StoredArray, read, stored_array
@@ -137,6 +138,15 @@ def limits(**options: Any) -> Iterator[None]:
         yield
     finally:
         in_force.options = before
+
+
+@contextmanager
+def shared(part: float) -> Iterator[None]:
+    """Let the host decode this part of the chunks of every read within."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "shared_out", lambda _, target, plans, *__: (round(part * target.n_chunks), plans))
+        patch.setattr(cuda, "is_little", lambda *_: False)
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,9 @@ class ResourceOptions:
     `CudaAsyncMemoryResource`, or as ``pool`` where the driver has none. ``pool``: a private `PoolMemoryResource` that
     grows. ``current``: the caller's current one, whatever it is."""
     calibration: str | None = None
-    """Path of a file that says how fast this machine's host and device decode. With it, reads that the host brings to
-    the device sooner are decoded there. None: what ``gpuzarr doctor --calibrate`` has kept in the cache folder for
-    such a GPU and host, if anything; ``off``: nothing, so that the device decodes all that it can."""
+    """Path of a file that says how fast this machine's host and device decode. With it, threads of the host decode
+    chunks of a read, or all, where that is sooner. None: what ``gpuzarr doctor --calibrate`` has kept in the cache
+    folder for such a GPU and host, if anything; ``off``: nothing, so that the device decodes all that it can."""
 
     verify: Verify | None = None
     """Which of the chunks that the device decodes the host decodes as well, from the same bytes, to compare. ``first``:

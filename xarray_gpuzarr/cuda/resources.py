@@ -81,11 +81,16 @@ class Lane:
         self._n_batches += 1
         return self.works[(self._n_batches - 1) % len(self.works)]
 
-    def share(self) -> None:
+    @cached_property
+    def beside(self) -> Stream:
+        """The stream on which chunks that the host has decoded are placed beside batches; few threads need it."""
+        return self.api.stream()
+
+    def share(self, *, with_beside: bool = False) -> None:
         """Let all batches come after what `first` has been given so far."""
         ready = self.api.event()
         self.api.record(ready, self.first)
-        for work in self.works[1:]:
+        for work in (*self.works[1:], *([self.beside] if with_beside else ())):
             self.api.wait(work, ready)
 
     def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
@@ -142,7 +147,7 @@ class Lane:
 
     def settle(self) -> None:
         """Wait until all streams that reads use are idle."""
-        for stream in (self.copy, *self.works):
+        for stream in (self.copy, *self.works, *([self.beside] if "beside" in self.__dict__ else ())):
             self.api.synchronize(stream)
 
     def free_all(self, but: Collection[DeviceMemory] = ()) -> None:

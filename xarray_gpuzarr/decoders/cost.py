@@ -131,16 +131,36 @@ class Calibration:
         _check_positive("upload_seconds", [self.upload_seconds])
         _check_positive("upload_rate", [self.upload_rate])
 
-    def device_seconds(self, codec: str, n: int, chunk_nbytes: int) -> float:
-        """Return the time of the device for `n` chunks."""
-        return self.codecs[codec].device.seconds_for(n, chunk_nbytes)
+    def device_seconds(self, codec: str, n: int, chunk_nbytes: int, n_reads: int = 1) -> float:
+        """Return the time of the device for `n` chunks of each of so many reads at a time."""
+        return self.codecs[codec].device.seconds_for(n * n_reads, chunk_nbytes)
 
-    def host_seconds(self, codec: str, n: int, chunk_nbytes: int, n_threads: int) -> float:
-        """Return the time until `n` chunks, decoded by threads of the host, are on the device."""
+    def host_seconds(self, codec: str, n: int, chunk_nbytes: int, n_threads: int, n_reads: int = 1) -> float:
+        """Return the time until `n` chunks, decoded by threads of the host, are on the device.
+
+        Reads that are under way at a time share the threads evenly. Chunks cross no slower than from ordinary memory.
+        """
         if n == 0:
             return 0.0
-        decoding = self.codecs[codec].host.seconds_for(n, chunk_nbytes, n_threads)
-        return decoding + self.upload_seconds + n * chunk_nbytes / self.upload_rate
+        host, nbytes = self.codecs[codec].host, n * chunk_nbytes
+        decoding = max(
+            host.seconds_for(n, chunk_nbytes, threads_each(n_threads, n_reads)), n_reads * nbytes / host.most
+        )
+        return decoding + self.upload_seconds + nbytes / self.upload_rate
+
+
+_LITTLE_NBYTES = 1 << 19
+_LITTLE_CHUNK_NBYTES = 1 << 20
+
+
+def is_little(n: int, chunk_nbytes: int) -> bool:
+    """Say whether one thread of the host decodes chunks about as soon as several, and a kernel, are set to work."""
+    return n * chunk_nbytes <= (_LITTLE_NBYTES if n > 1 else _LITTLE_CHUNK_NBYTES)
+
+
+def threads_each(n_threads: int, n_reads: int) -> int:
+    """Return how many of the threads each of some reads has, of which so many are under way at a time."""
+    return max(1, n_threads // max(1, n_reads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +173,19 @@ class Split:
     """Until both are done."""
 
 
-def best_split(calibration: Calibration, codec: str, n: int, chunk_nbytes: int, n_threads: int) -> Split:
-    """Return the split that is done first.
+_LEAST_GAIN = 0.1
+"""What sharing, and reads by the host alone, have to save of the better side's time. Tables and rates are off by some
+percent between what was measured, and what they leave out costs as much: threads begin with the host's chunks once the
+device has been given its own."""
+_LEAST_GAIN_S = 5e-4
+"""What sharing has to save in seconds, for each read that is under way: waking threads and a last batch more take some
+tenths of a millisecond."""
+
+
+def best_split(
+    calibration: Calibration, codec: str, n: int, chunk_nbytes: int, n_threads: int, *, n_reads: int = 1
+) -> Split:
+    """Return the split that is done first: of one side alone, unless sharing saves enough.
 
     Parameters
     ----------
@@ -166,47 +197,38 @@ def best_split(calibration: Calibration, codec: str, n: int, chunk_nbytes: int, 
     chunk_nbytes : int
         Decoded bytes of a chunk.
     n_threads : int
-        Threads of the host that may decode at once.
+        Threads of the host that may decode at once, for all reads together.
+    n_reads : int
+        Reads that are under way at a time, this one included; the others are taken to be like it.
 
     Notes
     -----
     More chunks on the host never shorten its time, nor lengthen the device's: the best split is where the two cross.
+
+    Where several reads are under way, the device is taken to need as long as for one read of all their chunks. It needs
+    less where staging bounds it, which each read's thread does for itself, but no less than for a read alone. So the
+    host's part, all of the read or some, may take no longer than that.
     """
 
     def host(n_host: int) -> float:
-        return calibration.host_seconds(codec, n_host, chunk_nbytes, n_threads)
+        return calibration.host_seconds(codec, n_host, chunk_nbytes, n_threads, n_reads)
 
     def device(n_host: int) -> float:
-        return calibration.device_seconds(codec, n - n_host, chunk_nbytes)
+        return calibration.device_seconds(codec, n - n_host, chunk_nbytes, n_reads)
 
-    crossing = bisect_left(range(n + 1), x=True, key=lambda n_host: host(n_host) >= device(n_host))
-    splits = [
-        Split(n_host=n_host, seconds=max(host(n_host), device(n_host)))
-        for n_host in {max(0, crossing - 1), min(n, crossing)}
-    ]
-    return min(splits, key=lambda split: (split.seconds, split.n_host))
+    def split(n_host: int) -> Split:
+        return Split(n_host=n_host, seconds=max(host(n_host), device(n_host)))
 
-
-def whole_read(calibration: Calibration, codec: str, n: int, chunk_nbytes: int, n_threads: int) -> Split:
-    """Return the quicker of the two ends: all chunks on the device, or all on the host. Parameters as `best_split`."""
-    on_host = calibration.host_seconds(codec, n, chunk_nbytes, n_threads)
-    on_device = calibration.device_seconds(codec, n, chunk_nbytes)
-    if on_host < on_device:
-        return Split(n_host=n, seconds=on_host)
-    return Split(n_host=0, seconds=on_device)
-
-
-def first_on_device(
-    calibration: Calibration, codec: str, chunk_nbytes: int, n_threads: int, *, most: int = 1 << 20
-) -> int | None:
-    """Return the number of chunks from which reads are the device's, or None if the host has some of up to `most`.
-
-    Parameters as `best_split`; only powers of 2 are tried.
-    """
-    tried = [1 << power for power in range(most.bit_length())]
-    on_host = [n for n in tried if whole_read(calibration, codec, n, chunk_nbytes, n_threads).n_host]
-    first = 2 * on_host[-1] if on_host else 1
-    return first if first <= most else None
+    little = is_little(n, chunk_nbytes)
+    n_threads = 1 if little else n_threads
+    on_device, on_host, alone_s = split(0), split(n), calibration.device_seconds(codec, n, chunk_nbytes)
+    if little:
+        return min(on_device, on_host, key=lambda found: found.seconds)
+    whole = on_host if on_host.seconds < (1 - _LEAST_GAIN) * alone_s else on_device
+    crossing = bisect_left(range(n + 1), x=True, key=lambda n_host: host(n_host) >= min(device(n_host), alone_s))
+    shared = min(map(split, (max(0, crossing - 1), min(n, crossing))), key=lambda found: (found.seconds, found.n_host))
+    least_s = max(_LEAST_GAIN * whole.seconds, _LEAST_GAIN_S * n_reads)
+    return shared if whole.seconds - shared.seconds >= least_s else whole
 
 
 def _place(axis: Sequence[int], value: int) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from xarray_gpuzarr.cuda.lane_memory import most_taken
 from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
-from xarray_gpuzarr.decoders.cuda.read import needed_nbytes
+from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
 from xarray_gpuzarr.decoders.cuda.routes import why_not_device
 from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.read import StoredArray

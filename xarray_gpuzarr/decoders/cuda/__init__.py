@@ -25,14 +25,17 @@ from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
 from xarray_gpuzarr.decoders.base import Device, Route
+from xarray_gpuzarr.decoders.cost import is_little
+from xarray_gpuzarr.decoders.cuda.chain import read_chain
 from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
+from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.image import upload_pageable
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
-from xarray_gpuzarr.decoders.cuda.read import Read, read_chain
+from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError, choice_for
-from xarray_gpuzarr.decoders.cuda.shares import host_is_quicker, why_host
+from xarray_gpuzarr.decoders.cuda.shares import Reading, shared_out, shared_route
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.placing import cast_array
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
@@ -63,6 +66,7 @@ class CudaDecoder:
     def __init__(self, current_device: Callable[[], DeviceApi] = native_device) -> None:
         self._current_device = current_device
         self._host = HostDecoder()
+        self._reading = Reading()
         self._resources: dict[int, WorkerResources] = {}
         self._checked: dict[int, CheckedDevice] = {}
         self._distrusted: dict[ArraySpec, str] = {}
@@ -79,11 +83,10 @@ class CudaDecoder:
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say whether chunks are decoded on the device, and why not."""
         found = route(spec, _native(cast))
-        found, cast = route(spec, _native(cast)), _native(cast)
         if found.where != "cuda":
             return found
-        why = self._why_distrusted(spec, cast) or why_host(spec, self._identify)
-        return found if why is None else Route(where=f"host, {ONE_COPY}", why=why)
+        why = self._why_distrusted(spec, _native(cast))
+        return shared_route(spec, self._identify) if why is None else Route(where=f"host, {ONE_COPY}", why=why)
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
@@ -116,19 +119,33 @@ class CudaDecoder:
         cast: Cast,
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
-        cast = _native(cast)
+        return self._reading.counted(lambda: self._decode(plans, source, spec, target=target, cast=_native(cast)))
+
+    def _decode(
+        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast
+    ) -> Any:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        if self._is_by_host(spec, target, cast):
+        by_host, n_host = why_not_device(spec, cast) is not None or not fits_kernels(target), 0
+        if not (by_host := by_host or spec in self._distrusted):
+            n_host, plans = shared_out(spec, target, plans, self._reading, self._identify)
+            by_host = n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)
+        if by_host or self._fails(spec, target, cast):
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
-        resources = self._current_resources()
+        resources, reading = self._current_resources(), self._reading
 
         choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
         def read() -> Any:
-            lane = resources.lane()
-            return lane.reading(lambda: Read(lane, source, spec, target=target, cast=cast, choice=choice).run(plans))
+            lane, share = resources.lane(), None
+            if n_host:
+                share = HostShare(
+                    lane, source, spec, n_host=n_host, n_chunks=target.n_chunks, n_threads=lambda: reading.n_threads
+                )
+            return lane.reading(
+                lambda: Read(lane, source, spec, target=target, cast=cast, choice=choice).run(plans, share)
+            )
 
         with resources.api.activate():
             return resources.turns.together(read)
@@ -217,14 +234,9 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
 
-    def _is_by_host(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
-        """Say whether the host decodes a read: it has to, is quicker, or the device is not to be trusted with it."""
-        if why_not_device(spec, cast) is not None or not fits_kernels(target) or spec in self._distrusted:
-            return True
-        if host_is_quicker(spec, target, self._identify):
-            return True
-        points = isinstance(target, PointTarget)
-        return self._checked_device().why_not(spec, cast, points=points) is not None
+    def _fails(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
+        """Say whether the device is not to be trusted with a read."""
+        return self._checked_device().why_not(spec, cast, points=isinstance(target, PointTarget)) is not None
 
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""

@@ -87,9 +87,10 @@ class Piece(NamedTuple):
         return [(key, ByteRange(first + at, n)) for at, n in cut(self.nbytes, most_nbytes or self.nbytes)]
 
 
-def parts(plan: ReadPlan, rule: CoalesceRule) -> list[Piece]:
-    """Return a plan as parts by a rule."""
-    return [Piece.of(plan, lo, hi) for lo, hi in pairwise(plan.cut(rule).tolist())]
+def parts(plan: ReadPlan, rule: CoalesceRule, first: int = 0, last: int = ENDLESS) -> list[Piece]:
+    """Return rows ``[first, last)`` of a plan as parts by a rule."""
+    bounds = pairwise(plan.cut(rule).tolist())
+    return [Piece.of(plan, max(lo, first), min(hi, last)) for lo, hi in bounds if lo < last and hi > first]
 
 
 def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:

@@ -23,15 +23,20 @@ from xarray_gpuzarr.codecs import (
     DeltaSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
+    GzipSpec,
     PackBitsSpec,
     ScaleOffsetSpec,
     ShuffleSpec,
     StageSpec,
+    ZlibSpec,
+    ZstdSpec,
     encoded_nbytes,
 )
 from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
+from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
+from xarray_gpuzarr.decoders.cuda.batches import aligned
 from xarray_gpuzarr.decoders.cuda.streams import longest_stream
 from xarray_gpuzarr.metadata import ArraySpec
 
@@ -182,3 +187,26 @@ _FILTERS: dict[type[ElementSpec], Callable[[Any, DType, DType], Filter | str]] =
     PackBitsSpec: _packbits,
     ScaleOffsetSpec: _scale_offset,
 }
+
+
+@lru_cache(maxsize=256)
+def needed_nbytes(spec: ArraySpec) -> int:
+    """Return the device memory that one chunk of a batch under way takes: encoded, decoded, and scratch."""
+    chain = read_chain(spec)
+    stage, nbytes = chain.compressor, aligned(chain.inner_nbytes)
+    needed = nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
+    if isinstance(stage, ZstdSpec | BloscSpec):
+        needed += zstd_temp_nbytes(1, nbytes)
+    if isinstance(stage, GzipSpec | ZlibSpec | BloscSpec) or (stage is None and chain.elements):
+        needed += nbytes  # moved to where it is aligned
+    if isinstance(stage, BloscSpec) or (stage is not None and chain.shuffle is not None):
+        needed += nbytes  # decompressed, but still shuffled
+    return needed
+
+
+def read_chain(spec: ArraySpec) -> Chain:
+    """Return what the device does to the chunks of an array that it decodes."""
+    chain = chain_of(spec)
+    if isinstance(chain, str):
+        raise TypeError(chain)  # `route` knows, and nobody reads such an array here
+    return chain

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import BloscSpec, GzipSpec, ZlibSpec, ZstdSpec
 from xarray_gpuzarr.counters import counters
-from xarray_gpuzarr.cuda.api import DeviceMemory, Event
-from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
+from xarray_gpuzarr.cuda.api import DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
-from xarray_gpuzarr.decoders.cuda.batches import Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
-from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of
+from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
+from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
+from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values, join_shadows
@@ -75,7 +73,7 @@ class Read:
     target : BoxTarget or PointTarget
     cast : Cast
     choice : Choice, optional
-        Which chunks the host decodes as well.
+        Which chunks of the device's the host decodes as well.
     """
 
     def __init__(
@@ -101,9 +99,9 @@ class Read:
         )
         self._n_chunks = target.n_chunks
         self._stager = stager_for(lane, source, spec, chain=chain, choice=choice)
+        self._share: HostShare | None = None
         self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.first)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
-        lane.share()
         self._decoder = BatchDecoder(lane, self._placing, chain)
         self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
@@ -115,6 +113,8 @@ class Read:
         """Segments of the next batch that are staged."""
         self._staged: list[Staged] = []
         self._submitted: deque[Submitted] = deque()
+        self._beside: deque[Submitted] = deque()
+        """Chunks that the host has decoded."""
         self._doubtful: list[tuple[Batch, Column]] = []
 
     @property
@@ -122,13 +122,24 @@ class Read:
         """Chunks that the device was not given encoded, or could not decode."""
         return self._stager.n_decoded
 
-    def run(self, plans: Iterator[ReadPlan]) -> Any:
-        """Carry out plans that together cover the target; return the array, ready for any stream."""
+    def run(self, plans: Iterator[ReadPlan], share: HostShare | None = None) -> Any:
+        """Carry out plans that together cover the target; return the array, ready for any stream.
+
+        Parameters
+        ----------
+        plans : iterator of ReadPlan
+        share : HostShare or None
+            Has the chunks that threads of the host decode while the device decodes the others.
+        """
+        if share is not None:
+            self._share, self._n_chunks = share, self._n_chunks - share.n_host
+        self._lane.share(with_beside=share is not None)
         stager, rule = self._stager, self._stager.rule
         sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
         cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
         for plan in self._drawn(plans):
-            for piece, full in cutter.cut(parts(plan, rule)):
+            last = ENDLESS if self._share is None else self._share.mark(plan)
+            for piece, full in cutter.cut(parts(plan, rule, last=last)):
                 if full is not None:
                     self._gathered(ends_batch=full == "batch")
                 self._gathering.append(piece)
@@ -140,8 +151,9 @@ class Read:
         self._gathered(ends_batch=True)
         while self._expected:
             self._stage(self._expected.popleft())
-        while self._submitted:
-            self._retire()
+        while self._share:
+            self._place_decoded(self._share, self._share.take())
+        self._retire_all()
         for batch_and_numbers in self._doubtful:
             self._decode_again(*batch_and_numbers)
         self._lane.free(self._placing.memory)
@@ -181,10 +193,7 @@ class Read:
 
     def _submit_halves(self, batch: Batch) -> None:
         """Wait until the device is at rest; then submit what has been staged of a batch once more, a half at a time."""
-        while self._submitted:
-            self._retire()
-        self._lane.settle()
-        self._lane.free_all(but=[self._placing.memory])
+        self._rest()
         halves = [(half, cut_segments(half.pieces, self._stager.slot_nbytes)) for half in batch.halves()]
         self._stager.forget()
         later = [segment.pieces for segment in self._expected]
@@ -193,29 +202,57 @@ class Read:
                 self._stager.expect(piece)
         for half, segments in halves:
             self._submit(half, [self._stager.stage(pieces) for pieces in segments])
-            while self._submitted:
-                self._retire()
+            self._retire_all()
+
+    def _rest(self) -> None:
+        """Wait until the device is at rest, and give all memory back that batches had."""
+        self._retire_all()
+        self._lane.settle()
+        self._lane.free_all(but=[self._placing.memory])
 
     def _submit(self, batch: Batch, staged: Sequence[Staged]) -> None:
         rows = [piece.plan.row[piece.lo : piece.hi] for piece in batch.pieces]
         if not rows and not batch.missing:
             return
-        self._enqueue(batch, staged, self._chunks(staged, np.concatenate([*rows, *batch.missing])))
+        chunks = self._chunks(staged, np.concatenate([*rows, *batch.missing]))
+        self._submitted.append(self._enqueue(batch, staged, chunks, self._lane.next_work()))
 
     def _make_room(self) -> None:
-        """Wait until another batch may take memory."""
+        """Wait until another batch may take memory; the host decodes what it should meanwhile."""
         while len(self._submitted) >= self._limits.n_batches:
-            self._retire()
+            if self._share is not None:
+                for pieces in self._share.due(self._submitted[0].batch.n_chunks):
+                    self._place_decoded(self._share, pieces)
+            if self._submitted:
+                self._retire()
 
-    def _enqueue(self, batch: Batch, staged: Sequence[Staged], chunks: Chunks) -> None:
+    def _place_decoded(self, share: HostShare, pieces: Sequence[Piece]) -> None:
+        """Let the host decode pieces, and the device place them beside its batches; later in halves if memory is short.
+
+        As many slots of them are under way as there are pinned ones.
+        """
+        if len(self._beside) >= self._lane.options.n_slots:
+            self._release(self._beside.popleft())
+        try:
+            staged = share.stage(pieces)
+            rows = np.concatenate([piece.plan.row[piece.lo : piece.hi] for piece in pieces])
+            self._beside.append(
+                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._lane.beside)
+            )
+        except DeviceMemoryError:
+            if not share.halve(pieces):
+                raise
+            self._rest()
+
+    def _enqueue(self, batch: Batch, staged: Sequence[Staged], chunks: Chunks, work: Stream) -> Submitted:
         """Decode and place what was staged, once it has crossed."""
-        copied, done, work = self._api.event(), self._api.event(), self._lane.next_work()
+        copied, done = self._api.event(), self._api.event()
         self._api.record(copied, self._lane.copy)
         self._api.wait(work, copied)
         memories, receipt = self._decoder.decode(chunks, work)
         self._api.record(done, work)
         memories += (memory for s in staged for memory in s.memories)
-        self._submitted.append(Submitted(batch=batch, memories=memories, done=done, receipt=receipt))
+        return Submitted(batch=batch, memories=memories, done=done, receipt=receipt)
 
     def _chunks(self, staged: Sequence[Staged], rows: Column) -> Chunks:
         """Put the segments of a batch together; `rows` are those of staged chunks, then of missing ones."""
@@ -240,9 +277,7 @@ class Read:
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
         oldest = self._submitted.popleft()
-        self._lane.wait_for(oldest.done)
-        for memory in oldest.memories:
-            self._lane.free(memory)
+        self._release(oldest)
         doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS
         if len(doubtful):
             self._doubtful.append((oldest.batch, doubtful))
@@ -256,6 +291,19 @@ class Read:
         if len(different):
             raise different_values(*row_of(batch.pieces, int(different[0])))
 
+    def _retire_all(self) -> None:
+        """Wait for all that is under way."""
+        while self._beside:
+            self._release(self._beside.pop())  # the last one ends last
+        while self._submitted:
+            self._retire()
+
+    def _release(self, submitted: Submitted) -> None:
+        """Wait for a batch, and give its memory back."""
+        self._lane.wait_for(submitted.done)
+        for memory in submitted.memories:
+            self._lane.free(memory)
+
     def _decode_again(self, batch: Batch, numbers: Column) -> None:
         """Let the host decode chunks of a batch that the device could not; its word is final."""
         step = max(1, self._lane.options.slot_nbytes // self._chunk_nbytes)
@@ -263,31 +311,9 @@ class Read:
             some = numbers[first : first + step]
             staged = self._stager.stage_decoded(batch.pieces, some)
             rows = np.stack([plan.row[row] for plan, row in (row_of(batch.pieces, n) for n in some.tolist())])
-            self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows))
-            self._retire()
-
-
-@lru_cache(maxsize=256)
-def needed_nbytes(spec: ArraySpec) -> int:
-    """Return the device memory that one chunk of a batch under way takes: encoded, decoded, and scratch."""
-    chain = read_chain(spec)
-    stage, nbytes = chain.compressor, aligned(chain.inner_nbytes)
-    needed = nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
-    if isinstance(stage, ZstdSpec | BloscSpec):
-        needed += zstd_temp_nbytes(1, nbytes)
-    if isinstance(stage, GzipSpec | ZlibSpec | BloscSpec) or (stage is None and chain.elements):
-        needed += nbytes  # moved to where it is aligned
-    if isinstance(stage, BloscSpec) or (stage is not None and chain.shuffle is not None):
-        needed += nbytes  # decompressed, but still shuffled
-    return needed
-
-
-def read_chain(spec: ArraySpec) -> Chain:
-    """Return what the device does to the chunks of an array that it decodes."""
-    chain = chain_of(spec)
-    if isinstance(chain, str):
-        raise TypeError(chain)  # `route` knows, and nobody reads such an array here
-    return chain
+            self._release(
+                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._lane.next_work())
+            )
 
 
 def _batch(segments: Sequence[_Segment]) -> Batch:

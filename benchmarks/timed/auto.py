@@ -1,0 +1,264 @@
+"""``python -m benchmarks.timed.auto``: is a read by a calibration ever slower than on the better side alone.
+
+The real CUDA decoder, its decision included, and the real host decoder read to the modelled device by a clock that
+stands still while they run. Reading a file and decoding a chunk on the host take as long as rates say, on threads that
+are lent by the rules of `threads`. The calibration is made as `gpuzarr doctor` makes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.null_device import HeaderStore, header_array
+from benchmarks.timed.device import TimedDevice
+from benchmarks.timed.turns import TurnClock, TurnCrew
+from xarray_gpuzarr.byte_range import ByteRange
+from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.options import in_force
+from xarray_gpuzarr.decoders import cuda, threads
+from xarray_gpuzarr.decoders.base import Decoder
+from xarray_gpuzarr.decoders.calibration import as_document
+from xarray_gpuzarr.decoders.cost import Calibration, CodecTimes
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
+from xarray_gpuzarr.diagnosis.rates import Rates
+from xarray_gpuzarr.diagnosis.sweep import Grid, codec_times
+from xarray_gpuzarr.fetch import Allocate, Pending
+from xarray_gpuzarr.read import StoredArray, read
+
+N_CORES = 16
+CODECS = {"zstd": 0.7e9, "lz4": 2.5e9}
+"""Decoded bytes a second of a thread of the host, all threads alike; assumed."""
+_COPY_RATE = 8e9
+"""Bytes a second from ordinary to pinned host memory, on one thread; assumed."""
+N_THREADS = (1, 2, 4, 8)
+BETWEEN_NBYTES = (16_384, 40_000, 131_072, 524_288, 1_048_576, 3_000_000)
+"""Chunks that are read: some of a length that the calibration knows, most between."""
+BETWEEN_N = (1, 6, 24, 48, 100, 300, 768, 2000)
+_N_READS = 3
+"""Of each thread."""
+_HOST_CHUNKS = 8
+GRID = Grid()
+MOST_SLOWER = 1.05
+"""Of auto, over the better side."""
+SIDES = ("device", "host", "auto")
+
+
+class ModelledDevice(TimedDevice):
+    """Pinned memory is as long as it is asked for, and nobody touches it or waits for it."""
+
+    def allocate_pinned(self, nbytes: int) -> Any:
+        """Return memory that the system has not given yet."""
+        return SimpleNamespace(array=np.zeros(nbytes, np.uint8))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What is read, and by how many."""
+
+    codec: str
+    chunk_nbytes: int
+    n_chunks: int
+    """Of a shard; a read is of one."""
+    n_threads: int
+    """Of dask: each reads one shard after another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Reads of one layout."""
+
+    layout: Layout
+    seconds: dict[str, float]
+    """By side."""
+    n_host: float
+    """Chunks that the host decoded in a read by the calibration, on average."""
+
+    @property
+    def slower(self) -> float:
+        """Return the time by the calibration over that of the better side."""
+        return self.seconds["auto"] / min(self.seconds["device"], self.seconds["host"])
+
+
+class Machine:
+    """A host and a device whose times are modelled; only inside `running`."""
+
+    def __init__(self) -> None:
+        self.clock = TurnClock()
+        self.crew = TurnCrew(self.clock)
+        self.device = ModelledDevice(clock=self.clock)
+        self.decoder = cuda.CudaDecoder(lambda: self.device.as_api)
+        self._host: Decoder = HostDecoder()
+        self.n_decoded = 0
+        """Chunks that the host has decoded."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the engine's threads, codecs and copies take modelled time inside a ``with`` block."""
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(threads, "crew", self.crew))
+            stack.enter_context(patch.object(threads, "n_cores", lambda: N_CORES))
+            stack.enter_context(patch.object(ChunkCodec, "into", lambda *chunk: self._decode(*chunk)))  # noqa: PLW0108  # binds the codec
+            stack.enter_context(patch.object(cuda, "upload_pageable", self._upload))
+            stack.callback(setattr, in_force, "options", in_force.options)
+            stack.callback(self.decoder.close)
+            yield
+
+    def seconds(
+        self, side: str, stored: StoredArray, n_threads: int = 1, n_reads: int = 1, *, uploads: bool = True
+    ) -> float:
+        """Return how long threads take that each read an array so many times."""
+        decoder = self._host if side == "host" else self.decoder
+
+        def job() -> None:
+            for _ in range(n_reads):
+                result = read(stored, ..., decoder)
+                if side == "host" and uploads:
+                    self.decoder.upload(result, stored.cast)
+
+        return self.clock.run([job] * n_threads)
+
+    def stored(self, codec: str, chunk_nbytes: int, n_chunks: int) -> StoredArray:
+        """Return an array of one shard."""
+        machine, rates = self, self.device.rates
+
+        class Store(HeaderStore):
+            def start_edge(self, key: str, location: str, nbytes: int) -> Any:
+                finish = super().start_edge(key, location, nbytes)
+
+                def timed() -> Any:
+                    machine.crew.spend(rates.lane_s(nbytes))
+                    return finish()
+
+                return timed
+
+            def start(self, key: str, wanted: ByteRange, version: object = None) -> Pending:
+                finish = super().start(key, wanted, version)
+
+                def timed(allocate: Allocate) -> memoryview | None:
+                    machine.crew.spend(rates.lane_s(wanted.nbytes))
+                    return finish(allocate)
+
+                return timed
+
+        return header_array(1, (n_chunks,), (chunk_nbytes // 4,), codec, Store)
+
+    def _decode(self, codec: ChunkCodec, _encoded: memoryview, decoded: memoryview) -> None:
+        self.n_decoded += 1
+        self.crew.spend(len(decoded) / CODECS["zstd" if codec.streams else "lz4"])
+
+    def _upload(self, lane: Any, to: int, runs: Sequence[memoryview]) -> None:
+        """Take the time of `image.upload_pageable`, and copy nothing."""
+        for run in runs:
+            for first in range(0, len(run), lane.options.slot_nbytes):
+                nbytes = min(lane.options.slot_nbytes, len(run) - first)
+                slot = lane.lend_slot(nbytes)
+                self.clock.sleep(nbytes / _COPY_RATE)
+                lane.upload(Address(to + first), slot.array[:nbytes], lane.copy)
+                slot.give_back(lane.copy)
+
+    def calibrated(self, codecs: Sequence[str]) -> Calibration:
+        """Return what a sweep of either side says, as `diagnosis.sweep` does of a machine's."""
+        short, long = (self.uploading_s(nbytes) for nbytes in (4096, GRID.upload_nbytes))
+        return Calibration(
+            gpu="a modelled device",
+            date="modelled",
+            upload_seconds=short,
+            upload_rate=GRID.upload_nbytes / (long - short),
+            codecs={codec: self._times(codec) for codec in codecs},
+        )
+
+    def uploading_s(self, nbytes: int) -> float:
+        """Return how long an upload from ordinary host memory takes."""
+        block = np.empty(nbytes, np.uint8)
+        return self.clock.run([lambda: self.decoder.upload(block, Cast(dtype="|u1"))])
+
+    def _times(self, codec: str) -> CodecTimes:
+        seconds, rates = {}, {}
+        for nbytes in GRID.chunk_nbytes:
+            most = min(GRID.n_chunks[-1], GRID.most_nbytes // nbytes)
+            for n in (n for n in GRID.n_chunks if n <= most):
+                seconds[nbytes, n] = self.seconds("device", self.stored(codec, nbytes, n))
+            with patch.object(threads, "n_cores", lambda: 1):
+                alone_s = self.seconds("host", self.stored(codec, nbytes, _HOST_CHUNKS), uploads=False)
+            every_s = self.seconds("host", self.stored(codec, nbytes, most), uploads=False)
+            rates[nbytes] = Rates(alone=_HOST_CHUNKS * nbytes / alone_s, every=most * nbytes / every_s)
+        return codec_times(seconds, rates)
+
+
+def sweep(
+    codecs: Sequence[str], chunk_nbytes: Sequence[int], n_chunks: Sequence[int], n_threads: Sequence[int]
+) -> Iterator[Cell]:
+    """Read every layout by the device, by the host, and as a calibration says."""
+    machine = Machine()
+    with machine.running(), TemporaryDirectory() as folder:
+        path = Path(folder) / "calibration.json"
+        path.write_text(json.dumps(as_document(machine.calibrated(codecs))))
+        for codec, nbytes, n, k in itertools.product(codecs, chunk_nbytes, n_chunks, n_threads):
+            if n * nbytes <= GRID.most_nbytes:
+                yield _cell(machine, str(path), Layout(codec=codec, chunk_nbytes=nbytes, n_chunks=n, n_threads=k))
+
+
+def _cell(machine: Machine, calibration: str, layout: Layout) -> Cell:
+    stored = machine.stored(layout.codec, layout.chunk_nbytes, layout.n_chunks)
+    seconds = {}
+    for side in SIDES:
+        machine.n_decoded = 0
+        in_force.choose({"calibration": calibration if side == "auto" else "off"})
+        seconds[side] = machine.seconds(side, stored, layout.n_threads, _N_READS) / _N_READS
+    return Cell(layout=layout, seconds=seconds, n_host=machine.n_decoded / layout.n_threads / _N_READS)
+
+
+def print_sweep(cells: Sequence[Cell], console: Console) -> None:
+    """Print a table for each codec and number of threads: auto's time over the better side's, by chunks and length."""
+    for codec, k in dict.fromkeys((cell.layout.codec, cell.layout.n_threads) for cell in cells):
+        found = [c for c in cells if (c.layout.codec, c.layout.n_threads) == (codec, k)]
+        numbers = sorted({c.layout.n_chunks for c in found})
+        console.print(f"{codec}, {k} thread{'s'[: k > 1]}: auto's time over the better side's", style="bold")
+        table = Table("bytes of a chunk", *(f"{n}" for n in numbers))
+        for nbytes in sorted({c.layout.chunk_nbytes for c in found}):
+            by_n = {c.layout.n_chunks: c for c in found if c.layout.chunk_nbytes == nbytes}
+            table.add_row(f"{nbytes:,}", *(_said(by_n[n]) if n in by_n else "" for n in numbers))
+        console.print(table)
+
+
+def _said(cell: Cell) -> str:
+    who = {0.0: "device", float(cell.layout.n_chunks): "host"}.get(cell.n_host, f"{cell.n_host:.0f} host")
+    return f"{cell.slower:.2f} ({who})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the sweep; return 1 if a read by the calibration was slower than it may be."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.timed.auto", description=__doc__)
+    parser.add_argument("--codec", nargs="+", choices=tuple(CODECS), default=list(CODECS))
+    parser.add_argument("--threads", nargs="+", type=int, default=N_THREADS, help="of dask (default 1 2 4 8)")
+    parser.add_argument("--least", action="store_true", help="one length, few numbers of chunks")
+    options = parser.parse_args(arguments)
+    lengths, numbers = (BETWEEN_NBYTES[:1], BETWEEN_N[:3]) if options.least else (BETWEEN_NBYTES, BETWEEN_N)
+    cells = list(sweep(options.codec, lengths, numbers, options.threads))
+    print_sweep(cells, Console(width=None if sys.stdout.isatty() else 200))
+    late = [cell for cell in cells if cell.slower > MOST_SLOWER]
+    print(f"{len(cells)} layouts; more than {MOST_SLOWER - 1:.0%} slower than the better side: {len(late)}")
+    for cell in late:
+        print(f"  {cell.layout}: {cell.slower:.2f}", {side: f"{s * 1e3:.3g} ms" for side, s in cell.seconds.items()})
+    return int(bool(late))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

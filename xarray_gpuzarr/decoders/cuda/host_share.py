@@ -1,0 +1,218 @@
+"""The chunks of a read that threads of the host decode while the device decodes the others.
+
+They are the last stored rows of every plan, in proportion. Threads fetch and decode them into pinned slots, one slot
+after another, and each slot crosses to the device in one copy, to be placed by the same kernels as all other chunks.
+`shares` says how many they are; `read` says when it is their turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders import threads
+from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
+from xarray_gpuzarr.decoders.cuda.image import Image
+from xarray_gpuzarr.decoders.cuda.requests import Requests
+from xarray_gpuzarr.decoders.cuda.staging import Staged
+from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
+from xarray_gpuzarr.decoders.host_codecs import chunk_codec
+from xarray_gpuzarr.decoders.scratch import buffer
+from xarray_gpuzarr.fetch import ByteSource, MemoryStream
+from xarray_gpuzarr.frames import FrameError
+from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.plan import ReadPlan
+
+_PIECE_NBYTES = 256 * 1024
+"""Decoded bytes of short chunks that a thread takes at a time: handing them over one by one would cost as much."""
+_N_SLOTS = 4
+_SLOT_NBYTES = 8 << 20
+"""A share is staged in so many turns at least, unless these would be shorter: most crosses while some is decoded."""
+
+
+class HostShare:
+    """The host's part of one read.
+
+    Parameters
+    ----------
+    lane : Lane
+    source : ByteSource
+    spec : ArraySpec
+    n_host : int
+        Chunks that the host decodes.
+    n_chunks : int
+        Chunks of the read.
+    n_threads : callable
+        Returns how many threads may decode them just now.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        source: ByteSource,
+        spec: ArraySpec,
+        *,
+        n_host: int,
+        n_chunks: int,
+        n_threads: Callable[[], int],
+    ) -> None:
+        self._lane = lane
+        self._source = source
+        self._chunk_nbytes = spec.chunk_nbytes
+        self._codec = chunk_codec(spec.codecs, spec.chunk_nbytes)
+        self._n_threads = n_threads
+        self.n_host, self._n_device = n_host, max(1, n_chunks - n_host)
+        self._n_chunks = max(1, n_chunks)
+        self._n_seen = self._n_marked = 0
+        self._due = 0.0
+        self._requests: Requests | None = None
+        """Of all that waits, once the first of it is taken."""
+        self._waiting: deque[Piece] = deque()
+        """Each of one request."""
+        rounds = -(-n_host // (n_threads() * max(1, _PIECE_NBYTES // self._chunk_nbytes)))
+        self._at_once = max(1, -(-n_host // (n_threads() * max(1, rounds))))
+        """Chunks that a thread takes: all threads as many."""
+        few = max(n_threads() * self._at_once, -(-n_host // _N_SLOTS), _SLOT_NBYTES // self._chunk_nbytes)
+        self._most = max(1, min(few, lane.options.slot_nbytes // aligned(self._chunk_nbytes)))
+        """Chunks that are staged together."""
+
+    def __bool__(self) -> bool:
+        """Say whether chunks wait to be decoded."""
+        return bool(self._waiting)
+
+    def mark(self, plan: ReadPlan) -> int:
+        """Take the host's rows of a plan; return how many rows, the first ones, are the device's."""
+        n_rows = len(plan.offset)
+        self._n_seen += n_rows
+        n_mine = min(n_rows, self.n_host * self._n_seen // self._n_chunks - self._n_marked)
+        self._n_marked += n_mine
+        if n_mine:
+            pieces = self._pieces(plan, n_rows - n_mine)
+            self._waiting.extend(pieces)
+            if self._requests is not None:
+                _expect(self._requests, pieces)
+        return n_rows - n_mine
+
+    def due(self, n_device: int) -> Iterator[Sequence[Piece]]:
+        """Yield what threads should decode while the device decodes so many chunks, slot by slot."""
+        self._due += n_device * self.n_host / self._n_device
+        while self._waiting and self._due >= min(self._most, self._n_threads()):
+            pieces = self.take(int(self._due))
+            self._due -= n_rows(pieces)
+            yield pieces
+
+    def take(self, most: int = ENDLESS) -> Sequence[Piece]:
+        """Take what fits a slot, up to so many chunks, at least a piece; no thread is to idle before all have ended."""
+        if self._requests is None:
+            self._requests = Requests(self._source)
+            _expect(self._requests, self._waiting)
+        n_threads, room = self._n_threads(), min(most, self._most)
+        pieces: list[Piece] = []
+        while self._waiting and (not pieces or n_rows((*pieces, self._waiting[0])) <= room):
+            pieces.append(self._waiting.popleft())
+        n_last = len(pieces) % n_threads if len(pieces) > n_threads and self._waiting else 0
+        self._waiting.extendleft(pieces.pop() for _ in range(n_last))
+        return pieces
+
+    def halve(self, pieces: Sequence[Piece]) -> bool:
+        """Let pieces wait again that the device had no memory for, to be taken in halves; say whether they can be."""
+        n = n_rows(pieces)
+        self._most = max(1, n // 2)
+        self._waiting.extendleft(half for piece in reversed(pieces) for half in reversed(_halves(piece)))
+        self._requests = None
+        return n > 1
+
+    def stage(self, pieces: Sequence[Piece]) -> Staged:
+        """Fetch and decode pieces, in the order in which they were taken, and send them to the device.
+
+        Raises
+        ------
+        CorruptChunkError, StoreReadError
+        """
+        lane, requests = self._lane, self._requests
+        assert requests is not None
+        image = Image(lane)
+        rooms = [image.room(self._chunk_nbytes) for _ in range(n_rows(pieces))]
+        present = np.ones(len(rooms), np.bool_)
+        lows = accumulate((piece.hi - piece.lo for piece in pieces), initial=0)
+        todo = iter([(piece, low) for piece, low in zip(pieces, lows, strict=False)])
+
+        def drain(go_on: Callable[[], bool]) -> None:
+            while go_on() and (started := requests.next(todo)) is not None:
+                (piece, low), finish = started
+                data = finish(_staging)
+                if data is None:
+                    present[low] = _may_be_missing(piece.plan)
+                else:
+                    self._decode(piece, data, [view for _, view in rooms[low : low + piece.hi - piece.lo]])
+
+        with lane.stage("decode"):
+            threads.crew.run(drain, min(len(pieces), self._n_threads()))
+        with lane.stage("transfer"):
+            memories, address = image.send(np.array([first for first, _ in rooms]))
+        address[~present] = 0
+        return Staged.of_decoded(memories, address, np.full(len(rooms), self._chunk_nbytes))
+
+    def _pieces(self, plan: ReadPlan, first: int) -> list[Piece]:
+        """Return the rows of a plan from `first` on, as pieces of one request each."""
+        if plan.spec.index is None:
+            return [Piece.of(plan, row, row + 1) for row in range(first, len(plan.offset))]
+        # How long requests should be that are under way elsewhere, their latency tells.
+        at_once = self._most if self._source.is_remote else self._at_once
+        return [
+            Piece.of(plan, lo, min(lo + at_once, part.hi))
+            for part in parts(plan, self._source.rule, first)
+            for lo in range(part.lo, part.hi, at_once)
+        ]
+
+    def _decode(self, piece: Piece, data: memoryview, views: Sequence[memoryview]) -> None:
+        """Decode the chunks of a piece, each to memory of its own."""
+        plan = piece.plan
+        for row, view in zip(range(piece.lo, piece.hi), views, strict=True):
+            first = int(plan.offset[row]) - piece.first
+            encoded = data if plan.spec.index is None else data[first : first + int(plan.nbytes[row])]
+            try:
+                self._decode_chunk(encoded, view)
+            except FrameError as err:
+                raise corrupt_chunk(plan, row, str(err)) from err
+
+    def _decode_chunk(self, encoded: memoryview, decoded: memoryview) -> None:
+        codec = self._codec
+        try:
+            codec.into(encoded, decoded)
+        except FrameError:
+            if not codec.streams:
+                raise
+            codec.from_stream(MemoryStream(encoded), decoded)  # says what is wrong as it is said of the device's chunks
+
+
+def n_rows(pieces: Iterable[Piece]) -> int:
+    """Return the chunks of pieces."""
+    return sum(piece.hi - piece.lo for piece in pieces)
+
+
+def _expect(requests: Requests, pieces: Iterable[Piece]) -> None:
+    for piece in pieces:
+        requests.expect(piece.requests())
+
+
+def _halves(piece: Piece) -> tuple[Piece, ...]:
+    first, second = piece.split(max(1, (piece.hi - piece.lo) // 2))
+    return (first,) if second is None else (first, second)
+
+
+def _staging(nbytes: int) -> memoryview:
+    """Return memory of this thread for encoded bytes, valid until the next call."""
+    return memoryview(buffer("staging", nbytes))
+
+
+def _may_be_missing(plan: ReadPlan) -> Literal[False]:
+    """Return that a chunk is not there, or raise: a shard must be, since its index was read."""
+    if plan.spec.index is not None:
+        raise vanished_shard(plan)
+    return False
