@@ -19,6 +19,8 @@ from helpers import blosc_frames, host_kernels, simulated_worker
 from helpers.planted_faults import IDENTITY, Fault, FaultyDevice
 from helpers.simulated_array import SimulatedArray
 from helpers.stores import put
+from hypothesis import given
+from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
@@ -26,10 +28,13 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr import advice
 from xarray_gpuzarr.cache_folder import cache_folder
 from xarray_gpuzarr.cf import Cast
+from xarray_gpuzarr.codecs import FixedScaleOffsetSpec
 from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.cuda.checks import check_all, checked
-from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrWarning
+from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
+from xarray_gpuzarr.decoders.cuda.checks.checked import run_checks
+from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
+from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
 from xarray_gpuzarr.read import StoredArray, read, read_array, read_points, stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
@@ -157,8 +162,12 @@ def test_values_are_right_whatever_is_wrong(fault, name, seed):
         assert decoder.route(array.spec, array.cast).where == "cuda"
         return
     (text,) = told(caught)
-    assert "failed its self-check on NVIDIA Simulator, driver 580.1, CuPy 14.2.0, nvCOMP 6.0.0" in text
     route = decoder.route(array.spec, array.cast)
+    if fault.kind == "memory":
+        assert text.startswith("there is no memory to check")
+        assert route.where == "cuda"  # once there is
+        return
+    assert "failed its self-check on NVIDIA Simulator, driver 580.1, CuPy 14.2.0, nvCOMP 6.0.0" in text
     assert route.where == "host, then one copy to the device"
     assert "failed its self-check on NVIDIA Simulator" in route.why
 
@@ -278,6 +287,122 @@ def test_all_checks_go_on_behind_one_that_fails():
     assert {name for name, answer in answers.items() if not answer.passed} == {"lz4", "blosc lz4"}
 
 
+def test_memory_that_lacks_for_a_moment_costs_nothing_later():
+    array, expected = cases()["lz4"]
+    lacking = []
+    device = FaultyDevice(None, fail_allocations=lambda _: bool(lacking))
+    decoder = CudaDecoder(lambda: device)
+    values(cases()["zstd"][0], decoder)
+    lacking.append(True)
+    with pytest.warns(GpuZarrWarning, match="no memory to check"), pytest.raises(DeviceMemoryError):
+        values(array, decoder)
+    lacking.clear()
+    np.testing.assert_array_equal(values(array, decoder), expected)
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+    assert decoder.why_unusable() is None
+
+
+@pytest.mark.parametrize("kind", ["raise", "hang"])
+def test_a_context_that_is_broken_says_nothing_of_the_device(kind, impatient):
+    array, expected = cases()["lz4"]
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    values(cases()["zstd"][0], decoder)
+    device.plant(Fault("upload", kind))  # as another library's kernel leaves it
+    with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
+        values(array, decoder)
+    device.released.set()
+    sound = FaultyDevice(None)
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: sound)), expected)
+    assert sound.calls["nvcomp"] > 1  # it was checked: nothing was remembered
+    sound.check()
+
+
+@pytest.mark.parametrize("error", [MemoryError("no pages"), OSError("no file"), ImportError("no module")])
+def test_what_is_no_error_of_the_device_is_not_remembered(error):
+    array, expected = cases()["lz4"]
+    device = FaultyDevice(None)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(trial.Trial, "by_device", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.warns(GpuZarrWarning, match=str(error)):
+        np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
+    patch.undo()
+    decoder = CudaDecoder(lambda: device)
+    np.testing.assert_array_equal(values(array, decoder), expected)
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+
+
+def test_threads_that_cannot_start_leave_it_to_the_host():
+    array, expected = cases()["lz4"]
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+
+    class NoThread:
+        def __init__(self, **_):
+            pass
+
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(checked.threading, "Thread", NoThread)
+    with pytest.warns(GpuZarrWarning, match="can't start new thread"):
+        np.testing.assert_array_equal(values(array, decoder), expected)
+    patch.undo()
+    np.testing.assert_array_equal(values(array, decoder), expected)
+    assert device.calls["nvcomp"]
+
+
+@given(
+    scale=st.sampled_from([1, 2, 0.1, 1000, -3]),
+    offset=st.sampled_from([0, -1000.0, 1000, 0.5, -1]),
+    decoded=st.sampled_from(["u1", "<u2", "<i2", ">i4", "<f4", "<f8"]),
+    encoded=st.sampled_from(["u1", "<u2", "<i4", "<f8"]),
+)
+def test_filters_of_any_numbers_are_checked_by_their_kernel(scale, offset, decoded, encoded):
+    spec = FixedScaleOffsetSpec(decoded=decoded, encoded=encoded, scale=scale, offset=offset)
+    (answer,) = run_checks(FaultyDevice(None), [elements(spec)])
+    assert answer.found == ""
+
+
+FIELDS = {"name": "N", "uuid": "u", "compute_capability": "9.0", "driver": "1", "versions": {"nvCOMP": "6"}}
+ODD = {
+    "deep": "[" * 200_000,
+    "versions that are a list": {"identity": FIELDS | {"versions": ["6"]}, "checks": {"zstd": "no"}},
+    "versions that are numbers": {"identity": FIELDS | {"versions": {"nvCOMP": 6}}, "checks": {"zstd": "no"}},
+    "a list for a name": {"identity": FIELDS | {"uuid": ["u"]}, "checks": {"zstd": "no"}},
+    "no text found": {"identity": FIELDS, "checks": {"zstd": None}},
+    "another field": {"identity": FIELDS | {"more": "x"}, "checks": {"zstd": "no"}},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_passed_over(name):
+    cache_folder().mkdir(parents=True)
+    said = ODD[name]
+    text = said if isinstance(said, str) else json.dumps({"made of": remembered._made_of(), **said})
+    (cache_folder() / "checks-0.json").write_text(text)
+    assert list(remembered.of_this_package()) == []
+    array, _ = cases()["zstd"]
+    assert CudaDecoder(lambda: FaultyDevice(None)).route(array.spec, array.cast).where == "cuda"
+
+
+def test_what_is_no_file_is_passed_over():
+    cache_folder().mkdir(parents=True)
+    os.mkfifo(cache_folder() / "checks-0.json")
+    (cache_folder() / "checks-1.json").mkdir()
+    assert list(remembered.of_this_package()) == []
+
+
+def test_a_folder_that_cannot_be_is_passed_over(monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", "x" * 5000)
+    array, expected = cases()["zstd"]
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+    np.testing.assert_array_equal(values(array, decoder), expected)
+
+
 def test_points_are_checked_by_themselves():
     device = FaultyDevice(Fault("points", "bytes"))
     decoder = CudaDecoder(lambda: device)
@@ -315,6 +440,15 @@ def test_auto_takes_the_host_if_the_gpu_cannot_copy(chunks, opened):
     np.testing.assert_array_equal(block, VALUES[3:25])
     if chunks is not None:
         assert type(dataset["a"].data._meta) is np.ndarray
+
+
+def test_auto_takes_the_host_if_a_check_breaks_the_gpu(opened):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GpuZarrWarning)
+        dataset = opened(Fault("upload", "raise", first=8))
+        block = dataset["a"].compute().data
+    assert type(block) is np.ndarray
+    np.testing.assert_array_equal(block, VALUES)
 
 
 def test_auto_takes_the_gpu_if_it_can_copy(opened):

@@ -1,6 +1,7 @@
 """Chunks that the host decodes as well: what differs is noticed, and the right values are returned."""
 
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ from xarray_gpuzarr import advice
 from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, shadows
-from xarray_gpuzarr.errors import CorruptChunkError, GpuZarrWarning, OptionError
+from xarray_gpuzarr.decoders.cuda.direct import DirectStager
+from xarray_gpuzarr.errors import CorruptChunkError, DeviceMemoryError, GpuZarrWarning, OptionError
 from xarray_gpuzarr.read import StoredArray, read, stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
@@ -33,7 +35,7 @@ def fresh(tmp_path, monkeypatch):
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(advice, "_given", set())
-    monkeypatch.setattr(shadows, "_chosen", set())
+    monkeypatch.setattr(shadows, "_compared", set())
 
 
 @pytest.fixture
@@ -46,9 +48,9 @@ def verify(monkeypatch):
     return use
 
 
-def stored(store=None, **options) -> StoredArray:
+def stored(store=None, path=None, **options) -> StoredArray:
     options = {"chunks": (5, 10), "shards": (20, 30), "compressors": ZstdCodec()} | options
-    return stored_array(zarr.create_array({} if store is None else store, data=VALUES, **options))
+    return stored_array(zarr.create_array({} if store is None else store, name=path, data=VALUES, **options))
 
 
 def values(array, decoder, selection=...):
@@ -101,6 +103,21 @@ def test_the_first_chunk_of_each_array_is_verified_once(verify):
     assert n_verified == [1, 1, 0, 0]
 
 
+@pytest.mark.parametrize("number", range(2, 8))
+def test_the_first_chunk_is_verified_although_memory_is_short(number, verify):
+    verify("first")
+    array, device = stored(), FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    values(stored(path="another"), decoder)
+    countdown = iter(range(number, 0, -1))
+    device._fail_allocations = lambda _: next(countdown, 0) == 1
+    n_verified = 0
+    for _ in range(2):
+        with suppress(DeviceMemoryError):
+            n_verified += counted(lambda: values(array, decoder))[1]
+    assert n_verified == 1
+
+
 def test_a_share_of_chunks_is_verified(verify):
     verify(0.5)
     device = FaultyDevice(None)
@@ -122,7 +139,7 @@ def test_the_default_verifies_on_architectures_that_nobody_has_seen(verify, monk
     device, trusted = FaultyDevice(None), SimulatedDevice()
     assert counted(lambda: values(stored(), CudaDecoder(lambda: device)))[1] == 1
     assert counted(lambda: values(stored(), CudaDecoder(lambda: trusted)))[1] == 0
-    monkeypatch.setattr(shadows, "_chosen", set())
+    monkeypatch.setattr(shadows, "_compared", set())
     monkeypatch.setattr(shadows, "SEEN_ARCHITECTURES", {"9.0"})
     assert counted(lambda: values(stored(), CudaDecoder(lambda: device)))[1] == 0
 
@@ -231,6 +248,24 @@ def test_files_that_the_device_reads_are_verified(verify, tmp_path):
         np.testing.assert_array_equal(values(array, decoder), VALUES)
 
 
+def test_a_file_that_is_rewritten_meanwhile_is_no_difference(verify, tmp_path, monkeypatch):
+    verify("all")
+    written = zarr.create_array(LocalStore(tmp_path / "a"), data=VALUES, chunks=(60, 30), compressors=ZstdCodec())
+    array = stored_array(written, None, "gds")
+    device = FaultyDevice(None, reads_files=True)
+    decoder = CudaDecoder(lambda: device)
+    shadowed = DirectStager._shadowed
+
+    def rewriting(*args):
+        written[...] = VALUES + 1
+        return shadowed(*args)
+
+    monkeypatch.setattr(DirectStager, "_shadowed", rewriting)
+    found, n_verified, n_different = counted(lambda: values(array, decoder))
+    assert (n_verified, n_different) == (1, 0)
+    np.testing.assert_array_equal(found, VALUES)
+
+
 @given(
     share=st.sampled_from(["first", "all", 0.3]),
     rows=st.slices(60),
@@ -241,7 +276,7 @@ def test_files_that_the_device_reads_are_verified(verify, tmp_path):
 def test_reads_that_verify_everything_are_right(share, rows, kind, fault, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(in_force, "options", ResourceOptions(**SMALL, verify="all" if fault else share))
-        patch.setattr(shadows, "_chosen", set())
+        patch.setattr(shadows, "_compared", set())
         array, device = stored(**KINDS[kind]), FaultyDevice(None, seed)
         decoder = CudaDecoder(lambda: device)
         values(array, decoder, np.s_[:1])

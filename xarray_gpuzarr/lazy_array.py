@@ -6,6 +6,7 @@ Pickles to little more than its metadata and holds no file, stream or pool, so i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from xarray_gpuzarr import registration as _registration  # of `.gpuzarr`, where arrays are unpickled  # noqa: F401
-from xarray_gpuzarr.decoders import Decoder, Device, Route, decoder_for, usable
+from xarray_gpuzarr.decoders import Decoder, Device, Route, by_usable, decoder_for
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
 
@@ -55,11 +56,10 @@ class LazyArray(BackendArray):
 
     def meta(self) -> Any:
         """Return a zero-length array of the kind that reads give. No I/O."""
-        return self._decoder.empty((0,) * self.ndim, self.dtype)
+        return self._by(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
 
-    @property
-    def _decoder(self) -> Decoder:
-        return usable(decoder_for(self.device), or_host=self.or_host)
+    def _by(self, read: Callable[[Decoder], Any]) -> Any:
+        return by_usable(decoder_for(self.device), read, or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         # xarray's explicit_indexing_adapter is not needed, and fails on empty slices with a negative step.
@@ -70,10 +70,10 @@ class LazyArray(BackendArray):
         return await asyncio.to_thread(self.__getitem__, key)
 
     def _outer(self, key: tuple[Any, ...]) -> Any:
-        return read(self.stored, key, self._decoder)
+        return self._by(lambda decoder: read(self.stored, key, decoder))
 
     def _points(self, key: tuple[Any, ...]) -> Any:
-        return read_points(self.stored, key, self._decoder)
+        return self._by(lambda decoder: read_points(self.stored, key, decoder))
 
 
 def find_lazy_array(data: object) -> LazyArray | None:

@@ -18,7 +18,7 @@ import zarr
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.counted_read import CountedPlans
 from xarray_gpuzarr.counters import counters
-from xarray_gpuzarr.decoders import Decoder, Route, decoder_for, resolve_storage, usable
+from xarray_gpuzarr.decoders import Decoder, Route, by_usable, decoder_for, resolve_storage
 from xarray_gpuzarr.decoders.base import FileReader
 from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError, StoreReadError
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
@@ -286,5 +286,5 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
            [ 8, 11]])
     """
     way = resolve_storage(storage, device)
-    decoder = usable(decoder_for(device), or_host=device == "auto")
-    return read(stored_array(array, storage=way), ... if selection is None else selection, decoder)
+    stored, wanted = stored_array(array, storage=way), ... if selection is None else selection
+    return by_usable(decoder_for(device), lambda decoder: read(stored, wanted, decoder), or_host=device == "auto")

@@ -32,8 +32,10 @@ def _plain(name: str, codecs: list[numcodecs.abc.Codec], lengths: tuple[int, ...
         ("zeros", ODD),
         ("waves", 1),
     )
-    for codec in codecs:
+    for number, codec in enumerate(codecs):
         for kind, nbytes in contents:
+            if nbytes == LONG and number % 3 != 1:  # one is enough, and takes memory
+                continue
             frame = bytes(codec.encode(content(kind, nbytes)))
             writer = f"numcodecs {numcodecs.__version__}: {codec}"
             yield name, KnownFrame(writer=writer, content=kind, nbytes=nbytes, frame=frame)

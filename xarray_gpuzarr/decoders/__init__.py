@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import cast, get_args
 
@@ -21,11 +22,11 @@ __all__ = [
     "Decoder",
     "Device",
     "Route",
+    "by_usable",
     "decoder_for",
     "missing_for_cuda",
     "resolve_device",
     "resolve_storage",
-    "usable",
 ]
 
 _CUDA_NEEDS = {
@@ -188,15 +189,23 @@ def decoder_for(device: str) -> Decoder:
     return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
 
 
-def usable(decoder: Decoder, *, or_host: bool) -> Decoder:
-    """Return a decoder, or the host's if its device cannot even copy.
+def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
+    """Return what `read` does with a decoder, or with the host's if its device cannot even copy.
 
     Parameters
     ----------
     decoder : Decoder
+    read : callable
+        Called again with the host's decoder if the device breaks meanwhile.
     or_host : bool
         Whether the host will do, as with ``"auto"``. Asking the device starts it.
     """
-    if or_host and isinstance(decoder, SelfChecking) and decoder.why_unusable() is not None:
-        return decoder_for("host")
-    return decoder
+    if not or_host or not isinstance(decoder, SelfChecking):
+        return read(decoder)
+    if decoder.why_unusable() is None:
+        try:
+            return read(decoder)
+        except DeviceUnavailableError:
+            if decoder.why_unusable() is None:
+                raise
+    return read(decoder_for("host"))

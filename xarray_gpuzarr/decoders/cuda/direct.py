@@ -23,6 +23,7 @@ from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.image import download_pageable
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staging import Flags, Staged, Stager
 from xarray_gpuzarr.decoders.cuda.streams import (
@@ -154,15 +155,22 @@ class DirectStager(Stager):
             streams=streams,
             filters=filters,
             encoded=ready,
-            shadows=self._shadowed(pieces, ready),
+            shadows=self._shadowed(pieces, ready, address, nbytes),
         )
         doubtful = np.flatnonzero(present & ~ready)
         return self._with_decoded(staged, pieces, doubtful) if len(doubtful) else staged
 
-    def _shadowed(self, pieces: Sequence[Piece], ready: Flags) -> Shadows:
-        """Fetch chosen chunks to the host, too, and decode them."""
+    def _shadowed(
+        self, pieces: Sequence[Piece], ready: Flags, address: npt.NDArray[np.uint64], nbytes: Column
+    ) -> Shadows:
+        """Bring the bytes of chosen chunks to the host, too, and decode them: files may be other ones by now."""
         chosen = NO_ROWS if self._choice is None else self._choice.of(np.flatnonzero(ready))
-        return self._shadows(pieces, chosen, self._fetch_again(pieces, chosen)) if len(chosen) else NO_SHADOWS
+        if not len(chosen):
+            return NO_SHADOWS
+        encoded = [
+            memoryview(download_pageable(self._lane, int(address[row]), int(nbytes[row]))) for row in chosen.tolist()
+        ]
+        return self._shadows(pieces, chosen, encoded)
 
     def _read(self, ranges: Sequence[_Range], memory: DeviceMemory, done: list[int]) -> None:
         """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`.

@@ -119,6 +119,19 @@ class Room:
             copy_bytes(data, view)
 
 
+def download_pageable(lane: Lane, start: int, nbytes: int) -> Bytes:
+    """Return a copy of device memory in ordinary host memory, made on the `copy` stream; waits for it."""
+    copied = np.empty(nbytes, np.uint8)
+    for first in range(0, nbytes, lane.options.slot_nbytes):
+        part = copied[first : first + lane.options.slot_nbytes]
+        slot = lane.lend_slot(len(part))
+        lane.api.download(slot.array[: len(part)], Address(start + first), lane.copy)
+        lane.api.synchronize(lane.copy)
+        part[:] = slot.array[: len(part)]
+        slot.give_back(lane.copy)
+    return copied
+
+
 def upload_pageable(lane: Lane, to: int, runs: Sequence[memoryview]) -> None:
     """Copy runs of ordinary host memory to the device, each at a multiple of 16 bytes, through pinned slots."""
     for run in runs:

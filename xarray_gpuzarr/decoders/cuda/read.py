@@ -99,6 +99,7 @@ class Read:
         )
         self._n_chunks = target.n_chunks
         self._stager = stager_for(lane, source, spec, chain=chain, choice=choice)
+        self._choice = choice
         self._share: HostShare | None = None
         self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.first)
         self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
@@ -288,6 +289,8 @@ class Read:
         """Look at what the host has decoded as well; the host decodes the doubtful chunks again anyway."""
         different = np.setdiff1d(receipt.different(), doubtful)
         counters.add(n_verified=len(receipt.shadows), n_different=len(different))
+        if self._choice is not None:
+            self._choice.compared()
         if len(different):
             raise different_values(*row_of(batch.pieces, int(different[0])))
 

@@ -6,7 +6,7 @@ chunks are chosen is a setting, `ResourceOptions.verify`.
 
 from __future__ import annotations
 
-import threading
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -50,9 +50,8 @@ def join_shadows(parts: list[Shadows], n_chunks: list[int]) -> Shadows:
     return Shadows(rows=np.concatenate(rows), crc=np.concatenate([part.crc for part in parts]))
 
 
-_chosen: set[ArraySpec] = set()
-"""Arrays of which this process has chosen a first chunk."""
-_lock = threading.Lock()
+_compared: set[ArraySpec] = set()
+"""Arrays of which this process has compared a chunk."""
 
 
 class Choice:
@@ -68,19 +67,25 @@ class Choice:
         self._spec = spec
         self._is_for_first = verify == "first"
         self._share = float(verify == "all") if isinstance(verify, str) else verify
-        self._random = np.random.default_rng()
+        self._is_asked = False
 
     def of(self, rows: Rows) -> Rows:
         """Return those of some chunks that are to be decoded by the host as well."""
         if self._is_for_first:
-            return rows[: self._is_first()] if len(rows) else rows
+            if self._is_asked or not len(rows) or self._spec in _compared:
+                return rows[:0]
+            self._is_asked = True
+            return rows[:1]
         return rows[self._random.random(len(rows)) < self._share]
 
-    def _is_first(self) -> bool:
-        with _lock:
-            is_first = self._spec not in _chosen
-            _chosen.add(self._spec)
-        return is_first
+    def compared(self) -> None:
+        """Note that chunks have been compared, which may not come to be after they were chosen."""
+        if self._is_for_first:
+            _compared.add(self._spec)
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng()
 
 
 def choice_for(spec: ArraySpec, verify: Verify | None, identity: DeviceIdentity | None) -> Choice | None:

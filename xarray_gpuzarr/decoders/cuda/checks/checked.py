@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Literal
 
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cf import Cast
@@ -24,13 +25,19 @@ from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of, usual_checks
 from xarray_gpuzarr.decoders.cuda.checks.trial import WrongAnswerError
-from xarray_gpuzarr.errors import DeviceMemoryError, GpuZarrError
+from xarray_gpuzarr.errors import CudaError, GpuZarrError
 from xarray_gpuzarr.metadata import ArraySpec
 
 PATIENCE_S = 60.0
 """From when on a check counts as one that never ends: kernels are built meanwhile, some seconds each."""
-_LEAN = ResourceOptions(slot_nbytes=2**20, n_slots=2, scratch_nbytes=2**26)
 _LESS_PATIENCE_S = 5.0
+_TICK_S = 0.25
+"""Patience is counted in ticks, so that a process that was stopped for hours has lost one of them."""
+_LEAN = ResourceOptions(slot_nbytes=2**18, n_slots=2, scratch_nbytes=2**26)
+
+About = Literal["device", "process", "moment"]
+"""What a failure says something about: the device, for good; this process, whose context may be broken; or only this
+moment, in which memory does not suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +50,7 @@ class Answer:
     seconds: float
     nbytes: int
     """Bytes that were compared."""
-    lasts: bool = True
-    """Whether it says something about the device, rather than about this moment: memory may not suffice now."""
+    about: About = "device"
 
     @property
     def passed(self) -> bool:
@@ -68,11 +74,16 @@ class CheckedDevice:
 
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to this device; None if something can."""
-        return self._first_failure((COPIES,))
+        why, _ = self._first_failure((COPIES,))
+        return why
 
     def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
         """Say why the device is not to decode an array, though it should be able to; runs what nobody has run yet."""
-        return self._first_failure(checks_of(spec, cast, points=points))
+        why, moment = self._first_failure(checks_of(spec, cast, points=points))
+        if why is None and moment is not None:
+            _advise_of_memory(moment)
+            return moment.found
+        return why
 
     def known_failure(self, spec: ArraySpec, cast: Cast) -> str | None:
         """Say why the device is not to decode boxes of an array, as far as it is known; runs nothing."""
@@ -82,39 +93,66 @@ class CheckedDevice:
         known = self._found or remembered.load(identity)
         return _failure(checks_of(spec, cast, points=False), known, identity)
 
-    def _first_failure(self, checks: Sequence[Check]) -> str | None:
+    def _first_failure(self, checks: Sequence[Check]) -> tuple[str | None, Answer | None]:
+        """Say what has failed, or is not known because of this moment."""
         identity = self.api.identity
         if identity is None:
-            return None
-        found = self._found
+            return None, None
+        found, moment = self._found, None
         if any(check.name not in found for check in checks):
             with self._lock:
-                self._find_out(checks, identity)
+                moment = self._find_out(checks, identity)
         why = _failure(checks, found, identity)
-        if why is None:
-            return None
-        advise(
-            f"self-check: {why}",
-            "the GPU has failed a self-check; what needs it is decoded on the host",
-            found=why,
-            do="run gpuzarr doctor, which checks again, and report what gpuzarr doctor --report prints",
-        )
-        return why
+        if why is not None:
+            _advise(why)
+        return why, moment
 
-    def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> None:
-        """Run what is not known yet, up to the first failure; does nothing if a failure is known."""
+    def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> Answer | None:
+        """Run what is not known yet, up to the first failure, unless one is known; return one of this moment only."""
         found = self._found
         if not self._is_loaded:
             found.update(remembered.load(identity))
             self._is_loaded = True
         todo = [check for check in checks if check.name not in found]
         if not todo or any(found.get(check.name) for check in checks):
-            return
+            return None
         answers = list(run_checks(self.api, todo, until_failure=True))
-        found.update((answer.name, answer.found) for answer in answers)
-        remembered.save(identity, {answer.name: answer.found for answer in answers if answer.lasts})
-        if not answers[-1].passed and found[COPY] == "":  # does the device still do anything?
-            found.update((answer.name, answer.found) for answer in run_checks(self.api, [COPIES]))
+        lasting = {answer.name: answer.found for answer in answers if answer.about == "device"}
+        failed = answers[-1] if not answers[-1].passed else None
+        if failed is not None and failed.about != "moment":
+            found[failed.name] = failed.found
+            if not self._still_copies(failed):  # then the context is broken, perhaps by others, and nothing was learnt
+                lasting.pop(failed.name, None)
+        found.update((answer.name, "") for answer in answers if answer.passed)
+        remembered.save(identity, lasting)
+        return failed if failed is not None and failed.about == "moment" else None
+
+    def _still_copies(self, failed: Answer) -> bool:
+        """Say whether the device can be used behind a check that has failed; if not, note it down for this process."""
+        if failed.name == COPY:
+            return True
+        (answer,) = run_checks(self.api, [COPIES])
+        if not answer.passed and answer.about != "moment":
+            self._found[COPY] = answer.found
+        return answer.passed
+
+
+def _advise(why: str) -> None:
+    advise(
+        f"self-check: {why}",
+        "the GPU has failed a self-check; what needs it is decoded on the host",
+        found=why,
+        do="run gpuzarr doctor, which checks again, and report what gpuzarr doctor --report prints",
+    )
+
+
+def _advise_of_memory(answer: Answer) -> None:
+    advise(
+        f"memory for the self-check of {answer.name}",
+        f"there is no memory to check {answer.name}; what needs it is decoded on the host until there is",
+        found=answer.found,
+        do="free memory of the GPU, or of the host if that is what is missing; nothing if this goes away",
+    )
 
 
 def remembered_failure(spec: ArraySpec, cast: Cast) -> str | None:
@@ -145,7 +183,7 @@ def check_all(api: DeviceApi) -> Iterator[Answer]:
     """
     assert api.identity is not None
     for answer in run_checks(api, tuple({check.name: check for check in usual_checks()}.values())):
-        if answer.lasts:
+        if answer.about == "device":
             remembered.save(api.identity, {answer.name: answer.found})
         yield answer
 
@@ -169,22 +207,32 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
     while left:
         answers: SimpleQueue[Answer] = SimpleQueue()
         run = partial(_run, api, list(left), answers, until_failure=until_failure)
-        threading.Thread(target=run, daemon=True, name="self-check").start()
-        has_failed = False
-        while left and not (until_failure and has_failed):
+        try:
+            threading.Thread(target=run, daemon=True, name="self-check").start()
+        except RuntimeError as error:  # the system has no more threads
+            yield Answer(name=left[0].name, found=str(error), seconds=0.0, nbytes=0, about="moment")
+            return
+        while left:
             check = left.pop(0)
-            try:
-                answer = answers.get(timeout=patience_s)
-            except Empty:
+            answer = _within(answers, patience_s)
+            if answer is None:
                 found = f"no end after {patience_s:g} s"
-                yield Answer(name=check.name, found=found, seconds=patience_s, nbytes=0)
+                yield Answer(name=check.name, found=found, seconds=patience_s, nbytes=0, about=_about(check))
                 patience_s = min(patience_s, _LESS_PATIENCE_S)
-                has_failed = True
                 break
             yield answer
-            has_failed = not answer.passed
-        if until_failure and has_failed:
+            if until_failure and not answer.passed:
+                return
+        if until_failure:
             return
+
+
+def _within(answers: SimpleQueue[Answer], seconds: float) -> Answer | None:
+    """Return the next answer; None if there is none for so many seconds in which this process runs."""
+    for _ in range(round(seconds / _TICK_S)):
+        with suppress(Empty):
+            return answers.get(timeout=_TICK_S)
+    return None
 
 
 def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[Answer], *, until_failure: bool) -> None:
@@ -208,17 +256,28 @@ def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[Answer], 
 
 def _answer(check: Check, run: Callable[[Check], int]) -> Answer:
     """Run a check; once more if memory does not suffice, which may be another's."""
-    start, nbytes, lasts = time.perf_counter(), 0, True
+    start, nbytes, found = time.perf_counter(), 0, ""
+    about: About = "device"
     try:
         try:
             nbytes = run(check)
-        except DeviceMemoryError:
+        except MemoryError:
             nbytes = run(check)
-        found = ""
-    except DeviceMemoryError as error:
-        found, lasts = f"DeviceMemoryError: {error.found}", False
     except WrongAnswerError as error:
         found = str(error)
-    except Exception as error:  # noqa: BLE001  # whatever a device may do, what needs this goes to the host
-        found = f"{type(error).__name__}: {error.found if isinstance(error, GpuZarrError) else error}"
-    return Answer(name=check.name, found=found, seconds=time.perf_counter() - start, nbytes=nbytes, lasts=lasts)
+    except MemoryError as error:  # of the device or of the host
+        found, about = _said(error), "moment"
+    except CudaError as error:
+        found, about = _said(error), _about(check)
+    except Exception as error:  # noqa: BLE001  # whatever may go wrong, what needs this goes to the host
+        found, about = _said(error), "process"
+    return Answer(name=check.name, found=found, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
+
+
+def _about(check: Check) -> About:
+    """Say what an error of CUDA, or no end, is about: where not even copies can be made, the context may be broken."""
+    return "process" if check.name == COPY else "device"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error.found if isinstance(error, GpuZarrError) else error}"

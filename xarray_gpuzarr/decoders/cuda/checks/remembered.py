@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
+from uuid import uuid4
 
 from xarray_gpuzarr.cache_folder import cache_folder
 from xarray_gpuzarr.cuda.api import DeviceIdentity
@@ -31,7 +31,7 @@ def save(identity: DeviceIdentity, outcomes: Outcomes) -> None:
     """Remember outcomes, beside those that other processes have found meanwhile."""
     path = _path(identity)
     document = {"made of": _made_of(), "identity": _fields(identity), "checks": {**_read(path)[1], **outcomes}}
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps(document, indent=1) + "\n")
@@ -44,9 +44,9 @@ def save(identity: DeviceIdentity, outcomes: Outcomes) -> None:
 def of_this_package() -> Iterator[tuple[DeviceIdentity, Outcomes]]:
     """Yield each GPU of this machine that is remembered as it was last used, and what was found of it."""
     found: dict[str, tuple[float, DeviceIdentity, Outcomes]] = {}
-    for path in cache_folder().glob("checks-*.json"):
-        identity, outcomes = _read(path)
-        with suppress(OSError):
+    with suppress(OSError):
+        for path in cache_folder().glob("checks-*.json"):
+            identity, outcomes = _read(path)
             changed = path.stat().st_mtime
             if identity is not None and changed > found.get(identity.uuid, (0.0,))[0]:
                 found[identity.uuid] = changed, identity, outcomes
@@ -57,13 +57,15 @@ def of_this_package() -> Iterator[tuple[DeviceIdentity, Outcomes]]:
 def _read(path: Path) -> tuple[DeviceIdentity | None, Outcomes]:
     """Return what a file is about, and the outcomes in it; nothing if they are not of this version."""
     try:
-        document = json.loads(path.read_text())
-        if document["made of"] != _made_of():
-            return None, {}
-        checks = {str(name): str(found) for name, found in document["checks"].items()}
-        return DeviceIdentity(**document["identity"]), checks
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        document = json.loads(path.read_text()) if path.is_file() else {}
+        checks, fields = document["checks"], document["identity"]
+        identity = DeviceIdentity(**fields)
+        texts = [*checks.values(), *fields["versions"].values(), *(v for k, v in fields.items() if k != "versions")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None, {}
+    if document.get("made of") != _made_of() or not all(isinstance(text, str) for text in texts):
+        return None, {}
+    return identity, checks
 
 
 def _path(identity: DeviceIdentity) -> Path:

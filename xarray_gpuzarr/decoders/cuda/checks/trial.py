@@ -5,6 +5,7 @@ The chunks are those of a made-up array, one shard of it, whose bytes lie at odd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.codecs import CodecPipeline
 from xarray_gpuzarr.cuda.api import Address, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.image import download_pageable
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.fetch import Allocate, MemoryStream, Pending, PendingObjects, PendingStream, Storage
@@ -107,13 +109,8 @@ class Trial:
 
 def download(lane: Lane, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return a copy of device memory that everything has been written to."""
-    values = np.empty(shape, dtype)
-    slot = lane.lend_slot(max(1, values.nbytes))
-    lane.api.download(slot.array[: values.nbytes], start, lane.copy)
-    lane.api.synchronize(lane.copy)
-    values.reshape(-1).view(np.uint8)[:] = slot.array[: values.nbytes]
-    slot.give_back(lane.copy)
-    return values
+    nbytes = math.prod(shape) * dtype.itemsize
+    return download_pageable(lane, start, nbytes).view(dtype).reshape(shape)
 
 
 def sent(lane: Lane, data: bytes) -> DeviceMemory:
