@@ -63,7 +63,7 @@ def test_a_device_says_what_it_is(fake, native, monkeypatch):
     monkeypatch.setattr(native.NativeDevice, "nvcomp", SimpleNamespace(version="6.0.0"))
     device, _ = make(native)
     identity = device.identity
-    assert (identity.name, identity.uuid) == ("NVIDIA H200", "000102030405060708090a0b0c0d0e0f")
+    assert (identity.name, identity.uuid) == ("NVIDIA H200", "000102030405060708090a0b0c0d0e0f at 0000:01:00.0")
     assert (identity.compute_capability, identity.driver) == ("9.0", "580.65.06")
     assert dict(identity.versions) == {"CuPy": "14.2.0", "RMM": "26.10.0", "nvCOMP": "6.0.0", "CUDA": "13.0"}
 

@@ -188,6 +188,17 @@ def test_the_next_process_remembers(fault, name, monkeypatch):
     assert device.calls["nvcomp"] == 0
 
 
+def test_checks_do_not_care_which_stream_the_caller_works_on(monkeypatch):
+    device = FaultyDevice(None)
+
+    def refused():
+        raise DeviceUnavailableError("no such stream", tried="a read", found="ptds", do="use another")
+
+    monkeypatch.setattr(device, "consumer_stream", refused)
+    assert [answer.found for answer in check_all(device) if not answer.passed] == []
+    device.check()
+
+
 def test_what_does_not_need_it_stays_on_the_device():
     device = FaultyDevice(Fault("Zstd", "bytes"))
     decoder = CudaDecoder(lambda: device)

@@ -16,7 +16,7 @@ def test_the_device_says_what_it_is():
     identity = native_device().identity
     assert identity.name.startswith(("NVIDIA", "Tesla", "GeForce", "Quadro"))
     assert float(identity.compute_capability) >= 7.5
-    assert len(identity.uuid) == 32
+    assert " at " in identity.uuid
     assert all(identity.versions.values())
 
 

@@ -140,6 +140,7 @@ class FakeCuda:
             memcpyAsync=self.call("memcpyAsync"),
             getDevice=self.call("getDevice", lambda: self.current_device),
             getDeviceProperties=self.call("getDeviceProperties", lambda _: dict(PROPERTIES)),
+            deviceGetPCIBusId=self.call("deviceGetPCIBusId", lambda _: "0000:01:00.0"),
             driverGetVersion=self.call("driverGetVersion", lambda: 13020),
             runtimeGetVersion=self.call("runtimeGetVersion", lambda: 13000),
             memGetInfo=self.call("memGetInfo", lambda: (300, 1000)),

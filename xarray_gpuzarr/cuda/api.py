@@ -52,6 +52,7 @@ class DeviceIdentity:
     name: str
     """Such as ``"NVIDIA H200"``."""
     uuid: str
+    """What tells it from others of its name: its place, and its UUID as far as CuPy gives it, up to a byte of 0."""
     compute_capability: str
     """Such as ``"9.0"``."""
     driver: str

@@ -98,19 +98,19 @@ class NativeDevice:
     @cuda_call("cudaGetDeviceProperties")
     def identity(self) -> DeviceIdentity:
         """What the device is, with its driver and libraries."""
-        properties = cupy.cuda.runtime.getDeviceProperties(self.index)
-        major, minor = divmod(cupy.cuda.runtime.driverGetVersion(), 1000)
-        runtime = cupy.cuda.runtime.runtimeGetVersion()
+        runtime = cupy.cuda.runtime
+        properties, version = runtime.getDeviceProperties(self.index), runtime.runtimeGetVersion()
+        major, minor = divmod(runtime.driverGetVersion(), 1000)
         return DeviceIdentity(
             name=properties["name"].decode(),
-            uuid=bytes(properties["uuid"]).hex(),
+            uuid=f"{bytes(properties['uuid']).hex()} at {runtime.deviceGetPCIBusId(self.index)}",
             compute_capability=f"{properties['major']}.{properties['minor']}",
             driver=driver_version() or f"of CUDA {major}.{minor // 10}",
             versions={
                 "CuPy": cupy.__version__,
                 "RMM": rmm.__version__,
                 "nvCOMP": self.nvcomp.version,
-                "CUDA": f"{runtime // 1000}.{runtime % 1000 // 10}",
+                "CUDA": f"{version // 1000}.{version % 1000 // 10}",
             },
         )
 

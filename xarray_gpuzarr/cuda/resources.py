@@ -32,12 +32,21 @@ and receipts have a slot for that one, too."""
 
 
 class Lane:
-    """Streams and memory of one thread on one device."""
+    """Streams and memory of one thread on one device.
 
-    def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
+    Parameters
+    ----------
+    api : DeviceApi
+    options : ResourceOptions
+    keeps_results : bool
+        Whether nobody but this lane's `copy` stream looks at results: the array library may work on any stream.
+    """
+
+    def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
         self.api = api
         self.options = options
         self.copy = api.stream()
+        self._consumer = self.copy if keeps_results else None
         self.works = tuple(api.stream() for _ in range(MAX_BATCHES))
         self._returns = api.stream()
         """Runs nothing: results come back on it."""
@@ -100,7 +109,7 @@ class Lane:
         -----
         `stream` does not wait for what the consumer has been given: the memory comes back behind that, and not here.
         """
-        consumer = self.api.consumer_stream()
+        consumer = self._consumer or self.api.consumer_stream()
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), stream)
         array = self.api.array_in(memory, shape, dtype, ResultMemory(memory, consumer, self._returns))
         self._results.append(array)
