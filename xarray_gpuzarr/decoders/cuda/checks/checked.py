@@ -29,7 +29,8 @@ from xarray_gpuzarr.errors import CudaError, GpuZarrError
 from xarray_gpuzarr.metadata import ArraySpec
 
 PATIENCE_S = 120.0
-"""From when on a check counts as one that never ends: kernels are built meanwhile, some seconds each, and longer where many processes begin at once."""
+"""From when on a check counts as one that never ends: kernels are built meanwhile, some seconds each, and longer where
+many processes begin at once."""
 _LESS_PATIENCE_S = 5.0
 _TICK_S = 0.25
 """Patience is counted in ticks, so that a process that was stopped for hours has lost one of them."""
