@@ -2,18 +2,19 @@
 
 import pytest
 
-from xarray_gpuzarr.cuda.device import native_device
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda.checks import check_all
 
+pytestmark = pytest.mark.gpu
 
-def test_every_check_passes():
-    answers = list(check_all(native_device()))
+
+def test_every_check_passes(native):
+    answers = list(check_all(native.native_device()))
     assert {answer.name: answer.found for answer in answers if not answer.passed} == {}
 
 
-def test_the_device_says_what_it_is():
-    identity = native_device().identity
+def test_the_device_says_what_it_is(native):
+    identity = native.native_device().identity
     assert identity.name.startswith(("NVIDIA", "Tesla", "GeForce", "Quadro"))
     assert float(identity.compute_capability) >= 7.5
     assert " at " in identity.uuid
@@ -22,6 +23,3 @@ def test_the_device_says_what_it_is():
 
 def test_the_device_can_be_used():
     assert decoder_for("cuda").why_unusable() is None
-
-
-pytestmark = pytest.mark.gpu
