@@ -11,6 +11,7 @@ import xarray as xr
 import zarr
 from zarr.errors import ZarrUserWarning
 
+import xarray_gpuzarr
 from xarray_gpuzarr import cli
 from xarray_gpuzarr.cli import demo, info, main
 from xarray_gpuzarr.cli.sample import (
@@ -230,6 +231,14 @@ def test_python_m_is_the_same_command(arguments, said):
     )
 
     assert said in done.stdout
+
+
+def test_the_package_has_the_version_that_the_command_tells(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+
+    assert capsys.readouterr().out == f"gpuzarr {xarray_gpuzarr.__version__}\n"
+    assert "__version__" in dir(xarray_gpuzarr)
 
 
 def test_bash_completes_commands(tmp_path):
