@@ -60,11 +60,11 @@ def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
     index_nbytes = 24 * 16 + 4
     on_disk = 2 * (24 * 6 * 8 * 2 + index_nbytes) + Path(path, "t/zarr.json").stat().st_size
     assert lines[0] == f"{path}, group /, Zarr format 3"
-    assert lines[1] == "groups below it: sub (gpuzarr info STORE --group NAME)"
-    assert " ".join(lines[5].split()) == "t int16 → float64 2 shards of 24\u00d76\u00d78 host"
-    assert "48 chunks of 1\u00d76\u00d78" in lines[6]
-    assert "bytes(little)" in lines[7]
-    assert "mask -1, * 0.5, + 3" in lines[8]
+    assert lines[1:3] == ["groups below it (gpuzarr info STORE --group PATH):", "sub  1 array, 64 B"]
+    assert " ".join(lines[6].split()) == "t int16 → float64 2 shards of 24\u00d76\u00d78 host"
+    assert "48 chunks of 1\u00d76\u00d78" in lines[7]
+    assert "bytes(little)" in lines[8]
+    assert "mask -1, * 0.5, + 3" in lines[9]
     assert lines[-5].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
 
 

@@ -84,6 +84,8 @@ def parser() -> argparse.ArgumentParser:
     info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
     info.add_argument("--group", help="path of a group inside the store")
     info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
+    info.add_argument("--all", action="store_true", help="tables of all variables and all groups, however many")
+    info.add_argument("--json", action="store_true", help="print all of it as one JSON document")
     info.set_defaults(run=_run_info)
 
     bench = commands.add_parser("bench", help="compare the readers that are installed on a store of yours")

@@ -24,6 +24,17 @@ def say(*lines: str, console: Console | None = None) -> None:
     (console or Console()).print(Text("\n".join(map(visible, lines))), soft_wrap=True)
 
 
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Write each row on one line, its cells below those of the others as far as they are not very long."""
+    rows = [tuple(map(visible, row)) for row in rows]
+    widths = [min(_WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+_WIDEST = 40
+"""Columns that a cell keeps clear in other rows, at most."""
+
+
 def complain(what: GpuZarrError | Warning | str, kind: type) -> None:
     """Print an error or a warning to standard error, without a traceback; only ours are known to need several lines."""
     lines = str(what).split("\n") if issubclass(kind, GpuZarrError | GpuZarrWarning) else [str(what)]
