@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
     info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
-    info.add_argument("--group", help="path of a group inside the store")
+    info.add_argument("--group", default="", help="path of a group inside the store")
     info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
     info.add_argument("--all", action="store_true", help="tables of all variables and all groups, however many")
     info.add_argument("--json", action="store_true", help="print all of it as one JSON document")

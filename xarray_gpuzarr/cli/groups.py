@@ -1,4 +1,4 @@
-"""The groups below a group: their paths, how many arrays they hold and of how many bytes. Called by ``gpuzarr info``."""
+"""The groups below a group: their paths, how many arrays they hold, how many bytes. Called by ``gpuzarr info``."""
 
 from __future__ import annotations
 

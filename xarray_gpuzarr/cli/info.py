@@ -19,8 +19,9 @@ from xarray_gpuzarr.accessor import DatasetAccessor, Explanation
 from xarray_gpuzarr.accessor.explain import Row, lazy_array_of
 from xarray_gpuzarr.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.opening import open_group
+from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
-from xarray_gpuzarr.cli.terminal import aligned, naming_failures, open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import aligned, open_store, say, table_of
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
 from xarray_gpuzarr.fetch import LocalSource
@@ -53,16 +54,17 @@ class StoreInfo:
     """The variables that this engine reads."""
 
     @classmethod
-    def of(cls, store: str, *, group: str | None, device: str, whole: bool = False) -> Self:
+    def of(cls, address: Address, *, device: str, whole: bool = False) -> Self:
         """Open a group, once: children and variables come from the same metadata, consolidated or not."""
-        with naming_failures(store, f"xarray.open_dataset({store!r}, engine='gpuzarr')"):
-            opened = open_group(store, group=group)
-            dataset = open_store("gpuzarr", store, store=opened, device=device)
+        of_group = f", group={address.group!r}" if address.group else ""
+        with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
+            opened = open_group(address.store, group=address.group or None)
+            dataset = open_store("gpuzarr", address, store=opened, device=device)
             stored = opened.zarr_group
             explained = DatasetAccessor(dataset).explain()
             lazy = ((row, lazy_array_of(dataset.variables[row.variable])) for row in explained.rows)
             return cls(
-                store=store,
+                store=address.store,
                 group=f"/{stored.path}",
                 zarr_format=stored.metadata.zarr_format,
                 is_consolidated=stored.metadata.consolidated_metadata is not None,
@@ -96,7 +98,8 @@ class StoreInfo:
 def run_info(options: argparse.Namespace) -> int:
     """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
     gpu_nbytes = _gpu_nbytes(options.gpu_memory)
-    info = StoreInfo.of(options.store, group=options.group, device=options.device, whole=options.all)
+    address = Address(store=options.store, group=options.group.strip("/"))
+    info = StoreInfo.of(address, device=options.device, whole=options.all)
     if options.json:
         sys.stdout.write(json.dumps(info.as_json(gpu_nbytes), indent=1) + "\n")
         return 0

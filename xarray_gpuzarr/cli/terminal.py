@@ -1,4 +1,4 @@
-"""What all commands do: open a store, say what is wrong with it, print text and tables. Nothing said is markup."""
+"""What all commands do: open a store, print text and tables. Nothing said is markup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from xarray_gpuzarr.accessor.tables import cell, headed_table
-from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError, StoreReadError
+from xarray_gpuzarr.cli.failures import Address, naming_failures
+from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError
 from xarray_gpuzarr.visible_text import visible
 
 
@@ -64,26 +65,11 @@ def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def open_store(engine: str | None, store: str, /, **options: Any) -> xr.Dataset:
+def open_store(engine: str | None, address: Address | str, /, **options: Any) -> xr.Dataset:
     """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
-    with naming_failures(store, f"xarray.open_dataset({store!r}, engine={engine!r})"):
+    store = address if isinstance(address, str) else address.store
+    with naming_failures(address, f"xarray.open_dataset({store!r}, engine={engine!r})"):
         return xr.open_dataset(store, engine=engine, **options)
-
-
-@contextmanager
-def naming_failures(store: str, tried: str) -> Iterator[None]:
-    """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`."""
-    try:
-        yield
-    except GpuZarrError:
-        raise
-    except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
-        raise StoreReadError(
-            f"cannot open '{store}'",
-            tried=tried,
-            found=f"{type(err).__name__}: {err}",
-            do="check the path, and that the packages which this kind of store or file needs are installed",
-        ) from err
 
 
 @contextmanager
