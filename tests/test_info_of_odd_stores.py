@@ -13,7 +13,7 @@ import zarr
 from helpers.s3_server import BUCKET, S3Server
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr.cli import info, main
+from xarray_gpuzarr.cli import info, main, terminal
 from xarray_gpuzarr.lazy_array import LazyArray
 from xarray_gpuzarr.read import stored_array
 
@@ -86,6 +86,42 @@ def test_a_scalar_on_s3(monkeypatch, capsys, tmp_path):
         assert main(["info", url, "--all"]) == 0
 
     assert nbytes_rows(capsys.readouterr().out)["spatial_ref"] == "not counted 8 B 8 B 8 B"
+
+
+def test_storage_options_reach_the_store(capsys, tmp_path):
+    with S3Server() as server:
+        server.check_keys()
+        keys = {"endpoint_url": server.url, "key": server.key_id, "secret": server.secret}
+        options = [f"--storage-options={name}={value}" for name, value in keys.items()]
+        url = f"s3://{BUCKET}/{tmp_path.name}.zarr"
+        xr.Dataset({"field": (("y", "x"), FIELD)}).to_zarr(url, group="g", storage_options=keys)
+
+        assert main(["info", url, *options]) == 0
+        assert "  g  1 array, 192 B" in capsys.readouterr().out.splitlines()
+        assert main(["info", url, *options, "--group", "none"]) == 2
+        out, err = capsys.readouterr()
+
+    assert err.splitlines()[3] == "  do:    name one of the groups in this store: g"
+    assert server.secret not in out + err
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("anon=true", ("anon", True)),
+        ("key=a=b", ("key", "a=b")),
+        ('secret="123"', ("secret", "123")),
+        ('client_kwargs={"region_name": "us-east-1"}', ("client_kwargs", {"region_name": "us-east-1"})),
+        ("token=", ("token", "")),
+    ],
+)
+def test_values_of_storage_options(text, option):
+    assert terminal._storage_option(text) == option
+
+
+@pytest.mark.parametrize("text", ["anon", "=true"])
+def test_storage_options_without_key_or_value(text, capsys):
+    assert_three_lines(capsys, main(["info", "s3://b/s.zarr", "--storage-options", text]), "no KEY=VALUE")
 
 
 def test_structured_elements(tmp_path, capsys):

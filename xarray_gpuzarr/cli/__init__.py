@@ -21,7 +21,7 @@ examples:
   gpuzarr demo                               invented weather: write, read, compare, measure, draw
   gpuzarr demo --source era5.nc              the same with a file of yours, rewritten as sharded Zarr
   gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
-  gpuzarr info s3://bucket/era5.zarr --group 2024
+  gpuzarr info s3://bucket/era5.zarr --group 2024 --storage-options anon=true
   gpuzarr doctor                             what is here, is it right, how fast is it
   gpuzarr doctor --calibrate                 the same, and measure which reads the GPU is to decode
   gpuzarr bench era5.zarr                    this engine, zarr-python, zarrs and TensorStore on a store of yours
@@ -106,6 +106,14 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
     doctor.set_defaults(run=_run_doctor)
 
+    for command in (info, bench):
+        command.add_argument(
+            "--storage-options",
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            help="an option of a remote store's fsspec client, such as anon=true; may be given several times",
+        )
     for command in (demo, info, doctor):
         command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
     return parser

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,13 @@ class Address:
     store: str
     group: str = ""
     """Path of the group in the store, without a slash at either end."""
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """For the fsspec client of a remote store; may hold secrets."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keyword of xarray and zarr-python that hands on the storage options; none if there are none."""
+        return {"storage_options": dict(self.storage_options)} if self.storage_options else {}
 
     @property
     def scheme(self) -> str:
@@ -60,9 +66,8 @@ class Address:
 
     def open(self, path: str) -> Any:
         """Return the zarr array or group at a path in the store, or None if there is none that can be opened."""
-        given = {"storage_options": dict(self.storage_options)} if self.storage_options else {}
         try:
-            return zarr.open(self.store, path=path, mode="r", **given)
+            return zarr.open(self.store, path=path, mode="r", **self.given)
         except Exception:  # noqa: BLE001  # one failure is being named already; this only looks for its cause
             return None
 
@@ -113,8 +118,8 @@ def _chain(err: BaseException | None) -> list[BaseException]:
 def _on_permission(address: Address) -> str:
     if address.scheme:
         return (
-            "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, in the words of its "
-            "fsspec client; for public data, anon=true on S3 and token=anon on Google Cloud"
+            "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, as its fsspec "
+            "client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
         )
     return f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
 

@@ -21,7 +21,7 @@ from xarray_gpuzarr.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.opening import open_group
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
-from xarray_gpuzarr.cli.terminal import aligned, open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
 from xarray_gpuzarr.fetch import LocalSource
@@ -58,7 +58,7 @@ class StoreInfo:
         """Open a group, once: children and variables come from the same metadata, consolidated or not."""
         of_group = f", group={address.group!r}" if address.group else ""
         with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
-            opened = open_group(address.store, group=address.group or None)
+            opened = open_group(address.store, group=address.group or None, **address.given)
             dataset = open_store("gpuzarr", address, store=opened, device=device)
             stored = opened.zarr_group
             explained = DatasetAccessor(dataset).explain()
@@ -98,8 +98,7 @@ class StoreInfo:
 def run_info(options: argparse.Namespace) -> int:
     """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
     gpu_nbytes = _gpu_nbytes(options.gpu_memory)
-    address = Address(store=options.store, group=options.group.strip("/"))
-    info = StoreInfo.of(address, device=options.device, whole=options.all)
+    info = StoreInfo.of(address_of(options), device=options.device, whole=options.all)
     if options.json:
         sys.stdout.write(json.dumps(info.as_json(gpu_nbytes), indent=1) + "\n")
         return 0

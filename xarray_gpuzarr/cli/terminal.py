@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +25,33 @@ from xarray_gpuzarr.visible_text import visible
 def say(*lines: str, console: Console | None = None) -> None:
     """Print lines as they are, unwrapped; a line break inside one is shown as such."""
     (console or Console()).print(Text("\n".join(map(visible, lines))), soft_wrap=True)
+
+
+def address_of(options: argparse.Namespace) -> Address:
+    """Return what ``STORE``, ``--group`` and ``--storage-options`` say together.
+
+    Raises
+    ------
+    OptionError
+    """
+    given = dict(map(_storage_option, options.storage_options))
+    return Address(store=options.store, group=options.group.strip("/"), storage_options=given)
+
+
+def _storage_option(text: str) -> tuple[str, Any]:
+    """Take KEY=VALUE apart; a value that reads as JSON is what it says, any other is text."""
+    key, mark, value = text.partition("=")
+    if not mark or not key:
+        raise OptionError(
+            "unusable storage option",
+            tried=f"--storage-options {key}",  # never the value: it may be a secret
+            found="no KEY=VALUE",
+            do="name an option of the store's fsspec client: --storage-options anon=true; once for each",
+        )
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
