@@ -1,5 +1,6 @@
 """The command ``gpuzarr``: what it prints, where, and the status it exits with."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -231,6 +232,29 @@ def test_python_m_is_the_same_command(arguments, said):
     )
 
     assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["info", "{path}", "--all"], ["info", "{path}", "--json"], ["info", "{path}"], ["--help"], ["--version"]],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_nobody_reads_is_no_failure(path, arguments, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "xarray_gpuzarr", *(argument.format(path=path) for argument in arguments)]
+
+    done = subprocess.run(
+        command,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_package_has_the_version_that_the_command_tells(capsys):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -42,8 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first.
+        Exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first. 0 if what is
+        printed goes to a pipe whose reader has ended.
     """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # what cannot be written is met here, and not when Python ends
+    except BrokenPipeError:
+        # Whoever read has read enough, as `head` does. Python flushes once more when it ends: to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # which rich turns into status 1
+            raise
+    return 0
+
+
+def _run(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     from xarray_gpuzarr.cli.terminal import complain, warnings_said  # noqa: PLC0415  # imports xarray and rich
 
