@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.cuda.options import ResourceOptions
     from xarray_gpuzarr.diagnosis import doctor
     from xarray_gpuzarr.errors import (
+        ArrayTypeError,
         CorruptChunkError,
         CudaError,
         DeviceMemoryError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "ArrayTypeError",
     "CorruptChunkError",
     "CudaError",
     "DeviceMemoryError",
