@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.progress_bar import progress
     from xarray_gpuzarr.read import read_array
 
-    __version__: str
+__version__: str
 
 __all__ = [
     "ArrayTypeError",
