@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.s3_server import BUCKET, S3Server
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -118,6 +119,27 @@ def test_every_reader_reads_the_same_box(path, name):
     with zarr.config.set(dict(reader.settings)):
         values = reader.open(location)(box)
     np.testing.assert_array_equal(np.asarray(values), expected, strict=True)
+
+
+def test_options_of_a_remote_store_reach_every_reader(path, tmp_path, capsys):
+    parts = ["zarr default", "gpuzarr", "xarray zarr default, no"]
+    with S3Server() as server:
+        server.check_keys()
+        keys = {"endpoint_url": server.url, "key": server.key_id, "secret": server.secret}
+        options = [f"--storage-options={name}={value}" for name, value in keys.items()]
+        url = f"s3://{BUCKET}/{tmp_path.name}.zarr"
+        with xr.open_dataset(path, engine="zarr", group="g", consolidated=False) as field:
+            field[["t"]].load().to_zarr(url, group="g", consolidated=False, storage_options=keys)
+
+        assert main(["bench", url, "--group", "g", "--rounds", "1", "--readers", *parts, *options[:1]]) == 2
+        refused = capsys.readouterr().err
+        assert main(["bench", url, "--group", "g", "--rounds", "1", "--readers", *parts, *options]) == 0
+        printed = capsys.readouterr().out
+
+    assert "give credentials that may read it" in refused
+    assert server.secret not in refused + printed
+    table = {line.split("  ")[0] for line in printed.splitlines()}
+    assert {"zarr default", "gpuzarr", "zarr default, no dask", "gpuzarr, no dask"} <= table
 
 
 def test_readers_that_cannot_take_part_are_named_and_are_no_failure(bench_of, capsys):

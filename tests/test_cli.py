@@ -1,5 +1,6 @@
 """The command ``gpuzarr``: what it prints, where, and the status it exits with."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import xarray as xr
 import zarr
 from zarr.errors import ZarrUserWarning
 
+import xarray_gpuzarr
 from xarray_gpuzarr import cli
 from xarray_gpuzarr.cli import demo, info, main
 from xarray_gpuzarr.cli.sample import (
@@ -59,11 +61,11 @@ def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
     index_nbytes = 24 * 16 + 4
     on_disk = 2 * (24 * 6 * 8 * 2 + index_nbytes) + Path(path, "t/zarr.json").stat().st_size
     assert lines[0] == f"{path}, group /, Zarr format 3"
-    assert lines[1] == "groups below it: sub (gpuzarr info STORE --group NAME)"
-    assert " ".join(lines[5].split()) == "t int16 → float64 2 shards of 24\u00d76\u00d78 host"
-    assert "48 chunks of 1\u00d76\u00d78" in lines[6]
-    assert "bytes(little)" in lines[7]
-    assert "mask -1, * 0.5, + 3" in lines[8]
+    assert lines[1:3] == ["groups below it (gpuzarr info STORE --group PATH):", "sub  1 array, 64 B"]
+    assert " ".join(lines[6].split()) == "t int16 → float64 2 shards of 24\u00d76\u00d78 host"
+    assert "48 chunks of 1\u00d76\u00d78" in lines[7]
+    assert "bytes(little)" in lines[8]
+    assert "mask -1, * 0.5, + 3" in lines[9]
     assert lines[-5].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
 
 
@@ -230,6 +232,37 @@ def test_python_m_is_the_same_command(arguments, said):
     )
 
     assert said in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["info", "{path}", "--all"], ["info", "{path}", "--json"], ["info", "{path}"], ["--help"], ["--version"]],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_that_nobody_reads_is_no_failure(path, arguments, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "xarray_gpuzarr", *(argument.format(path=path) for argument in arguments)]
+
+    done = subprocess.run(
+        command,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_package_has_the_version_that_the_command_tells(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+
+    assert capsys.readouterr().out == f"gpuzarr {xarray_gpuzarr.__version__}\n"
+    assert "__version__" in dir(xarray_gpuzarr)
 
 
 def test_bash_completes_commands(tmp_path):

@@ -1,6 +1,8 @@
 """A cluster of host workers: names, merged and pushed-down reads, threads, memory, counters, and registering."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import cloudpickle
@@ -145,6 +147,23 @@ def test_registering_without_a_gpu_changes_nothing(client, ds):
     assert ds.u10.isnull().sum().compute() >= 0
     client.unregister_worker_plugin(GpuZarrPlugin.name)
     assert set(client.run(has_plugin).values()) == {False}
+
+
+def test_the_current_client_is_registered_with(client):
+    assert register() is None
+
+    assert set(client.run(has_plugin).values()) == {True}
+    client.unregister_worker_plugin(GpuZarrPlugin.name)
+
+
+def test_registering_without_any_client_says_so():
+    code = "import xarray_gpuzarr; xarray_gpuzarr.register()"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert "OptionError: there is no cluster to prepare\n  tried: register() with the current client" in done.stderr
+    assert "  do:    make one first, client = distributed.Client(...)" in done.stderr
+    assert "During handling" not in done.stderr
 
 
 def test_a_worker_without_a_gpu_is_refused_and_named(client):

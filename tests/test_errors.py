@@ -1,15 +1,20 @@
 """The one layout of every error, and its way through pickle."""
 
 import pickle
+from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
+import xarray as xr
+import zarr
 
 import xarray_gpuzarr
-from xarray_gpuzarr import GpuZarrError
+from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, read_array
 
 CLASSES = {
     "OptionError": ValueError,
+    "ArrayTypeError": TypeError,
     "SelectionError": IndexError,
     "MetadataError": ValueError,
     "UnsupportedCodecError": NotImplementedError,
@@ -68,3 +73,32 @@ def test_every_error_is_public():
     public = {n for n in raised if not issubclass(getattr(xarray_gpuzarr, n), Warning)}
 
     assert public == {"GpuZarrError", *CLASSES}
+
+
+GROUP = zarr.group({})
+GROUP.create_array("b", shape=(3,), dtype="f4")
+GROUP.create_array("a", shape=(3,), dtype="f4")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "do"),
+    [
+        ("era5.zarr/t2m", "builtins.str", "open it: zarr.open_array('era5.zarr/t2m', mode='r'), or zarr.open_group"),
+        (Path("era5.zarr"), "pathlib", "open it: zarr.open_array('era5.zarr', mode='r')"),
+        (GROUP, "zarr", "choose one of its arrays: 'a', 'b'"),
+        (zarr.group({}), "zarr", "choose one of its arrays: it has none"),
+        (xr.Dataset(), "xarray.core.dataset.Dataset", "load it: .load() or .compute(); read_array reads without"),
+        (xr.DataArray([1]), "xarray.core.dataarray.DataArray", "load it: .load() or .compute()"),
+        (np.ones(3), "numpy.ndarray", "open one: zarr.open_array(store, mode='r')"),
+        (None, "builtins.NoneType", "open one: zarr.open_array(store, mode='r')"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_read_array_says_what_it_wants(given, kind, do):
+    with pytest.raises(ArrayTypeError, match="read_array takes an open zarr array") as caught:
+        read_array(given)
+
+    assert isinstance(caught.value, TypeError | OptionError)
+    assert caught.value.tried.startswith(f"read_array of an instance of {kind}")
+    assert caught.value.found == "no zarr.Array"
+    assert caught.value.do.startswith(do)

@@ -13,7 +13,7 @@ import zarr
 from helpers.s3_server import BUCKET, S3Server
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr.cli import info, main
+from xarray_gpuzarr.cli import info, main, terminal
 from xarray_gpuzarr.lazy_array import LazyArray
 from xarray_gpuzarr.read import stored_array
 
@@ -63,7 +63,7 @@ def test_one_odd_variable(name, zarr_format, tmp_path, capsys):
 def test_every_numeric_variable_has_its_bytes(zarr_format, tmp_path, capsys):
     xr.Dataset(ODD).to_zarr(tmp_path / "s.zarr", zarr_format=zarr_format)
 
-    assert main(["info", str(tmp_path / "s.zarr")]) == 0
+    assert main(["info", str(tmp_path / "s.zarr"), "--all"]) == 0
 
     rows = nbytes_rows(capsys.readouterr().out)
     assert set(rows) == {"scalar", "scalar_float", "no_elements", "none_at_all", "truth", "complex", "field"}
@@ -83,9 +83,45 @@ def test_a_scalar_on_s3(monkeypatch, capsys, tmp_path):
         url = f"s3://{BUCKET}/{tmp_path.name}.zarr"
         xr.Dataset({"spatial_ref": ((), 0), "field": (("y", "x"), FIELD)}).to_zarr(url)
 
-        assert main(["info", url]) == 0
+        assert main(["info", url, "--all"]) == 0
 
     assert nbytes_rows(capsys.readouterr().out)["spatial_ref"] == "not counted 8 B 8 B 8 B"
+
+
+def test_storage_options_reach_the_store(capsys, tmp_path):
+    with S3Server() as server:
+        server.check_keys()
+        keys = {"endpoint_url": server.url, "key": server.key_id, "secret": server.secret}
+        options = [f"--storage-options={name}={value}" for name, value in keys.items()]
+        url = f"s3://{BUCKET}/{tmp_path.name}.zarr"
+        xr.Dataset({"field": (("y", "x"), FIELD)}).to_zarr(url, group="g", storage_options=keys)
+
+        assert main(["info", url, *options]) == 0
+        assert "  g  1 array, 192 B" in capsys.readouterr().out.splitlines()
+        assert main(["info", url, *options, "--group", "none"]) == 2
+        out, err = capsys.readouterr()
+
+    assert err.splitlines()[3] == "  do:    name one of the groups in this store: g"
+    assert server.secret not in out + err
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("anon=true", ("anon", True)),
+        ("key=a=b", ("key", "a=b")),
+        ('secret="123"', ("secret", "123")),
+        ('client_kwargs={"region_name": "us-east-1"}', ("client_kwargs", {"region_name": "us-east-1"})),
+        ("token=", ("token", "")),
+    ],
+)
+def test_values_of_storage_options(text, option):
+    assert terminal._storage_option(text) == option
+
+
+@pytest.mark.parametrize("text", ["anon", "=true"])
+def test_storage_options_without_key_or_value(text, capsys):
+    assert_three_lines(capsys, main(["info", "s3://b/s.zarr", "--storage-options", text]), "no KEY=VALUE")
 
 
 def test_structured_elements(tmp_path, capsys):
@@ -103,7 +139,109 @@ def test_groups_only(zarr_format, tmp_path, capsys):
 
     assert main(["info", str(tmp_path / "s.zarr")]) == 0
 
-    assert "groups below it: below (" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["groups below it (gpuzarr info STORE --group PATH):", "  below", "  below/deep"]
+
+
+def words(line):
+    return line.split()
+
+
+def test_a_scalar_is_one_line(tmp_path, capsys):
+    scalars = {"spatial_ref": ((), np.int32(7)), "pole": ((), 3.5)}
+    xr.Dataset(scalars | {"field": (("y", "x"), FIELD)}).to_zarr(tmp_path / "s.zarr")
+
+    assert main(["info", str(tmp_path / "s.zarr"), "--device", "host"]) == 0
+
+    out = capsys.readouterr().out
+    lines = [words(line) for line in out.splitlines() if line.startswith(("spatial_ref", "pole"))]
+    assert lines == [
+        ["pole", "float64", "scalar", "8", "B", "host"],
+        ["spatial_ref", "int32", "scalar", "4", "B", "host"],
+    ]
+    assert "2 variables, one line each; --all shows chunks, codecs and bytes" in out
+    assert nbytes_rows(out).keys() == {"field"}
+
+
+def test_sixty_variables_are_sixty_lines(tmp_path, capsys):
+    names = [f"v{i:02}" for i in range(60)]
+    store = tmp_path / "s.zarr"
+    xr.Dataset(dict.fromkeys(names, (("y", "x"), FIELD))).to_zarr(store)
+
+    assert main(["info", str(store), "--device", "host"]) == 0
+    brief = capsys.readouterr().out.splitlines()
+    assert main(["info", str(store), "--device", "host", "--all"]) == 0
+    whole = capsys.readouterr().out
+
+    of_variables = [line for line in brief if line.startswith("v")]
+    assert [words(line)[0] for line in of_variables] == names
+    assert of_variables[0] == "v00  float64  4\u00d76  192 B  1 chunk of 4\u00d76  host"
+    assert len(brief) < 66
+    assert list(nbytes_rows(whole)) == names
+
+
+def test_a_tree_is_one_line_a_group(tmp_path, capsys):
+    store = tmp_path / "s.zarr"
+    for group in ("a", "a/b", "a/b/c", "d"):
+        xr.Dataset({"t": (("y", "x"), FIELD)}).to_zarr(store, group=group, mode="a", consolidated=False)
+
+    assert main(["info", str(store)]) == 0
+    of_root = capsys.readouterr().out.splitlines()
+    assert main(["info", str(store), "--group", "a"]) == 0
+    of_group = capsys.readouterr().out.splitlines()
+
+    assert of_root[2:] == [
+        "  a      1 array, 192 B",
+        "  a/b    1 array, 192 B",
+        "  a/b/c  1 array, 192 B",
+        "  d      1 array, 192 B",
+    ]
+    assert of_group[2:4] == ["  a/b    1 array, 192 B", "  a/b/c  1 array, 192 B"]
+
+
+def test_many_groups_are_cut_short(tmp_path, capsys):
+    root = zarr.create_group(tmp_path / "s.zarr")
+    for i in range(40):
+        root.create_group(f"g{i:02}")
+
+    assert main(["info", str(tmp_path / "s.zarr")]) == 0
+    brief = capsys.readouterr().out.splitlines()
+    assert main(["info", str(tmp_path / "s.zarr"), "--all"]) == 0
+    whole = capsys.readouterr().out.splitlines()
+
+    assert len(brief) == 2 + 30 + 1
+    assert brief[-1] == "  and 10 more groups; --all shows them"
+    assert len(whole) == 2 + 40
+
+
+def test_a_damaged_group_below_is_named_as_such(tmp_path, capsys):
+    root = zarr.create_group(tmp_path / "s.zarr").create_group("below")
+    root.create_group("deep")
+    (tmp_path / "s.zarr/below/deep/zarr.json").write_text("{")
+
+    assert main(["info", str(tmp_path / "s.zarr")]) == 0
+
+    assert "  below  JSONDecodeError: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_all_of_it_as_json(zarr_format, tmp_path, capsys):
+    store = tmp_path / "s.zarr"
+    xr.Dataset(ODD).to_zarr(store, zarr_format=zarr_format, consolidated=False)
+    xr.Dataset({"t": (("y", "x"), FIELD)}).to_zarr(store, zarr_format=zarr_format, group="a/b", consolidated=False)
+
+    assert main(["info", str(store), "--json", "--device", "host"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert (document["store"], document["group"], document["zarr_format"]) == (str(store), "/", zarr_format)
+    assert [group["path"] for group in document["groups"]] == ["a", "a/b"]
+    assert document["groups"][1]["n_arrays"] == 1
+    rows = {row["variable"]: row for row in document["variables"]}
+    assert rows.keys() == ODD.keys()
+    assert rows["field"]["shape"] == rows["field"]["task_shape"] == rows["field"]["chunk_shape"] == [4, 6]
+    assert (rows["field"]["decoded_nbytes"], rows["field"]["where"]) == (192, "host")
+    assert rows["field"]["disk_nbytes"] == info.disk_nbytes(lazy(store, "field"))
+    assert "task_shape" not in rows["when"]
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -244,7 +382,11 @@ def test_metadata_that_may_not_be_read(consolidated, capsys, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", refusing)
     monkeypatch.setattr("zarr.storage._local._get", lambda path, *_: refusing(path))
 
-    assert_three_lines(capsys, main(["info", str(consolidated)]), "PermissionError")
+    status = main(["info", str(consolidated)])
+    printed = capsys.readouterr().err
+    assert status == 2
+    assert "PermissionError" in printed.splitlines()[2]
+    assert printed.splitlines()[3].startswith("  do:    let this user read it, and enter all folders above it")
 
 
 def damaged_json(draw, document):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.cuda.options import ResourceOptions
     from xarray_gpuzarr.diagnosis import doctor
     from xarray_gpuzarr.errors import (
+        ArrayTypeError,
         CorruptChunkError,
         CudaError,
         DeviceMemoryError,
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.progress_bar import progress
     from xarray_gpuzarr.read import read_array
 
+__version__: str
+
 __all__ = [
+    "ArrayTypeError",
     "CorruptChunkError",
     "CudaError",
     "DeviceMemoryError",
@@ -79,6 +83,8 @@ if not TYPE_CHECKING:  # a type checker is to miss names that are not there
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
+        if name == "__version__":
+            return import_module("importlib.metadata").version("xarray-gpuzarr")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
@@ -86,4 +92,4 @@ if not TYPE_CHECKING:  # a type checker is to miss names that are not there
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})

@@ -52,6 +52,10 @@ class OptionError(GpuZarrError, ValueError):
     """A keyword or an environment variable has a value outside its closed set."""
 
 
+class ArrayTypeError(OptionError, TypeError):
+    """What is to be read is no array of the kind that can be."""
+
+
 class SelectionError(GpuZarrError, IndexError):
     """A selection does not fit the array it is applied to."""
 

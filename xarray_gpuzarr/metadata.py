@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from xarray_gpuzarr.codecs import (
     TransposeSpec,
     encoded_nbytes,
 )
-from xarray_gpuzarr.errors import MetadataError
+from xarray_gpuzarr.errors import ArrayTypeError, MetadataError
 from xarray_gpuzarr.grid import MAX_LENGTH, ChunkGrid
 from xarray_gpuzarr.shard_index import ShardIndexSpec
 
@@ -344,3 +345,30 @@ def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
         prototype=cpu.buffer_prototype,
     )
     return get_pipeline_class().from_codecs(v3.inner_codecs).evolve_from_array_spec(spec), spec
+
+
+def require_array(array: object) -> None:
+    """Refuse what is no zarr array, and say how to get one from it.
+
+    Raises
+    ------
+    ArrayTypeError
+    """
+    if isinstance(array, zarr.Array):
+        return
+    kind = type(array)
+    module = kind.__module__.partition(".")[0]
+    if isinstance(array, str | os.PathLike):
+        do = f"open it: zarr.open_array({os.fspath(array)!r}, mode='r'), or zarr.open_group(...)[name]"
+    elif isinstance(array, zarr.Group):
+        do = f"choose one of its arrays: {', '.join(map(repr, sorted(array.array_keys()))) or 'it has none'}"
+    elif module == "xarray":
+        do = "load it: .load() or .compute(); read_array reads without xarray, zarr.open_group(store, mode='r')[name]"
+    else:
+        do = "open one: zarr.open_array(store, mode='r'), or zarr.open_group(store, mode='r')[name]"
+    raise ArrayTypeError(
+        "read_array takes an open zarr array",
+        tried=f"read_array of an instance of {kind.__module__}.{kind.__qualname__}",
+        found="no zarr.Array",
+        do=do,
+    )

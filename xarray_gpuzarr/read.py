@@ -23,7 +23,7 @@ from xarray_gpuzarr.decoders.base import FileReader
 from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError, StoreReadError
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
 from xarray_gpuzarr.grid import group_points, outer_selection
-from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec, Unplanned, parse_array
+from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec, Unplanned, parse_array, require_array
 from xarray_gpuzarr.mirrors import Attempts
 from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
 from xarray_gpuzarr.progress_bar import watch
@@ -273,7 +273,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     Raises
     ------
     GpuZarrError
-        `OptionError`, `SelectionError`, `MetadataError`, `DeviceUnavailableError`, `StoreReadError`,
+        `ArrayTypeError`, `OptionError`, `SelectionError`, `MetadataError`, `DeviceUnavailableError`, `StoreReadError`,
         `ShardIndexError`, `CorruptChunkError`, `HostMemoryError`.
 
     Examples
@@ -285,6 +285,7 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
            [ 4,  7],
            [ 8, 11]])
     """
+    require_array(array)
     way = resolve_storage(storage, device)
     stored, wanted = stored_array(array, storage=way), ... if selection is None else selection
     return by_usable(decoder_for(device), lambda decoder: read(stored, wanted, decoder), or_host=device == "auto")

@@ -96,6 +96,13 @@ def _layout(row: Row) -> Cell:
     return [shards, _grid(row.n_chunks, "chunks", row.chunk_shape), row.codecs, _cast(row)]
 
 
+def brief_cells(row: Row) -> tuple[str, ...]:
+    """Put what matters most about a variable into cells of one line."""
+    grid = _grid(row.n_shards, "shards", row.shard_shape) or _grid(row.n_chunks, "chunks", row.chunk_shape)
+    layout = grid if row.shape else ""
+    return (row.variable, _dtype(row), format_shape(row.shape), format_nbytes(row.decoded_nbytes), layout, row.where)
+
+
 Columns = dict[str, Callable[[Row], Cell]]
 
 _NARROW_COLUMNS: Columns = {

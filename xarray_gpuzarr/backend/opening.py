@@ -117,8 +117,17 @@ def _naming_unknown_codecs(store: object) -> Iterator[None]:
             f"an array of {store} is stored with a codec that is not installed",
             tried="the codecs of zarr-python and of the packages that register codecs with it",
             found=str(err),
-            do="install the package that brings the codec, or leave the array's group out",
+            do=f"{_how_to_install(str(err))}, or leave the array's group out",
         ) from err
+
+
+_BROUGHT_BY = {"imagecodecs_": "imagecodecs", "zfpy": "'numcodecs[zfpy]'", "pcodec": "'numcodecs[pcodec]'"}
+"""Part of the name of a codec -> what pip is to install."""
+
+
+def _how_to_install(found: str) -> str:
+    package = next((package for part, package in _BROUGHT_BY.items() if part in found), None)
+    return "install the package that brings the codec" if package is None else f"pip install {package}"
 
 
 def build_dataset(

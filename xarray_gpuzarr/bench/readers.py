@@ -52,11 +52,22 @@ class Location:
     """Path of the array's group in the store, without a slash at either end."""
     variable: str
     """Name of the array in its group."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """For the fsspec client of a remote store; may hold secrets."""
 
     @property
     def array_path(self) -> str:
         """Path of the array in the store."""
         return f"{self.group}/{self.variable}".lstrip("/")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keyword of xarray and zarr-python that hands on the storage options; none if there are none."""
+        return {"storage_options": dict(self.storage_options)} if self.storage_options else {}
+
+    def open_array(self) -> zarr.Array[Any]:
+        """Open the array with zarr-python."""
+        return zarr.open_array(self.store, path=self.array_path, mode="r", **self.given)
 
     def local_folder(self) -> Path:
         """Return the folder of the array, for readers that open files themselves.
@@ -108,7 +119,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _open_zarr(location: Location) -> ReadBox:
-    array = zarr.open_array(location.store, path=location.array_path, mode="r")
+    array = location.open_array()
     return lambda box: array[box]
 
 
@@ -128,7 +139,7 @@ def _open_tensorstore(location: Location) -> ReadBox:
 
 def _gpuzarr_opener(device: Device) -> Callable[[Location], ReadBox]:
     def open_gpuzarr(location: Location) -> ReadBox:
-        array = zarr.open_array(location.store, path=location.array_path, mode="r")
+        array = location.open_array()
         return lambda box: read_array(array, box, device=device)
 
     return open_gpuzarr
@@ -155,6 +166,7 @@ def open_variable(location: Location, engine: str, chunking: Chunking, **options
         group=location.group or None,
         chunks=_dask_chunks(location, chunking),
         cache=False,  # a lazy variable would keep what it has read
+        **location.given,
         **options,
     )
     return dataset[location.variable].variable
@@ -164,7 +176,7 @@ def _dask_chunks(location: Location, chunking: Chunking) -> dict[Any, int] | Non
     if chunking != "chunks=shards":
         return None if chunking == "no dask" else {}
     dims = open_variable(location, "zarr", "no dask").dims
-    array = zarr.open_array(location.store, path=location.array_path, mode="r")
+    array = location.open_array()
     return dict(zip(dims, array.shards or array.chunks, strict=True))
 
 

@@ -20,8 +20,6 @@ from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from typing import Any, get_args
 
-import zarr
-
 from xarray_gpuzarr.bench.child import FirstRead, Sample, first_read, sample
 from xarray_gpuzarr.bench.readers import ArrayReader, Box, Location, Operation, ReaderAbsentError
 from xarray_gpuzarr.errors import OptionError
@@ -120,7 +118,7 @@ def bench_array(location: Location, *, most_nbytes: int, n_rounds: int, readers:
     for name, value in (("rounds", n_rounds), ("nbytes", most_nbytes)):
         if value < 1:
             raise OptionError(f"--{name} must be at least 1", tried=f"{value}", found="less than 1", do="give more")
-    array = zarr.open_array(location.store, path=location.array_path, mode="r")
+    array = location.open_array()
     box = corner_box(array.shape, array.shards or array.chunks, array.dtype.itemsize, most_nbytes)
     with _processes() as crew:
         rows = [_row(reader, reader.why_absent() or "") for reader in readers]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +23,7 @@ examples:
   gpuzarr demo                               invented weather: write, read, compare, measure, draw
   gpuzarr demo --source era5.nc              the same with a file of yours, rewritten as sharded Zarr
   gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
-  gpuzarr info s3://bucket/era5.zarr --group 2024
+  gpuzarr info s3://bucket/era5.zarr --group 2024 --storage-options anon=true
   gpuzarr doctor                             what is here, is it right, how fast is it
   gpuzarr doctor --calibrate                 the same, and measure which reads the GPU is to decode
   gpuzarr bench era5.zarr                    this engine, zarr-python, zarrs and TensorStore on a store of yours
@@ -42,8 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first.
+        Exit status: 0, 1 if values differ or something went wrong, 2 if something has to be mended first. 0 if what is
+        printed goes to a pipe whose reader has ended.
     """
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # what cannot be written is met here, and not when Python ends
+    except BrokenPipeError:
+        # Whoever read has read enough, as `head` does. Python flushes once more when it ends: to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # which rich turns into status 1
+            raise
+    return 0
+
+
+def _run(argv: Sequence[str] | None) -> int:
     options = parser().parse_args(argv)
     from xarray_gpuzarr.cli.terminal import complain, warnings_said  # noqa: PLC0415  # imports xarray and rich
 
@@ -82,8 +100,10 @@ def parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
     info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
-    info.add_argument("--group", help="path of a group inside the store")
+    info.add_argument("--group", default="", help="path of a group inside the store")
     info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
+    info.add_argument("--all", action="store_true", help="tables of all variables and all groups, however many")
+    info.add_argument("--json", action="store_true", help="print all of it as one JSON document")
     info.set_defaults(run=_run_info)
 
     bench = commands.add_parser("bench", help="compare the readers that are installed on a store of yours")
@@ -104,6 +124,14 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
     doctor.set_defaults(run=_run_doctor)
 
+    for command in (info, bench):
+        command.add_argument(
+            "--storage-options",
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            help="an option of a remote store's fsspec client, such as anon=true; may be given several times",
+        )
     for command in (demo, info, doctor):
         command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
     return parser

@@ -14,7 +14,7 @@ from rich.console import Console
 from xarray_gpuzarr.accessor.explain import lazy_array_of
 from xarray_gpuzarr.accessor.explanation import format_nbytes
 from xarray_gpuzarr.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
-from xarray_gpuzarr.cli.terminal import make_writable, naming_unwritable, open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import address_of, make_writable, naming_unwritable, open_store, say, table_of
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.option_values import parse_nbytes
 
@@ -43,10 +43,10 @@ def run_bench(options: argparse.Namespace) -> int:
         raise OptionError("unusable size", tried=f"--nbytes {options.nbytes!r}", found=found, do="mend it") from None
     if options.out is not None:
         _require_file(options.out)
-    group = options.group.strip("/")
-    with open_store("gpuzarr", options.store, group=group or None, device="host") as dataset:
+    address = address_of(options)
+    with open_store("gpuzarr", address, group=address.group or None, device="host", **address.given) as dataset:
         variable = _variable(dataset, options.variable)
-    location = Location(store=options.store, group=group, variable=variable)
+    location = Location(store=address.store, group=address.group, variable=variable, **address.given)
     result = bench_array(location, most_nbytes=most_nbytes, n_rounds=options.rounds, readers=readers)
     _print(result, Console())
     if options.out is not None:

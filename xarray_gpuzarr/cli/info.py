@@ -3,81 +3,164 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
+import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-import zarr
 from rich.console import Console
 
 from xarray_gpuzarr.accessor import DatasetAccessor, Explanation
 from xarray_gpuzarr.accessor.explain import Row, lazy_array_of
-from xarray_gpuzarr.accessor.explanation import format_nbytes
+from xarray_gpuzarr.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.opening import open_group
-from xarray_gpuzarr.cli.terminal import naming_failures, open_store, say, table_of
+from xarray_gpuzarr.cli.failures import Address, naming_failures
+from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
+from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
 from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.lazy_array import LazyArray
 from xarray_gpuzarr.option_values import parse_nbytes
-from xarray_gpuzarr.tasks.memory import task_memory
+from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 _MOST_FILES = 20_000
 """More files than this are not counted: `info` should answer at once."""
+
+
+_MOST_DETAILED = 12
+"""Variables with axes that get rows of their own in tables; where there are more, each gets one line."""
+_MOST_GROUPS = 30
+"""Groups that are listed unless all are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreInfo:
     """What a store says of one of its groups."""
 
-    headline: str
-    children: tuple[str, ...]
-    """Names of the groups below."""
+    store: str
+    group: str
+    """Path of the group, which begins with a slash."""
+    zarr_format: int
+    is_consolidated: bool
+    children: tuple[GroupBelow, ...]
     explained: Explanation
     ours: tuple[tuple[Row, LazyArray], ...]
     """The variables that this engine reads."""
 
     @classmethod
-    def of(cls, store: str, *, group: str | None, device: str) -> Self:
+    def of(cls, address: Address, *, device: str, whole: bool = False) -> Self:
         """Open a group, once: children and variables come from the same metadata, consolidated or not."""
-        with naming_failures(store, f"xarray.open_dataset({store!r}, engine='gpuzarr')"):
-            opened = open_group(store, group=group)
-            dataset = open_store("gpuzarr", store, store=opened, device=device)
+        of_group = f", group={address.group!r}" if address.group else ""
+        with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
+            opened = open_group(address.store, group=address.group or None, **address.given)
+            dataset = open_store("gpuzarr", address, store=opened, device=device)
             stored = opened.zarr_group
             explained = DatasetAccessor(dataset).explain()
             lazy = ((row, lazy_array_of(dataset.variables[row.variable])) for row in explained.rows)
             return cls(
-                headline=f"{store}, group /{stored.path}, Zarr format {stored.metadata.zarr_format}{_loose(stored)}",
-                children=tuple(sorted(stored.group_keys())),
+                store=address.store,
+                group=f"/{stored.path}",
+                zarr_format=stored.metadata.zarr_format,
+                is_consolidated=stored.metadata.consolidated_metadata is not None,
+                children=groups_below(stored, whole=whole),
                 explained=explained,
                 ours=tuple((row, array) for row, array in lazy if array is not None),
             )
+
+    @property
+    def headline(self) -> str:
+        """Name the group and what it is."""
+        loose = "" if self.is_consolidated else ", metadata not consolidated"
+        return f"{self.store}, group {self.group}, Zarr format {self.zarr_format}{loose}"
+
+    def as_json(self, gpu_nbytes: int) -> dict[str, Any]:
+        """Return all that is printed, and more, for a GPU of so many bytes of memory."""
+        lazy = {row.variable: array for row, array in self.ours}
+        return {
+            "store": self.store,
+            "group": self.group,
+            "zarr_format": self.zarr_format,
+            "is_consolidated": self.is_consolidated,
+            "groups": [asdict(child) for child in self.children],
+            "variables": [
+                asdict(row) | _task_json(row, lazy.get(row.variable), gpu_nbytes) for row in self.explained.rows
+            ],
+            "note": self.explained.note,
+        }
 
 
 def run_info(options: argparse.Namespace) -> int:
     """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
     gpu_nbytes = _gpu_nbytes(options.gpu_memory)
-    info = StoreInfo.of(options.store, group=options.group, device=options.device)
+    info = StoreInfo.of(address_of(options), device=options.device, whole=options.all)
+    if options.json:
+        sys.stdout.write(json.dumps(info.as_json(gpu_nbytes), indent=1) + "\n")
+        return 0
     say(info.headline)
-    if info.children:
-        say(f"groups below it: {', '.join(info.children)} (gpuzarr info STORE --group NAME)")
-    console = Console()
-    if info.explained.rows:
-        console.print("", info.explained, "", sep="\n")
-    if info.ours:
-        columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
-        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in info.ours]), "")
-        parts = ("a task on a GPU", "result", "batches", "peak", f"at once on {options.gpu_memory}")
-        console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in info.ours]))
+    _print_groups(info.children, whole=options.all)
+    detailed, brief = _divided(info.explained.rows, whole=options.all)
+    names = {row.variable for row in detailed}
+    _print_tables(
+        Explanation(rows=detailed, note=info.explained.note),
+        [(row, lazy) for row, lazy in info.ours if row.variable in names],
+        options.gpu_memory,
+        gpu_nbytes,
+    )
+    if brief:
+        say("", *aligned([brief_cells(row) for row in brief]), "")
+        say(f"{_counted(len(brief), 'variable')}, one line each; --all shows chunks, codecs and bytes")
+        if info.explained.note and not detailed:
+            say(info.explained.note)
     return 0
 
 
-def _loose(group: zarr.Group) -> str:
-    return ", metadata not consolidated" if group.metadata.consolidated_metadata is None else ""
+def _divided(rows: tuple[Row, ...], *, whole: bool) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Return the variables that get rows in tables, and those that get one line."""
+    if whole:
+        return rows, ()
+    detailed = tuple(row for row in rows if row.shape)
+    if len(detailed) > _MOST_DETAILED:
+        return (), rows
+    return detailed, tuple(row for row in rows if not row.shape)
+
+
+def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
+    if not groups:
+        return
+    shown = groups if whole else groups[:_MOST_GROUPS]
+    rest = len(groups) - len(shown)
+    say(
+        "groups below it (gpuzarr info STORE --group PATH):",
+        *(f"  {line}" for line in aligned([(group.path, _group_text(group)) for group in shown])),
+        *([f"  and {_counted(rest, 'more group')}; --all shows them"] if rest else []),
+    )
+
+
+def _group_text(group: GroupBelow) -> str:
+    if group.n_arrays is None:
+        return group.failure
+    return f"{_counted(group.n_arrays, 'array')}, {format_nbytes(group.stored_nbytes or 0)}" if group.n_arrays else ""
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def _print_tables(explained: Explanation, ours: list[tuple[Row, LazyArray]], gpu: str, gpu_nbytes: int) -> None:
+    console = Console()
+    if explained.rows:
+        console.print("", explained, "", sep="\n")
+    if ours:
+        columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
+        console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]), "")
+        parts = ("a task on a GPU", "result", "batches", "peak", f"at once on {gpu}")
+        console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in ours]))
 
 
 def _gpu_nbytes(text: str) -> int:
@@ -97,10 +180,28 @@ def _block_shape(row: Row) -> tuple[int, ...]:
     return tuple(map(min, row.shape, row.shard_shape or row.chunk_shape or row.shape))
 
 
+def _task(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | None:
+    """Return what one task takes of a GPU, None if not one chunk of it fits."""
+    with suppress(DeviceMemoryError):
+        return task_memory(lazy.stored, _block_shape(row), options=resource_options(), gpu_nbytes=gpu_nbytes)
+    return None
+
+
+def _task_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
+    if lazy is None:
+        return {}
+    memory = _task(row, lazy, gpu_nbytes)
+    return {
+        "disk_nbytes": disk_nbytes(lazy),
+        "task_shape": _block_shape(row),
+        "task_device_nbytes": None if memory is None else memory.device_nbytes,
+        "n_tasks_at_once": 0 if memory is None else memory.n_fitting(gpu_nbytes),
+    }
+
+
 def _memory_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]:
-    try:
-        memory = task_memory(lazy.stored, _block_shape(row), options=resource_options(), gpu_nbytes=gpu_nbytes)
-    except DeviceMemoryError:
+    memory = _task(row, lazy, gpu_nbytes)
+    if memory is None:
         return (row.variable, "", "", "a chunk does not fit", "0")
     parts = (memory.result_nbytes, memory.batches_nbytes, memory.device_nbytes)
     return (row.variable, *map(format_nbytes, parts), str(memory.n_fitting(gpu_nbytes)))

@@ -1,7 +1,9 @@
-"""What all commands do: open a store, say what is wrong with it, print text and tables. Nothing said is markup."""
+"""What all commands do: open a store, print text and tables. Nothing said is markup."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +17,52 @@ from rich.table import Table
 from rich.text import Text
 
 from xarray_gpuzarr.accessor.tables import cell, headed_table
-from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError, StoreReadError
+from xarray_gpuzarr.cli.failures import Address, naming_failures
+from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError
 from xarray_gpuzarr.visible_text import visible
 
 
 def say(*lines: str, console: Console | None = None) -> None:
     """Print lines as they are, unwrapped; a line break inside one is shown as such."""
     (console or Console()).print(Text("\n".join(map(visible, lines))), soft_wrap=True)
+
+
+def address_of(options: argparse.Namespace) -> Address:
+    """Return what ``STORE``, ``--group`` and ``--storage-options`` say together.
+
+    Raises
+    ------
+    OptionError
+    """
+    given = dict(map(_storage_option, options.storage_options))
+    return Address(store=options.store, group=options.group.strip("/"), storage_options=given)
+
+
+def _storage_option(text: str) -> tuple[str, Any]:
+    """Take KEY=VALUE apart; a value that reads as JSON is what it says, any other is text."""
+    key, mark, value = text.partition("=")
+    if not mark or not key:
+        raise OptionError(
+            "unusable storage option",
+            tried=f"--storage-options {key}",  # never the value: it may be a secret
+            found="no KEY=VALUE",
+            do="name an option of the store's fsspec client: --storage-options anon=true; once for each",
+        )
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Write each row on one line, its cells below those of the others as far as they are not very long."""
+    rows = [tuple(map(visible, row)) for row in rows]
+    widths = [min(_WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+_WIDEST = 40
+"""Columns that a cell keeps clear in other rows, at most."""
 
 
 def complain(what: GpuZarrError | Warning | str, kind: type) -> None:
@@ -53,26 +94,11 @@ def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def open_store(engine: str | None, store: str, /, **options: Any) -> xr.Dataset:
+def open_store(engine: str | None, address: Address | str, /, **options: Any) -> xr.Dataset:
     """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
-    with naming_failures(store, f"xarray.open_dataset({store!r}, engine={engine!r})"):
+    store = address if isinstance(address, str) else address.store
+    with naming_failures(address, f"xarray.open_dataset({store!r}, engine={engine!r})"):
         return xr.open_dataset(store, engine=engine, **options)
-
-
-@contextmanager
-def naming_failures(store: str, tried: str) -> Iterator[None]:
-    """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`."""
-    try:
-        yield
-    except GpuZarrError:
-        raise
-    except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
-        raise StoreReadError(
-            f"cannot open '{store}'",
-            tried=tried,
-            found=f"{type(err).__name__}: {err}",
-            do="check the path, and that the packages which this kind of store or file needs are installed",
-        ) from err
 
 
 @contextmanager

@@ -6,11 +6,13 @@ import pickle
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from xarray_gpuzarr.errors import OptionError
+
 if TYPE_CHECKING:
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
 
 
-def register(client: Any, *, device: str = "auto", pool: bool = False, **options: Any) -> Any:
+def register(client: Any = None, *, device: str = "auto", pool: bool = False, **options: Any) -> Any:
     """Prepare all workers, and those that come later, for reading with this engine.
 
     Workers read without it as well; then the first read of each thread checks, compiles and allocates. Calling it again
@@ -18,8 +20,8 @@ def register(client: Any, *, device: str = "auto", pool: bool = False, **options
 
     Parameters
     ----------
-    client : distributed.Client
-        Of a `LocalCluster`, a `LocalCUDACluster` or any other cluster.
+    client : distributed.Client, optional
+        Of a `LocalCluster`, a `LocalCUDACluster` or any other cluster; the current one if left out.
     device : "auto", "cuda" or "host"
         "cuda" refuses workers that cannot use a GPU; "auto" leaves them as they are.
     pool : bool
@@ -36,14 +38,30 @@ def register(client: Any, *, device: str = "auto", pool: bool = False, **options
     Raises
     ------
     OptionError
-        An unknown option or an unusable value.
+        An unknown option or an unusable value; no client, and none that is current.
     DeviceUnavailableError
         A worker has not what it needs; says which and what. No worker keeps the plugin then.
     """
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
     plugin = GpuZarrPlugin(device=device, pool=pool, **options)
+    client = _current_client() if client is None else client
     return client.sync(_register, client, plugin)
+
+
+def _current_client() -> Any:
+    """Return the client that dask computes with now."""
+    from distributed import Client  # noqa: PLC0415  # likewise
+
+    try:
+        return Client.current()
+    except ValueError:
+        raise OptionError(
+            "there is no cluster to prepare",
+            tried="register() with the current client of distributed",
+            found="no client in this process",
+            do="make one first, client = distributed.Client(...), or give one: register(client)",
+        ) from None
 
 
 async def _register(client: Any, plugin: GpuZarrPlugin) -> None:

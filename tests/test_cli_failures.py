@@ -1,0 +1,138 @@
+"""What the command line says of stores that cannot be opened: one remedy for each cause."""
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from zarr.codecs import BytesCodec
+
+from xarray_gpuzarr.cli import failures, main
+from xarray_gpuzarr.cli.failures import Address, naming_failures
+from xarray_gpuzarr.errors import StoreReadError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(params=["consolidated", "loose"])
+def store(request, tmp_path):
+    """A folder with one store: an array and two groups below each other."""
+    field = xr.Dataset({"t": (("y", "x"), np.ones((4, 6)))})
+    for group in (None, "a", "a/b"):
+        field.to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
+    if request.param == "consolidated":
+        zarr.consolidate_metadata(tmp_path / "s.zarr")
+    return str(tmp_path / "s.zarr")
+
+
+def told(capsys, *arguments):
+    """Return what a command finds and what it says to do."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["tried", "found", "do"]
+    return lines[2][9:], lines[3][9:]
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+@pytest.mark.parametrize(
+    ("group", "found", "do"),
+    [
+        ("none", "no group 'none'", "name one of the groups in this store: a"),
+        ("a/none", "no group 'a/none'", "name one of the groups in 'a': a/b"),
+        ("none/b", "no group 'none/b'", "name one of the groups in this store: a"),
+        ("a/b/none", "there are no groups in 'a/b'", "--group a/b"),
+        ("t", "an array, not a group, at 't'", "give the group that holds 't': leave --group out"),
+        ("a/t", "an array, not a group, at 'a/t'", "give the group that holds 't': --group a"),
+    ],
+)
+def test_a_wrong_group(store, capsys, command, group, found, do):
+    said = told(capsys, command, store, "--group", group)
+
+    assert said[0].startswith(found)
+    assert said[1] == do
+
+
+def test_a_store_without_groups(tmp_path, capsys):
+    xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr")
+
+    assert told(capsys, "info", str(tmp_path / "s.zarr"), "--group", "none")[1] == "leave --group out"
+
+
+def test_a_damaged_group_is_not_called_absent(store, tmp_path, capsys):
+    (tmp_path / "s.zarr/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    (tmp_path / "s.zarr/a/zarr.json").write_text("{")
+
+    assert "no group" not in told(capsys, "info", store, "--group", "a")[0]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_in_place_of_a_group(zarr_format, tmp_path, capsys):
+    xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr", zarr_format=zarr_format)
+
+    found, do = told(capsys, "info", f"{tmp_path}/s.zarr/t/")
+
+    assert found.startswith("an array, not a group")
+    assert do == f"give the group that holds 't': {tmp_path}/s.zarr"
+
+
+def test_a_folder_of_stores(store, tmp_path, capsys):
+    found, do = told(capsys, "info", str(tmp_path))
+
+    assert found.startswith("no zarr.json or .zgroup in this folder")
+    assert do == "name a store in it: s.zarr"
+
+
+def test_an_empty_folder(tmp_path, capsys):
+    assert told(capsys, "info", str(tmp_path))[1] == "name the folder that holds one of them"
+
+
+def test_a_kind_of_address_that_is_not_known(capsys):
+    assert told(capsys, "info", "nope://bucket/s.zarr")[1].startswith("mend what stands before ://; usual are abfs, ")
+
+
+def remedy(error, address, monkeypatch):
+    """Return what is said to do where opening raises `error`, and nothing else can be opened."""
+    monkeypatch.setattr(failures.Address, "open", lambda *_: None)
+    with pytest.raises(StoreReadError) as raised, naming_failures(Address(store=address), "opening it"):
+        raise error
+    return raised.value.do
+
+
+class NoCredentialsError(Exception):
+    """As botocore's is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "address", "do"),
+    [
+        (PermissionError(13, "Permission denied"), "/data/s.zarr", "let this user read it"),
+        (PermissionError("Access Denied"), "s3://bucket/s.zarr", "give credentials that may read it"),
+        (NoCredentialsError("Unable to locate credentials"), "s3://bucket/s.zarr", "give credentials that may read it"),
+        (ImportError("Install s3fs to access S3"), "s3://bucket/s.zarr", "pip install s3fs"),
+        (ImportError("Please install gcsfs"), "gs://bucket/s.zarr", "pip install gcsfs"),
+        (ImportError("Please install gcsfs"), "simplecache::gs://bucket/s.zarr", "pip install gcsfs"),
+        (ModuleNotFoundError("No module named 'ocifs'", name="ocifs"), "oci://b/s.zarr", "pip install ocifs"),
+        (ModuleNotFoundError("No module named 'h5py'", name="h5py"), "/data/a.nc", "pip install h5py"),
+        (TypeError("'storage_options' was provided but unused"), "/data/s.zarr", "leave --storage-options out"),
+        (OSError("else"), "s3://bucket/s.zarr", "check the path, and that the packages"),
+    ],
+)
+def test_a_remedy_for_each_cause(error, address, do, monkeypatch):
+    assert remedy(error, address, monkeypatch).startswith(do)
+
+
+def test_fsspec_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setattr(failures, "find_spec", lambda _: None)
+
+    assert remedy(ImportError("fsspec is required"), "s3://b/s.zarr", monkeypatch) == "pip install fsspec s3fs"
+
+
+def test_a_codec_that_a_known_package_brings(tmp_path, capsys):
+    array = zarr.create_group(tmp_path / "s.zarr").create_array(
+        "t", shape=(3,), dtype="f4", dimension_names=["x"], serializer=BytesCodec()
+    )
+    document = tmp_path / "s.zarr" / array.path / "zarr.json"
+    document.write_text(document.read_text().replace('"zstd"', '"imagecodecs_jpegxl"'))
+
+    assert told(capsys, "info", str(tmp_path / "s.zarr"))[1].startswith("pip install imagecodecs, or leave")

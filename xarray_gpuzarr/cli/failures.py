@@ -1,0 +1,182 @@
+"""Why a store cannot be opened, and what to do about each cause. Commands open stores inside `naming_failures`.
+
+The store is looked at once more where that tells more: which groups there are, and whether an array was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import zarr
+import zarr.errors
+
+from xarray_gpuzarr.errors import GpuZarrError, StoreReadError
+
+_PACKAGES = {
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "gcs": "gcsfs",
+    "gs": "gcsfs",
+    "hf": "huggingface_hub",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+}
+"""What fsspec needs beside itself for a kind of address, as of fsspec 2026.2."""
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+    "ClientAuthenticationError",
+}
+"""Names of exceptions of botocore, google.auth and azure.core: none of them is a PermissionError."""
+_MOST_NAMED = 12
+_USUAL = "check the path, and that the packages which this kind of store or file needs are installed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """What a command was told to open."""
+
+    store: str
+    group: str = ""
+    """Path of the group in the store, without a slash at either end."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """For the fsspec client of a remote store; may hold secrets."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keyword of xarray and zarr-python that hands on the storage options; none if there are none."""
+        return {"storage_options": dict(self.storage_options)} if self.storage_options else {}
+
+    @property
+    def scheme(self) -> str:
+        """What stands before ``://``; empty for a local path."""
+        before, mark, _ = self.store.partition("://")
+        return before.rpartition("::")[2].lower() if mark and before != "file" else ""
+
+    def open(self, path: str) -> Any:
+        """Return the zarr array or group at a path in the store, or None if there is none that can be opened."""
+        try:
+            return zarr.open(self.store, path=path, mode="r", **self.given)
+        except Exception:  # noqa: BLE001  # one failure is being named already; this only looks for its cause
+            return None
+
+
+@contextmanager
+def naming_failures(address: Address | str, tried: str) -> Iterator[None]:
+    """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`."""
+    try:
+        yield
+    except GpuZarrError:
+        raise
+    except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
+        address = Address(store=address) if isinstance(address, str) else address
+        found, do = _cause(err, address)
+        said = f"{type(err).__name__}: {err}"
+        raise StoreReadError(
+            f"cannot open '{address.store}'", tried=tried, found=f"{found} ({said})" if found else said, do=do
+        ) from err
+
+
+def _cause(err: BaseException, address: Address) -> tuple[str, str]:
+    """Return what is wrong, empty if the error says it, and what to do."""
+    errors = _chain(err)
+    if any(isinstance(e, PermissionError) or type(e).__name__ in _NO_CREDENTIALS for e in errors):
+        return "", _on_permission(address)
+    missing = next((e for e in errors if isinstance(e, ImportError)), None)
+    if missing is not None:
+        return "", _on_missing_package(missing, address)
+    if any(str(e).startswith("Protocol not known") for e in errors):
+        return "", f"mend what stands before ://; usual are {', '.join(_PACKAGES)}, file"
+    if isinstance(err, TypeError) and "storage_options" in str(err) and not address.scheme:
+        return "", "leave --storage-options out: a local path has none"
+    try:
+        is_absent = any(isinstance(e, KeyError | FileNotFoundError | zarr.errors.GroupNotFoundError) for e in errors)
+        return _on_place(address, is_absent=is_absent)
+    except Exception:  # noqa: BLE001  # as in `Address.open`
+        return "", _USUAL
+
+
+def _chain(err: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while err is not None and err not in found:
+        found.append(err)
+        err = err.__cause__ or err.__context__
+    return found
+
+
+def _on_permission(address: Address) -> str:
+    if address.scheme:
+        return (
+            "give credentials that may read it, in the environment or with --storage-options KEY=VALUE, as its fsspec "
+            "client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
+        )
+    return f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
+
+
+def _on_missing_package(err: ImportError, address: Address) -> str:
+    package = _PACKAGES.get(address.scheme, err.name)
+    if package is None:
+        return _USUAL
+    fsspec = "fsspec " if address.scheme and find_spec("fsspec") is None else ""
+    return f"pip install {fsspec}{package}"
+
+
+def _on_place(address: Address, *, is_absent: bool) -> tuple[str, str]:
+    """Look what is where a group was expected."""
+    node = address.open(address.group)
+    if isinstance(node, zarr.Array):
+        return _on_array(address)
+    if address.group:
+        is_wrong = is_absent and node is None and isinstance(address.open(""), zarr.Group)
+        return _on_wrong_group(address) if is_wrong else ("", _USUAL)
+    path = Path(address.store)
+    if address.scheme or node is not None or not path.is_dir():
+        return "", _USUAL
+    stores = sorted(child.name for child in path.iterdir() if any((child / f).exists() for f in _GROUP_FILES))
+    if not stores:
+        return "no zarr.json or .zgroup in this folder", "name the folder that holds one of them"
+    return "no zarr.json or .zgroup in this folder", f"name a store in it: {_listed(stores)}"
+
+
+_GROUP_FILES = ("zarr.json", ".zgroup")
+
+
+def _on_array(address: Address) -> tuple[str, str]:
+    if address.group:
+        parent, _, name = address.group.rpartition("/")
+        do = f"give the group that holds {name!r}: " + (f"--group {parent}" if parent else "leave --group out")
+        return f"an array, not a group, at '{address.group}'", do
+    parent, _, name = address.store.rstrip("/").rpartition("/")
+    return "an array, not a group", f"give the group that holds {name!r}: {parent or '.'}"
+
+
+def _on_wrong_group(address: Address) -> tuple[str, str]:
+    """Name the groups that are in the lowest group of the path that exists."""
+    parts = address.group.split("/")
+    for n in range(len(parts) - 1, -1, -1):
+        above = address.open("/".join(parts[:n]))
+        if isinstance(above, zarr.Group):
+            break
+    names = sorted("/".join((*parts[:n], name)) for name in above.group_keys())
+    if "/".join(parts[: n + 1]) in names:  # it is there, and damaged
+        return "", _USUAL
+    where = f"in '{'/'.join(parts[:n])}'" if n else "in this store"
+    if not names:
+        return f"there are no groups {where}", f"--group {'/'.join(parts[:n])}" if n else "leave --group out"
+    return f"no group '{address.group}'", f"name one of the groups {where}: {_listed(names)}"
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
