@@ -54,7 +54,7 @@ def _current_client() -> Any:
     from distributed import Client  # noqa: PLC0415  # likewise
 
     try:
-        return Client.current()
+        return Client.current()  # type: ignore[no-untyped-call]
     except ValueError:
         raise OptionError(
             "there is no cluster to prepare",
