@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from distributed import Client
 from helpers.compare import assert_same_values
 from helpers.simulator import SimulatedDevice
 from helpers.strict_duck import StrictArray, strict_decoder_for
@@ -224,6 +225,71 @@ def test_selection_is_explained_by_its_stored_array(opened):
 
 def test_loaded_variable_is_in_memory(opened):
     assert by_name(opened.load().gpuzarr.explain())["packed"].where == "in memory"
+
+
+@pytest.fixture
+def two_files(tmp_path):
+    """Two stores that follow each other in time, with a variable that both have."""
+    paths = [tmp_path / f"{i}.zarr" for i in range(2)]
+    for i, path in enumerate(paths):
+        hours = {"time": np.arange(4) + 4 * i}
+        xr.Dataset({"t": (("time", "x"), FIELD[0, :4]), "same": ("x", np.ones(8))}, hours).to_zarr(path)
+    return paths
+
+
+JOINED = {"data_vars": "minimal", "coords": "minimal", "compat": "override"}
+OURS = {"engine": "gpuzarr", "device": "host"}
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        lambda paths: xr.open_mfdataset(paths, **OURS, **JOINED),
+        lambda paths: xr.concat([xr.open_dataset(path, chunks={}, **OURS) for path in paths], "time", **JOINED),
+    ],
+    ids=["open_mfdataset", "concat"],
+)
+def test_what_comes_from_several_stores_is_explained(two_files, opening):
+    dataset = opening(two_files)
+
+    rows = by_name(dataset.gpuzarr.explain())
+
+    assert dataset.gpuzarr.device == "host"
+    assert rows.keys() == {"t", "same", "time"}
+    assert (rows["t"].shape, rows["t"].chunk_shape, rows["t"].where) == ((8, 8), (4, 8), "host")
+    assert rows["t"].why == "joined or computed from 2 stored arrays; this is the first, of shape (4, 8)"
+    assert rows["same"].why == ""
+
+
+def test_concat_of_what_dask_does_not_hold_is_in_memory(two_files):
+    parts = [xr.open_dataset(path, **OURS) for path in two_files]
+
+    explanation = xr.concat(parts, "time", **JOINED).gpuzarr.explain()
+
+    assert by_name(explanation)["t"].where == "in memory"
+
+
+def test_persisted_blocks_are_in_memory(kinds):
+    persisted = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS).persist()
+
+    explanation = persisted.gpuzarr.explain()
+    row, derived = by_name(explanation)["packed"], by_name((persisted[["packed"]] + 1).gpuzarr.explain())["packed"]
+
+    assert (row.where, row.why) == ("in memory", "persisted: blocks of a dask array that are read already")
+    assert (derived.where, derived.why) == ("dask", "computed from blocks that are in memory")
+    assert explanation.note == 'Nothing here is left to read by engine="gpuzarr".'
+
+
+def test_blocks_that_workers_hold_are_in_memory(kinds):
+    chunked = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS)
+    with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None):
+        row = by_name(chunked[["packed"]].persist().gpuzarr.explain())["packed"]
+
+    assert (row.where, row.why[:10]) == ("in memory of dask's workers", "persisted:")
+
+
+def test_an_empty_dataset_is_said_to_be_one():
+    assert "There are no variables here." in str(xr.Dataset().gpuzarr.explain())
 
 
 def test_other_engines_are_named_as_such(kinds):

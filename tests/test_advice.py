@@ -1,17 +1,22 @@
 """Warnings that say what to do: when they come, how often, and whose line they point at."""
 
+import io
 import warnings
 
+import dask
 import numpy as np
 import pytest
 import xarray as xr
 from helpers.strict_duck import StrictDecoder
+from rich.console import Console
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import GpuZarrWarning, advice, decoders, lazy_array, open_options
+from xarray_gpuzarr import GpuZarrWarning, advice, decoders, lazy_array, open_options, progress_bar
 from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.backend import opening
+from xarray_gpuzarr.cli.terminal import warnings_said
 from xarray_gpuzarr.decoders.base import Route
+from xarray_gpuzarr.progress_bar import progress
 from xarray_gpuzarr.tasks import chunkmanager
 
 
@@ -56,6 +61,41 @@ def test_it_points_at_the_line_of_the_user(store, monkeypatch):
         open_store(store, chunks={}, device="host")
 
     assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "sync"])
+def test_tasks_point_at_the_line_that_computes(scheduler):
+    task = dask.delayed(advise)("task", "it is slow", found="a number", do="change it")
+
+    with pytest.warns(GpuZarrWarning) as warned:
+        task.compute(scheduler=scheduler)
+
+    assert warned[0].filename == __file__
+
+
+def test_a_block_of_progress_points_at_its_own_line(monkeypatch):
+    monkeypatch.setattr(progress_bar.importlib.util, "find_spec", {}.get)
+
+    with pytest.warns(GpuZarrWarning) as warned, progress(console=Console(file=io.StringIO(), force_jupyter=True)):
+        pass
+
+    assert warned[0].filename == __file__
+    assert "pip install 'xarray-gpuzarr[notebooks]', or only ipywidgets" in str(warned[0].message)
+
+
+def test_a_cell_of_a_notebook_is_pointed_at():
+    cell = "advise('cell', 'it is slow', found='a number', do='change it')"
+    with pytest.warns(GpuZarrWarning) as warned:
+        exec(compile(cell, "/tmp/ipykernel_1/2.py", "exec"), {"advise": advise, "__name__": "__main__"})
+
+    assert (warned[0].filename, warned[0].lineno) == ("/tmp/ipykernel_1/2.py", 1)
+
+
+def test_the_command_line_shows_no_line_of_code(capsys):
+    with warnings_said():
+        advise("cli", "it is slow", found="a number", do="change it")
+
+    assert capsys.readouterr().err == "GpuZarrWarning: it is slow\n  found: a number\n  do:    change it\n"
 
 
 @pytest.mark.parametrize(

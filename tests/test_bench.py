@@ -234,6 +234,27 @@ def test_timings_that_cannot_be_written_are_told_before_anything_is_measured(ben
     assert printed.out == ""
 
 
+def test_progress_and_an_estimate_are_shown_in_a_terminal(bench_of, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+
+    assert bench_of(FIRST, OURS, options=["--rounds", "2"]) == 0
+
+    told = [line.split("\x1b[K")[-1] for line in capsys.readouterr().err.split("\r")]
+    assert told[1:3] == ["first read, reader 1 of 2: zarr default ...", "first read, reader 2 of 2: gpuzarr ..."]
+    assert told[3:] == [
+        "round 1 of 2: zarr default ...",
+        "round 1 of 2, 1 s left: gpuzarr ...",
+        "round 2 of 2, 1 s left: gpuzarr ...",
+        "round 2 of 2, 1 s left: zarr default ...",
+        "",
+    ]
+
+
+def test_nothing_of_it_is_shown_where_there_is_no_terminal(bench_of, capsys):
+    assert bench_of(FIRST, OURS) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_no_file_is_left_where_nothing_was_measured(bench_of, tmp_path):
     assert bench_of(FIRST, OURS, options=["--variable", "nonesuch", "--out", str(tmp_path / "out.json")]) == 2
     assert list(tmp_path.iterdir()) == []

@@ -265,14 +265,39 @@ def test_the_package_has_the_version_that_the_command_tells(capsys):
     assert "__version__" in dir(xarray_gpuzarr)
 
 
-def test_bash_completes_commands(tmp_path):
-    script = tmp_path / "gpuzarr.bash"
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("in", "info"),
+        ("info s", "s.zarr"),
+        ("info s.zarr/t", "s.zarr/t"),
+        ("info s.zarr --device c", "cuda"),
+        ("info s.zarr --al", "--all"),
+        ("bench s.z", "s.zarr"),
+        ("bench s.zarr --out s", "s.zarr"),
+        ("bench s.zarr --readers Te", "TensorStore"),
+        ("demo --dir s", "s.zarr"),
+        ("demo --source s", "s.zarr"),
+        ("doctor --device h", "host"),
+        ("doctor --json s", "s.zarr"),
+    ],
+)
+def test_bash_completes_commands_paths_and_choices(path, words, completed):
+    folder = Path(path).parent
+    script = folder / "gpuzarr.bash"
     script.write_text(shtab.complete(cli.parser(), "bash"))
 
-    words = f"source {script}; COMP_WORDS=(gpuzarr in); COMP_CWORD=1; _shtab_gpuzarr; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
+    words = ["gpuzarr", *words.split()]
+    code = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_gpuzarr; echo ${{COMPREPLY[@]}}"
+    command = ["bash", "-c", f"source {script}; {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
 
-    assert done.stdout == "info\n"
+    assert done.stdout == f"{completed}\n"
+
+
+@pytest.mark.parametrize("shell", shtab.SUPPORTED_SHELLS)
+def test_every_shell_completes_paths(shell):
+    assert shtab.FILE[shell] in shtab.complete(cli.parser(), shell)
 
 
 def test_no_command_is_a_usage_error(capsys):

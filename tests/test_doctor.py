@@ -345,10 +345,10 @@ def test_what_is_shown_is_no_markup_and_no_control_code():
 
 
 def test_progress_is_shown_on_terminals_only(monkeypatch, capsys):
-    command._Line().show("x")
+    command.StatusLine().show("x")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    line = command._Line()
+    line = command.StatusLine()
     line.show("known answers")
     line.clear()
     assert "known answers ..." in capsys.readouterr().err

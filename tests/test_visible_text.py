@@ -202,7 +202,7 @@ def test_info(hostile, name, seen, capsys):
     assert main(["info", str(hostile), "--device", "host"]) == 0
 
     out = capsys.readouterr().out
-    assert_seen(out, f"groups below it: g{seen} (")
+    assert_seen(out, f"PATH):\n  g{seen}")
     assert out.count(seen) == 5
 
 

@@ -162,12 +162,17 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
     device : "cuda", "host" or None
         Where this engine's variables are read to; None if there are none.
     """
+    rows = tuple(rows)
+    if not rows:
+        return Explanation(rows=rows, note="There are no variables here.")
     if device is None:
-        return Explanation(rows=tuple(rows), note='Nothing here is read by engine="gpuzarr".')
+        is_loaded = any("in memory" in row.where + row.why for row in rows)
+        note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
+        return Explanation(rows=rows, note=f'{note} by engine="gpuzarr".')
     missing = missing_for_cuda()
     if device == "host" and missing:
-        return Explanation(rows=tuple(rows), note=f"CUDA cannot be used here; missing: {', '.join(missing)}.")
-    return Explanation(rows=tuple(rows))
+        return Explanation(rows=rows, note=f"CUDA cannot be used here; missing: {', '.join(missing)}.")
+    return Explanation(rows=rows)
 
 
 def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:

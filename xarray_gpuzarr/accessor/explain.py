@@ -19,7 +19,7 @@ from xarray_gpuzarr.codec_json import parse_codecs
 from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE
 from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec
-from xarray_gpuzarr.tasks import find_block_reader
+from xarray_gpuzarr.tasks import find_block_reader, find_block_readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +168,28 @@ def _codecs_of(array: zarr.Array[Any]) -> str:
 
 def _derivation(variable: Variable, lazy: LazyArray) -> str:
     """Say so if the variable is not the stored array itself."""
+    n_sources = sum(1 for _ in find_block_readers(variable._data))  # noqa: SLF001  # `.data` would read it
+    if n_sources > 1:
+        return f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
     if variable.shape == lazy.shape and variable.dtype == lazy.dtype:
         return ""
     return f"selected or computed from a stored array of shape {lazy.shape}"
+
+
+def _on_dask(data: Any) -> tuple[str, str]:
+    """Say whether the blocks of a dask array that reads nothing are there already, and with whom."""
+    layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
+    firsts = [next(iter(layer.values()), None) for layer in layers if layer]
+    blocks = getattr(firsts[0], "value", firsts[0]) if firsts else None
+    if type(blocks).__module__.startswith("distributed."):
+        where = "in memory of dask's workers"
+    elif hasattr(blocks, "dtype") and not hasattr(blocks, "dask"):
+        where = "in memory"
+    else:
+        return "dask", "not opened by this engine"
+    if len(layers) == 1:
+        return where, "persisted: blocks of a dask array that are read already"
+    return "dask", f"computed from blocks that are {where}"
 
 
 def _elsewhere(variable: Variable) -> tuple[str, str]:
@@ -186,5 +205,5 @@ def _elsewhere(variable: Variable) -> tuple[str, str]:
     if variable.dtype.kind not in NUMERIC_KINDS:
         return "host, by xarray", "text and objects stay with xarray"
     if hasattr(variable._data, "dask"):  # noqa: SLF001
-        return "dask", "not opened by this engine"
+        return _on_dask(variable._data)  # noqa: SLF001
     return "host, by xarray", "opened by another engine, or with CF attributes that are not plain arithmetic"

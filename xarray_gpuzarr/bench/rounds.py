@@ -11,7 +11,8 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -98,7 +99,14 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def bench_array(location: Location, *, most_nbytes: int, n_rounds: int, readers: Sequence[ArrayReader]) -> BenchResult:
+def bench_array(
+    location: Location,
+    *,
+    most_nbytes: int,
+    n_rounds: int,
+    readers: Sequence[ArrayReader],
+    progress: Callable[[str], None] = lambda _: None,
+) -> BenchResult:
     """Let readers take turns at a corner of an array.
 
     Parameters
@@ -109,6 +117,8 @@ def bench_array(location: Location, *, most_nbytes: int, n_rounds: int, readers:
     n_rounds : int
         Timed reads of each reader.
     readers : sequence of ArrayReader
+    progress : callable
+        Is told what is done next, and for how long it will go on.
 
     Raises
     ------
@@ -123,11 +133,14 @@ def bench_array(location: Location, *, most_nbytes: int, n_rounds: int, readers:
     with _processes() as crew:
         rows = [_row(reader, reader.why_absent() or "") for reader in readers]
         for operation in get_args(Operation):
-            rows = _checked(rows, operation, location, box, crew)
+            rows = _checked(rows, operation, location, box, crew, progress)
+        told = _Rounds(n_rounds, progress)
         for n in range(n_rounds):
             first = n % len(rows)
             order = [*range(first, len(rows)), *range(first)]
+            told.begin(n, sum(not row.note for row in rows))
             for i in order:
+                told.tell(rows[i])
                 rows[i] = _timed(rows[i], crew)
     return BenchResult(
         location=location,
@@ -168,6 +181,35 @@ def corner_box(shape: Sequence[int], whole: Sequence[int], itemsize: int, most_n
     return box()
 
 
+class _Rounds:
+    """Says which round it is, and how long all will take, going by what is done.
+
+    Parameters
+    ----------
+    n_rounds : int
+    progress : callable
+    """
+
+    def __init__(self, n_rounds: int, progress: Callable[[str], None]) -> None:
+        self._n_rounds, self._progress = n_rounds, progress
+        self._start, self._n_done, self._n_left, self._round = time.monotonic(), 0, 0, 0
+
+    def begin(self, n: int, n_readers: int) -> None:
+        """Begin a round, counted from 0."""
+        self._round, self._n_left = n, (self._n_rounds - n) * n_readers
+
+    def tell(self, row: Row) -> None:
+        """Say what is read next, unless the reader has dropped out."""
+        if row.note:
+            return
+        left = ""
+        if self._n_done:
+            left_s = (time.monotonic() - self._start) / self._n_done * self._n_left
+            left = f", {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{max(1, left_s):.0f} s'} left"
+        self._progress(f"round {self._round + 1} of {self._n_rounds}{left}: {row.reader}")
+        self._n_done, self._n_left = self._n_done + 1, self._n_left - 1
+
+
 Crew = dict[str, ProcessPoolExecutor]
 
 
@@ -186,7 +228,9 @@ def _row(reader: ArrayReader, note: str) -> Row:
     return Row(reader=reader.name, operation=reader.operation, ours=reader.ours, note=note)
 
 
-def _checked(rows: list[Row], operation: Operation, location: Location, box: Box, crew: Crew) -> list[Row]:
+def _checked(
+    rows: list[Row], operation: Operation, location: Location, box: Box, crew: Crew, progress: Callable[[str], None]
+) -> list[Row]:
     """Let every reader of an operation read once; note why those that fail or disagree drop out."""
     # Spawned: a fork would share threads' locks, and CUDA does not survive one.
     waiting = {}
@@ -195,8 +239,9 @@ def _checked(rows: list[Row], operation: Operation, location: Location, box: Box
         if row.operation == operation and not row.note:
             crew[row.reader] = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
             waiting[i] = crew[row.reader].submit(os.getpid)  # they import side by side
-    for i, ready in waiting.items():
+    for n, (i, ready) in enumerate(waiting.items(), 1):
         row = rows[i]
+        progress(f"first {operation}, reader {n} of {len(waiting)}: {row.reader}")
         try:
             ready.result()
             first: FirstRead = crew[row.reader].submit(first_read, row.reader, location, box).result()

@@ -33,6 +33,25 @@ in Python:
 """
 
 
+_FILE = {
+    "bash": "_shtab_compgen_files",
+    "zsh": "_files",
+    "tcsh": "f",
+    "fish": "(__fish_complete_path (commandline -ct))",
+    "powershell": "_shtab_powershell_compgen_files",
+}
+"""What completes paths in each shell that shtab writes for: its `FILE`, without importing it."""
+
+
+class _Suggested(tuple[str, ...]):
+    """Choices that help and shells offer; whether others will do is said where they are used, in three lines."""
+
+    __slots__ = ()
+
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -88,8 +107,8 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="write a sample, read it with both engines, compare, measure and draw")
-    demo.add_argument("--source", metavar="FILE", help="any file that xarray can open, instead of the sample")
-    demo.add_argument(
+    source = demo.add_argument("--source", metavar="FILE", help="any file that xarray can open, instead of the sample")
+    folder = demo.add_argument(
         "--dir",
         type=Path,
         default=Path("demo"),
@@ -99,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_run_demo)
 
     info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
-    info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
+    info_store = info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
     info.add_argument("--group", default="", help="path of a group inside the store")
     info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
     info.add_argument("--all", action="store_true", help="tables of all variables and all groups, however many")
@@ -107,20 +126,28 @@ def parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_run_info)
 
     bench = commands.add_parser("bench", help="compare the readers that are installed on a store of yours")
-    bench.add_argument("store", metavar="STORE", help="a path or URL that zarr-python can open")
+    bench_store = bench.add_argument("store", metavar="STORE", help="a path or URL that zarr-python can open")
     bench.add_argument("--group", default="", help="path of a group inside the store")
     bench.add_argument("--variable", help="array to read (the largest that this engine reads)")
     bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to so much, uncompressed (256 MB)")
     bench.add_argument("--rounds", type=int, default=5, help="timed reads of each reader (5)")
-    bench.add_argument("--readers", nargs="+", metavar="PART", help="only readers whose name contains one of these")
-    bench.add_argument("--out", type=Path, help="also write every timing to this JSON file")
+    bench.add_argument(
+        "--readers",
+        nargs="+",
+        metavar="PART",
+        choices=_Suggested(("gpuzarr", "zarr", "zarrs", "TensorStore")),
+        help="only readers whose name contains one of these",
+    )
+    out = bench.add_argument("--out", type=Path, help="also write every timing to this JSON file")
     bench.set_defaults(run=_run_bench)
 
     doctor = commands.add_parser("doctor", help="say what this machine has, whether it decodes rightly, and how fast")
     doctor.add_argument("--calibrate", action="store_true", help="measure which reads the GPU is to decode (minutes)")
     doctor.add_argument("--thorough", action="store_true", help="ask nvCOMP alone, and read damaged chunks (minutes)")
     form = doctor.add_mutually_exclusive_group()
-    form.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all of it as JSON, or to a file")
+    document = form.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write all of it as JSON, or to a file"
+    )
     form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
     doctor.set_defaults(run=_run_doctor)
 
@@ -133,7 +160,15 @@ def parser() -> argparse.ArgumentParser:
             help="an option of a remote store's fsspec client, such as anon=true; may be given several times",
         )
     for command in (demo, info, doctor):
-        command.add_argument("--device", default="auto", help="auto, cuda or host (auto)")
+        command.add_argument(
+            "--device",
+            default="auto",
+            metavar="DEVICE",
+            choices=_Suggested(("auto", "cuda", "host")),
+            help="auto, cuda or host (auto)",
+        )
+    for place in (source, folder, info_store, bench_store, out, document):
+        vars(place)["complete"] = _FILE  # shtab looks for this attribute
     return parser
 
 

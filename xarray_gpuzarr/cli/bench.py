@@ -14,7 +14,15 @@ from rich.console import Console
 from xarray_gpuzarr.accessor.explain import lazy_array_of
 from xarray_gpuzarr.accessor.explanation import format_nbytes
 from xarray_gpuzarr.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
-from xarray_gpuzarr.cli.terminal import address_of, make_writable, naming_unwritable, open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import (
+    StatusLine,
+    address_of,
+    make_writable,
+    naming_unwritable,
+    open_store,
+    say,
+    table_of,
+)
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.option_values import parse_nbytes
 
@@ -47,11 +55,17 @@ def run_bench(options: argparse.Namespace) -> int:
     with open_store("gpuzarr", address, group=address.group or None, device="host", **address.given) as dataset:
         variable = _variable(dataset, options.variable)
     location = Location(store=address.store, group=address.group, variable=variable, **address.given)
-    result = bench_array(location, most_nbytes=most_nbytes, n_rounds=options.rounds, readers=readers)
-    _print(result, Console())
-    if options.out is not None:
+    line = StatusLine()
+    try:
+        result = bench_array(
+            location, most_nbytes=most_nbytes, n_rounds=options.rounds, readers=readers, progress=line.show
+        )
+    finally:
+        line.clear()
+    if options.out is not None:  # before it is printed: to a pipe, perhaps, whose reader ends
         with naming_unwritable("--out", options.out):
             options.out.write_text(json.dumps(result.as_json(), indent=1) + "\n")
+    _print(result, Console())
     return int(any(row.failed for row in result.rows))
 
 

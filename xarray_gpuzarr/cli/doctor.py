@@ -10,11 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from xarray_gpuzarr.cli.terminal import naming_unwritable, say, table_of
+from xarray_gpuzarr.cli.terminal import StatusLine, naming_unwritable, say, table_of
 from xarray_gpuzarr.diagnosis.examine import USUAL, Effort, examine
 from xarray_gpuzarr.diagnosis.report import Diagnosis, Section
-
-_MOST_SHOWN = 60
 
 
 def run_doctor(options: argparse.Namespace, effort: Effort = USUAL) -> int:
@@ -26,7 +24,7 @@ def run_doctor(options: argparse.Namespace, effort: Effort = USUAL) -> int:
         Something has to be mended first.
     """
     is_shown = options.json != "-" and not options.report
-    line, sections = _Line(), []
+    line, sections = StatusLine(), []
     if options.json not in (None, "-"):
         with naming_unwritable("--json", Path(options.json)):
             Path(options.json).open("a").close()
@@ -74,20 +72,3 @@ def _print(section: Section) -> None:
         width = max((len(row[0]) for row in section.rows), default=0)
         say(*(f"{row[0].ljust(width)}  {'  '.join(row[1:])}" for row in section.rows))
     say(*section.notes, *(f"FAILED: {failure}" for failure in section.failures), "")
-
-
-class _Line:
-    """What is being done, in the last line of a terminal; nothing where standard error is none."""
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
-
-    def show(self, what: str) -> None:
-        if self._is_shown:
-            sys.stderr.write(f"\r\x1b[K{what[:_MOST_SHOWN]} ...")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        if self._is_shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -126,3 +127,25 @@ def make_writable(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder) as file:
         file.write(b".")
+
+
+class StatusLine:
+    """What is being done, in the last line of a terminal; nothing where standard error is none."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+
+    def show(self, what: str) -> None:
+        """Show what is being done, in place of what was shown before."""
+        if self._is_shown:
+            sys.stderr.write(f"\r\x1b[K{visible(what)[:_MOST_SHOWN]} ...")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Leave the line empty, for what is printed next."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+_MOST_SHOWN = 70

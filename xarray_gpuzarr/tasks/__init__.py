@@ -3,6 +3,6 @@
 `ShardVariable` is what `backend` hands to xarray; `find_block_reader` finds the stored array in a dask graph again.
 """
 
-from xarray_gpuzarr.tasks.chunkmanager import ShardVariable, find_block_reader
+from xarray_gpuzarr.tasks.chunkmanager import ShardVariable, find_block_reader, find_block_readers
 
-__all__ = ["ShardVariable", "find_block_reader"]
+__all__ = ["ShardVariable", "find_block_reader", "find_block_readers"]

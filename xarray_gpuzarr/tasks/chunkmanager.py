@@ -8,6 +8,7 @@ decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Self, cast
 
 import dask.array as da
@@ -201,12 +202,16 @@ def _block_reader(data: object) -> BlockReader | None:
 
 def find_block_reader(data: object) -> BlockReader | None:
     """Return the first `BlockReader` in the graph of a dask array, or None."""
+    return next(find_block_readers(data), None)
+
+
+def find_block_readers(data: object) -> Iterator[BlockReader]:
+    """Go through the `BlockReader` objects in the graph of a dask array, one for each time an array was chunked."""
     graph = getattr(data, "dask", None)
     for layer in getattr(graph, "layers", {}).values():
         found = next(filter(None, map(_reader_in, _literals(layer))), None)
         if found is not None:
-            return found
-    return None
+            yield found
 
 
 def _literals(layer: Any) -> list[Any]:
