@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any
 from dask.callbacks import Callback, normalize_callback
 from rich.filesize import decimal
 
-from xarray_gpuzarr.advice import advise
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
@@ -78,17 +76,9 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
 
 def _can_draw(console: Console) -> bool:
     """Whether a bar would be seen as one, and not as the lines of a log."""
-    if not console.is_jupyter:
-        return console.is_terminal
-    has_widgets = importlib.util.find_spec("ipywidgets") is not None
-    if not has_widgets:
-        advise(
-            "progress",
-            "progress() draws nothing in this notebook",
-            found="ipywidgets is not installed where the notebook's kernel runs",
-            do="pip install 'xarray-gpuzarr[notebooks]', or only ipywidgets, and restart the kernel",
-        )
-    return has_widgets
+    if console.is_jupyter:
+        return importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal
 
 
 class Bars:
