@@ -329,6 +329,17 @@ def test_a_context_that_is_broken_says_nothing_of_the_device(kind, impatient):
     sound.check()
 
 
+@pytest.mark.parametrize("first", [4, 6, 10, 14, 20])
+def test_a_device_that_breaks_in_its_first_checks_is_not_used(first):
+    """The check of copies has passed by then, in the same breath."""
+    array, _ = cases()["zstd"]
+    device = FaultyDevice(Fault("upload", "raise", first=first))
+    decoder = CudaDecoder(lambda: device)
+    with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
+        values(array, decoder)
+    assert "copies failed" in decoder.why_unusable()
+
+
 @pytest.mark.parametrize("error", [MemoryError("no pages"), OSError("no file"), ImportError("no module")])
 def test_what_is_no_error_of_the_device_is_not_remembered(error):
     array, expected = cases()["lz4"]

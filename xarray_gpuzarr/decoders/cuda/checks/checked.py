@@ -120,11 +120,11 @@ class CheckedDevice:
         answers = list(run_checks(self.api, todo, until_failure=True))
         lasting = {answer.name: answer.found for answer in answers if answer.about == "device"}
         failed = answers[-1] if not answers[-1].passed else None
+        found.update((answer.name, "") for answer in answers if answer.passed)
         if failed is not None and failed.about != "moment":
             found[failed.name] = failed.found
             if not self._still_copies(failed):  # then the context is broken, perhaps by others, and nothing was learnt
                 lasting.pop(failed.name, None)
-        found.update((answer.name, "") for answer in answers if answer.passed)
         remembered.save(identity, lasting)
         return failed if failed is not None and failed.about == "moment" else None
 
