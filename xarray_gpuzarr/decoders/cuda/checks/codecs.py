@@ -72,8 +72,8 @@ def _decode(lane: Lane, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> i
     trial = Trial(layout, [f.frame for f in frames])
     found, n_left = trial.by_device(lane, trial.box(...), _SEEN)
     wrong = [f for f, values in zip(frames, found.reshape(-1, nbytes), strict=True) if values.tobytes() != f.decoded]
-    for frame in wrong:
-        raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {_words(frame)}")
+    if wrong:
+        raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {_words(wrong[0])}")
     if n_left:
         raise WrongAnswerError(f"{n_left} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
     return found.nbytes
