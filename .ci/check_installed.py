@@ -18,7 +18,7 @@ def files(folder):
 
 
 assert files(installed) == files(sources), files(installed) ^ files(sources)
-assert {path.suffix for path in files(installed)} == {".py", ".cu", ".cuh", ".typed"}
+assert {path.suffix for path in files(installed)} == {".py", ".cu", ".cuh", ".json", ".typed"}
 
 package = distribution("xarray-gpuzarr")
 assert package.metadata["License-Expression"] == "Apache-2.0"
