@@ -16,8 +16,9 @@ from helpers.stores import RecordingStore
 from xarray.backends import ZarrStore
 from zarr.storage import LocalStore, MemoryStore
 
-from xarray_gpuzarr import DeviceUnavailableError, GpuZarrError, OptionError, decoders
+from xarray_gpuzarr import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
+from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders import missing_for_cuda
 from xarray_gpuzarr.lazy_array import find_lazy_array
 
@@ -240,8 +241,8 @@ def test_cuda_without_what_it_needs_says_what_is_missing(v3):
     [(None, 1, True), (None, None, True), (None, 0, False), ("0", 1, True), ("", 1, False), ("-1", 1, False)],
 )
 def test_driver_without_a_gpu_to_use_is_not_enough(monkeypatch, visible, n_gpus, usable):
-    monkeypatch.setattr(decoders, "_has_driver", lambda: True)
-    monkeypatch.setattr(decoders, "_n_gpus", lambda: n_gpus)
+    monkeypatch.setattr(driver, "has_driver", lambda: True)
+    monkeypatch.setattr(driver, "n_gpus", lambda: n_gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

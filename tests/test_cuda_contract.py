@@ -229,8 +229,8 @@ def test_opening_explaining_and_pickling_import_no_gpu_package(path, tmp_path):
         (tmp_path / package / "__init__.py").write_text(f"raise {error}('{package}')")
     program = f"""
 import pickle, sys
-import xarray as xr, xarray_gpuzarr.decoders as decoders
-decoders._has_driver = lambda: True
+import xarray as xr, xarray_gpuzarr.cuda.driver as driver
+driver.has_driver = lambda: True
 ds = xr.open_dataset({str(path)!r}, engine="gpuzarr")
 assert ds.gpuzarr.device == "cuda"
 assert ds.gpuzarr.explain().rows[0].where == "cuda"

@@ -175,6 +175,9 @@ class Library:
     def nvmlInit_v2(self):  # noqa: N802
         return 0
 
+    def nvmlShutdown(self):  # noqa: N802
+        return 0
+
     def nvmlDeviceGetCount_v2(self, count):  # noqa: N802
         count._obj.value = 2
         return 0

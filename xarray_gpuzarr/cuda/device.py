@@ -78,7 +78,7 @@ class NativePinned:
 class NativeDevice:
     """One GPU through CuPy and RMM; `native_device` keeps one for each.
 
-    All members but `activate` and `index` are to be called inside `activate`.
+    All members but `activate`, `index` and `identity` are to be called inside `activate`.
 
     Parameters
     ----------

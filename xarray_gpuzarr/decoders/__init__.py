@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -11,6 +10,7 @@ from functools import cache
 from typing import cast, get_args
 
 from xarray_gpuzarr.advice import advise
+from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders.base import Decoder, Device, FileReader, Route, SelfChecking
 from xarray_gpuzarr.decoders.faults import no_direct_files
 from xarray_gpuzarr.decoders.host import HostDecoder
@@ -42,39 +42,16 @@ def missing_for_cuda() -> list[str]:
     Imports no GPU package and does not start CUDA, which a process that forks must not: looks for the driver library,
     asks NVML for GPUs, and looks for installed modules.
     """
-    missing = [] if _has_driver() else ["the NVIDIA driver (libcuda)"]
+    missing = [] if driver.has_driver() else ["the NVIDIA driver (libcuda)"]
     missing += [] if missing or _sees_gpu() else ["a GPU that this process may use"]
     return missing + [label for module, label in _CUDA_NEEDS.items() if not _installed(module)]
-
-
-@cache
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def _sees_gpu() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
         return False
-    count = _n_gpus()
+    count = driver.n_gpus()
     return count is None or count > 0
-
-
-@cache
-def _n_gpus() -> int | None:
-    """Return how many GPUs the driver knows; None where NVML cannot say."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    count = ctypes.c_uint()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return None
-    nvml.nvmlShutdown()
-    return count.value
 
 
 def _installed(module: str) -> bool:

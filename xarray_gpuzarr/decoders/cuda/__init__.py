@@ -126,15 +126,16 @@ class CudaDecoder:
     ) -> Any:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        by_host, n_host = why_not_device(spec, cast) is not None or not fits_kernels(target), 0
-        if not (by_host := by_host or spec in self._distrusted):
+        n_host = 0
+        by_host = why_not_device(spec, cast) is not None or not fits_kernels(target) or spec in self._distrusted
+        if not by_host:
             n_host, plans = shared_out(spec, target, plans, self._reading, self._identify)
-            by_host = n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)
-        if by_host or self._fails(spec, target, cast):
+            is_given_away = n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)
+            by_host = is_given_away or self._fails(spec, target, cast)
+        if by_host:
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
         resources, reading = self._current_resources(), self._reading
-
         choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
         def read() -> Any:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata, resources
 from pathlib import Path
 from uuid import uuid4
@@ -36,22 +36,34 @@ def save(identity: DeviceIdentity, outcomes: Outcomes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps(document, indent=1) + "\n")
         beside.replace(path)
+        _in_folder.cache_clear()  # the folder's clock may be coarse
     except OSError:
         with suppress(OSError):
             beside.unlink()
 
 
-def of_this_package() -> Iterator[tuple[DeviceIdentity, Outcomes]]:
-    """Yield each GPU of this machine that is remembered as it was last used, and what was found of it."""
+def of_this_package() -> Sequence[tuple[DeviceIdentity, Outcomes]]:
+    """Return each GPU of this machine that is remembered as it was last used, and what was found of it.
+
+    It is asked for every variable: files are read once for each state of the folder.
+    """
+    folder = cache_folder()
+    try:
+        return _in_folder(folder, folder.stat().st_mtime_ns)
+    except OSError:
+        return ()
+
+
+@lru_cache(maxsize=4)
+def _in_folder(folder: Path, _changed: int) -> Sequence[tuple[DeviceIdentity, Outcomes]]:
     found: dict[str, tuple[float, DeviceIdentity, Outcomes]] = {}
     with suppress(OSError):
-        for path in cache_folder().glob("checks-*.json"):
+        for path in folder.glob("checks-*.json"):
             identity, outcomes = _read(path)
             changed = path.stat().st_mtime
             if identity is not None and changed > found.get(identity.uuid, (0.0,))[0]:
                 found[identity.uuid] = changed, identity, outcomes
-    for _, identity, outcomes in found.values():
-        yield identity, outcomes
+    return tuple((identity, outcomes) for _, identity, outcomes in found.values())
 
 
 def _read(path: Path) -> tuple[DeviceIdentity | None, Outcomes]:
