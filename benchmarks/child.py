@@ -22,8 +22,8 @@ import zarr
 from benchmarks.opened import Opened, Task
 from benchmarks.readers import READERS
 from benchmarks.results import Peak, Sample
-from xarray_gpuzarr.bench.child import checksum
-from xarray_gpuzarr.bench.readers import ReaderAbsentError
+from xarray_gpuzarr.machine.bench.child import checksum
+from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
 
 _ANSWER_SECONDS = 600
 

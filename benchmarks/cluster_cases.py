@@ -28,8 +28,8 @@ from benchmarks.results import Facts, Side
 from benchmarks.slow_store import SlowStore
 from benchmarks.stores import write_workload
 from benchmarks.workloads import ERA5, Workload
-from xarray_gpuzarr.bench.readers import PIPELINES, READERS, Chunking, Location, open_variable
 from xarray_gpuzarr.errors import GpuZarrWarning
+from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, Chunking, Location, open_variable
 
 _CHUNKINGS: tuple[Chunking, ...] = ("chunks=shards", "chunks={}")
 _N_TASKS = 1000

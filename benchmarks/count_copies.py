@@ -23,7 +23,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 from benchmarks.range_server import RangeServer
 from benchmarks.store_cases import fsspec_store, s3_store
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.bench.readers import PIPELINES
+from xarray_gpuzarr.machine.bench.readers import PIPELINES
 
 Read = Callable[[zarr.Array[Any]], Any]
 
@@ -85,7 +85,8 @@ def _count_on_device(array: zarr.Array[Any], _: Read) -> float:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     from helpers.simulator import SimulatedDevice  # type: ignore[import-not-found]  # noqa: PLC0415 - of the tests
 
-    from xarray_gpuzarr.decoders.cuda import CudaDecoder, image  # noqa: PLC0415
+    from xarray_gpuzarr.decoders.cuda import CudaDecoder  # noqa: PLC0415
+    from xarray_gpuzarr.decoders.cuda import upload as image  # noqa: PLC0415
     from xarray_gpuzarr.read import read, stored_array  # noqa: PLC0415
 
     copied, copy_bytes = [0], image.copy_bytes

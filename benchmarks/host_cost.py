@@ -32,9 +32,10 @@ from benchmarks.measure import Case, Contestant, Ready, Session
 from benchmarks.null_device import NullDevice, header_array
 from benchmarks.results import CaseRows, Results
 from benchmarks.stopwatch import Stopwatch
-from xarray_gpuzarr import plan, snapshot
-from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, decode, receipts, staging
+from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.plan import read_plan as plan
+from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.read import read
 
 _N_SHARDS = 32

@@ -18,8 +18,9 @@ import zarr
 from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
 from benchmarks.stores import write_workload
 from benchmarks.workloads import SERIES, Workload
-from xarray_gpuzarr import index_cache, read_array
-from xarray_gpuzarr.bench.readers import PIPELINES
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.machine.bench.readers import PIPELINES
 
 _BLOCK_NBYTES = 2 * 1024 * 1024
 """What our reader asks for at once, and so what the bare reads do."""

@@ -19,16 +19,17 @@ import numpy.typing as npt
 import zstandard
 from numcodecs import LZ4
 
-from xarray_gpuzarr.byte_range import ByteRange
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codec_json import parse_codecs
-from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory
 from xarray_gpuzarr.cuda.nvcomp import Alignment, zstd_temp_nbytes
 from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge
-from xarray_gpuzarr.grid import ChunkGrid
-from xarray_gpuzarr.metadata import ArraySpec, KeyEncoding
+from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.read import StoredArray
-from xarray_gpuzarr.shard_index import ShardIndexSpec
+from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.codec_json import parse_codecs
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 _TOTAL_NBYTES = 80 * 10**9
 _RATIO = 5.3

@@ -25,7 +25,7 @@ from benchmarks.compressors import Family
 from benchmarks.opened import Array
 from benchmarks.stores import cache_directory
 from benchmarks.workloads import Workload
-from xarray_gpuzarr.decoders import host_memory
+from xarray_gpuzarr.decoders.host import memory as host_memory
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COLUMNS = (

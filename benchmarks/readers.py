@@ -1,7 +1,8 @@
 """All readers of the host, and what each does with a store: the shipped registry, and the limits.
 
-How a library opens an array and reads a box of it stands in `xarray_gpuzarr.bench.readers`, which ``gpuzarr bench``
-uses too; here it becomes a whole read, a read in pieces, or a mean. Readers to a GPU are in `gpu.readers`.
+How a library opens an array and reads a box of it stands in `xarray_gpuzarr.machine.bench.readers`, which
+``gpuzarr bench`` uses too; here it becomes a whole read, a read in pieces, or a mean. Readers to a GPU are in
+`gpu.readers`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from benchmarks.results import Side
 from benchmarks.speed_of_light import open_limit
 from benchmarks.stages import compute, open_compute_stage, open_decode_stage, open_read_stage
 from benchmarks.workloads import Operation, Workload
-from xarray_gpuzarr.bench.readers import READERS as SHIPPED
-from xarray_gpuzarr.bench.readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
+from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
+from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,10 +30,11 @@ from benchmarks.null_device import NullDevice
 from benchmarks.range_server import RangeServer
 from benchmarks.stores import write_workload
 from benchmarks.workloads import SERIES, Workload
-from xarray_gpuzarr import index_cache, read_array
-from xarray_gpuzarr.bench.readers import PIPELINES
-from xarray_gpuzarr.counters import counters
+from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.machine.bench.readers import PIPELINES
+from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read, stored_array
 
 LATENCIES_MS = (0, 10, 50)

@@ -15,11 +15,11 @@ from helpers.simulator import SimulatedDevice
 from helpers.strict_duck import StrictArray, strict_decoder_for
 from zarr.storage import MemoryStore
 
-import xarray_gpuzarr.accessor
-from xarray_gpuzarr import lazy_array, open_options
-from xarray_gpuzarr.accessor.explain import Row
-from xarray_gpuzarr.accessor.explanation import Explanation, format_nbytes
-from xarray_gpuzarr.accessor.summary import summarize
+import xarray_gpuzarr.backend.accessor
+from xarray_gpuzarr.backend import lazy_array, open_options
+from xarray_gpuzarr.backend.accessor.explain import Row
+from xarray_gpuzarr.backend.accessor.explanation import Explanation, format_nbytes
+from xarray_gpuzarr.backend.accessor.summary import summarize
 from xarray_gpuzarr.decoders import Device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 
@@ -303,7 +303,7 @@ def test_other_engines_are_named_as_such(kinds):
 
 
 def test_missing_cuda_is_said_below_the_table(opened, monkeypatch):
-    monkeypatch.setattr(xarray_gpuzarr.accessor.accessors, "missing_for_cuda", lambda: ["CuPy", "RMM"])
+    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.accessors, "missing_for_cuda", lambda: ["CuPy", "RMM"])
 
     assert opened.gpuzarr.explain().note == "CUDA cannot be used here; missing: CuPy, RMM."
 
@@ -466,7 +466,7 @@ def test_accessor_shows_where_data_lands(opened):
     ],
 )
 def test_accessor_shows_the_device(opened, monkeypatch, device, shown):
-    monkeypatch.setattr(xarray_gpuzarr.accessor.DatasetAccessor, "device", device)
+    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.DatasetAccessor, "device", device)
 
     assert shown in repr(opened.gpuzarr)
 

@@ -10,12 +10,13 @@ import xarray as xr
 from helpers.strict_duck import StrictDecoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import GpuZarrWarning, advice, decoders, lazy_array, open_options
-from xarray_gpuzarr.advice import advise
-from xarray_gpuzarr.backend import opening
+from xarray_gpuzarr import GpuZarrWarning, decoders
+from xarray_gpuzarr.backend import chunking as chunkmanager
+from xarray_gpuzarr.backend import lazy_array, open_options, opening
 from xarray_gpuzarr.cli.terminal import warnings_said
-from xarray_gpuzarr.decoders.base import Route
-from xarray_gpuzarr.tasks import chunkmanager
+from xarray_gpuzarr.decoders.protocol import Route
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.advice import advise
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
+from xarray_gpuzarr.backend.lazy_array import find_lazy_array
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders import missing_for_cuda
-from xarray_gpuzarr.lazy_array import find_lazy_array
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -14,12 +14,12 @@ from helpers.s3_server import BUCKET, S3Server
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.bench import child, rounds
-from xarray_gpuzarr.bench.child import checksum
-from xarray_gpuzarr.bench.readers import READERS, Location, ReaderAbsentError
-from xarray_gpuzarr.bench.rounds import corner_box
 from xarray_gpuzarr.cli import bench as command
 from xarray_gpuzarr.cli import main
+from xarray_gpuzarr.machine.bench import child, rounds
+from xarray_gpuzarr.machine.bench.child import checksum
+from xarray_gpuzarr.machine.bench.readers import READERS, Location, ReaderAbsentError
+from xarray_gpuzarr.machine.bench.rounds import corner_box
 
 ENCODING = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (2, 8), "shards": (4, 8)}
 FIRST, OURS = READERS["zarr default"], READERS["gpuzarr"]

@@ -14,8 +14,8 @@ from helpers.corpus import counting, write
 from helpers.datasets import open_ours
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders import block_memory as module
-from xarray_gpuzarr.decoders.block_memory import BlockMemory
+from xarray_gpuzarr.decoders.host import block_memory as module
+from xarray_gpuzarr.decoders.host.block_memory import BlockMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 
@@ -130,7 +130,7 @@ def test_persisted_blocks_keep_their_values(memory, array):
 
 def test_a_block_alive_at_exit_is_no_error():
     code = (
-        "import numpy as np; from xarray_gpuzarr.decoders.block_memory import block_memory as b;"
+        "import numpy as np; from xarray_gpuzarr.decoders.host.block_memory import block_memory as b;"
         "kept = b.empty((1 << 20,), np.dtype('f8')); dead = b.empty((1 << 20,), np.dtype('f8')); del dead"
     )
 

@@ -14,7 +14,7 @@ from helpers.effort import many
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.blosc_frames import walk_blosc
+from xarray_gpuzarr.frames.blosc import walk_blosc
 
 RNG = np.random.default_rng(7)
 

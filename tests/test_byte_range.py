@@ -8,7 +8,7 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.byte_range import CoalesceRule, coalesce
+from xarray_gpuzarr.plan.byte_range import CoalesceRule, coalesce
 
 RULE = CoalesceRule(max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=100)
 

@@ -13,21 +13,21 @@ from helpers import simulated_gpu
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.cache_folder import cache_folder
-from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
-from xarray_gpuzarr.decoders import calibration
-from xarray_gpuzarr.decoders.calibration import (
+from xarray_gpuzarr.decoders.cost import calibration
+from xarray_gpuzarr.decoders.cost.calibration import (
     as_document,
     calibration_in_force,
     from_document,
     keep_calibration,
     read_calibration,
 )
-from xarray_gpuzarr.decoders.cuda import shares
+from xarray_gpuzarr.decoders.cuda import split as shares
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare, n_rows
-from xarray_gpuzarr.decoders.cuda.shares import Reading
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.cuda.split import Reading
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.process.cache_folder import cache_folder
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import stored_array
 
 TIMES = {

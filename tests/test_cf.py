@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.cf import Cast, parse_cast
-from xarray_gpuzarr.decoders.placing import cast_array, place
+from xarray_gpuzarr.decoders.host.placing import cast_array, place
+from xarray_gpuzarr.stored.cf import Cast, parse_cast
 
 pytestmark = [
     pytest.mark.every_decoder,

@@ -13,7 +13,8 @@ from s3fs import S3FileSystem
 from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from benchmarks.range_server import RangeServer
-from xarray_gpuzarr import index_cache, read_array
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.fetch import index_cache
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 

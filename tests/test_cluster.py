@@ -20,7 +20,7 @@ from zarr.storage import LocalStore
 
 import xarray_gpuzarr
 from xarray_gpuzarr import DeviceUnavailableError, GpuZarrPlugin, register, stats
-from xarray_gpuzarr.decoders.threads import thread_budget
+from xarray_gpuzarr.process.threads import thread_budget
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:Consolidated")]
 

@@ -18,8 +18,8 @@ from helpers.simulated_worker import SimulatedGpu, here, installed
 from xarray_gpuzarr import CorruptChunkError, DeviceUnavailableError, OptionError, register, stats
 from xarray_gpuzarr.cluster import worker
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.options import resource_options
-from xarray_gpuzarr.decoders.stand_in import CupyStandIn
+from xarray_gpuzarr.decoders.workers.stand_in import CupyStandIn
+from xarray_gpuzarr.process.device_options import resource_options
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 

@@ -21,11 +21,11 @@ from zarr.codecs import (
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.codec_json import parse_codecs, parse_v2_codecs
-from xarray_gpuzarr.codecs import OtherSpec
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import stored_array
+from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
+from xarray_gpuzarr.stored.codecs import OtherSpec
 
 PAGE = Path(__file__).parents[1] / "docs" / "codecs.md"
 RAW = {"compressors": None}

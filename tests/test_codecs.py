@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 from xarray_gpuzarr import MetadataError
-from xarray_gpuzarr.codec_json import parse_codecs, parse_v2_codecs
-from xarray_gpuzarr.codecs import (
+from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
+from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
     BloscSpec,
     BytesSpec,

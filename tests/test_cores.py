@@ -13,9 +13,9 @@ import pytest
 import zarr
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.cores import Cores
-from xarray_gpuzarr.decoders import host
+from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.fetch import local
+from xarray_gpuzarr.process.cores import Cores
 
 pytestmark = pytest.mark.timeout(60)
 

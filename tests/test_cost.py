@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cost import (
+from xarray_gpuzarr.decoders.cost.model import (
     Calibration,
     CodecTimes,
     DeviceTimes,

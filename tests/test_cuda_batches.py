@@ -7,16 +7,17 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.byte_range import CoalesceRule
-from xarray_gpuzarr.codec_json import parse_codecs
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
 from xarray_gpuzarr.decoders.cuda.streams import FORMATS, Streams
-from xarray_gpuzarr.grid import ChunkGrid, outer_selection
-from xarray_gpuzarr.metadata import ArraySpec, KeyEncoding
-from xarray_gpuzarr.plan import Block, box_target, plan_read
-from xarray_gpuzarr.shard_index import ShardIndex, ShardIndexSpec
+from xarray_gpuzarr.plan.byte_range import CoalesceRule
+from xarray_gpuzarr.plan.read_plan import Block, box_target, plan_read
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.codec_json import parse_codecs
+from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 
 RULE = CoalesceRule(max_gap_nbytes=20, max_nbytes=2**62, max_raw_nbytes=1)
 

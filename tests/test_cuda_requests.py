@@ -10,7 +10,7 @@ from helpers.cuda_reads import CudaReads, limits
 from helpers.simulator import SimulatedDevice
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr.fetch import options
+from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.read import stored_array
 
 KIB, MIB = 1024, 1024 * 1024

@@ -18,8 +18,8 @@ from distributed.core import Status
 from helpers.compare import assert_same_values
 from helpers.datasets import open_ours
 
-from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.threads import at_most, thread_budget
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.threads import at_most, thread_budget
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 

@@ -17,21 +17,22 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import xarray_gpuzarr
-from xarray_gpuzarr import GpuZarrWarning, advice, decoders, read, read_array
+from xarray_gpuzarr import GpuZarrWarning, decoders, read, read_array
 from xarray_gpuzarr.cli import doctor as command
 from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
-from xarray_gpuzarr.cuda.options import resource_options
-from xarray_gpuzarr.decoders.calibration import from_document, keep_calibration, read_calibration
-from xarray_gpuzarr.diagnosis import answers, calibrating, damage, device, examine, machine, questions, resident
-from xarray_gpuzarr.diagnosis.calibrating import Layouts
-from xarray_gpuzarr.diagnosis.clock import seconds_of
-from xarray_gpuzarr.diagnosis.examine import Effort
-from xarray_gpuzarr.diagnosis.rates import CODECS, Rates, Sizes, host_rates
-from xarray_gpuzarr.diagnosis.report import Diagnosis, Section, without_names
-from xarray_gpuzarr.diagnosis.samples import WRITERS, sample_of
-from xarray_gpuzarr.diagnosis.sweep import Grid, codec_times, rising
+from xarray_gpuzarr.decoders.cost.calibration import from_document, keep_calibration, read_calibration
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
+from xarray_gpuzarr.machine.diagnosis import answers, calibrating, damage, device, examine, machine, questions, resident
+from xarray_gpuzarr.machine.diagnosis.calibrating import Layouts
+from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
+from xarray_gpuzarr.machine.diagnosis.examine import Effort
+from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Rates, Sizes, host_rates
+from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, without_names
+from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, sample_of
+from xarray_gpuzarr.machine.diagnosis.sweep import Grid, codec_times, rising
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.device_options import resource_options
 
 VERSIONS = {"CuPy": "14.0", "RMM": "26.10", "nvCOMP": "6.0.0", "CUDA runtime": "13.0"}
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -145,7 +146,7 @@ def test_devices_that_cannot_be_calibrated(host, device, error):
 
 
 def test_host_rates_that_come_with_wrong_values_are_a_failure(host, monkeypatch, capsys):
-    monkeypatch.setattr("xarray_gpuzarr.diagnosis.samples.Sample.differs", lambda *_: True)
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
     assert run() == 1
     assert "FAILED: gzip: other values than were stored" in capsys.readouterr().out
 
@@ -251,7 +252,7 @@ def test_answers_are_those_of_the_device():
 
 
 def test_reads_with_wrong_values_fail(gpu, monkeypatch):
-    monkeypatch.setattr("xarray_gpuzarr.diagnosis.samples.Sample.differs", lambda *_: True)
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
     assert "a read of zstd from local files" in ", ".join(xarray_gpuzarr_failures())
 
 
@@ -326,7 +327,7 @@ def test_who_has_no_name_is_not_looked_for(monkeypatch):
     def nobody():
         raise KeyError("uid not found")
 
-    monkeypatch.setattr("xarray_gpuzarr.diagnosis.report.getpass.getuser", nobody)
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.report.getpass.getuser", nobody)
     assert without_names("/data/bob") == "/data/bob"
 
 
@@ -414,7 +415,7 @@ def test_the_next_process_goes_by_the_calibration(gpu, folder, setting, n_by_hos
 
 
 def test_wrong_values_are_not_calibrated(gpu, folder, monkeypatch, capsys):
-    monkeypatch.setattr("xarray_gpuzarr.diagnosis.samples.Sample.differs", lambda *_: True)
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
     assert run("--calibrate") == 1
     assert "FAILED: CorruptChunkError: the device gives wrong values" in capsys.readouterr().out
     assert not any(folder.glob("calibration-*"))

@@ -3,11 +3,13 @@
 import pytest
 
 from xarray_gpuzarr import FetchOptions, OptionError, configure
-from xarray_gpuzarr.byte_range import CoalesceRule
-from xarray_gpuzarr.configuration import check_options, options_in_force
-from xarray_gpuzarr.cuda import options as decoding
-from xarray_gpuzarr.cuda.options import ResourceOptions
-from xarray_gpuzarr.fetch import fetch_options, options
+from xarray_gpuzarr.fetch.rules import coalesce_rule
+from xarray_gpuzarr.plan.byte_range import CoalesceRule
+from xarray_gpuzarr.process import device_options as decoding
+from xarray_gpuzarr.process import fetch_options as options
+from xarray_gpuzarr.process.configuration import check_options, options_in_force
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.process.fetch_options import fetch_options
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,6 @@ def test_an_unusable_resource_leaves_the_other_kind_alone():
 def test_limits_that_were_set_take_the_place_of_a_stores_own(chosen, rule):
     gap, longest, raw = rule
 
-    assert FetchOptions(**chosen).rule(max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000) == CoalesceRule(
-        max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=raw
-    )
+    assert coalesce_rule(
+        FetchOptions(**chosen), max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000
+    ) == CoalesceRule(max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=raw)

@@ -15,7 +15,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.read import stored_array
 
 pytestmark = pytest.mark.every_decoder

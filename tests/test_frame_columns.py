@@ -13,8 +13,8 @@ from helpers.zstd_frames import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
-from xarray_gpuzarr.frame_columns import device_ready
+from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.stored.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
 
 SPECS = {"zstd": ZstdSpec(), "gzip": GzipSpec(), "zlib": ZlibSpec(), "lz4": Lz4Spec()}
 RNG = np.random.default_rng(7)

@@ -11,8 +11,8 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
-from xarray_gpuzarr.frames import FrameError, declared_nbytes
+from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
+from xarray_gpuzarr.stored.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
 
 BLOSC = BloscSpec(cname="lz4", shuffle="shuffle", typesize=4)
 SPECS = {"zstd": ZstdSpec(), "gzip": GzipSpec(), "zlib": ZlibSpec(), "lz4": Lz4Spec(), "blosc": BLOSC}

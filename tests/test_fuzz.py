@@ -6,7 +6,7 @@ import pytest
 from helpers import fuzz
 from helpers.host_kernels import require_compiler, run_child, sanitized_environment
 
-from xarray_gpuzarr.blosc_frames import walk_blosc
+from xarray_gpuzarr.frames.blosc import walk_blosc
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
 from benchmarks.measure import AbsentError
 from benchmarks.workloads import Workload
-from xarray_gpuzarr import lazy_array
+from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.read import stored_array
 

@@ -16,7 +16,7 @@ from helpers import simulated_gpu
 from benchmarks.gpu import proof, soak, tune
 from benchmarks.gpu.soak import Found
 from benchmarks.measure import AbsentError
-from xarray_gpuzarr.cuda.options import resource_options
+from xarray_gpuzarr.process.device_options import resource_options
 
 TINY = ["--scale", "2e-4", "--rounds", "1"]
 

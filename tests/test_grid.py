@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr import SelectionError
-from xarray_gpuzarr.grid import ChunkGrid, blocks, group_points, intersect_axis, outer_selection
+from xarray_gpuzarr.plan.axis_pieces import blocks, intersect_axis
+from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 GRID = ChunkGrid(shape=(7, 5), chunk_shape=(2, 3), chunks_per_shard=(2, 1))
 

@@ -28,7 +28,7 @@ from benchmarks.readers import READERS, Reader
 from benchmarks.results import Results
 from benchmarks.stores import write_workload
 from benchmarks.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
-from xarray_gpuzarr.bench.readers import ReaderAbsentError
+from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 

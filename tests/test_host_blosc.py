@@ -9,8 +9,9 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders import host_blosc, host_codecs
-from xarray_gpuzarr.frames import FrameError
+from xarray_gpuzarr.decoders.host import blosc as host_blosc
+from xarray_gpuzarr.decoders.host import codecs as host_codecs
+from xarray_gpuzarr.frames.headers import FrameError
 
 ROOM = memoryview(bytes(1 << 20))
 """As long as a decoded chunk that is worth the trouble."""
@@ -91,7 +92,7 @@ def test_a_damaged_frame_decodes_as_in_c_blosc_or_not_at_all(sound, changes):
 
 def test_long_chunks_of_zlib_frames_go_this_way(monkeypatch):
     seen = []
-    monkeypatch.setattr("xarray_gpuzarr.decoders.host_codecs.inflate_frame", lambda *frame: seen.append(frame))
+    monkeypatch.setattr("xarray_gpuzarr.decoders.host.codecs.inflate_frame", lambda *frame: seen.append(frame))
     for n, cname in [(100_000, "zlib"), (100, "zlib"), (100_000, "zstd")]:
         chunk = walk(n, "<u2", 40)
         frame = numcodecs.Blosc(cname).encode(chunk)

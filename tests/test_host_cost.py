@@ -13,9 +13,10 @@ from benchmarks import host_cost
 from benchmarks.host_cost import LAYOUTS, Layout, NullReads
 from benchmarks.null_device import NullDevice
 from benchmarks.stopwatch import Stopwatch
-from xarray_gpuzarr import plan, snapshot
 from xarray_gpuzarr.decoders.cuda import staging
 from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.plan import read_plan as plan
 
 SMALL = Layout(name="small", chunks_per_shard=(4, 5), chunk_shape=(30, 20))
 

@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs.scale_offset import _decode as zarr_scale_offset
 
-from xarray_gpuzarr.codecs import (
+from xarray_gpuzarr.decoders.host import filters as host_filters
+from xarray_gpuzarr.decoders.host.checksums import strip_checksum
+from xarray_gpuzarr.decoders.host.filters import decode_elements, unshuffle
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
     CastValueSpec,
     ChecksumSpec,
@@ -22,10 +26,6 @@ from xarray_gpuzarr.codecs import (
     ShuffleSpec,
     encoded_nbytes,
 )
-from xarray_gpuzarr.decoders import host_filters
-from xarray_gpuzarr.decoders.host_checksums import strip_checksum
-from xarray_gpuzarr.decoders.host_filters import decode_elements, unshuffle
-from xarray_gpuzarr.frames import FrameError
 
 REAL = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 COMPLEX = ("c8", "c16")

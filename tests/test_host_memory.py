@@ -7,7 +7,7 @@ from helpers.corpus import counting, write
 from helpers.datasets import open_ours
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders import host_memory
+from xarray_gpuzarr.decoders.host import memory as host_memory
 
 LARGE = 2 * host_memory._LEAST_NBYTES
 

@@ -6,9 +6,9 @@ import pytest
 import zstandard
 from numcodecs.zstd import Zstd
 
-from xarray_gpuzarr.codecs import BytesSpec, CodecPipeline, ZstdSpec
-from xarray_gpuzarr.decoders.host_codecs import _ONE_SHOT_NBYTES, ChunkCodec
-from xarray_gpuzarr.frames import FrameError
+from xarray_gpuzarr.decoders.host.codecs import _ONE_SHOT_NBYTES, ChunkCodec
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
 
 SIZES = [1, 1000, _ONE_SHOT_NBYTES - 1, _ONE_SHOT_NBYTES, 3 * _ONE_SHOT_NBYTES]
 

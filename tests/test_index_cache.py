@@ -19,10 +19,11 @@ from obstore.store import LocalStore as ObstoreLocal
 from zarr.codecs import ZstdCodec
 from zarr.storage import LocalStore, ObjectStore
 
-from xarray_gpuzarr import FetchOptions, ShardIndexError, StoreReadError, index_cache, read_array, snapshot
-from xarray_gpuzarr.fetch import LocalSource, options
-from xarray_gpuzarr.index_cache import CachedIndex, IndexCache
-from xarray_gpuzarr.shard_index import ShardIndex, ShardIndexSpec
+from xarray_gpuzarr import FetchOptions, ShardIndexError, StoreReadError, read_array
+from xarray_gpuzarr.fetch import LocalSource, index_cache, snapshot
+from xarray_gpuzarr.fetch.index_cache import CachedIndex, IndexCache
+from xarray_gpuzarr.process import fetch_options as options
+from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 
 pytestmark = pytest.mark.timeout(60)
 

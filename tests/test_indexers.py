@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, TransposeCodec
 
+from xarray_gpuzarr.backend.lazy_array import find_lazy_array
 from xarray_gpuzarr.cuda import axes, launch
 from xarray_gpuzarr.decoders.cuda import placing
-from xarray_gpuzarr.lazy_array import find_lazy_array
 
 pytestmark = [
     pytest.mark.every_decoder,

@@ -13,8 +13,8 @@ import zarr
 from helpers.s3_server import BUCKET, S3Server
 from zarr.storage import LocalStore
 
+from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.cli import info, main, terminal
-from xarray_gpuzarr.lazy_array import LazyArray
 from xarray_gpuzarr.read import stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -18,10 +18,10 @@ from zarr.storage import LocalStore, MemoryStore
 
 import xarray_gpuzarr
 from xarray_gpuzarr import StoreReadError, read_array
-from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.threads import Crew
-from xarray_gpuzarr.index_cache import IndexCache
-from xarray_gpuzarr.waiting import Bell, apart
+from xarray_gpuzarr.fetch.index_cache import IndexCache
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.threads import Crew
+from xarray_gpuzarr.process.waiting import Bell, apart
 
 pytestmark = pytest.mark.timeout(120)
 

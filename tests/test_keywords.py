@@ -12,7 +12,7 @@ from xarray.backends.zarr import ZarrBackendEntrypoint
 
 from xarray_gpuzarr import OptionError
 from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
-from xarray_gpuzarr.open_options import DecodeOptions
+from xarray_gpuzarr.backend.open_options import DecodeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,13 +11,13 @@ import zstandard
 from helpers import known_frames as writer
 from helpers.simulator import SimulatedDevice
 
-from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.checks.choice import usual_checks
 from xarray_gpuzarr.decoders.cuda.checks.known import known_frames
 from xarray_gpuzarr.decoders.cuda.checks.placing import placing
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.stored.cf import Cast
 
 FRAMES = [(name, frame) for name, frames in known_frames().items() for frame in frames]
 DECODERS = {

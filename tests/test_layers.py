@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EVERYTHING = "xarray_gpuzarr.backend.opening, xarray_gpuzarr.accessor, xarray_gpuzarr.cluster"
+EVERYTHING = "xarray_gpuzarr.backend.opening, xarray_gpuzarr.backend.accessor, xarray_gpuzarr.cluster"
 """What opening a store and looking at it imports."""
 
 

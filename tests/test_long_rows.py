@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders import host_job, placing
+from xarray_gpuzarr.decoders.host import job as host_job
+from xarray_gpuzarr.decoders.host import placing
 
 pytestmark = pytest.mark.every_decoder
 

@@ -5,7 +5,8 @@ import gc
 import numpy as np
 import zarr
 
-from xarray_gpuzarr import metadata, read_array
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.stored import metadata
 
 
 def _array(path: str = "a") -> zarr.Array:

@@ -15,19 +15,12 @@ from hypothesis import strategies as st
 from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore, WrapperStore
 
-from xarray_gpuzarr import (
-    FetchOptions,
-    GpuZarrWarning,
-    StoreReadError,
-    advice,
-    index_cache,
-    mirrors,
-    read_array,
-    snapshot,
-)
-from xarray_gpuzarr.fetch import Edge, LocalSource, byte_source, options
+from xarray_gpuzarr import FetchOptions, GpuZarrWarning, StoreReadError, read_array
+from xarray_gpuzarr.fetch import Edge, LocalSource, byte_source, index_cache, mirrors, snapshot
+from xarray_gpuzarr.fetch.mirrors import Attempts, Care
 from xarray_gpuzarr.fetch.source import changed
-from xarray_gpuzarr.mirrors import Attempts, Care
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process import fetch_options as options
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 

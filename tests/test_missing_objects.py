@@ -14,7 +14,8 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
 from benchmarks.range_server import RangeServer
-from xarray_gpuzarr import GpuZarrError, StoreReadError, index_cache, read_array
+from xarray_gpuzarr import GpuZarrError, StoreReadError, read_array
+from xarray_gpuzarr.fetch import index_cache
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 

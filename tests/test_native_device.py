@@ -23,8 +23,8 @@ from helpers.fake_cuda import (
 from xarray_gpuzarr import configure, cuda
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
-from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
 ROOMS = ("device", "sharing", "rmm_memory", "failures")
 KERNEL = Kernel(file="double.cu", name="double_it")

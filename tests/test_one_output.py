@@ -21,7 +21,7 @@ from helpers.stores import RecordingStore, drop, put, take
 from zarr.codecs import BytesCodec, ShardingCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.errors import CorruptChunkError
 from xarray_gpuzarr.read import read, stored_array
 from xarray_gpuzarr.tasks.one_output import IntoOneOutput, Output

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from xarray_gpuzarr.box_places import BoxPlaces
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
-from xarray_gpuzarr.grid import ChunkGrid, group_points, outer_selection
-from xarray_gpuzarr.metadata import parse_array
-from xarray_gpuzarr.plan import PointTarget, box_target, plan_blocks, plan_read
-from xarray_gpuzarr.shard_index import MISSING, ShardIndex
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.output_boxes import BoxPlaces
+from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.plan.read_plan import PointTarget, box_target, plan_blocks, plan_read
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.metadata import parse_array
+from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 
 RULE = CoalesceRule(max_gap_nbytes=16, max_nbytes=1000, max_raw_nbytes=1000)
 WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import xarray_gpuzarr
-from xarray_gpuzarr import CorruptChunkError, progress_bar, read_array
-from xarray_gpuzarr.progress_bar import Bars, progress, watch
+from xarray_gpuzarr import CorruptChunkError, read_array
+from xarray_gpuzarr.process import progress_bar
+from xarray_gpuzarr.process.progress_bar import Bars, progress, watch
 
 pytestmark = pytest.mark.every_decoder
 

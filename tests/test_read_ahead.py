@@ -10,8 +10,8 @@ from helpers.corpus import counting, write
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.fetch import LocalSource, ReadAhead
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 MIB = 1024**2
 

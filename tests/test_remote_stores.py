@@ -23,10 +23,11 @@ from zarr.core.sync import _get_loop
 from zarr.storage import LocalStore
 
 from benchmarks.range_server import RangeServer
-from xarray_gpuzarr import FetchOptions, StoreReadError, index_cache, read_array
-from xarray_gpuzarr.byte_range import ByteRange
-from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.fetch import byte_source, options
+from xarray_gpuzarr import FetchOptions, StoreReadError, read_array
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.fetch import byte_source, index_cache
+from xarray_gpuzarr.plan.byte_range import ByteRange
+from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.read import read, stored_array
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]

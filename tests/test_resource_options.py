@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.option_values import parse_nbytes
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.process.settings import parse_nbytes
 
 FACTORS = {
     "": 1,

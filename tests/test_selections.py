@@ -19,7 +19,8 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import SelectionError, read_array
-from xarray_gpuzarr.fetch import FetchOptions, options
+from xarray_gpuzarr.process import fetch_options as options
+from xarray_gpuzarr.process.fetch_options import FetchOptions
 
 pytestmark = pytest.mark.every_decoder
 

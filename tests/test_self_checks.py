@@ -25,17 +25,17 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import advice
-from xarray_gpuzarr.cache_folder import cache_folder
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import FixedScaleOffsetSpec
-from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
 from xarray_gpuzarr.decoders.cuda.checks.checked import run_checks
 from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.cache_folder import cache_folder
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import StoredArray, read, read_array, read_points, stored_array
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.codecs import FixedScaleOffsetSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 

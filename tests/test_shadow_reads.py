@@ -16,12 +16,12 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr import advice
-from xarray_gpuzarr.counters import counters
-from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, shadows
 from xarray_gpuzarr.decoders.cuda.direct import DirectStager
 from xarray_gpuzarr.errors import CorruptChunkError, DeviceMemoryError, GpuZarrWarning, OptionError
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import StoredArray, read, stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")

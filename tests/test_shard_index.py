@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr import ShardIndexError
-from xarray_gpuzarr.shard_index import MISSING as NO_BYTES
-from xarray_gpuzarr.shard_index import ShardIndexSpec, decode_shard_index
+from xarray_gpuzarr.stored.shard_index import MISSING as NO_BYTES
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec, decode_shard_index
 
 SHARD_NBYTES = 1000
 

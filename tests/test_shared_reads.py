@@ -18,11 +18,11 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read, read_points, stored_array
+from xarray_gpuzarr.stored.cf import Cast
 
 PARTS = (0.02, 0.3, 0.5, 0.98, 1)
 MODES = (0, 1, 2, 3)

@@ -8,7 +8,7 @@ import xarray as xr
 from helpers.device_programs import BYTE, N, simulated
 from helpers.simulated_array import SimulatedArray
 
-from xarray_gpuzarr.grid import outer_selection
+from xarray_gpuzarr.plan.selection import outer_selection
 
 
 def filled(device):

@@ -11,8 +11,8 @@ from helpers.stores import put, take
 from zarr.codecs import ZstdCodec
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.codecs import ZstdSpec
-from xarray_gpuzarr.frames import declared_nbytes
+from xarray_gpuzarr.frames.headers import declared_nbytes
+from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.doubtful_frames]
 

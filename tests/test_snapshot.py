@@ -13,11 +13,12 @@ from helpers.stores import is_data
 from zarr.buffer import cpu
 from zarr.storage import MemoryStore, WrapperStore
 
-from xarray_gpuzarr import FetchOptions, read_array, snapshot
-from xarray_gpuzarr.decoders import threads
-from xarray_gpuzarr.decoders.cuda.image import Image
-from xarray_gpuzarr.decoders.host_blocks import Block
-from xarray_gpuzarr.fetch import options
+from xarray_gpuzarr import FetchOptions, read_array
+from xarray_gpuzarr.decoders.cuda.upload import Image
+from xarray_gpuzarr.decoders.host.blocks import Block
+from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.process import fetch_options as options
+from xarray_gpuzarr.process import threads
 
 N_SHARDS, SHARD_NBYTES = 12, 16 * 1024
 SHARDED = {"chunks": (1024,), "shards": (SHARD_NBYTES // 4,)}

@@ -13,7 +13,8 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import LocalStore
 
 from benchmarks.range_server import RangeServer
-from xarray_gpuzarr import GpuZarrError, ShardIndexError, StoreReadError, index_cache, read_array
+from xarray_gpuzarr import GpuZarrError, ShardIndexError, StoreReadError, read_array
+from xarray_gpuzarr.fetch import index_cache
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 
@@ -184,7 +185,7 @@ def test_zarrs_timeout_ends_a_wait_that_the_client_would_go_on_with(server):
 def test_a_read_that_fails_gives_up_its_other_requests(server, monkeypatch):
     """Else they would fill this process's share of requests until they time out."""
     monkeypatch.setenv("XARRAY_GPUZARR_MAX_REQUESTS", "4")
-    monkeypatch.setattr("xarray_gpuzarr.fetch.options.in_force.options", None)
+    monkeypatch.setattr("xarray_gpuzarr.process.fetch_options.in_force.options", None)
     store = CLIENTS["obstore http"](server.url, "bucket/s.zarr", timeout_s=30)
     array = opened(store, "unsharded")
     server.spoil(

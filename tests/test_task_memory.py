@@ -13,12 +13,12 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, TransposeCodec, ZstdC
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.options import ResourceOptions
-from xarray_gpuzarr.cuda.turns import Turns
+from xarray_gpuzarr.cuda.exclusive import Turns
 from xarray_gpuzarr.decoders import cuda
 from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.read import stored_array
+from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs")

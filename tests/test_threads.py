@@ -13,9 +13,9 @@ import zarr
 from helpers.corpus import counting, write
 
 from xarray_gpuzarr import OptionError, configure, read_array
-from xarray_gpuzarr.decoders.threads import Crew, thread_budget
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.options import in_force
+from xarray_gpuzarr.process.fetch_options import in_force
+from xarray_gpuzarr.process.threads import Crew, thread_budget
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,8 +11,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # `pytest` alone does not look 
 
 from benchmarks.timed.auto import CODECS, MOST_SLOWER, main, sweep
 from benchmarks.timed.turns import TurnClock, TurnCrew
-from xarray_gpuzarr.decoders.cost import Split, best_split
-from xarray_gpuzarr.decoders.cuda import shares
+from xarray_gpuzarr.decoders.cost.model import Split, best_split
+from xarray_gpuzarr.decoders.cuda import split as shares
 
 LAYOUTS = (40_000, 1_048_576), (24, 100, 400)
 FEW = ("zstd",), (1_048_576,), (24, 100, 300, 768), (1, 4)

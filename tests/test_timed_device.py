@@ -24,8 +24,9 @@ from benchmarks.timed.timeline import Timeline
 from xarray_gpuzarr import decoders
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
-from xarray_gpuzarr.decoders import cuda, threads
+from xarray_gpuzarr.decoders import cuda
 from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.process import threads
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0, pinned_s_per_nbyte=0)
 RATES = Rates(

@@ -19,10 +19,10 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore
 
 from benchmarks.range_server import RangeServer
-from xarray_gpuzarr import ShardIndexError, StoreReadError, index_cache, read_array
-from xarray_gpuzarr.byte_range import ByteRange
-from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr import ShardIndexError, StoreReadError, read_array
+from xarray_gpuzarr.fetch import byte_source, index_cache
 from xarray_gpuzarr.fetch.too_short import http_status, is_too_short
+from xarray_gpuzarr.plan.byte_range import ByteRange
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 

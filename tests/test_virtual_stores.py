@@ -16,7 +16,8 @@ from obstore.store import LocalStore as ObstoreLocal
 from virtualizarr.parsers import HDFParser
 from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
-from xarray_gpuzarr import index_cache, read_array
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.fetch import index_cache
 
 pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 

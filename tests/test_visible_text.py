@@ -14,16 +14,17 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr import GpuZarrError, GpuZarrWarning, advice
-from xarray_gpuzarr.accessor.explain import Row
-from xarray_gpuzarr.accessor.explanation import Explanation
-from xarray_gpuzarr.accessor.summary import summarize
+from xarray_gpuzarr import GpuZarrError, GpuZarrWarning
+from xarray_gpuzarr.backend.accessor.explain import Row
+from xarray_gpuzarr.backend.accessor.explanation import Explanation
+from xarray_gpuzarr.backend.accessor.summary import summarize
 from xarray_gpuzarr.cli import demo, main
 from xarray_gpuzarr.cli.terminal import say
 from xarray_gpuzarr.cluster import Stats
 from xarray_gpuzarr.cluster.worker_stats import ProcessStats
-from xarray_gpuzarr.counters import Counts
-from xarray_gpuzarr.visible_text import visible
+from xarray_gpuzarr.errors import visible
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.counters import Counts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

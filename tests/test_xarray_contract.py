@@ -20,8 +20,8 @@ from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper
 from xarray.core import indexing
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import lazy_array
-from xarray_gpuzarr.tasks.chunkmanager import ShardVariable
+from xarray_gpuzarr.backend import lazy_array
+from xarray_gpuzarr.backend.chunking import ShardVariable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:In a future version")
 

@@ -17,9 +17,9 @@ from helpers.zstd_runs import run_check
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.codecs import ZstdSpec
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
-from xarray_gpuzarr.frame_columns import device_ready
+from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 TEXT = b"a shard holds chunks; " * 900
 RNG = np.random.default_rng(7)

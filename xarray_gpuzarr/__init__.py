@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xarray_gpuzarr.cluster import GpuZarrPlugin, register, stats
-    from xarray_gpuzarr.configuration import configure
-    from xarray_gpuzarr.cuda.options import ResourceOptions
-    from xarray_gpuzarr.diagnosis import doctor
     from xarray_gpuzarr.errors import (
         ArrayTypeError,
         CorruptChunkError,
@@ -28,8 +25,11 @@ if TYPE_CHECKING:
         StoreReadError,
         UnsupportedCodecError,
     )
-    from xarray_gpuzarr.fetch import FetchOptions
-    from xarray_gpuzarr.progress_bar import progress
+    from xarray_gpuzarr.machine.diagnosis import doctor
+    from xarray_gpuzarr.process.configuration import configure
+    from xarray_gpuzarr.process.device_options import ResourceOptions
+    from xarray_gpuzarr.process.fetch_options import FetchOptions
+    from xarray_gpuzarr.process.progress_bar import progress
     from xarray_gpuzarr.read import read_array
 
 __version__: str
@@ -61,28 +61,28 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "errors") | {
-    "FetchOptions": "fetch",
+    "FetchOptions": "process.fetch_options",
     "GpuZarrPlugin": "cluster",
-    "ResourceOptions": "cuda.options",
-    "configure": "configuration",
-    "doctor": "diagnosis",
-    "progress": "progress_bar",
+    "ResourceOptions": "process.device_options",
+    "configure": "process.configuration",
+    "doctor": "machine.diagnosis",
+    "progress": "process.progress_bar",
     "read_array": "read",
     "register": "cluster",
     "stats": "cluster",
 }
 """The module below this one that each name comes from."""
-_MODULES = {"accessor", "backend", "cluster", "errors"}
+_MODULES = {"accessor": "backend.accessor", "backend": "backend", "cluster": "cluster", "errors": "errors"}
 """Modules that are looked up as names are; all others have to be imported."""
 
 if "xarray" in sys.modules:  # else whatever opens or unpickles something does it: this package works without xarray
-    import_module("xarray_gpuzarr.registration")
+    import_module("xarray_gpuzarr.backend.registration")
 
 if not TYPE_CHECKING:  # a type checker is to miss names that are not there
 
     def __getattr__(name: str) -> Any:
         if name in _MODULES:
-            return import_module(f"{__name__}.{name}")
+            return import_module(f"{__name__}.{_MODULES[name]}")
         if name == "__version__":
             return import_module("importlib.metadata").version("xarray-gpuzarr")
         if name not in _HOMES:

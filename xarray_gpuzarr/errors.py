@@ -2,11 +2,12 @@
 
 Nothing is decided here and nothing is caught here. All other modules raise these classes; callers can
 catch `GpuZarrError` for all of them or the builtin that each class also inherits from.
+
+Names, keys, tags and attributes are whatever somebody wrote into a store: errors, warnings, tables and commands pass
+them through `visible` where they leave for a terminal or a notebook. What a store says is shown, never obeyed.
 """
 
 from __future__ import annotations
-
-from xarray_gpuzarr.visible_text import visible
 
 
 class GpuZarrError(Exception):
@@ -94,3 +95,23 @@ class HostMemoryError(GpuZarrError, MemoryError):
 
 class CudaError(GpuZarrError, RuntimeError):
     """A CUDA or nvCOMP call failed."""
+
+
+def visible(text: str) -> str:
+    r"""Return text in which every character that is not plainly printed is written as `repr` writes it.
+
+    Those are control characters (escape sequences, line breaks), marks that turn the direction of writing or have no
+    width, blanks other than the space, and halves of surrogate pairs, which no terminal takes.
+
+    Parameters
+    ----------
+    text : str
+
+    Examples
+    --------
+    >>> print(visible("wind\x1b[31m\nspeed, größe"))
+    wind\x1b[31m\nspeed, größe
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

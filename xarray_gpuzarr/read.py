@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 import zarr
 
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.counted_read import CountedPlans
-from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.decoders import Decoder, Route, by_usable, decoder_for, resolve_storage
-from xarray_gpuzarr.decoders.base import FileReader
+from xarray_gpuzarr.decoders.protocol import FileReader
 from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError, StoreReadError
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
-from xarray_gpuzarr.grid import group_points, outer_selection
-from xarray_gpuzarr.metadata import NUMERIC_KINDS, ArraySpec, Unplanned, parse_array, require_array
-from xarray_gpuzarr.mirrors import Attempts
-from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
-from xarray_gpuzarr.progress_bar import watch
-from xarray_gpuzarr.snapshot import PendingPlan, Snapshot
+from xarray_gpuzarr.fetch.counted import CountedPlans
+from xarray_gpuzarr.fetch.mirrors import Attempts
+from xarray_gpuzarr.fetch.snapshot import PendingPlan, Snapshot
+from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.progress_bar import watch
+from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec, Unplanned
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.metadata import parse_array, require_array
 
 _MOST_ELEMENTS = 2**56
 """Of a result: NumPy counts bytes in int64."""

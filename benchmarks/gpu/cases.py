@@ -36,8 +36,8 @@ from benchmarks.readers import object_boxes
 from benchmarks.stages import compute
 from benchmarks.workloads import ERA5, SHARDED_VOLUME, Workload
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.bench.readers import READERS as SHIPPED
-from xarray_gpuzarr.bench.readers import ArrayReader
+from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
+from xarray_gpuzarr.machine.bench.readers import ArrayReader
 from xarray_gpuzarr.read import stored_array
 
 _THREE_WAYS = (("NumPy", "zarr default"), ("CuPy", "zarr enable_gpu"), ("custom", "gpuzarr cuda"))

@@ -14,7 +14,7 @@ from benchmarks.gpu.memory import Workspace
 from benchmarks.gpu.stores import Stored
 from benchmarks.measure import Contestant, Ready, WrongValuesError
 from benchmarks.results import COPY_ROW
-from xarray_gpuzarr.diagnosis.resident import FORMATS, Resident, resident_streams
+from xarray_gpuzarr.machine.diagnosis.resident import FORMATS, Resident, resident_streams
 
 
 def device_copy(gpu: Gpu, nbytes: int) -> Contestant:

@@ -22,7 +22,7 @@ from benchmarks.gpu.scene import Scene
 from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
 from benchmarks.published import BLOG_PRODUCTS
 from xarray_gpuzarr import register
-from xarray_gpuzarr.bench.readers import open_variable
+from xarray_gpuzarr.machine.bench.readers import open_variable
 
 N_THREADS = (1, 2, 4, 8)
 

@@ -18,7 +18,7 @@ from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
 from benchmarks.measure import AbsentError, Case, Session
 from benchmarks.report import print_case
 from benchmarks.results import COPY_ROW, Results
-from xarray_gpuzarr.diagnosis.device import going_by
+from xarray_gpuzarr.machine.diagnosis.device import going_by
 
 MakeGpu = Callable[[], Gpu]
 BuildCases = Callable[[Gpu, Path, float], Sequence[Case]]

@@ -20,8 +20,8 @@ from benchmarks.gpu.stores import Stored
 from benchmarks.measure import AbsentError
 from benchmarks.readers import whole_box
 from benchmarks.results import Side
-from xarray_gpuzarr.bench.readers import READERS as SHIPPED
-from xarray_gpuzarr.bench.readers import ArrayReader, Box, Location, ReaderAbsentError, open_variable
+from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
+from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Location, ReaderAbsentError, open_variable
 
 Read = Callable[[], Any]
 ReadBox = Callable[[Box], Any]

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from benchmarks.gpu.device import Gpu
 from benchmarks.stopwatch import Stopwatch
-from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, Event, Kernel, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Event, Kernel, Stream
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.read import StoredArray, read
 

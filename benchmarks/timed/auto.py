@@ -27,20 +27,21 @@ from rich.table import Table
 from benchmarks.null_device import HeaderStore, header_array
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.turns import TurnClock, TurnCrew
-from xarray_gpuzarr.byte_range import ByteRange
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.api import Address
-from xarray_gpuzarr.cuda.options import in_force
-from xarray_gpuzarr.decoders import cuda, threads
-from xarray_gpuzarr.decoders.base import Decoder
-from xarray_gpuzarr.decoders.calibration import as_document
-from xarray_gpuzarr.decoders.cost import Calibration, CodecTimes
-from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
-from xarray_gpuzarr.diagnosis.rates import Rates
-from xarray_gpuzarr.diagnosis.sweep import Grid, codec_times
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.decoders import cuda
+from xarray_gpuzarr.decoders.cost.calibration import as_document
+from xarray_gpuzarr.decoders.cost.model import Calibration, CodecTimes
+from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.fetch import Allocate, Pending
+from xarray_gpuzarr.machine.diagnosis.rates import Rates
+from xarray_gpuzarr.machine.diagnosis.sweep import Grid, codec_times
+from xarray_gpuzarr.plan.byte_range import ByteRange
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray, read
+from xarray_gpuzarr.stored.cf import Cast
 
 N_CORES = 16
 CODECS = {"zstd": 0.7e9, "lz4": 2.5e9}

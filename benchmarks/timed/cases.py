@@ -21,10 +21,10 @@ from benchmarks.timed.limits import RESOURCES, decoding_limit, idle_shares
 from benchmarks.timed.simulation import Interval
 from benchmarks.timed.timeline import Timeline
 from benchmarks.workloads import Workload
-from xarray_gpuzarr import index_cache
-from xarray_gpuzarr.bench.readers import Location, open_variable
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.threads import n_cores
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.machine.bench.readers import Location, open_variable
+from xarray_gpuzarr.process.threads import n_cores
 
 NO_DASK = "no dask"
 

@@ -24,7 +24,8 @@ from benchmarks.timed.clock import Clock, WallClock
 from benchmarks.timed.memory import DeviceBytes
 from benchmarks.timed.rates import Rates
 from benchmarks.timed.simulation import Operation, Simulation, Stream
-from xarray_gpuzarr.cuda.api import Address, Bytes, Kernel
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Bytes, Kernel
 from xarray_gpuzarr.cuda.axes import MAX_TILE, N_THREADS
 from xarray_gpuzarr.cuda.nvcomp import Batch
 

@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 from benchmarks.timed.device import TimedDevice
 from xarray_gpuzarr import decoders
-from xarray_gpuzarr.decoders import cuda, threads
+from xarray_gpuzarr.decoders import cuda
+from xarray_gpuzarr.process import threads
 
 
 @contextmanager

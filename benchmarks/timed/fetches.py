@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from benchmarks.timed.simulation import Simulation, Stream
 from benchmarks.workloads import Workload
-from xarray_gpuzarr.blosc_frames import walk_blosc
 from xarray_gpuzarr.fetch import LocalSource
+from xarray_gpuzarr.frames.blosc import walk_blosc
 
 _HEAD_NBYTES = 32
 _INDEX_CRC_NBYTES = 4

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from xarray_gpuzarr.decoders.threads import Work, thread_budget
+from xarray_gpuzarr.process.threads import Work, thread_budget
 
 
 class TurnClock:
@@ -97,7 +97,7 @@ class _Run:
 
 
 class TurnCrew:
-    """Stands in for `xarray_gpuzarr.decoders.threads.Crew`: one real thread does what several would, in their time.
+    """Stands in for `xarray_gpuzarr.process.threads.Crew`: one real thread does what several would, in their time.
 
     Threads are lent and called back by the same rules.
 

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.process.device_options import ResourceOptions
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ from test_zstd_kernel import (  # noqa: F401  # collected here
     test_zstd_frame_cut_at_any_byte_is_refused_though_the_rest_follows_it,
 )
 
-from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.process.device_options import ResourceOptions
 
 pytestmark = pytest.mark.gpu
 

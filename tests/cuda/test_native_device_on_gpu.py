@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from xarray_gpuzarr.cuda.api import Address, Kernel
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.axes import AxisColumns
 from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.launch import Scatter, all_kernels, move
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.process.device_options import ResourceOptions
 
 pytestmark = pytest.mark.gpu
 

@@ -19,8 +19,8 @@ from helpers.simulator import SimulatedDevice
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.cuda.options import ResourceOptions, in_force, resource_options
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force, resource_options
 from xarray_gpuzarr.read import read, stored_array
 
 SHAPE, CHUNKS, SHARDS = (96, 4000), (8, 500), (32, 2000)

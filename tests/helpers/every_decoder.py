@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from helpers.simulator import SimulatedDevice
-from xarray_gpuzarr import lazy_array, read
-from xarray_gpuzarr.cuda.options import ResourceOptions, in_force
+from xarray_gpuzarr import read
+from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device
 from xarray_gpuzarr.decoders.cuda.staging import Stager
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
 SMALL = ResourceOptions(
     slot_nbytes=64 * 1024, n_slots=2, batch_nbytes=96 * 1024, batch_chunks=3, scratch_nbytes=1 << 28

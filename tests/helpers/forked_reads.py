@@ -22,8 +22,9 @@ from zarr.storage import LocalStore, MemoryStore, ZipStore
 import xarray_gpuzarr
 from helpers.cuda_reads import CudaReads
 from helpers.simulator import SimulatedDevice
-from xarray_gpuzarr import DeviceUnavailableError, StoreReadError, progress_bar, read_array
-from xarray_gpuzarr.decoders import host
+from xarray_gpuzarr import DeviceUnavailableError, StoreReadError, read_array
+from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.process import progress_bar
 
 DATA = np.arange(40 * 64 * 32, dtype="<i4").reshape(40, 64, 32) % 1000
 LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32)}

@@ -26,10 +26,10 @@ from helpers import blosc_frames as by_hand
 from helpers.blosc_runs import OK, Block, Coded, run_blosclz, run_unshuffle
 from helpers.host_kernels import sanitized_environment
 from helpers.zstd_runs import run_check
-from xarray_gpuzarr.blosc_frames import BLOSCLZ, BloscStreams, walk_blosc
-from xarray_gpuzarr.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
-from xarray_gpuzarr.frame_columns import device_ready
-from xarray_gpuzarr.frames import FrameError, declared_nbytes
+from xarray_gpuzarr.frames.blosc import BLOSCLZ, BloscStreams, walk_blosc
+from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
+from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
 
 BATCH = 250
 NBYTES = 1200

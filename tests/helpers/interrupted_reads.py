@@ -26,11 +26,14 @@ import xarray_gpuzarr
 from helpers.cuda_reads import SMALL, CudaReads
 from helpers.interrupts import Interrupts, is_foreign
 from helpers.simulator import SimulatedDevice
-from xarray_gpuzarr import index_cache, progress_bar, read_array
-from xarray_gpuzarr.cores import cores
-from xarray_gpuzarr.counters import counters
-from xarray_gpuzarr.cuda.options import in_force
-from xarray_gpuzarr.decoders import host, host_job, threads
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host import job as host_job
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.process import progress_bar, threads
+from xarray_gpuzarr.process.cores import cores
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import stored_array
 
 DATA = np.arange(40 * 64 * 32, dtype="<i4").reshape(40, 64, 32) % 1000

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from helpers.host_kernels import HostLaunches
 from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Points, Scatter
-from xarray_gpuzarr.grid import ChunkGrid, group_points, intersect_axis
+from xarray_gpuzarr.plan.axis_pieces import intersect_axis
+from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 Array = npt.NDArray[Any]
 Chunk = tuple[int, ...]

@@ -20,7 +20,8 @@ import test_zstd_kernel as zstd_tests
 from helpers import kernel_runs, zstd_runs
 from helpers.filter_runs import Filtered
 from helpers.kernel_runs import Chunk, Stored
-from xarray_gpuzarr.cuda.api import Address, DeviceApi, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceApi, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
 from xarray_gpuzarr.cuda.filters import Filter, Places

@@ -39,8 +39,8 @@ from zarr.storage import MemoryStore
 from helpers.corpus import counting
 from helpers.stores import put, take
 from xarray_gpuzarr import GpuZarrError, read_array
-from xarray_gpuzarr.decoders import host_memory
-from xarray_gpuzarr.lazy_array import find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import find_lazy_array
+from xarray_gpuzarr.decoders.host import memory as host_memory
 
 DATA = counting((8, 12))
 PLAIN, SHARDED = {"chunks": (2, 3)}, {"chunks": (2, 3), "shards": (4, 6)}

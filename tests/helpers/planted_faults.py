@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from helpers.simulated_streams import Point, SimulatedEvent, SimulatedStream
 from helpers.simulator import SimulatedDevice
-from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceIdentity, Kernel
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Bytes, DeviceIdentity, Kernel
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError
 
 IDENTITY = DeviceIdentity(

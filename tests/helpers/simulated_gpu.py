@@ -19,13 +19,15 @@ from helpers.simulated_streams import SimulatedEvent, SimulatedStream, touch_of
 from helpers.simulated_worker import SimulatedGpu as SimulatedWorker
 from helpers.simulated_worker import here
 from helpers.simulator import SimulatedDevice
-from xarray_gpuzarr import lazy_array, open_options, read
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.api import Address, Kernel
-from xarray_gpuzarr.cuda.options import in_force
+from xarray_gpuzarr import read
+from xarray_gpuzarr.backend import lazy_array, open_options
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.process.device_options import in_force
+from xarray_gpuzarr.stored.cf import Cast
 
 
 class SimulatedGpu:

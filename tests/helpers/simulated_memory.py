@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import Address, Bytes
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Bytes
 
 if TYPE_CHECKING:
     from helpers.simulated_streams import Point, SimulatedStream

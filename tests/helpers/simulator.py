@@ -25,7 +25,8 @@ from helpers.simulated_calls import Border
 from helpers.simulated_files import SimulatedFile
 from helpers.simulated_memory import POISON, Arena, Block, PinnedPool, SimulatedMemory, SimulatedPinned
 from helpers.simulated_streams import Scheduler, SimulatedEvent, SimulatedStream, Touch, touch_all, touch_of
-from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceIdentity, Install, Kernel, Undo
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Bytes, DeviceIdentity, Install, Kernel, Undo
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.errors import DeviceMemoryError
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from xarray_gpuzarr.decoders.base import Route
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.decoders.protocol import Route
 
 
 def _refuse(what: Any) -> Any:

@@ -14,7 +14,7 @@ from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.common import datatree_from_dict_with_io_cleanup
 from xarray.core.utils import close_on_error
 
-from xarray_gpuzarr import registration as _registration  # of `.gpuzarr`  # noqa: F401
+from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`  # noqa: F401
 
 
 class GpuZarrBackendEntrypoint(BackendEntrypoint):
@@ -81,7 +81,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             The stored metadata of an array is malformed.
         """
         from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # imports zarr and dask
-        from xarray_gpuzarr.open_options import DecodeOptions, Place  # noqa: PLC0415
+        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415
 
         place = Place.of(device, storage)
         opening.require_reading(mode)
@@ -130,7 +130,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
     ) -> dict[str, Dataset]:
         """Open all groups below a group, by path; keywords, also those of `DecodeOptions`, as for `open_dataset`."""
         from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # likewise
-        from xarray_gpuzarr.open_options import DecodeOptions, Place  # noqa: PLC0415
+        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415
 
         place, options = Place.of(device, storage), DecodeOptions(**decoding)
         opening.require_reading(mode)

@@ -23,14 +23,15 @@ from xarray.core import indexing
 from xarray.core.treenode import NodePath
 from zarr.errors import UnknownCodecError
 
-from xarray_gpuzarr.advice import advise
-from xarray_gpuzarr.cf import parse_cast
+from xarray_gpuzarr.backend.chunking import ShardVariable
+from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
-from xarray_gpuzarr.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.metadata import NUMERIC_KINDS, parse_array
-from xarray_gpuzarr.open_options import DecodeOptions, Place
+from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.read import stored_array
-from xarray_gpuzarr.tasks import ShardVariable
+from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
+from xarray_gpuzarr.stored.cf import parse_cast
+from xarray_gpuzarr.stored.metadata import parse_array
 
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""

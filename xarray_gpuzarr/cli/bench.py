@@ -11,9 +11,8 @@ from typing import get_args
 import xarray as xr
 from rich.console import Console
 
-from xarray_gpuzarr.accessor.explain import lazy_array_of
-from xarray_gpuzarr.accessor.explanation import format_nbytes
-from xarray_gpuzarr.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
+from xarray_gpuzarr.backend.accessor.explain import lazy_array_of
+from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.terminal import (
     StatusLine,
     address_of,
@@ -24,7 +23,8 @@ from xarray_gpuzarr.cli.terminal import (
     table_of,
 )
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.option_values import parse_nbytes
+from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
+from xarray_gpuzarr.process.settings import parse_nbytes
 
 _TITLES = {
     "read": "stored values, as one array",

@@ -23,13 +23,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from xarray_gpuzarr.accessor import DataArrayAccessor, DatasetAccessor
-from xarray_gpuzarr.accessor.explanation import format_nbytes
+from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor
+from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.sample import SAMPLES, weather_dataset, write_sharded
 from xarray_gpuzarr.cli.terminal import make_writable, naming_unwritable, open_store, say, table_of
 from xarray_gpuzarr.decoders import resolve_device
-from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.visible_text import visible
+from xarray_gpuzarr.errors import GpuZarrError, visible
 
 ROUNDS = 5
 _EQUAL = 'equal   values, dtypes and attributes are those of engine="zarr"'

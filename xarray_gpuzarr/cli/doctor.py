@@ -1,4 +1,4 @@
-"""``gpuzarr doctor``: print what `xarray_gpuzarr.diagnosis` finds, as it finds it; or one document, or one report."""
+"""``gpuzarr doctor``: print what `machine.diagnosis` finds, as it finds it; or one document, or one report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from xarray_gpuzarr.cli.terminal import StatusLine, naming_unwritable, say, table_of
-from xarray_gpuzarr.diagnosis.examine import USUAL, Effort, examine
-from xarray_gpuzarr.diagnosis.report import Diagnosis, Section
+from xarray_gpuzarr.machine.diagnosis.examine import USUAL, Effort, examine
+from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section
 
 
 def run_doctor(options: argparse.Namespace, effort: Effort = USUAL) -> int:

@@ -15,18 +15,18 @@ from typing import Any, Self
 import numpy as np
 from rich.console import Console
 
-from xarray_gpuzarr.accessor import DatasetAccessor, Explanation
-from xarray_gpuzarr.accessor.explain import Row, lazy_array_of
-from xarray_gpuzarr.accessor.explanation import brief_cells, format_nbytes
+from xarray_gpuzarr.backend.accessor import DatasetAccessor, Explanation
+from xarray_gpuzarr.backend.accessor.explain import Row, lazy_array_of
+from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
+from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.opening import open_group
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
 from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
-from xarray_gpuzarr.cuda.options import resource_options
 from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
 from xarray_gpuzarr.fetch import LocalSource
-from xarray_gpuzarr.lazy_array import LazyArray
-from xarray_gpuzarr.option_values import parse_nbytes
+from xarray_gpuzarr.process.device_options import resource_options
+from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 _MOST_FILES = 20_000

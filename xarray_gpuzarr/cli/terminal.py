@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xarray_gpuzarr.accessor.tables import cell, headed_table
+from xarray_gpuzarr.backend.accessor.tables import cell, headed_table
 from xarray_gpuzarr.cli.failures import Address, naming_failures
-from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError
-from xarray_gpuzarr.visible_text import visible
+from xarray_gpuzarr.errors import GpuZarrError, GpuZarrWarning, OptionError, visible
 
 
 def say(*lines: str, console: Console | None = None) -> None:

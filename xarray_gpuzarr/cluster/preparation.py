@@ -13,10 +13,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, cast
 
-from xarray_gpuzarr.configuration import configure, options_in_force
 from xarray_gpuzarr.cuda.api import Undo
 from xarray_gpuzarr.decoders import Device, decoder_for, resolve_device
-from xarray_gpuzarr.decoders.base import PreparedDecoder
+from xarray_gpuzarr.decoders.protocol import PreparedDecoder
+from xarray_gpuzarr.process.configuration import configure, options_in_force
 
 _IDLE_SECONDS = 2.0
 """How long prepared threads wait for busy ones, which then prepare themselves when they first read."""

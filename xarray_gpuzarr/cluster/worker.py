@@ -12,10 +12,10 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.protocol.serialize import dask_serialize
 
-from xarray_gpuzarr.advice import advise
 from xarray_gpuzarr.cluster.preparation import preparation
-from xarray_gpuzarr.configuration import check_options
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
+from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.configuration import check_options
 
 _DEVICES = ("auto", "cuda", "host")
 

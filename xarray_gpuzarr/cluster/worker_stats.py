@@ -12,9 +12,9 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Self
 
-from xarray_gpuzarr.accessor.explanation import format_nbytes
-from xarray_gpuzarr.counters import STAGES, Counts, counters
-from xarray_gpuzarr.visible_text import visible
+from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
+from xarray_gpuzarr.errors import visible
+from xarray_gpuzarr.process.counters import STAGES, Counts, counters
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -62,7 +62,7 @@ class Stats:
         return replace(self, rows=tuple(rows))
 
     def __str__(self) -> str:
-        from xarray_gpuzarr.accessor.tables import as_text  # noqa: PLC0415  # imports rich
+        from xarray_gpuzarr.backend.accessor.tables import as_text  # noqa: PLC0415  # imports rich
 
         return as_text(self, _WIDTH)
 
@@ -70,7 +70,7 @@ class Stats:
         return str(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from xarray_gpuzarr.accessor import tables  # noqa: PLC0415  # imports rich
+        from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
 
         head, *lines = self._lines()
         table = tables.headed_table(gap=1)

@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:  # it names addresses as this module does
-    from xarray_gpuzarr.cuda.nvcomp import Nvcomp
-
-Address = NewType("Address", int)
-"""An address in device memory, or of pinned host memory as the device sees it."""
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 
 Bytes = npt.NDArray[np.uint8]
 """Host memory as a flat array of bytes."""

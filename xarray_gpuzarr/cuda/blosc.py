@@ -6,7 +6,8 @@ CUDA decoder.
 
 from __future__ import annotations
 
-from xarray_gpuzarr.cuda.api import Address, DeviceApi, Kernel, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import N_THREADS
 
 CANNOT_DECOMPRESS = 12

@@ -11,7 +11,8 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.api import Address, DeviceApi, Kernel, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import N_THREADS
 
 Kind = Literal["crc32", "crc32c", "adler32"]

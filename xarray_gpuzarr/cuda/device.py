@@ -19,8 +19,8 @@ import numpy.typing as npt
 import rmm
 from rmm.pylibrmm.stream import Stream as RmmStream
 
+from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import (
-    Address,
     Bytes,
     DeviceApi,
     DeviceFile,
@@ -38,10 +38,10 @@ from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out
 from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
-from xarray_gpuzarr.cuda.options import ResourceOptions, resource_options
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory
 from xarray_gpuzarr.cuda.sharing import share_memory
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
+from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 
 try:
     import nvtx

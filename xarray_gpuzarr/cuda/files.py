@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from xarray_gpuzarr.cuda.api import Address, FileRead, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import FileRead, Stream
 from xarray_gpuzarr.errors import StoreReadError
 
 PARALLEL_NBYTES = 16 * 1024 * 1024

@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.api import Address, DeviceApi, Kernel, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import N_THREADS
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES, Words, dtype_name, pad_words
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.process.records import record
 
 Format = Literal["zstd", "lz4", "gzip", "gzip, looking ahead", "deflate", "snappy"]
 """Wire format of compressed chunks: a zstd frame, a raw LZ4 block, a gzip member (by either of two algorithms, see

@@ -17,12 +17,13 @@ from weakref import WeakSet
 
 import numpy as np
 
-from xarray_gpuzarr.counters import STAGES, Stage, counters
-from xarray_gpuzarr.cuda.api import Address, Bytes, DeviceApi, DeviceMemory, Event, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Event, Stream
+from xarray_gpuzarr.cuda.exclusive import Turns
 from xarray_gpuzarr.cuda.lane_memory import LaneMemory, ResultMemory
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.pinned import PinnedRing, Slot
-from xarray_gpuzarr.cuda.turns import Turns
+from xarray_gpuzarr.process.counters import STAGES, Stage, counters
+from xarray_gpuzarr.process.device_options import ResourceOptions
 
 TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""

@@ -14,10 +14,10 @@ from typing import Any
 import cupy
 import rmm
 
-from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
-from xarray_gpuzarr.cuda.options import MemoryChoice
 from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.process.device_options import MemoryChoice
 
 
 class NativeMemory:

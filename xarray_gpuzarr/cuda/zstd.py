@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import Address, DeviceApi, Kernel, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 
 SPARE_FRAME = np.frombuffer(bytes.fromhex("28b52ffd 20 01 090000 41 000000000000"), np.uint64)
 """A frame of one byte, which takes the place of those that are refused; host memory, 16 bytes with its padding."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.errors import CorruptChunkError, DeviceUnavailableError, StoreReadError
-from xarray_gpuzarr.plan import ReadPlan
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 
 _UNSTEADY = "something deletes or rewrites the store: open it again once that has ended"
 

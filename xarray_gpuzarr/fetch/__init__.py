@@ -14,7 +14,6 @@ from zarr.storage import LocalStore
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.fetch.local import LocalSource
-from xarray_gpuzarr.fetch.options import FetchOptions, fetch_options
 from xarray_gpuzarr.fetch.read_ahead import ReadAhead
 from xarray_gpuzarr.fetch.remote import StoreSource
 from xarray_gpuzarr.fetch.source import (
@@ -43,7 +42,6 @@ __all__ = [
     "ByteSource",
     "ByteStream",
     "Edge",
-    "FetchOptions",
     "LocalSource",
     "MemoryStream",
     "ObjectChangedError",
@@ -58,7 +56,6 @@ __all__ = [
     "StoreSource",
     "Version",
     "byte_source",
-    "fetch_options",
 ]
 
 

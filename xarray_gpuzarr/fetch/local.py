@@ -15,9 +15,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import Literal
 
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
-from xarray_gpuzarr.cores import cores
-from xarray_gpuzarr.fetch.options import fetch_options
+from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Allocate,
     ByteStream,
@@ -33,6 +31,9 @@ from xarray_gpuzarr.fetch.source import (
     is_settled,
     short,
 )
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.process.cores import cores
+from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
 
@@ -53,7 +54,7 @@ class LocalSource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""
-        return fetch_options().rule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB)
+        return coalesce_rule(fetch_options(), max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB)
 
     @property
     def lookahead(self) -> int:

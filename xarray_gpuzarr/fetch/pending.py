@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.fetch.answers import Answer
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
@@ -22,6 +21,7 @@ from xarray_gpuzarr.fetch.source import (
     short,
 )
 from xarray_gpuzarr.fetch.under_way import Reply
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,12 @@ from weakref import WeakKeyDictionary
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import forks
 from xarray_gpuzarr.fetch.answers import Answer, strong_tag
 from xarray_gpuzarr.fetch.clients import Client, client_for
-from xarray_gpuzarr.fetch.options import fetch_options
 from xarray_gpuzarr.fetch.pending import Asked, WaitingEdge, WaitingObjects, WaitingRange, WaitingStream
+from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Pending,
     PendingEdge,
@@ -31,6 +30,8 @@ from xarray_gpuzarr.fetch.source import (
     Version,
 )
 from xarray_gpuzarr.fetch.under_way import UnderWay, event_loop
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
 
@@ -89,7 +90,7 @@ class StoreSource:
     @property
     def rule(self) -> CoalesceRule:
         """1 MiB gaps, since a round trip costs more, and 4 MiB requests: many connections together are quick."""
-        return fetch_options().rule(max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
+        return coalesce_rule(fetch_options(), max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
 
     @property
     def lookahead(self) -> int:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Buffer, Callable, Hashable, Sequence
 from typing import Literal, Protocol
 
-from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.process.records import record
 
 Allocate = Callable[[int], memoryview]
 """Given a length in bytes, return writable host memory of that length."""

@@ -16,7 +16,7 @@ from typing import Any
 from zarr.core import sync
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.waiting import apart
+from xarray_gpuzarr.process.waiting import apart
 
 
 class Reply[Result]:

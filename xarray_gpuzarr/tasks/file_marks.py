@@ -15,8 +15,8 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore
 
 from xarray_gpuzarr.fetch import LocalSource, StoreSource
-from xarray_gpuzarr.metadata import ArraySpec
 from xarray_gpuzarr.read import StoredArray
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Mark = tuple[int, ...] | None
 """Inode, bytes and times of a file or a directory; None if there is none."""

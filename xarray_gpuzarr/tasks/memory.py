@@ -11,13 +11,13 @@ from math import prod
 import numpy as np
 
 from xarray_gpuzarr.cuda.lane_memory import most_taken
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
 from xarray_gpuzarr.decoders.cuda.routes import why_not_device
-from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.read import StoredArray
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _CUDA_NBYTES = 1024**3
 """Device memory that CUDA, its libraries and this engine's kernels take in one process: an allowance, not measured."""

@@ -12,9 +12,9 @@ from typing import Any
 from dask.base import tokenize
 from dask.utils import key_split
 
+from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.tasks.file_marks import array_path, file_marks
-from xarray_gpuzarr.visible_text import visible
 
 _GENERIC_PREFIXES = ("open_dataset-", "xarray-")
 """What xarray writes before names that the user has not chosen."""

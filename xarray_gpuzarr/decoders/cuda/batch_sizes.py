@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES
 from xarray_gpuzarr.errors import DeviceMemoryError
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.process.records import record
 
 N_AT_ONCE = 512
 """Chunks that a large GPU decodes at once: four on each of some 130 multiprocessors. Assumed, not measured."""

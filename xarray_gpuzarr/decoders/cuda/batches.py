@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.fetch import Request
-from xarray_gpuzarr.plan import ReadPlan
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.process.records import record
 
 Rows = npt.NDArray[np.int64]
 

@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.codecs import (
+from xarray_gpuzarr.cuda.axes import MAX_BOX
+from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
+from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
+from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
+from xarray_gpuzarr.decoders.cuda.batches import aligned
+from xarray_gpuzarr.decoders.cuda.streams import longest_stream
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
     BloscSpec,
     CastValueSpec,
@@ -32,13 +39,6 @@ from xarray_gpuzarr.codecs import (
     ZstdSpec,
     encoded_nbytes,
 )
-from xarray_gpuzarr.cuda.axes import MAX_BOX
-from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
-from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
-from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
-from xarray_gpuzarr.decoders.cuda.batches import aligned
-from xarray_gpuzarr.decoders.cuda.streams import longest_stream
-from xarray_gpuzarr.metadata import ArraySpec
 
 _MAX_TYPESIZE = 255
 

@@ -12,21 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import nvcomp
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
+from xarray_gpuzarr.decoders.cuda.batch_plan import Chunks, Group, Rows, Work, arrange, put
 from xarray_gpuzarr.decoders.cuda.batches import aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
-from xarray_gpuzarr.decoders.cuda.work import Chunks, Group, Rows, Work, arrange, put
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.process.records import record
 
 Addresses = npt.NDArray[np.uint64]
 

@@ -14,16 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import WHOLE_OBJECT, CoalesceRule
-from xarray_gpuzarr.codecs import ZstdSpec
-from xarray_gpuzarr.counters import counters
-from xarray_gpuzarr.cuda.api import Address, DeviceFile, DeviceMemory
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.calibration import Identify, calibration_in_force
+from xarray_gpuzarr.decoders.cost.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.image import download_pageable
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staging import Flags, Staged, Stager
 from xarray_gpuzarr.decoders.cuda.streams import (
@@ -36,11 +33,15 @@ from xarray_gpuzarr.decoders.cuda.streams import (
     shuffled,
     zstd_streams,
 )
+from xarray_gpuzarr.decoders.cuda.upload import download_pageable
 from xarray_gpuzarr.decoders.faults import no_direct_files, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.waiting import apart
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, CoalesceRule
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.waiting import apart
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 Column = npt.NDArray[np.int64]
 

@@ -15,18 +15,18 @@ from typing import Literal
 import numpy as np
 
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
-from xarray_gpuzarr.decoders.cuda.image import Image
 from xarray_gpuzarr.decoders.cuda.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staging import Staged
+from xarray_gpuzarr.decoders.cuda.upload import Image
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
-from xarray_gpuzarr.decoders.host_codecs import chunk_codec
-from xarray_gpuzarr.decoders.scratch import buffer
+from xarray_gpuzarr.decoders.host.codecs import chunk_codec
+from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
-from xarray_gpuzarr.frames import FrameError
-from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import ReadPlan
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _PIECE_NBYTES = 256 * 1024
 """Decoded bytes of short chunks that a thread takes at a time: handing them over one by one would cost as much."""

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.box_places import BoxPlaces
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_BOX
 from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
-from xarray_gpuzarr.grid import largest_box
-from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import BoxTarget, PointTarget, Target
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.plan.axis_pieces import largest_box
+from xarray_gpuzarr.plan.output_boxes import BoxPlaces
+from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
 
 Rows = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]

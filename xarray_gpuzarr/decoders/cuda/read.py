@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.counters import counters
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.batch_plan import Chunks
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
@@ -29,12 +28,13 @@ from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values, join_shadows
 from xarray_gpuzarr.decoders.cuda.staging import Staged
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, join
-from xarray_gpuzarr.decoders.cuda.work import Chunks
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import ReadPlan, Target
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
 
 Column = npt.NDArray[np.int64]
 

@@ -8,15 +8,16 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.api import Address, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Stream
 from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.pinned import Slot
 from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.batch_plan import Group, Work
 from xarray_gpuzarr.decoders.cuda.shadows import Shadows
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables
-from xarray_gpuzarr.decoders.cuda.work import Group, Work
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.process.records import record
 
 
 @record

@@ -6,12 +6,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.axes import MAX_AXES, MAX_BOX
 from xarray_gpuzarr.cuda.elements import can_cast
-from xarray_gpuzarr.decoders.base import Route
 from xarray_gpuzarr.decoders.cuda.chain import chain_of
-from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.decoders.protocol import Route
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
 
 ONE_COPY = "then one copy to the device"
 

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceIdentity
 from xarray_gpuzarr.cuda.checksum import MAX_NBYTES
-from xarray_gpuzarr.cuda.options import Verify
 from xarray_gpuzarr.errors import CudaError
-from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.plan import ReadPlan
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.process.device_options import Verify
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Rows = npt.NDArray[np.int64]
 

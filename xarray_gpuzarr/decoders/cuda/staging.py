@@ -17,24 +17,24 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import CoalesceRule
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, cut, row_of
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.image import Image, Room, upload_pageable
 from xarray_gpuzarr.decoders.cuda.requests import Requests
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Filters, Streams, find_streams, join, shuffled
+from xarray_gpuzarr.decoders.cuda.upload import Image, Room, upload_pageable
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_chunk, vanished_shard
-from xarray_gpuzarr.decoders.host_checksums import strip_checksum
-from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
-from xarray_gpuzarr.decoders.scratch import buffer
+from xarray_gpuzarr.decoders.host.checksums import strip_checksum
+from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
-from xarray_gpuzarr.frames import FrameError
-from xarray_gpuzarr.metadata import ArraySpec
-from xarray_gpuzarr.records import record
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.plan.byte_range import CoalesceRule
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Column = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]

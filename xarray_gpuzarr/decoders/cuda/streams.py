@@ -14,21 +14,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr import blosc_frames
-from xarray_gpuzarr.codecs import (
-    BloscSpec,
-    CompressorSpec,
-    GzipSpec,
-    Lz4Spec,
-    ShuffleSpec,
-    ZlibSpec,
-    ZstdSpec,
-)
 from xarray_gpuzarr.cuda import blosc, checksum
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
-from xarray_gpuzarr.frame_columns import LEAST_ZSTD_NBYTES, device_ready
-from xarray_gpuzarr.frames import is_plain_zstd
+from xarray_gpuzarr.frames import blosc as blosc_frames
+from xarray_gpuzarr.frames.columns import LEAST_ZSTD_NBYTES, device_ready
+from xarray_gpuzarr.frames.headers import is_plain_zstd
+from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ShuffleSpec, ZlibSpec, ZstdSpec
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory, Stream
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.resources import Lane
 
 

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import Address
+from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.checksum import checksum, finish
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Lane

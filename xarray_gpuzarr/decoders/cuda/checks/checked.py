@@ -15,10 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Literal
 
-from xarray_gpuzarr.advice import advise
-from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity
-from xarray_gpuzarr.cuda.options import ResourceOptions
 from xarray_gpuzarr.cuda.resources import Lane
 from xarray_gpuzarr.decoders.cuda.checks import remembered
 from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
@@ -26,7 +23,10 @@ from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of, usual_checks
 from xarray_gpuzarr.decoders.cuda.checks.trial import WrongAnswerError
 from xarray_gpuzarr.errors import CudaError, GpuZarrError
-from xarray_gpuzarr.metadata import ArraySpec
+from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
 
 PATIENCE_S = 120.0
 """From when on a check counts as one that never ends: kernels are built meanwhile, some seconds each, and longer where

@@ -7,8 +7,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import (
+from xarray_gpuzarr.decoders.cuda.chain import chain_of
+from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, MOVES, SUMS
+from xarray_gpuzarr.decoders.cuda.checks.check import Check
+from xarray_gpuzarr.decoders.cuda.checks.codecs import compressor, elements, shuffle
+from xarray_gpuzarr.decoders.cuda.checks.placing import placing
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
     BloscSpec,
     CompressorSpec,
@@ -21,12 +27,6 @@ from xarray_gpuzarr.codecs import (
     ZlibSpec,
     ZstdSpec,
 )
-from xarray_gpuzarr.decoders.cuda.chain import chain_of
-from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, MOVES, SUMS
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
-from xarray_gpuzarr.decoders.cuda.checks.codecs import compressor, elements, shuffle
-from xarray_gpuzarr.decoders.cuda.checks.placing import placing
-from xarray_gpuzarr.metadata import ArraySpec
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.blosc_frames import BLOSCLZ, walk_blosc
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import (
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
+from xarray_gpuzarr.cuda.nvcomp import quickest
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.checks.check import Check
+from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
+from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare, download, sent
+from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     BytesSpec,
     CastValueSpec,
@@ -26,15 +35,6 @@ from xarray_gpuzarr.codecs import (
     ShuffleSpec,
     encoded_nbytes,
 )
-from xarray_gpuzarr.cuda.api import Address
-from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
-from xarray_gpuzarr.cuda.nvcomp import quickest
-from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
-from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
-from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare, download, sent
-from xarray_gpuzarr.decoders.host_codecs import ChunkCodec
-from xarray_gpuzarr.frames import FrameError
 
 _BYTES = BytesSpec(endian=None)
 _SEEN = Cast(dtype="|u1")

@@ -15,8 +15,8 @@ from importlib import metadata, resources
 from pathlib import Path
 from uuid import uuid4
 
-from xarray_gpuzarr.cache_folder import cache_folder
 from xarray_gpuzarr.cuda.api import DeviceIdentity
+from xarray_gpuzarr.process.cache_folder import cache_folder
 
 Outcomes = Mapping[str, str]
 """What each check has found, by its name; empty for what has passed."""

@@ -13,19 +13,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.byte_range import ByteRange, CoalesceRule
-from xarray_gpuzarr.cf import Cast
-from xarray_gpuzarr.codecs import CodecPipeline
-from xarray_gpuzarr.cuda.api import Address, DeviceMemory
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.cuda.image import download_pageable
 from xarray_gpuzarr.decoders.cuda.read import Read
-from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.cuda.upload import download_pageable
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.fetch import Allocate, MemoryStream, Pending, PendingObjects, PendingStream, Storage
-from xarray_gpuzarr.grid import ChunkGrid, group_points, outer_selection
-from xarray_gpuzarr.metadata import ArraySpec, KeyEncoding
-from xarray_gpuzarr.plan import PointTarget, ReadPlan, Target, box_target, plan_blocks, plan_read
-from xarray_gpuzarr.shard_index import MISSING, ShardIndex, ShardIndexSpec
+from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks, plan_read
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.codecs import CodecPipeline
+from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, ShardIndexSpec
 
 _KEYS = KeyEncoding(prefix="self-check/", style="default", separator="/")
 

@@ -1,0 +1,10 @@
+"""``.gpuzarr`` on datasets, arrays and trees, and the tables that it prints.
+
+`registration` has made them known to xarray, and imports this when one is first used.
+"""
+
+from xarray_gpuzarr.backend.accessor.accessors import DataArrayAccessor, DatasetAccessor, DataTreeAccessor
+from xarray_gpuzarr.backend.accessor.explain import Row
+from xarray_gpuzarr.backend.accessor.explanation import Explanation
+
+__all__ = ["DataArrayAccessor", "DataTreeAccessor", "DatasetAccessor", "Explanation", "Row"]

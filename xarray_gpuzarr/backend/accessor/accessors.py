@@ -1,0 +1,279 @@
+"""``.gpuzarr`` on datasets, arrays and trees: `explain`, `device` and `to_host`.
+
+Nothing is read except by what `to_host` returns, when that is computed or loaded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import Any
+
+import numpy as np
+from xarray import DataArray, Dataset, DataTree, Variable
+
+from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
+from xarray_gpuzarr.backend.accessor.explanation import Explanation
+from xarray_gpuzarr.backend.accessor.summary import summarize
+from xarray_gpuzarr.backend.chunking import find_block_reader
+from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
+
+
+class Accessor(ABC):
+    """What all accessors show of themselves: where the data will land."""
+
+    @property
+    @abstractmethod
+    def device(self) -> Device | None:
+        """Where this engine's variables live, or will once they are read."""
+
+    @abstractmethod
+    def explain(self) -> Explanation:
+        """Return a table of how each variable is stored, where it is decoded, and why."""
+
+    def __repr__(self) -> str:
+        return str(summarize(self.explain().rows, self.device))
+
+    def _repr_html_(self) -> str:
+        return summarize(self.explain().rows, self.device).to_html()
+
+
+class DatasetAccessor(Accessor):
+    """What this engine knows about a Dataset.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        Opened with any engine, changed in any way.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> dataset = xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={}, device="host")
+    >>> dataset.gpuzarr
+    <gpuzarr: 8 variables, 1.05 MB; this engine's are read to the host, as NumPy arrays>
+      host             lsm, sst, t2m, u10, v10
+      host, by xarray  latitude, longitude, time
+    >>> dataset.gpuzarr.explain().rows[2].codecs
+    'bytes(little) > zstd'
+    >>> field = dataset.t2m.isel(time=0).gpuzarr.to_host().to_pandas()
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    @property
+    def device(self) -> Device | None:
+        """Where this engine's variables live, or will once they are read; None if none came from it.
+
+        "cuda" as soon as one variable does. A variable that was loaded counts if it lies on the GPU.
+        """
+        return device_of(self._dataset.variables)
+
+    def explain(self) -> Explanation:
+        """Return a table of how each variable is stored, where it is decoded, and why. No I/O.
+
+        Returns
+        -------
+        Explanation
+            Prints as a table in a terminal and in Jupyter; `Explanation.rows` holds the same as data.
+        """
+        return explanation(dataset_rows(self._dataset), self.device)
+
+    def to_host(self) -> Dataset:
+        """Return the dataset with NumPy arrays: what lies on the GPU is copied, all else is unchanged.
+
+        Arrays in memory are copied now; dask arrays and lazily opened variables when they are computed or loaded.
+        """
+        variables = {name: host_variable(v) for name, v in self._dataset.variables.items()}
+        return self._dataset._replace(variables)  # public ways compare, and so load, coordinates
+
+
+class DataArrayAccessor(Accessor):
+    """What this engine knows about a DataArray.
+
+    Parameters
+    ----------
+    array : xarray.DataArray
+    """
+
+    def __init__(self, array: DataArray) -> None:
+        self._array = array
+
+    @property
+    def device(self) -> Device | None:
+        """As `DatasetAccessor.device`, for the array and its coordinates."""
+        return device_of(self._variables())
+
+    def explain(self) -> Explanation:
+        """As `DatasetAccessor.explain`, for the array and its coordinates."""
+        return explanation(explain_variables(self._variables()), self.device)
+
+    def to_host(self) -> DataArray:
+        """As `DatasetAccessor.to_host`, for the array and its coordinates."""
+        dataset = self._array._to_temp_dataset()  # noqa: SLF001  # any name, also one that a coordinate has
+        return self._array._from_temp_dataset(DatasetAccessor(dataset).to_host())  # noqa: SLF001
+
+    def _variables(self) -> dict[Any, Variable]:
+        name = "array" if self._array.name is None else self._array.name
+        return {name: self._array.variable} | {k: v.variable for k, v in self._array.coords.items() if k != name}
+
+
+class DataTreeAccessor(Accessor):
+    """What this engine knows about a DataTree.
+
+    Parameters
+    ----------
+    tree : xarray.DataTree
+    """
+
+    def __init__(self, tree: DataTree) -> None:
+        self._tree = tree
+
+    @property
+    def device(self) -> Device | None:
+        """As `DatasetAccessor.device`, over all groups."""
+        return device_of({(path, name): v for path, group in self._groups() for name, v in group.variables.items()})
+
+    def explain(self) -> Explanation:
+        """As `DatasetAccessor.explain`, over all groups; names carry their group's path."""
+        rows = [row for path, group in self._groups() for row in dataset_rows(group, f"{path.rstrip('/')}/")]
+        return explanation(rows, self.device)
+
+    def to_host(self) -> DataTree:
+        """As `DatasetAccessor.to_host`, over all groups."""
+        groups = {path: DatasetAccessor(dataset).to_host() for path, dataset in self._groups()}
+        return DataTree.from_dict(groups, name=self._tree.name)
+
+    def _groups(self) -> list[tuple[str, Dataset]]:
+        """List every group below this one, itself included, by its path from here."""
+        keys = self._tree.subtree_with_keys
+        return [("/" if path == "." else f"/{path}", node.to_dataset(inherit=False)) for path, node in keys]
+
+
+def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
+    """Put rows together with what a reader should know about the device.
+
+    Parameters
+    ----------
+    rows : iterable of Row
+    device : "cuda", "host" or None
+        Where this engine's variables are read to; None if there are none.
+    """
+    rows = tuple(rows)
+    if not rows:
+        return Explanation(rows=rows, note="There are no variables here.")
+    if device is None:
+        is_loaded = any("in memory" in row.where + row.why for row in rows)
+        note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
+        return Explanation(rows=rows, note=f'{note} by engine="gpuzarr".')
+    missing = missing_for_cuda()
+    if device == "host" and missing:
+        return Explanation(rows=rows, note=f"CUDA cannot be used here; missing: {', '.join(missing)}.")
+    return Explanation(rows=rows)
+
+
+def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
+    """Describe the variables of a dataset, data variables first."""
+    order = [*dataset.data_vars, *dataset.coords]
+    return explain_variables({name: dataset.variables[name] for name in order}, prefix)
+
+
+def device_of(variables: Mapping[Any, Variable]) -> Device | None:
+    """Return where variables of this engine live: "cuda" if any does, None if there are none."""
+    found = {_device(v) for v in variables.values()} - {None}
+    return "cuda" if "cuda" in found else "host" if found else None
+
+
+def _device(variable: Variable) -> Device | None:
+    lazy = lazy_array_of(variable)
+    if isinstance(lazy, HostCopy):
+        return "host"
+    if lazy is not None:
+        return "cuda" if lazy.device == "workers" else lazy.device
+    return "cuda" if is_on_device(array_in_memory(variable)) else None
+
+
+def is_on_device(array: object) -> bool:
+    """Whether an array lies in CUDA memory."""
+    return hasattr(array, "__cuda_array_interface__")
+
+
+def host_variable(variable: Variable) -> Variable:
+    """Return a variable whose values are NumPy arrays, itself if they are already."""
+    data: Any = variable._data  # noqa: SLF001  # `.data` would read it
+    lazy = find_lazy_array(data)
+    if lazy is not None:
+        return _replaced(variable, _host_copies(data)) if hasattr(lazy.meta(), "get") else variable
+    meta = getattr(data, "_meta", None)
+    if meta is not None and (hasattr(meta, "get") or _may_have_device_blocks(data)):
+        host_meta = np.empty((0,) * data.ndim, data.dtype)
+        return _replaced(variable, data.map_blocks(to_numpy, dtype=data.dtype, meta=host_meta))
+    in_memory = array_in_memory(variable)
+    return _replaced(variable, to_numpy(in_memory)) if hasattr(in_memory, "get") else variable
+
+
+def _may_have_device_blocks(data: Any) -> bool:
+    """Whether a dask array may have blocks on a GPU though its metadata are NumPy's.
+
+    dask takes NumPy's where it cannot compute with arrays of length zero, as for a maximum. Blocks that workers hold
+    already do not say what they are.
+    """
+    reader = find_block_reader(data)
+    if reader is not None:
+        return hasattr(reader.lazy.meta(), "get")
+    mappings = (getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values())
+    firsts = (next(iter(mapping.values()), None) for mapping in mappings)
+    return any(type(first).__module__.startswith("distributed.") for first in firsts)
+
+
+def to_numpy(array: Any) -> Any:
+    """Copy an array that lies on the GPU to the host.
+
+    Parameters
+    ----------
+    array : cupy.ndarray, or another array that has a `get` method
+
+    Returns
+    -------
+    numpy.ndarray
+        The argument itself if it is not such an array.
+    """
+    return array.get() if hasattr(array, "get") else array
+
+
+class HostCopy(LazyArray):
+    """A lazy array that is decoded on its device and then copied to the host."""
+
+    __slots__ = ()
+
+    @property
+    def route(self) -> Route:
+        """Where this array is decoded and why."""
+        route = super().route
+        return Route(where=f"{route.where}, then copied to the host", why=route.why)
+
+    def meta(self) -> Any:
+        """Return a zero-length NumPy array."""
+        return np.empty((0,) * self.ndim, self.dtype)
+
+    def _outer(self, key: tuple[Any, ...]) -> Any:
+        return to_numpy(super()._outer(key))
+
+    def _points(self, key: tuple[Any, ...]) -> Any:
+        return to_numpy(super()._points(key))
+
+
+def _host_copies(data: Any) -> Any:
+    """Rebuild xarray's indexing wrappers around a `HostCopy` of the lazy array below them."""
+    if isinstance(data, LazyArray):
+        return HostCopy(data.stored, data.device, or_host=data.or_host)
+    wrapper = copy(data)
+    wrapper.array = _host_copies(data.array)
+    return wrapper
+
+
+def _replaced(variable: Variable, data: Any) -> Variable:
+    return variable._replace(data=data)  # `copy(data=...)` would drop xarray's lazy wrappers

@@ -1,0 +1,209 @@
+"""Say of every variable how it is stored, where it is decoded and why.
+
+`explain_variables` reads nothing but metadata that is in memory already. Called by accessors and by the command line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import zarr
+from xarray import IndexVariable, Variable
+from xarray.core import indexing
+
+from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
+from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE
+from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
+from xarray_gpuzarr.stored.codec_json import parse_codecs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is known about one variable."""
+
+    variable: str
+    """Name, after the path of its group if the rows are a tree's."""
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    """Shape of the variable, in elements."""
+    stored_dtype: str | None
+    """Name of the dtype in the store, or None if the variable does not come from one."""
+    dtype: str
+    """Name of the dtype after decoding."""
+    shard_shape: tuple[int, ...] | None = None
+    """Shape of one shard of the stored array, in elements; None if it is not sharded."""
+    n_shards: int | None = None
+    chunk_shape: tuple[int, ...] | None = None
+    """Shape of one inner chunk of the stored array, in elements."""
+    n_chunks: int | None = None
+    """Inner chunks that hold elements of the stored array."""
+    codecs: str = ""
+    """Codecs of an inner chunk, in the order in which they encode."""
+    cast: str = ""
+    """What turns stored numbers into physical ones."""
+    where: str
+    """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"host, by xarray"`` ..."""
+    why: str = ""
+    """The reason; empty for the ordinary way of this engine."""
+    storage: str = ""
+    """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty where there is nothing to choose."""
+    load: str = ""
+    """What keeps a GPU from being busy with one read, and what would help; empty where nothing does."""
+    stored_nbytes: int | None = None
+    """Bytes of the elements in their stored dtype, before compression."""
+    decoded_nbytes: int
+    """Bytes of the elements after decoding."""
+
+
+def explain_variables(variables: Mapping[Any, Variable], prefix: str = "") -> tuple[Row, ...]:
+    """Describe variables in the order given. No I/O.
+
+    Parameters
+    ----------
+    variables : mapping from name to xarray.Variable
+    prefix : str
+        Written before every name.
+    """
+    return tuple(_row(f"{prefix}{name}", variable) for name, variable in variables.items())
+
+
+def lazy_array_of(variable: Variable) -> LazyArray | None:
+    """Return the array of this engine that a variable will be read from, lazily or by dask, or None."""
+    data = variable._data  # noqa: SLF001  # `.data` would read it
+    lazy = find_lazy_array(data)
+    reader = None if lazy is not None else find_block_reader(data)
+    return lazy if reader is None else reader.lazy
+
+
+def array_in_memory(variable: Variable) -> Any:
+    """Return the array that a variable holds in memory, or None if it is still to be read or computed."""
+    data = variable._data  # noqa: SLF001  # `.data` would read it
+    while isinstance(data, _WRAPPERS):
+        data = data.array
+    return None if isinstance(data, indexing.ExplicitlyIndexed) or hasattr(data, "dask") else data
+
+
+_ADAPTERS = (indexing.NumpyIndexingAdapter, indexing.NdArrayLikeIndexingAdapter, indexing.ArrayApiIndexingAdapter)
+_WRAPPERS = (indexing.MemoryCachedArray, indexing.CopyOnWriteArray, *_ADAPTERS)
+
+
+def _row(name: str, variable: Variable) -> Row:
+    lazy = lazy_array_of(variable)
+    if lazy is not None:
+        return _engine_row(name, variable, lazy)
+    where, why = _elsewhere(variable)
+    return _bare_row(name, variable, variable.encoding.get("dtype"), where, why)
+
+
+def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why: str) -> Row:
+    n = math.prod(variable.shape)
+    stored = None if stored_dtype is None or stored_dtype is str else np.dtype(stored_dtype)
+    return Row(
+        variable=name,
+        dims=tuple(map(str, variable.dims)),
+        shape=variable.shape,
+        stored_dtype=None if stored is None else stored.name,
+        dtype=variable.dtype.name,
+        where=where,
+        why=why,
+        stored_nbytes=None if stored is None else n * stored.itemsize,
+        decoded_nbytes=n * variable.dtype.itemsize,
+    )
+
+
+def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
+    route, stored, storage = lazy.route, lazy.stored, lazy.storage
+    why = "; ".join(filter(None, (route.why, _derivation(variable, lazy))))
+    if not isinstance(stored.spec, ArraySpec):
+        array = stored.zarr_array
+        assert array is not None
+        row = _bare_row(name, variable, array.dtype, route.where, why)
+        return replace(row, codecs=_codecs_of(array), cast=str(stored.cast))
+    spec, sharded = stored.spec, stored.spec.index is not None
+    row = _bare_row(name, variable, spec.numpy_dtype, route.where, why)
+    return replace(
+        row,
+        shard_shape=spec.grid.shard_shape if sharded else None,
+        n_shards=math.prod(spec.grid.n_shards) if sharded else None,
+        chunk_shape=spec.grid.chunk_shape,
+        n_chunks=math.prod(spec.grid.n_chunks),
+        codecs=str(spec.codecs),
+        cast=str(stored.cast),
+        storage=storage,
+        load=_load(variable, spec) if route.where == "cuda" else "",
+    )
+
+
+_KEPT_BUSY = 2 * N_AT_ONCE
+"""Chunks that must be under way together: a task ends with its slowest one, and others must fill the gap."""
+
+
+def _load(variable: Variable, spec: ArraySpec) -> str:
+    """Say that the chunks of one task are too few to keep a GPU busy, and how many shards or threads are not."""
+    blocks = variable.chunks
+    if blocks is None or len(blocks) != spec.grid.ndim:
+        return ""
+    edges = [max(sizes, default=0) for sizes in blocks]
+    n = math.prod(-(-edge // chunk) for edge, chunk in zip(edges, spec.grid.chunk_shape, strict=True))
+    if not 0 < n < min(_KEPT_BUSY, math.prod(spec.grid.n_chunks)):
+        return ""
+    times = -(-_KEPT_BUSY // n)
+    longer = next((axis for axis, edge in enumerate(edges) if times * edge <= variable.shape[axis]), None)
+    of_task = "" if longer is None else f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}, or "
+    chunks = "1 chunk" if n == 1 else f"{n} chunks"
+    enough = f"{of_task}{times} threads"
+    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough}, would keep it busy"
+
+
+def _codecs_of(array: zarr.Array[Any]) -> str:
+    """Name the codecs of an array that only zarr-python reads; such arrays are of format 3."""
+    document: dict[str, Any] = dict(array.metadata.to_dict())
+    return str(parse_codecs(document["codecs"]))
+
+
+def _derivation(variable: Variable, lazy: LazyArray) -> str:
+    """Say so if the variable is not the stored array itself."""
+    n_sources = sum(1 for _ in find_block_readers(variable._data))  # noqa: SLF001  # `.data` would read it
+    if n_sources > 1:
+        return f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
+    if variable.shape == lazy.shape and variable.dtype == lazy.dtype:
+        return ""
+    return f"selected or computed from a stored array of shape {lazy.shape}"
+
+
+def _on_dask(data: Any) -> tuple[str, str]:
+    """Say whether the blocks of a dask array that reads nothing are there already, and with whom."""
+    layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
+    firsts = [next(iter(layer.values()), None) for layer in layers if layer]
+    blocks = getattr(firsts[0], "value", firsts[0]) if firsts else None
+    if type(blocks).__module__.startswith("distributed."):
+        where = "in memory of dask's workers"
+    elif hasattr(blocks, "dtype") and not hasattr(blocks, "dask"):
+        where = "in memory"
+    else:
+        return "dask", "not opened by this engine"
+    if len(layers) == 1:
+        return where, "persisted: blocks of a dask array that are read already"
+    return "dask", f"computed from blocks that are {where}"
+
+
+def _elsewhere(variable: Variable) -> tuple[str, str]:
+    """Say where a variable that this engine does not read is decoded, and why."""
+    if isinstance(variable, IndexVariable):
+        return "host, by xarray", "index coordinate"
+    in_memory = array_in_memory(variable)
+    if in_memory is not None:
+        kind = type(in_memory)
+        return "in memory", f"already loaded, as {kind.__module__}.{kind.__qualname__}"
+    if variable.dtype.kind in "mM":
+        return "host, by xarray", "times stay with xarray"
+    if variable.dtype.kind not in NUMERIC_KINDS:
+        return "host, by xarray", "text and objects stay with xarray"
+    if hasattr(variable._data, "dask"):  # noqa: SLF001
+        return _on_dask(variable._data)  # noqa: SLF001
+    return "host, by xarray", "opened by another engine, or with CF attributes that are not plain arithmetic"

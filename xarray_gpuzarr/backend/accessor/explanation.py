@@ -1,0 +1,146 @@
+"""How explanations look: as tables in terminals of any width, and as HTML. Imports no rich before one is printed."""
+
+from __future__ import annotations
+
+import html
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xarray_gpuzarr.backend.accessor.explain import Row
+from xarray_gpuzarr.errors import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+WIDE = 132
+"""Terminal width, in columns, from which every property gets a column of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation:
+    """Rows, rendered as a table by `str`, `repr`, rich and Jupyter."""
+
+    rows: tuple[Row, ...]
+    note: str = ""
+    """A sentence below the table."""
+
+    def __str__(self) -> str:
+        return self.to_text(shutil.get_terminal_size().columns)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_text(self, width: int) -> str:
+        """Render as plain text for a terminal of `width` columns."""
+        from xarray_gpuzarr.backend.accessor.tables import as_text  # noqa: PLC0415  # imports rich
+
+        return as_text(self, width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
+
+        wide = options.max_width >= WIDE
+        columns, gap = (_WIDE_COLUMNS, 1) if wide else (_NARROW_COLUMNS, 0)
+        table = tables.headed_table(gap=gap, leading=1)
+        for title in columns:
+            most = _NAME_WIDTH if title == "variable" and not wide else None
+            table.add_column(title, overflow="fold", no_wrap=title in _UNBROKEN, max_width=most)
+        for row in self.rows:
+            table.add_row(*(tables.cell(of_row(row)) for of_row in columns.values()))
+        yield table
+        if self.note:
+            yield tables.note(self.note)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f'<th style="text-align:left">{title}</th>' for title in _WIDE_COLUMNS)
+        body = "".join(
+            "<tr>" + "".join(_html_cell(of_row(row)) for of_row in _WIDE_COLUMNS.values()) + "</tr>"
+            for row in self.rows
+        )
+        # Colours are inherited, so that the table suits light and dark pages.
+        note = f'<p style="opacity:.7">{html.escape(visible(self.note))}</p>' if self.note else ""
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div style="overflow-x:auto">{table}{note}</div>'
+
+
+Cell = list[str]
+"""Lines of one cell; the first matters most."""
+
+
+def _dtype(row: Row) -> str:
+    unchanged = row.stored_dtype in (None, row.dtype)
+    return row.dtype if unchanged else f"{row.stored_dtype} → {row.dtype}"
+
+
+def _cast(row: Row) -> str:
+    return "" if row.cast == "none" else row.cast
+
+
+def _grid(n: int | None, noun: str, shape: tuple[int, ...] | None) -> str:
+    """Write number, noun and shape of the cells of a grid; nothing if there is no grid."""
+    if shape is None:
+        return ""
+    return f"{n} {noun.removesuffix('s') if n == 1 else noun} of {format_shape(shape)}".replace("  ", " ")
+
+
+def _shards(row: Row) -> str:
+    unsharded = row.shard_shape is None and row.chunk_shape is not None
+    return "not sharded" if unsharded else _grid(row.n_shards, "", row.shard_shape)
+
+
+def _layout(row: Row) -> Cell:
+    """Put all that is known about storage into one cell, for narrow terminals."""
+    shards = _grid(row.n_shards, "shards", row.shard_shape)
+    return [shards, _grid(row.n_chunks, "chunks", row.chunk_shape), row.codecs, _cast(row)]
+
+
+def brief_cells(row: Row) -> tuple[str, ...]:
+    """Put what matters most about a variable into cells of one line."""
+    grid = _grid(row.n_shards, "shards", row.shard_shape) or _grid(row.n_chunks, "chunks", row.chunk_shape)
+    layout = grid if row.shape else ""
+    return (row.variable, _dtype(row), format_shape(row.shape), format_nbytes(row.decoded_nbytes), layout, row.where)
+
+
+Columns = dict[str, Callable[[Row], Cell]]
+
+_NARROW_COLUMNS: Columns = {
+    "variable": lambda row: [row.variable, ", ".join(row.dims)],
+    "values": lambda row: [_dtype(row), f"{format_shape(row.shape)}, {format_nbytes(row.decoded_nbytes)}"],
+    "stored as": _layout,
+    "decoded": lambda row: [row.where, row.why, row.storage, row.load],
+}
+_WIDE_COLUMNS: Columns = {
+    "variable": lambda row: [row.variable, ", ".join(row.dims)],
+    "values": lambda row: [_dtype(row), _cast(row)],
+    "shape": lambda row: [format_shape(row.shape), format_nbytes(row.decoded_nbytes)],
+    "shards": lambda row: [_shards(row)],
+    "inner chunks": lambda row: [_grid(row.n_chunks, "", row.chunk_shape)],
+    "codecs": lambda row: [row.codecs],
+    "decoded": lambda row: [row.where, row.why, row.storage, row.load],
+}
+_UNBROKEN = {"values", "shape", "shards", "inner chunks"}
+"""Columns that are never wrapped."""
+_NAME_WIDTH = 16
+"""Longer names and dimensions are wrapped in a narrow terminal, to leave room for shapes."""
+
+
+def _html_cell(lines: Cell) -> str:
+    first, *rest = [html.escape(visible(line)) for line in lines if line] or [""]
+    more = "".join(f'<br><span style="opacity:.65">{line}</span>' for line in rest)
+    return f'<td style="text-align:left;vertical-align:top">{first}{more}</td>'
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """Write a shape without spaces, so that it is never wrapped."""
+    return "\N{MULTIPLICATION SIGN}".join(map(str, shape)) or "scalar"
+
+
+def format_nbytes(nbytes: int) -> str:
+    """Write a number of bytes in decimal units, as xarray does."""
+    value, units = float(nbytes), iter(("B", "kB", "MB", "GB", "TB", "PB"))
+    unit = next(units)
+    while value >= 999.5 and unit != "PB":
+        value, unit = value / 1000, next(units)
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.3g} {unit}"

@@ -1,0 +1,227 @@
+"""One dask task per shard, with blocks of the decoder's own array library.
+
+xarray's own dask manager declares every lazily opened array to be NumPy, which turns device arrays into host arrays
+without a word. `ShardVariable` is a `Variable` that chunks itself through `ShardManager` instead, which asks the
+decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Self, cast
+
+import dask.array as da
+import numpy as np
+import numpy.typing as npt
+from xarray import Variable
+from xarray.core import indexing
+from xarray.namedarray.daskmanager import DaskManager
+from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
+
+from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.decoders.host import block_memory
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.threads import at_most
+from xarray_gpuzarr.read import read
+from xarray_gpuzarr.stored.array_spec import Unplanned
+from xarray_gpuzarr.tasks.auto_chunks import auto_axes, chunks_of_whole_shards, said_at_open
+from xarray_gpuzarr.tasks.names import task_name
+from xarray_gpuzarr.tasks.one_output import compute_into_one_output
+from xarray_gpuzarr.tasks.threads import threads_given
+
+_MANY_TASKS, _SMALL_TASK_NBYTES = 50_000, 1_000_000
+"""More tasks than the first, each of fewer bytes than the second, are advised against."""
+
+LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
+
+
+class BlockReader:
+    """What a dask graph holds of a lazy array: slicing it reads.
+
+    Parameters
+    ----------
+    array : xarray's lazily indexed or lazily vectorized array
+        A lazy array and the selection that was made before it was chunked.
+    """
+
+    __slots__ = ("array", "dtype", "shape")
+
+    def __init__(self, array: LazilyIndexed) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def lazy(self) -> LazyArray:
+        """The stored array below the selection."""
+        return cast("LazyArray", self.array.array)
+
+    @property
+    def shard_shape(self) -> tuple[int, ...] | None:
+        """Shape of a shard; None if a selection was made before, or if shards are irregular."""
+        spec = self.lazy.stored.spec
+        unselected = all(isinstance(k, slice) and k == slice(None) for k in self.array.key.tuple)
+        return spec.grid.shard_shape if unselected and not isinstance(spec, Unplanned) else None
+
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        return (type(self).__qualname__, self.lazy.__dask_tokenize__(), self.array.key.tuple)
+
+    def __getitem__(self, key: Any) -> Any:
+        full = indexing.expanded_indexer(key, self.ndim)
+        outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
+        picked = self.array.oindex[indexing.OuterIndexer(outer)]
+
+        def read() -> Any:
+            if not self.reads_into or not picked.ndim:
+                return picked.get_duck_array()
+            return self._read(picked, block_memory.block_memory.empty(picked.shape, self.dtype))
+
+        return at_most(threads_given(), read)
+
+    def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
+        """Read a box into host memory; only if `reads_into`.
+
+        Parameters
+        ----------
+        box : tuple of slice
+        out : ndarray, shape and dtype of the box, any strides
+        """
+        picked = self.array.oindex[indexing.OuterIndexer(box)]
+        block = at_most(threads_given(), lambda: self._read(picked, out))
+        if block is not out:
+            out[...] = block
+
+    def _read(self, picked: LazilyIndexed, out: npt.NDArray[Any]) -> Any:
+        """Read a selection, into `out` if its elements come in order and without gaps."""
+        return read(self.lazy.stored, picked.key.tuple, HostDecoder(out))
+
+    @property
+    def reads_into(self) -> bool:
+        """Whether `read_into` works: NumPy blocks of the host decoder, no points, at least one element."""
+        lazily_indexed = isinstance(self.array, indexing.LazilyIndexedArray)
+        on_host = self.lazy.device == "host" and type(self.lazy.meta()) is np.ndarray
+        return lazily_indexed and on_host and 0 not in (self.ndim, *self.shape)
+
+
+class ShardManager(DaskManager):
+    """Dask arrays whose meta is the decoder's.
+
+    Parameters
+    ----------
+    auto : frozenset of int
+        Axes whose chunks are automatic, though they come as numbers.
+    """
+
+    def __init__(self, auto: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self._auto = auto
+
+    def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
+        """Build a dask array whose tasks read `data`.
+
+        Parameters
+        ----------
+        data : BlockReader
+        chunks : as for `dask.array.from_array`
+        """
+        auto = self._auto | auto_axes(chunks, range(data.ndim))
+        whole = chunks_of_whole_shards(chunks, auto, shape=data.shape, dtype=data.dtype, shard=data.shard_shape)
+        name = kwargs.get("name")
+        if name is not False:  # False is one that dask draws by lot, True none at all
+            name = task_name(data.lazy.stored, None if name is True else name, data, str(whole))
+        kwargs |= {"meta": data.lazy.meta(), "asarray": False, "name": name}
+        array = da.from_array(data, whole, **kwargs)
+        _advise_fewer_tasks(array)
+        return compute_into_one_output(array, data) if data.reads_into and not kwargs.get("lock") else array
+
+
+def _advise_fewer_tasks(array: da.Array) -> None:
+    nbytes = array.nbytes // max(1, array.npartitions)
+    if array.npartitions < _MANY_TASKS or nbytes >= _SMALL_TASK_NBYTES:
+        return
+    advise(
+        "tasks",
+        f"'{array.name}' becomes {array.npartitions} dask tasks, more than dask handles with ease",
+        found=f"{nbytes} bytes a task",
+        do='read several chunks a task, with chunks="auto" or chunks={dimension: length}, or store the array in shards',
+    )
+
+
+class ShardVariable(Variable):
+    """A lazily read variable that becomes one dask task per shard when it is chunked."""
+
+    __slots__ = ()
+
+    def to_base_variable(self) -> Self:
+        """Return a copy that still chunks itself; xarray asks for one of every coordinate."""
+        return self._replace()
+
+    to_variable = to_base_variable
+
+    def chunk(  # type: ignore[override]  # as xarray itself has it
+        self,
+        chunks: Any = {},  # noqa: B006
+        name: str | None = None,
+        lock: bool | None = None,  # noqa: FBT001
+        inline_array: bool | None = None,  # noqa: FBT001
+        chunked_array_type: str | ChunkManagerEntrypoint[Any] | None = None,
+        from_array_kwargs: Any = None,
+        **chunks_kwargs: Any,
+    ) -> Self:
+        """Chunk as `xarray.Variable.chunk` does, with blocks of the decoder's array library."""
+        variable = self
+        reader = _block_reader(self._data)
+        if reader is not None and _is_dask(chunked_array_type):
+            auto = auto_axes(said_at_open(sys._getframe(1)), self.dims)  # noqa: SLF001
+            variable, chunked_array_type = self._replace(data=reader), ShardManager(auto)
+        chunked: Self = super(ShardVariable, variable).chunk(
+            chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
+        )
+        return chunked
+
+
+def _is_dask(manager: object) -> bool:
+    return manager in (None, "dask") or isinstance(manager, DaskManager)
+
+
+def _block_reader(data: object) -> BlockReader | None:
+    """Unwrap xarray's caching and copy-on-write layers around a lazy array that was not read yet."""
+    while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
+        data = data.array
+    if isinstance(data, LazilyIndexed) and find_lazy_array(data) is not None:
+        return BlockReader(data)
+    return None
+
+
+def find_block_reader(data: object) -> BlockReader | None:
+    """Return the first `BlockReader` in the graph of a dask array, or None."""
+    return next(find_block_readers(data), None)
+
+
+def find_block_readers(data: object) -> Iterator[BlockReader]:
+    """Go through the `BlockReader` objects in the graph of a dask array, one for each time an array was chunked."""
+    graph = getattr(data, "dask", None)
+    for layer in getattr(graph, "layers", {}).values():
+        found = next(filter(None, map(_reader_in, _literals(layer))), None)
+        if found is not None:
+            yield found
+
+
+def _literals(layer: Any) -> list[Any]:
+    """List the values that a graph layer holds as they are, without building its tasks."""
+    mapping = getattr(layer, "mapping", None)
+    if mapping is not None:
+        return list(mapping.values())
+    return [value for value, _ in getattr(layer, "indices", ())]
+
+
+def _reader_in(value: Any) -> BlockReader | None:
+    inner = getattr(value, "value", value)
+    return inner if isinstance(inner, BlockReader) else None

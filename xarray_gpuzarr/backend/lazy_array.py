@@ -1,0 +1,83 @@
+"""`LazyArray`: a stored array that xarray can index before it is read.
+
+Pickles to little more than its metadata and holds no file, stream or pool, so it may stand in a dask graph.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`, where arrays are unpickled  # noqa: F401
+from xarray_gpuzarr.decoders import Decoder, Device, Route, by_usable, decoder_for
+from xarray_gpuzarr.read import StoredArray, read, read_points
+
+
+class LazyArray(BackendArray):
+    """A stored array and the device on which selections of it are decoded.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    device : "cuda", "host" or "workers"
+    or_host : bool
+        Whether the host will do where the device turns out to be unusable.
+    """
+
+    __slots__ = ("device", "dtype", "or_host", "shape", "stored")
+
+    def __init__(self, stored: StoredArray, device: Device, *, or_host: bool = False) -> None:
+        self.stored = stored
+        self.device = device
+        self.or_host = or_host
+        self.shape = stored.shape
+        self.dtype = decoder_for(device).result_dtype(np.dtype(stored.cast.dtype))
+
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        return (type(self).__qualname__, self.stored, self.device)
+
+    def __repr__(self) -> str:
+        return f"LazyArray(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"
+
+    @property
+    def route(self) -> Route:
+        """Where this array is decoded and why."""
+        return self.stored.route(decoder_for(self.device))
+
+    @property
+    def storage(self) -> str:
+        """How stored bytes reach a GPU and why; empty where there is nothing to choose."""
+        return self.stored.how_read(decoder_for(self.device))
+
+    def meta(self) -> Any:
+        """Return a zero-length array of the kind that reads give. No I/O."""
+        return self._by(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
+
+    def _by(self, read: Callable[[Decoder], Any]) -> Any:
+        return by_usable(decoder_for(self.device), read, or_host=self.or_host)
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        # xarray's explicit_indexing_adapter is not needed, and fails on empty slices with a negative step.
+        return self._points(key.tuple) if isinstance(key, indexing.VectorizedIndexer) else self._outer(key.tuple)
+
+    async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
+        """Read on another thread, so that the event loop stays free."""
+        return await asyncio.to_thread(self.__getitem__, key)
+
+    def _outer(self, key: tuple[Any, ...]) -> Any:
+        return self._by(lambda decoder: read(self.stored, key, decoder))
+
+    def _points(self, key: tuple[Any, ...]) -> Any:
+        return self._by(lambda decoder: read_points(self.stored, key, decoder))
+
+
+def find_lazy_array(data: object) -> LazyArray | None:
+    """Return the `LazyArray` below xarray's indexing wrappers, or None."""
+    while data is not None and not isinstance(data, LazyArray):
+        data = getattr(data, "array", None) if isinstance(data, indexing.ExplicitlyIndexed) else None
+    return data

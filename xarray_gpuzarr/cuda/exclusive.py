@@ -1,0 +1,62 @@
+"""Reads of one device take turns where memory does not suffice for all of them at once: then one reads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock, get_ident
+
+from xarray_gpuzarr.process.waiting import Bell
+
+
+class Turns:
+    """Lets any number of reads run together, or one alone."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._changed = Bell()
+        self._reading: dict[object, int] = {}
+        """The thread of each read that is under way."""
+        self._alone: int | None = None
+        """The thread that reads alone, or waits until it does."""
+
+    @property
+    def n_reading(self) -> int:
+        """Reads that are under way."""
+        return len(self._reading)
+
+    def together[Result](self, read: Callable[[], Result]) -> Result:
+        """Read beside others; waits while somebody reads alone. A read inside a read never waits."""
+        mine = object()
+        try:
+            self._changed.wait_until(lambda: self._begins(mine))
+            return read()
+        finally:
+            self._reading.pop(mine, None)
+            self._changed.ring_for_all()
+
+    def alone[Result](self, read: Callable[[], Result]) -> Result:
+        """Wait until nobody else reads, and let nobody else begin."""
+        me = get_ident()
+        try:
+            self._changed.wait_until(lambda: self._claims(me))
+            self._changed.wait_until(lambda: not set(self._reading.values()) - {me})
+            return read()
+        finally:
+            if self._alone == me:
+                self._alone = None
+            self._changed.ring_for_all()
+
+    def _begins(self, mine: object) -> bool:
+        me = get_ident()
+        with self._lock:
+            if self._alone not in (None, me) and me not in self._reading.values():
+                return False
+            self._reading[mine] = me
+            return True
+
+    def _claims(self, me: int) -> bool:
+        with self._lock:
+            if self._alone not in (None, me):
+                return False
+            self._alone = me
+            return True

@@ -1,0 +1,177 @@
+"""Which decoder reads here, and what a machine lacks for a GPU. `decoder_for` is the one place that chooses."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import cast, get_args
+
+from xarray_gpuzarr.cuda import driver
+from xarray_gpuzarr.decoders.faults import no_direct_files
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
+from xarray_gpuzarr.decoders.workers.decoder import WorkersDecoder
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
+from xarray_gpuzarr.fetch import Storage
+from xarray_gpuzarr.process.advice import advise
+
+_CUDA_NEEDS = {
+    "cupy": "CuPy",
+    "rmm": "RMM",
+    "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)",
+}
+
+
+def missing_for_cuda() -> list[str]:
+    """Return what ``device="cuda"`` needs and this machine lacks; empty if nothing.
+
+    Imports no GPU package and does not start CUDA, which a process that forks must not: looks for the driver library,
+    asks NVML for GPUs, and looks for installed modules.
+    """
+    missing = [] if driver.has_driver() else ["the NVIDIA driver (libcuda)"]
+    missing += [] if missing or _sees_gpu() else ["a GPU that this process may use"]
+    return missing + [label for module, label in _CUDA_NEEDS.items() if not _installed(module)]
+
+
+def _sees_gpu() -> bool:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
+        return False
+    count = driver.n_gpus()
+    return count is None or count > 0
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # the parent package of a dotted name is absent; a module without a spec
+        return False
+
+
+def resolve_storage(storage: str, device: str) -> Storage:
+    """Check how local files are to reach a device.
+
+    Raises
+    ------
+    OptionError
+        `storage` is none of ``"auto"``, ``"posix"``, ``"gds"``, or ``"gds"`` was asked for and results are on the host.
+    DeviceUnavailableError
+        ``"gds"`` was asked for, and this machine lacks something for it.
+    """
+    for known in get_args(Storage):
+        if storage != known:
+            continue
+        if storage == "gds":
+            _require_direct_files(device)
+        return cast("Storage", known)
+    raise OptionError(
+        "unknown storage",
+        tried=f"storage={storage!r}",
+        found="the known ones are " + ", ".join(map(repr, get_args(Storage))),
+        do="leave storage out, or give one of them",
+    )
+
+
+def _require_direct_files(device: str) -> None:
+    resolved = resolve_device(device)
+    if resolved == "host":
+        raise OptionError(
+            'storage="gds" cannot be used here',
+            tried=f"storage='gds' with device={device!r}",
+            found="results live on the host; GPUDirect Storage reads into the memory of a GPU",
+            do='leave storage out, or say device="cuda"',
+        )
+    if resolved == "cuda":
+        decoder = decoder_for("cuda")
+        why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
+        if why is not None:
+            raise no_direct_files(why)
+
+
+def resolve_device(device: str) -> Device:
+    """Turn ``"auto"`` into the device that reads will use here.
+
+    Raises
+    ------
+    OptionError
+        `device` is none of ``"auto"``, ``"cuda"``, ``"host"``, ``"workers"``.
+    DeviceUnavailableError
+        ``"cuda"`` was asked for and something that it needs is missing.
+    """
+    if device not in ("auto", *get_args(Device)):
+        raise OptionError(
+            "unknown device",
+            tried=f"device={device!r}",
+            found="the known ones are 'auto', 'cuda', 'host', 'workers'",
+            do="leave device out, or give one of them",
+        )
+    if device in ("host", "workers"):
+        return cast("Device", device)
+    missing = missing_for_cuda()
+    if not missing:
+        return "cuda"
+    if device == "cuda":
+        raise DeviceUnavailableError(
+            "device='cuda' cannot be used here",
+            tried="the NVIDIA driver, CuPy, RMM and nvCOMP",
+            found="missing: " + ", ".join(missing),
+            do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it), or read on the host with "
+            "device='auto' or device='host'",
+        )
+    _advise_packages(missing)
+    return "host"
+
+
+def _advise_packages(missing: list[str]) -> None:
+    """Say so if only packages keep ``"auto"`` from the GPU that is here."""
+    if set(missing) <= set(_CUDA_NEEDS.values()):
+        advise(
+            "packages",
+            "this machine has a GPU, and device='auto' reads to the host",
+            found="missing: " + ", ".join(missing),
+            do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it); device='host' if that is meant",
+        )
+
+
+@cache
+def decoder_for(device: str) -> Decoder:
+    """Return the decoder of a device, one per process.
+
+    Parameters
+    ----------
+    device : "auto", "cuda", "host" or "workers"
+
+    Raises
+    ------
+    OptionError, DeviceUnavailableError
+        See `resolve_device`.
+    """
+    resolved = resolve_device(device)
+    if resolved == "host":
+        return HostDecoder()
+    decoder: Decoder = importlib.import_module("xarray_gpuzarr.decoders.cuda").CudaDecoder()
+    return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
+
+
+def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
+    """Return what `read` does with a decoder, or with the host's if its device cannot even copy.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    read : callable
+        Called again with the host's decoder if the device breaks meanwhile.
+    or_host : bool
+        Whether the host will do, as with ``"auto"``. Asking the device starts it.
+    """
+    if not or_host or not isinstance(decoder, SelfChecking):
+        return read(decoder)
+    if decoder.why_unusable() is None:
+        try:
+            return read(decoder)
+        except DeviceUnavailableError:
+            if decoder.why_unusable() is None:
+                raise
+    return read(decoder_for("host"))

@@ -1,0 +1,308 @@
+"""The CUDA decoder: the same plans as the host decoder's, decoded on a GPU in batches.
+
+It talks to the GPU through `cuda.api.DeviceApi` only, so that tests can put a simulator in its place. What the device
+does not decode takes the host decoder and one copy up; `route` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity, Install, Undo
+from xarray_gpuzarr.cuda.files import why_no_files
+from xarray_gpuzarr.cuda.launch import usual_kernels
+from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
+from xarray_gpuzarr.decoders.cost.model import is_little
+from xarray_gpuzarr.decoders.cuda.chain import read_chain
+from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
+from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
+from xarray_gpuzarr.decoders.cuda.host_share import HostShare
+from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
+from xarray_gpuzarr.decoders.cuda.read import Read
+from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
+from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError, choice_for
+from xarray_gpuzarr.decoders.cuda.split import Reading, shared_out, shared_route
+from xarray_gpuzarr.decoders.cuda.upload import upload_pageable
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.decoders.host.placing import cast_array
+from xarray_gpuzarr.decoders.protocol import Device, Route
+from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
+from xarray_gpuzarr.fetch import ByteSource, Storage
+from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target
+from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.device_options import resource_options
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
+
+_PATIENCE_SECONDS = (0.1, 0.4, 1.5)
+"""Waits between tries to read alone."""
+
+
+def native_device() -> DeviceApi:
+    """Return the calling thread's current GPU."""
+    from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
+
+    return device.native_device()
+
+
+class CudaDecoder:
+    """Decodes on a GPU; results are CuPy arrays.
+
+    Parameters
+    ----------
+    current_device : callable
+        Returns the calling thread's device.
+    """
+
+    def __init__(self, current_device: Callable[[], DeviceApi] = native_device) -> None:
+        self._current_device = current_device
+        self._host = HostDecoder()
+        self._reading = Reading()
+        self._resources: dict[int, WorkerResources] = {}
+        self._checked: dict[int, CheckedDevice] = {}
+        self._distrusted: dict[ArraySpec, str] = {}
+        """Arrays that the host decodes, and why: the device has decoded a chunk of them to other bytes."""
+        self._lock = threading.Lock()
+        self._process: int | None = None
+        """The process that has used a device."""
+
+    @property
+    def device(self) -> Device:
+        """``"cuda"``."""
+        return "cuda"
+
+    def route(self, spec: ArraySpec, cast: Cast) -> Route:
+        """Say whether chunks are decoded on the device, and why not."""
+        found = route(spec, _native(cast))
+        if found.where != "cuda":
+            return found
+        why = self._why_distrusted(spec, _native(cast))
+        return shared_route(spec, self._identify) if why is None else Route(where=f"host, {ONE_COPY}", why=why)
+
+    def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
+        """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
+        if self.route(spec, cast).where != "cuda":
+            return "the host decodes"
+        unmeasured = why_not_unasked(self._identify) if storage == "auto" else None
+        return why_not_chain(read_chain(spec)) or self.why_no_files() or unmeasured
+
+    def why_no_files(self) -> str | None:
+        """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
+        return why_no_files() if self._current_device is native_device else self._current_device().why_no_files()
+
+    def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return `dtype` in the machine's byte order: the only one that device arrays have."""
+        return dtype.newbyteorder("=")
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return an uninitialised array on the current device."""
+        api = self._device()
+        with api.activate():
+            return api.empty(shape, dtype, api.consumer_stream())
+
+    def decode(
+        self,
+        plans: Iterator[ReadPlan],
+        source: ByteSource,
+        *,
+        spec: ArraySpec,
+        target: Target,
+        cast: Cast,
+    ) -> Any:
+        """Carry out plans; see `Decoder.decode`."""
+        return self._reading.counted(lambda: self._decode(plans, source, spec, target=target, cast=_native(cast)))
+
+    def _decode(
+        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast
+    ) -> Any:
+        if not math.prod(target.shape):
+            return self.empty(target.shape, np.dtype(cast.dtype))
+        n_host = 0
+        by_host = why_not_device(spec, cast) is not None or not fits_kernels(target) or spec in self._distrusted
+        if not by_host:
+            n_host, plans = shared_out(spec, target, plans, self._reading, self._identify)
+            is_given_away = n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)
+            by_host = is_given_away or self._fails(spec, target, cast)
+        if by_host:
+            block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
+            return self.upload(block, Cast(dtype=cast.dtype))
+        resources, reading = self._current_resources(), self._reading
+        choice = choice_for(spec, resources.options.verify, resources.api.identity)
+
+        def read() -> Any:
+            lane, share = resources.lane(), None
+            if n_host:
+                share = HostShare(
+                    lane, source, spec, n_host=n_host, n_chunks=target.n_chunks, n_threads=lambda: reading.n_threads
+                )
+            return lane.reading(
+                lambda: Read(lane, source, spec, target=target, cast=cast, choice=choice).run(plans, share)
+            )
+
+        with resources.api.activate():
+            return resources.turns.together(read)
+
+    def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
+        """Cast a block on the host and copy it to the device."""
+        values = np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
+        resources = self._current_resources()
+        api = resources.api
+
+        def send() -> Any:
+            lane = resources.lane()
+            return lane.reading(lambda: _send(lane, values))
+
+        with api.activate():
+            return resources.turns.together(send)
+
+    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read`; if memory does not suffice beside other threads, again while they wait.
+
+        Their reads end first. What they have read may be freed a little later, by whoever uses it. If the device has
+        decoded a chunk to other bytes than the host, the array is the host's from now on, and `read` is called again.
+        """
+        try:
+            return self._with_memory(read)
+        except DifferentValuesError as error:
+            self._distrust(error)
+        return self._with_memory(read)
+
+    def _distrust(self, error: DifferentValuesError) -> None:
+        identity = self._device().identity
+        on = "the GPU" if identity is None else f"{identity.name}, driver {identity.driver}"
+        self._distrusted[error.spec] = f"{on} has decoded a chunk to other bytes than the host"
+        advise(
+            f"other bytes of {error.spec}",
+            f"array '{error.spec.path}' is decoded on the host from now on; what was read of it is right",
+            found=f"{error.headline} ({on})",
+            do=error.do,
+        )
+
+    def _with_memory[Result](self, read: Callable[[], Result]) -> Result:
+        try:
+            return read()
+        except DeviceMemoryError:
+            resources = self._current_resources()
+            if not resources.is_shared:
+                raise
+
+        def read_patiently() -> Result:
+            for seconds in _PATIENCE_SECONDS:
+                with resources.api.activate():
+                    resources.trim()
+                with suppress(DeviceMemoryError):
+                    return read()
+                time.sleep(seconds)
+            return read()
+
+        # Not within ``except``: the error would keep what the read has taken.
+        return resources.turns.alone(read_patiently)
+
+    def prepare(self, install: Install) -> Undo:
+        """Check nvCOMP, share memory as `install` says, and build kernels; see `PreparedDecoder.prepare`."""
+        api = self._current_resources().api
+        with api.activate():
+            assert api.nvcomp  # finding it checks its version
+            undo = api.share(install)
+            try:
+                api.build(usual_kernels())
+            except BaseException:
+                undo()
+                raise
+            return undo
+
+    def prepare_thread(self) -> None:
+        """Make the calling thread's streams and take its pinned memory."""
+        resources = self._current_resources()
+        with resources.api.activate():
+            resources.lane().prepare()
+
+    def close(self) -> None:
+        """Give back what threads hold on all devices, once their reads have ended; later reads take it anew."""
+        with self._lock:
+            closing = list(self._resources.values())
+            self._resources.clear()
+        for resources in closing:
+            with resources.api.activate():
+                resources.close()
+
+    def _fails(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
+        """Say whether the device is not to be trusted with a read."""
+        return self._checked_device().why_not(spec, cast, points=isinstance(target, PointTarget)) is not None
+
+    def why_unusable(self) -> str | None:
+        """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""
+        return self._checked_device().why_unusable()
+
+    def _checked_device(self) -> CheckedDevice:
+        """Return what is known of the calling thread's device."""
+        api = self._device()
+        with self._lock:
+            checked = self._checked.get(api.index)
+            if checked is None or checked.api is not api:
+                checked = self._checked[api.index] = CheckedDevice(api)
+            return checked
+
+    def _why_distrusted(self, spec: ArraySpec, cast: Cast) -> str | None:
+        """Say which check that reads of an array rest on has failed, or which chunk of it; starts no CUDA."""
+        if spec in self._distrusted:
+            return self._distrusted[spec]
+        if self._process == os.getpid():
+            return self._checked_device().known_failure(spec, cast)
+        return remembered_failure(spec, cast)
+
+    def _identify(self) -> DeviceIdentity | None:
+        """Return what the calling thread's device is called."""
+        return self._device().identity
+
+    def _device(self) -> DeviceApi:
+        """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""
+        process = os.getpid()
+        if self._process not in (None, process):
+            raise DeviceUnavailableError(
+                "cannot use the GPU in a forked process",
+                tried=f"device='cuda' in process {process}; process {self._process} had used the GPU before the fork",
+                found="contexts, streams and memory of CUDA do not come along",
+                do='start processes with "spawn" or "forkserver", or read with device="host" in this one',
+            )
+        self._process = process
+        return self._current_device()
+
+    def _current_resources(self) -> WorkerResources:
+        """Return what this process keeps for the calling thread's device, made anew once `configure` was called."""
+        api, options = self._device(), resource_options()
+        why = self.why_unusable()
+        if why is not None:
+            raise DeviceUnavailableError(
+                "the GPU cannot be used",
+                tried="copying bytes to it and back, before anything is read",
+                found=why,
+                do='read with device="host" or device="auto"; gpuzarr doctor says more',
+            )
+        with self._lock:
+            resources = self._resources.get(api.index)
+            if resources is None or resources.options is not options or resources.api is not api:
+                resources = self._resources[api.index] = WorkerResources(api, options)
+            return resources
+
+
+def _send(lane: Lane, values: np.ndarray[Any, Any]) -> Any:
+    """Copy a block to the device, and wait until it is there."""
+    out = lane.result(values.shape, values.dtype, lane.copy)
+    upload_pageable(lane, lane.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
+    lane.api.synchronize(lane.copy)
+    return out
+
+
+def _native(cast: Cast) -> Cast:
+    dtype = np.dtype(cast.dtype)
+    return cast if dtype.isnative else replace(cast, dtype=dtype.newbyteorder("=").str)

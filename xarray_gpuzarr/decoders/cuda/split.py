@@ -1,0 +1,140 @@
+"""Who decodes a read, where the device could: asked of the cost model, once a read, if there is a calibration.
+
+Either side alone, or both: `host_share` then has the chunks that threads of the host decode. Without a calibration, the
+device decodes all that it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from math import prod
+
+from xarray_gpuzarr.decoders.cost.calibration import Identify, calibration_in_force
+from xarray_gpuzarr.decoders.cost.model import Calibration, Split, best_split, is_little, threads_each
+from xarray_gpuzarr.decoders.cuda.chain import chain_of
+from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY
+from xarray_gpuzarr.decoders.protocol import Route
+from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.process.threads import thread_budget
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.codecs import BloscSpec
+
+
+class Reading:
+    """Counts the reads that are under way: they share the threads of the host, and the device."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[object, None] = {}
+
+    @property
+    def n(self) -> int:
+        """Reads that are under way."""
+        return len(self._under_way)
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of the host that each of them may have."""
+        return threads_each(thread_budget(), self.n)
+
+    def counted[Result](self, read: Callable[[], Result]) -> Result:
+        """Return what `read` does; it counts meanwhile."""
+        mine = object()
+        try:
+            self._under_way[mine] = None
+            return read()
+        finally:
+            self._under_way.pop(mine, None)
+
+
+def codec_name(spec: ArraySpec) -> str | None:
+    """Return the name that calibrations know the codecs of an array by; None for chains that are never calibrated."""
+    stages = chain_of(spec)
+    if isinstance(stages, str) or stages.compressor is None or stages.shuffle is not None or stages.elements:
+        return None
+    return f"blosc {stages.compressor.cname}" if isinstance(stages.compressor, BloscSpec) else str(stages.compressor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forecast:
+    """What the calibration in force expects of reads of an array."""
+
+    calibration: Calibration
+    codec: str
+    """What the calibration calls the array's codecs."""
+    chunk_nbytes: int
+    n_threads: int
+
+    def split(self, n_chunks: int, n_reads: int = 1) -> Split:
+        """Return how a read of so many chunks is best shared out, while so many are under way."""
+        return best_split(
+            self.calibration, self.codec, n_chunks, self.chunk_nbytes, self.n_threads, n_reads=max(1, n_reads)
+        )
+
+    def explain(self, n_chunks: int, split: Split) -> str:
+        """Say how long a read takes as it is shared out, and on either side alone."""
+        calibration, codec, chunk_nbytes = self.calibration, self.codec, self.chunk_nbytes
+        n_threads = 1 if is_little(n_chunks, chunk_nbytes) else self.n_threads
+        on_host = _ms(calibration.host_seconds(codec, n_chunks, chunk_nbytes, n_threads))
+        on_device = _ms(calibration.device_seconds(codec, n_chunks, chunk_nbytes))
+        chunks = f"{n_chunks} chunk{'s'[: n_chunks > 1]} of {chunk_nbytes} bytes"
+        by = f"{n_threads} host thread{'s'[: n_threads > 1]}"
+        source = f"as calibrated on {calibration.gpu}"
+        if split.n_host == n_chunks:
+            return f"{chunks}: {on_host} by {by}, {on_device} on the device, {source}"
+        return (
+            f"host and device: {split.n_host} of {chunks} by {by}, {_ms(split.seconds)} in all; {on_device} on the "
+            f"device alone, {on_host} by the host alone, {source}"
+        )
+
+
+def shared_out(
+    spec: ArraySpec, target: Target, plans: Iterator[ReadPlan], reading: Reading, identify: Identify
+) -> tuple[int, Iterator[ReadPlan]]:
+    """Return how many chunks of a read the host decodes by the calibration in force, and all its plans.
+
+    Raises
+    ------
+    OptionError
+        The calibration in force cannot be used.
+
+    Notes
+    -----
+    The first plan is drawn, which mostly reads a shard's index, before reads are counted: those of other threads that
+    began at the same time have begun by then.
+    """
+    forecast = _forecast(spec, identify)
+    if forecast is None:
+        return 0, plans
+    first = list(islice(plans, 1))
+    return forecast.split(target.n_chunks, reading.n).n_host, chain(first, plans)
+
+
+def shared_route(spec: ArraySpec, identify: Identify) -> Route:
+    """Say who decodes a read of one shard (of one chunk, where there are none) of an array that the device can decode.
+
+    Raises
+    ------
+    OptionError
+        The calibration in force cannot be used.
+    """
+    forecast, n_chunks = _forecast(spec, identify), prod(spec.grid.chunks_per_shard)
+    split = None if forecast is None else forecast.split(n_chunks)
+    if forecast is None or split is None or not split.n_host:
+        return Route(where="cuda", why="")
+    why = forecast.explain(n_chunks, split)
+    return Route(where=f"host, {ONE_COPY}" if split.n_host == n_chunks else "cuda", why=why)
+
+
+def _forecast(spec: ArraySpec, identify: Identify) -> _Forecast | None:
+    """Return what is expected of an array; None where no calibration is in force, or it does not know the codecs."""
+    calibration = calibration_in_force(identify)
+    codec = None if calibration is None else codec_name(spec)
+    if calibration is None or codec is None or codec not in calibration.codecs:
+        return None
+    return _Forecast(calibration=calibration, codec=codec, chunk_nbytes=spec.chunk_nbytes, n_threads=thread_budget())
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,189 @@
+"""What the host decoder does with chunks that fill boxes of the output.
+
+Raw runs are read straight into the output, and very large zstd chunks are decoded as they are read. All others are
+decoded to their place where that is one run of memory, else through scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from operator import getitem
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.faults import corrupt_chunk
+from xarray_gpuzarr.decoders.host.blocks import Block
+from xarray_gpuzarr.decoders.host.job import Job, Lane, Task
+from xarray_gpuzarr.decoders.host.placing import place
+from xarray_gpuzarr.decoders.host.scratch import copy_bytes
+from xarray_gpuzarr.errors import CorruptChunkError
+from xarray_gpuzarr.fetch import Pending, PendingStream
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+
+Array = npt.NDArray[Any]
+
+
+class BoxBlock(Block):
+    """One plan whose chunks fill boxes of the output."""
+
+    def __init__(self, job: Job, plan: ReadPlan) -> None:
+        super().__init__(job, plan)
+        placed = job.places.place(plan.row)
+        direct = placed.whole & placed.contiguous & (job.direct and job.codec is not None)
+        self.whole: list[bool] = placed.whole.tolist()
+        self.direct: list[bool] = direct.tolist()
+        self.out_byte: list[int] = job.corner(plan.row).tolist()
+        """First byte of each chunk in the output."""
+
+    def read_tasks(self) -> Iterator[Task]:
+        """Return tasks that read straight into the output, decode as they read, or take a part each."""
+        codec = self.job.codec
+        runs = self._raw_runs() if codec is not None and codec.raw and all(self.direct) else None
+        if runs is not None:
+            yield from self._raw_tasks(runs)
+        elif self.job.streams:
+            for row in range(len(self.offset)):
+                yield Task(self._streamer(row), self.plan.requests(row, row + 1), streamed=True)
+        else:
+            yield from super().read_tasks()
+
+    def _streamer(self, row: int) -> Callable[[Lane, list[PendingStream]], None]:
+        def run(lane: Lane, pending: list[PendingStream]) -> None:
+            stream = pending[0]()
+            if stream is None:
+                self.check_absent()
+                self.fill(self.rows[row])
+                return
+            codec, direct = self.job.codec, self.direct[row]
+            assert codec is not None
+            with closing(stream):
+                try:
+                    codec.from_stream(stream, self._destination(row) if direct else lane.scratch)
+                except FrameError as err:
+                    raise corrupt_chunk(self.plan, row, str(err)) from err
+            if direct:
+                self._swap(self._destination(row))
+            else:
+                self._place(lane, lane.chunk, row)
+
+        return run
+
+    def _destination(self, row: int) -> memoryview:
+        """Return the memory of the output that a direct row fills."""
+        first = self.out_byte[row]
+        return self.job.out_bytes[first : first + self.job.chunk_nbytes]
+
+    def _raw_runs(self) -> Sequence[int] | None:
+        """Cut rows where raw chunks do not lie side by side both in the object and in the output.
+
+        None if requests for parts, which join runs, cost less than the copy that they need.
+        """
+        plan, nbytes = self.plan, self.job.chunk_nbytes
+        wrong = np.flatnonzero((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT))
+        if len(wrong):
+            raise self._wrong_length(int(wrong[0]), int(plan.nbytes[wrong[0]]))
+        out_byte = np.asarray(self.out_byte, np.int64)
+        apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
+        bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]
+        n_runs = len(bounds) - 1
+        joined = n_runs >= len(self.parts) and self.job.spec.index is not None
+        return None if joined and len(plan.offset) * nbytes < n_runs * self.job.rule.max_gap_nbytes else bounds
+
+    def _raw_tasks(self, runs: Sequence[int]) -> Iterator[Task]:
+        """Read runs of raw chunks with no copy at all."""
+        longest = self.job.rule.max_raw_nbytes
+        for lo, hi in pairwise(runs):
+            total = (hi - lo) * self.job.chunk_nbytes
+            for done in range(0, total, longest):
+                yield self._raw_task(lo, done, min(longest, total - done))
+
+    def _raw_task(self, row: int, done: int, nbytes: int) -> Task:
+        first, total = self.out_byte[row] + done, done + nbytes
+        dst = self.job.out_bytes[first : first + nbytes]
+        # The last piece of an object of unknown length asks for all that is left, to see that it is no more.
+        to_end = self.nbytes[row] == WHOLE_OBJECT and total == self.job.chunk_nbytes
+        wanted = ByteRange(offset=self.offset[row] + done, nbytes=WHOLE_OBJECT if to_end else nbytes)
+
+        def allocate(found: int) -> memoryview:
+            if found != nbytes:
+                raise self._wrong_length(row, done + found)
+            return dst
+
+        def run(_lane: Lane, pending: list[Pending]) -> None:
+            data = self.read(pending[0], allocate)
+            if data is None:
+                np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
+                return
+            if data is not dst:
+                copy_bytes(data, allocate(len(data)))
+            self._swap(dst)
+
+        return Task(run, [(self.plan.key_of(row), wanted)])
+
+    def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
+        return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
+
+    def _swap(self, dst: memoryview) -> None:
+        if self.job.swap:
+            np.frombuffer(dst, self.job.out.dtype).byteswap(inplace=True)
+
+    def place_range(self, lane: Lane, data: memoryview, lo: int, hi: int) -> None:
+        """Copy raw chunks without a look at each, if they are only copied; decode and place all others one by one."""
+        job, first = self.job, self.offset[lo]
+        raw = job.codec is not None and job.codec.raw and self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo)
+        if not (raw and job.copies_rows and all(self.whole[lo:hi])):
+            super().place_range(lane, data, lo, hi)
+            return
+        for offset, at in zip(self.offset[lo:hi], self.out_byte[lo:hi], strict=True):
+            job.copy_rows(data, offset - first, at)
+
+    def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
+        """Decode straight into the output where the chunk is one run of memory there, else through scratch."""
+        job = self.job
+        if self.direct[row] and job.codec is not None:
+            dst = self._destination(row)
+            job.codec.into(src, dst)
+            self._swap(dst)
+        elif job.copies_rows and self.whole[row] and job.codec is not None:
+            job.copy_rows(job.decoded(lane, src), 0, self.out_byte[row])
+        else:
+            self._place(lane, job.decode(lane, src), row)
+
+    def _place(self, lane: Lane, chunk: Array, row: int) -> None:
+        numbers = self.rows[row]
+        wanted = chunk if self.whole[row] else self._wanted(chunk, numbers)
+        place(self.job.cast, wanted, self.job.out[self._out_key(numbers)], lane.work)
+
+    def _wanted(self, chunk: Array, numbers: list[int]) -> Array:
+        """Pick the wanted elements of a chunk."""
+        keys = tuple(map(getitem, self.job.in_keys, numbers))
+        if not self.job.has_index:
+            return chunk[(*keys, ...)]
+        ranges = [np.arange(n)[key] for n, key in zip(chunk.shape, keys, strict=True)]
+        picked: Array = chunk[np.ix_(*ranges)]
+        return picked
+
+    def _out_key(self, numbers: Sequence[int]) -> tuple[slice | EllipsisType, ...]:
+        # The ellipsis keeps an array without axes an array.
+        return (*map(getitem, self.job.out_keys, numbers), ...)
+
+    def fill(self, numbers: list[int]) -> None:
+        """Write the fill value to one box."""
+        self.job.out[self._out_key(numbers)] = self.job.fill_scalar
+
+    def fill_missing(self) -> None:
+        """Write the fill value to missing chunks, in one go if the whole block is missing."""
+        if self.offset:
+            super().fill_missing()
+            return
+        missing = self.plan.missing_row.tolist()
+        corners = zip(self.job.out_keys, missing[0], missing[-1], strict=True)
+        box = tuple(slice(axis[low].start, axis[high].stop) for axis, low, high in corners)
+        self.job.out[box] = self.job.fill_scalar

@@ -1,0 +1,173 @@
+"""The host decoder: the same plans, carried out with NumPy on threads, straight into one array.
+
+Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `host_blocks`
+and `box_blocks`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.host import memory as host_memory
+from xarray_gpuzarr.decoders.host.blocks import PointBlock
+from xarray_gpuzarr.decoders.host.boxes import BoxBlock
+from xarray_gpuzarr.decoders.host.job import Job, Lane, Task
+from xarray_gpuzarr.decoders.host.placing import cast_array
+from xarray_gpuzarr.decoders.protocol import Device, Route
+from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
+from xarray_gpuzarr.plan.byte_range import CoalesceRule
+from xarray_gpuzarr.plan.read_plan import BoxTarget, ReadPlan, Target
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.cores import cores
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
+
+_PARTS_A_THREAD = 4
+_LEAST_PART_NBYTES = 256 * 1024
+"""Handing over a part costs a few hundredths of reading and decoding this much."""
+_SERIAL_NBYTES = 256 * 1024
+"""Results below this are not worth waking another thread for."""
+_SHORT_CHUNK_NBYTES = 256 * 1024
+"""Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done."""
+
+
+class HostDecoder:
+    """Decodes on the host; results are NumPy arrays.
+
+    Parameters
+    ----------
+    out : ndarray, any strides, or None
+        Where a result of its shape and dtype goes; every other result gets fresh memory.
+    """
+
+    def __init__(self, out: npt.NDArray[Any] | None = None) -> None:
+        self._out = out
+
+    @property
+    def device(self) -> Device:
+        """``"host"``."""
+        return "host"
+
+    def route(self, spec: ArraySpec, cast: Cast) -> Route:  # noqa: ARG002  # the host casts anything
+        """Say whether chunks are decoded in bulk or one by one by zarr-python."""
+        other = spec.codecs.other
+        if other is None:
+            return Route(where="host", why="")
+        return Route(where="host, by zarr-python", why=f"codec {other} is decoded chunk by chunk")
+
+    def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return `dtype`: NumPy has them all."""
+        return dtype
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an uninitialised NumPy array."""
+        return host_memory.empty(shape, dtype)
+
+    def decode(
+        self,
+        plans: Iterator[ReadPlan],
+        source: ByteSource,
+        *,
+        spec: ArraySpec,
+        target: Target,
+        cast: Cast,
+    ) -> npt.NDArray[Any]:
+        """Carry out plans; see `Decoder.decode`."""
+
+        def decode() -> npt.NDArray[Any]:
+            out = self._output(target.shape, np.dtype(cast.dtype))
+            most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
+            # How long requests should be that are under way elsewhere, their latency tells.
+            rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
+            job = Job(spec, target, cast, out=out, rule=rule)
+            queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
+            threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
+            return out
+
+        takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
+        return cores.hold(threads.n_cores(), decode) if takes_turns else decode()
+
+    def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        given = self._out
+        fits = given is not None and (given.shape, given.dtype) == (shape, dtype)
+        return given if given is not None and fits else host_memory.empty(shape, dtype)
+
+    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read`: host memory is the system's business."""
+        return read()
+
+    def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
+        """Cast a block; it is on the host already."""
+        return cast_array(cast, block)
+
+
+def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
+    """Shorten the parts of a small read, so that each thread gets some of its share of `nbytes`."""
+    longest = max(_LEAST_PART_NBYTES, nbytes // _PARTS_A_THREAD)
+    return replace(rule, max_nbytes=min(rule.max_nbytes, longest))
+
+
+def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:
+    """Turn one plan into tasks."""
+    return BoxBlock(job, plan).tasks() if isinstance(plan.target, BoxTarget) else PointBlock(job, plan).tasks()
+
+
+class TaskQueue:
+    """Tasks in order, with the requests of the next few already under way."""
+
+    def __init__(self, tasks: Iterator[Task], source: ByteSource) -> None:
+        self._tasks = tasks
+        self._source = source
+        self._read_ahead = ReadAhead(source)
+        self._lock = threading.Lock()
+        self._ready: deque[tuple[Task, list[Any]]] = deque()
+        self._n_started = 0
+        self._stopped = False
+
+    def drain(self, lane: Lane, go_on: Callable[[], bool]) -> None:
+        """Run tasks until none is left, another thread failed, or `go_on` says no."""
+        try:
+            while go_on() and (item := self._next()) is not None:
+                task, pending = item
+                task.run(lane, pending)
+        except BaseException:
+            self._stopped = True
+            raise
+
+    def _next(self) -> tuple[Task, list[Any]] | None:
+        queued: list[Request] = []
+        with self._lock:
+            if self._stopped:
+                return None
+            while not self._ready or self._n_started < self._source.lookahead:
+                task = next(self._tasks, None)
+                if task is None:
+                    break
+                pending = self._start(task)
+                self._ready.append((task, pending))
+                self._n_started += self._weight(task, pending)
+                queued += task.requests
+            if not self._ready:
+                return None
+            item = self._ready.popleft()
+            self._n_started -= self._weight(*item)
+        self._read_ahead(queued)
+        return item
+
+    def _start(self, task: Task) -> list[Any]:
+        if task.object_nbytes is not None:
+            return [self._source.start_objects([key for key, _ in task.requests], task.object_nbytes)]
+        start = self._source.start_stream if task.streamed else self._source.start
+        return [start(*request) for request in task.requests]
+
+    def _weight(self, task: Task, pending: list[Any]) -> int:
+        """Return the requests that a task counts as; bytes at hand would only pile up if more were drawn."""
+        at_hand = sum(isinstance(p, AtHand) for p in pending)
+        return len(task.requests) + at_hand * (self._source.lookahead - 1)

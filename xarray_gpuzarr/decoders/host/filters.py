@@ -1,0 +1,169 @@
+"""Filters on the host: shuffled bytes, and a table from codec of elements to a function that decodes one chunk.
+
+What NumPy computes is what numcodecs and zarr-python compute with it, in their order, to the bit. Results go straight
+into given memory, which numcodecs would copy them to.
+
+References
+----------
+numcodecs, ``decode`` of each codec; zarr-python, ``codecs/scale_offset.py`` and ``codecs/cast_value.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numcodecs
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.host.blosc import SHUFFLE, stored_block, unshuffle_stored_block
+from xarray_gpuzarr.decoders.host.scratch import buffer
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.stored.codecs import (
+    AsTypeSpec,
+    CastValueSpec,
+    DeltaSpec,
+    ElementSpec,
+    FixedScaleOffsetSpec,
+    PackBitsSpec,
+    ScaleOffsetSpec,
+    ShuffleSpec,
+    StageSpec,
+    encoded_nbytes,
+)
+
+Array = npt.NDArray[Any]
+
+_MOST_BLOSC_NBYTES, _MOST_BLOSC_TYPESIZE = 512 * 1024 * 1024, 255
+
+
+def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
+    """Put shuffled bytes in order.
+
+    C-Blosc has the quickest code for it: 6.5 us for 64 KB where numcodecs takes 22, 79 us for 1 MB where it takes 294
+    (November 2026, one core of a busy Zen 4 server).
+
+    Parameters
+    ----------
+    spec : ShuffleSpec
+    src, dst : memoryview of uint8, shape (n,), host memory
+
+    Raises
+    ------
+    FrameError
+        No whole number of elements, or another length.
+    """
+    n = len(src)
+    if n != len(dst) or n % spec.elementsize:
+        raise FrameError(f"{n} bytes")
+    if n > _MOST_BLOSC_NBYTES or spec.elementsize > _MOST_BLOSC_TYPESIZE:
+        numcodecs.Shuffle(spec.elementsize).decode(src, out=np.frombuffer(dst, np.uint8))
+        return
+    stored_block(n)[:] = src
+    unshuffle_stored_block(SHUFFLE, spec.elementsize, dst)
+
+
+def filtered_nbytes(spec: StageSpec, nbytes: int) -> int:
+    """Return how many bytes a filter decodes so many to: behind a compressor, nothing else tells.
+
+    Parameters
+    ----------
+    spec : ShuffleSpec or ElementSpec
+    nbytes : int
+
+    Raises
+    ------
+    FrameError
+        No whole number of elements.
+    """
+    if not isinstance(spec, ElementSpec):
+        return nbytes
+    n_elements, rest = divmod(nbytes, np.dtype(spec.encoded).itemsize)
+    if rest:
+        raise FrameError(f"{nbytes} bytes are no whole number of elements")
+    return n_elements * np.dtype(spec.decoded).itemsize
+
+
+def decode_elements(spec: ElementSpec, src: memoryview, dst: memoryview) -> None:
+    """Decode the elements of one chunk.
+
+    Parameters
+    ----------
+    spec : ElementSpec
+    src : memoryview of uint8, host memory
+        Elements of dtype `spec.encoded`, not modified.
+    dst : memoryview of uint8, host memory
+        Written: elements of dtype `spec.decoded`.
+
+    Raises
+    ------
+    FrameError
+        Not as many elements as fit `dst`, or one that has no decoded value.
+    """
+    if len(src) != encoded_nbytes(spec, len(dst)):
+        raise FrameError(f"{len(src)} encoded bytes")
+    with np.errstate(all="ignore"):
+        _ELEMENTS[type(spec)](spec, np.frombuffer(src, spec.encoded), np.frombuffer(dst, spec.decoded))
+
+
+def _astype(_spec: AsTypeSpec, encoded: Array, decoded: Array) -> None:
+    np.copyto(decoded, encoded, casting="unsafe")
+
+
+def _delta(_spec: DeltaSpec, encoded: Array, decoded: Array) -> None:
+    np.cumsum(encoded, out=decoded)
+
+
+def _fixed_scale_offset(spec: FixedScaleOffsetSpec, encoded: Array, decoded: Array) -> None:
+    dtype = np.true_divide(encoded[:0], spec.scale).dtype
+    in_place = decoded.dtype == dtype
+    quotient = decoded if in_place else buffer("quotient", encoded.size * dtype.itemsize).view(dtype)
+    np.true_divide(encoded, spec.scale, out=quotient)
+    np.add(quotient, spec.offset, out=decoded, casting="unsafe")
+
+
+def _packbits(_spec: PackBitsSpec, encoded: Array, decoded: Array) -> None:
+    if encoded[0] != -len(decoded) % 8:
+        raise FrameError(f"{encoded[0]} unused bits")
+    decoded[:] = np.unpackbits(encoded[1:], count=len(decoded))
+
+
+def _scale_offset(spec: ScaleOffsetSpec, encoded: Array, decoded: Array) -> None:
+    dtype = decoded.dtype
+    scale, offset = dtype.type(spec.scale), dtype.type(spec.offset)
+    if dtype.kind == "f":
+        np.true_divide(encoded, scale, out=decoded)
+        np.add(decoded, offset, out=decoded)
+        return
+    if (encoded % scale).any():
+        raise FrameError(f"an element is no multiple of {spec.scale}")
+    # The opposite of the lowest number needs a wider dtype, and int64 has none: zarr-python lets it wrap around.
+    quotient = encoded.astype(np.int64) // -1 if spec.scale == -1 else encoded // scale
+    lowest, highest = (int(quotient.min()) + int(spec.offset), int(quotient.max()) + int(spec.offset))
+    info = np.iinfo(dtype)
+    if dtype != np.int64 and not info.min <= lowest <= highest <= info.max:
+        raise FrameError(f"an element is outside of {dtype}")
+    np.add(quotient, quotient.dtype.type(spec.offset), out=decoded, casting="unsafe")
+
+
+def _cast_value(spec: CastValueSpec, encoded: Array, decoded: Array) -> None:
+    from cast_value_rs import cast_array_into  # noqa: PLC0415  # zarr-python opens no such array without it
+
+    cast_array_into(
+        encoded.astype(encoded.dtype.newbyteorder("="), copy=False),
+        decoded,
+        rounding_mode=spec.rounding,
+        out_of_range_mode=spec.out_of_range,
+        scalar_map_entries=spec.numbers or None,
+    )
+
+
+_ELEMENTS: dict[type[ElementSpec], Callable[[Any, Array, Array], None]] = {
+    AsTypeSpec: _astype,
+    CastValueSpec: _cast_value,
+    DeltaSpec: _delta,
+    FixedScaleOffsetSpec: _fixed_scale_offset,
+    PackBitsSpec: _packbits,
+    ScaleOffsetSpec: _scale_offset,
+}

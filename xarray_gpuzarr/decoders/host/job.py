@@ -1,0 +1,196 @@
+"""One read by the host decoder: what its plans have in common, and the buffers of the threads that work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from xarray_gpuzarr.decoders.host.codecs import chunk_codec
+from xarray_gpuzarr.decoders.host.placing import MOST_ROW_NBYTES, cast_array, row_dtype
+from xarray_gpuzarr.decoders.host.scratch import buffer
+from xarray_gpuzarr.fetch import Request
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.plan.axis_pieces import largest_box
+from xarray_gpuzarr.plan.byte_range import CoalesceRule
+from xarray_gpuzarr.plan.output_boxes import BoxPlaces
+from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
+
+Array = npt.NDArray[Any]
+
+_STREAMED_NBYTES = 16 * 1024 * 1024
+"""Chunks from this size on are decoded as they are read, where the codec can: no buffer holds them encoded."""
+
+
+class Lane:
+    """The buffers of one thread for one job, made when they are first needed."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @cached_property
+    def scratch(self) -> memoryview:
+        """Memory for the decoded bytes of one chunk."""
+        return memoryview(buffer("scratch", self._job.chunk_nbytes))
+
+    @cached_property
+    def chunk(self) -> Array:
+        """`scratch` as the elements of one chunk."""
+        return self._job.elements(self.scratch)
+
+    @cached_property
+    def work(self) -> Array:
+        """Memory for the elements of one box in the dtype of the result; empty where they are only copied."""
+        job = self._job
+        only_copied = job.cast.is_copy and job.stored == job.out.dtype
+        n_elements = 0 if only_copied else job.box_elements
+        return buffer("work", n_elements * job.out.itemsize).view(job.out.dtype)
+
+    def staging(self, nbytes: int) -> memoryview:
+        """Return memory for encoded bytes, valid until the next call."""
+        return memoryview(buffer("staging", nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work for one thread: requests, and what to do with their answers."""
+
+    run: Callable[[Lane, list[Any]], None]
+    """Takes what `ByteSource.start`, or `start_stream`, returned for each request, or `start_objects` for all."""
+    requests: Sequence[Request] = ()
+    streamed: bool = False
+    object_nbytes: int | None = None
+    """Set if requests are for whole objects, to be read together: what few of them exceed."""
+
+
+class Job:
+    """One read: what all its plans have in common."""
+
+    def __init__(self, spec: ArraySpec, target: Target, cast: Cast, *, out: Array, rule: CoalesceRule) -> None:
+        self.spec = spec
+        self.rule = rule
+        self.cast = cast
+        self.out = out
+        self.stored = spec.numpy_dtype
+        self.chunk_nbytes = spec.chunk_nbytes
+        axes = spec.axes
+        after = [axes[axes.index(axis) + 1 :] for axis in range(len(axes))]
+        self._strides = tuple(self.stored.itemsize * prod(spec.grid.chunk_shape[a] for a in axes) for axes in after)
+        in_order = axes == tuple(range(len(axes)))
+        same_width = self.stored.newbyteorder("=") == out.dtype.newbyteorder("=")
+        self.swap = self.stored != out.dtype
+        """Whether chunks that are decoded straight into the output have the other byte order."""
+        self.direct = cast.is_copy and same_width and in_order and out.flags.c_contiguous
+        self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
+        self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
+        self._row_nbytes = self.stored.itemsize * prod(spec.grid.chunk_shape[-1:])
+        has_rows = len(axes) > 1 and self._row_nbytes <= MOST_ROW_NBYTES
+        self._copies = cast.is_copy and not self.swap and in_order and has_rows
+        self._rows_shape, self._rows_strides = spec.grid.chunk_shape[:-1], out.strides[:-1]
+        pieces = target.pieces if isinstance(target, BoxTarget) else ()
+        self.has_index = any(p.index is not None for p in pieces)
+        self._pieces = pieces
+
+    @cached_property
+    def in_keys(self) -> list[list[slice | npt.NDArray[np.int64]]]:
+        """Per axis and piece, the index into a chunk."""
+        return [pieces.in_keys() for pieces in self._pieces]
+
+    @cached_property
+    def out_keys(self) -> list[list[slice]]:
+        """Per axis and piece, the index into the output."""
+        return [pieces.out_keys() for pieces in self._pieces]
+
+    @cached_property
+    def box_elements(self) -> int:
+        """Elements of the largest box; only for a box target."""
+        return largest_box(self._pieces) if self.has_index else prod(self.spec.grid.chunk_shape)
+
+    @cached_property
+    def places(self) -> BoxPlaces:
+        """Where chunks go in the output; only for a box target."""
+        return BoxPlaces(self._pieces, self.spec.grid.chunk_shape)
+
+    @cached_property
+    def copies_rows(self) -> bool:
+        """Whether chunks are only copied, and their elements along the last axis are one run of memory there."""
+        strides = self.out.strides
+        return self._copies and self.out.size > 0 and min(strides) > 0 and strides[-1] == self.out.itemsize
+
+    def corner(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the first byte in the output of chunks, given the numbers of their pieces, shape (n, ndim)."""
+        at = np.zeros(len(rows), np.int64)
+        for axis, (pieces, stride) in enumerate(zip(self._pieces, self.out.strides, strict=True)):
+            at += pieces.out_start.take(rows[:, axis]) * stride
+        return at
+
+    def copy_rows(self, data: memoryview, first: int, at: int) -> None:
+        """Copy a whole decoded chunk, from byte `first` of `data`, to byte `at` of the output; only if `copies_rows`.
+
+        Copies whole rows along the last axis, as `placing.copy_rows` does, in as few calls as can be: with many threads
+        and small chunks, what Python does between two copies is what they wait for.
+        """
+        shape, row = self._rows_shape, self._row
+        np.ndarray(shape, row, self._span, at, self._rows_strides)[...] = np.ndarray(shape, row, data, first)
+
+    @cached_property
+    def _row(self) -> np.dtype[np.void]:
+        return row_dtype(self._row_nbytes)
+
+    @cached_property
+    def _span(self) -> Array:
+        """The output as bytes, those between its elements included."""
+        out = self.out
+        nbytes = sum((n - 1) * stride for n, stride in zip(out.shape, out.strides, strict=True)) + out.itemsize
+        return as_strided(out.view(np.uint8), (nbytes,), (1,))
+
+    @cached_property
+    def out_bytes(self) -> memoryview:
+        """The output, shape (out.nbytes,); only if `direct`."""
+        return memoryview(self.out.reshape(-1).view(np.uint8))
+
+    @cached_property
+    def fill_scalar(self) -> np.generic:
+        """The fill value as it appears in the output."""
+        value: np.generic = cast_array(self.cast, np.asarray([self.spec.fill_value]))[0]
+        return value
+
+    def elements(self, decoded: memoryview | Array) -> Array:
+        """View the decoded bytes of a chunk as an array of the chunk's shape."""
+        return np.ndarray(self.spec.grid.chunk_shape, self.stored, decoded, strides=self._strides)
+
+    def decode(self, lane: Lane, src: memoryview) -> Array:
+        """Decode one chunk to an array of the chunk's shape, valid until the next call on this thread.
+
+        Raises
+        ------
+        FrameError
+            The bytes are not a chunk of this array.
+        """
+        return self._decode_by_zarr(src) if self.codec is None else self.elements(self.decoded(lane, src))
+
+    def decoded(self, lane: Lane, src: memoryview) -> memoryview:
+        """Decode one chunk to its bytes, valid until the next call on this thread; only if there is a `codec`."""
+        assert self.codec is not None
+        if self.codec.in_place:
+            return self.codec.view(src)
+        self.codec.into(src, lane.scratch)
+        return lane.scratch
+
+    def _decode_by_zarr(self, src: memoryview) -> Array:
+        try:
+            chunk = zarr_chunk_decoder(self.spec)(bytes(src))
+        except Exception as err:  # any codec may be installed; whatever it raises is named
+            raise FrameError(f"{type(err).__name__}: {err}") from err
+        if chunk.shape != self.spec.grid.chunk_shape:
+            raise FrameError(f"shape {chunk.shape}, expected {self.spec.grid.chunk_shape}")
+        return chunk

@@ -1,0 +1,44 @@
+"""Host memory for bytes on their way: buffers that are kept for the next chunk, and copies without Python's lock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Buffer
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.host.memory import aligned
+
+_KEPT_NBYTES = 8 * 1024 * 1024
+"""A thread keeps buffers up to this size."""
+
+_kept = threading.local()
+
+
+def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return scratch of this thread, contents undefined, valid until `name` is asked for again.
+
+    Fresh memory costs a page fault per 4 KiB.
+
+    Returns
+    -------
+    uint8, shape (nbytes,), host memory
+    """
+    kept: npt.NDArray[np.uint8] | None = getattr(_kept, name, None)
+    if kept is None or len(kept) < nbytes:
+        kept = aligned(nbytes)
+        if nbytes <= _KEPT_NBYTES:
+            setattr(_kept, name, kept)
+    return kept[:nbytes]
+
+
+def copy_bytes(src: Buffer, dst: memoryview) -> None:
+    """Fill `dst` with as many bytes; other threads go on meanwhile, as they cannot while a memoryview is assigned to.
+
+    Parameters
+    ----------
+    src : bytes-like, host memory
+    dst : memoryview of uint8, shape (nbytes of src,), host memory
+    """
+    np.copyto(np.frombuffer(dst, np.uint8), np.frombuffer(src, np.uint8))

@@ -1,0 +1,144 @@
+"""What every decoder offers to the floors above it.
+
+`read` hands a decoder a stream of plans and gets one array back. Nothing above this folder knows which device it is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from xarray_gpuzarr.cuda.api import Install, Undo
+from xarray_gpuzarr.fetch import ByteSource, Storage
+from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
+
+Device = Literal["host", "cuda", "workers"]
+"""Where arrays are decoded and live. ``workers``: on the GPUs of a cluster's workers, whatever the client has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where an array is decoded, decided from its metadata alone."""
+
+    where: str
+    """Such as ``"host"``, ``"cuda"`` or ``"host, by zarr-python"``."""
+    why: str
+    """The reason, for `explain`; empty for the ordinary way."""
+
+
+class Decoder(Protocol):
+    """Decodes planned chunks into one array on its device."""
+
+    @property
+    def device(self) -> Device:
+        """Where results live: ``"host"`` or ``"cuda"``."""
+
+    def route(self, spec: ArraySpec, cast: Cast) -> Route:
+        """Say where the chunks of an array are decoded and why. No I/O."""
+
+    def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the dtype that results have where `dtype` is asked for: device arrays know one byte order."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return an array of this decoder's library; its elements are undefined.
+
+        A zero-length one is the dask meta of everything that this decoder reads.
+        """
+
+    def decode(
+        self,
+        plans: Iterator[ReadPlan],
+        source: ByteSource,
+        *,
+        spec: ArraySpec,
+        target: Target,
+        cast: Cast,
+    ) -> Any:
+        """Carry out plans that together cover `target`.
+
+        Parameters
+        ----------
+        plans : iterator of ReadPlan
+            Drawn lazily and from one thread at a time; drawing one may read a shard index.
+        source : ByteSource
+        spec : ArraySpec
+        target : BoxTarget or PointTarget
+        cast : Cast
+
+        Returns
+        -------
+        array of shape `target.shape` and dtype `cast.dtype`, C order, on `device`
+
+        Raises
+        ------
+        CorruptChunkError, ShardIndexError, StoreReadError, UnsupportedCodecError
+            Each names array, shard key and, where there is one, chunk and codec.
+        """
+
+    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read`, which calls `decode`; once more, with the device to itself, if memory does not suffice.
+
+        Raises
+        ------
+        DeviceMemoryError
+            It does not suffice for one read either.
+        """
+
+    def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
+        """Bring a block that zarr-python decoded to `device` and cast it.
+
+        Parameters
+        ----------
+        block : ndarray, any shape, stored dtype (a numeric one), host memory
+        cast : Cast
+
+        Returns
+        -------
+        array of the same shape and dtype `cast.dtype`, on `device`
+        """
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A decoder that asks its device for known answers before it trusts it."""
+
+    def why_unusable(self) -> str | None:
+        """Say why nothing can be read to the current device; None if something can. Starts the device."""
+
+
+class PreparedDecoder(Decoder, Protocol):
+    """A decoder that can do beforehand what its first reads would do, and let go of it."""
+
+    def prepare(self, install: Install) -> Undo:
+        """Check what the device needs, share its memory as `install` says, and build kernels.
+
+        Returns
+        -------
+        callable
+            Takes the sharing back.
+        """
+
+    def prepare_thread(self) -> None:
+        """Take what the calling thread's reads will use."""
+
+    def close(self) -> None:
+        """Give back what all threads have taken, once their reads have ended; later reads take it anew."""
+
+
+@runtime_checkable
+class FileReader(Protocol):
+    """A decoder whose device may read local files by itself."""
+
+    def why_no_files(self) -> str | None:
+        """Say why it can read none on this machine; None if it can."""
+
+    def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
+        """Say why the chunks of an array reach the device through host memory; None if they do not.
+
+        `storage` is ``"auto"`` or ``"gds"``.
+        """

@@ -1,0 +1,89 @@
+"""One read, counted: its requests and its plans, wrapped so that `counters` hears what passes."""
+
+from __future__ import annotations
+
+from collections.abc import Buffer, Iterable, Iterator
+
+from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingObjects, PendingStream
+from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.process.counters import counters
+
+
+def counted(pending: Pending) -> Pending:
+    """Return a request that counts its bytes, and the seconds until they are there."""
+
+    def finish(allocate: Allocate) -> memoryview | None:
+        with counters.stage("fetch"):
+            data = pending(allocate)
+        if data is not None:
+            counters.add(read_nbytes=len(data))
+        return data
+
+    return finish
+
+
+def counted_objects(pending: PendingObjects) -> PendingObjects:
+    """Return a request for objects that counts as `counted` does."""
+
+    def finish(allocate: Allocate) -> list[memoryview | None]:
+        with counters.stage("fetch"):
+            objects = pending(allocate)
+        counters.add(read_nbytes=sum(len(data) for data in objects if data is not None))
+        return objects
+
+    return finish
+
+
+def counted_stream(pending: PendingStream) -> PendingStream:
+    """Return a request for a stream that counts as `counted` does."""
+
+    def finish() -> ByteStream | None:
+        with counters.stage("fetch"):
+            stream = pending()
+        return None if stream is None else _CountedStream(stream)
+
+    return finish
+
+
+class _CountedStream:
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+
+    def read(self, nbytes: int) -> Buffer:
+        """Return up to `nbytes` further bytes; none at the end."""
+        with counters.stage("fetch"):
+            piece = self._stream.read(nbytes)
+        counters.add(read_nbytes=len(memoryview(piece)))
+        return piece
+
+    def close(self) -> None:
+        """Let go of what the stream holds open."""
+        self._stream.close()
+
+
+class CountedPlans:
+    """The plans of one read, which count once it has ended well.
+
+    Parameters
+    ----------
+    plans : iterable of ReadPlan
+        Drawn lazily; the seconds that it takes to draw them count as ``index``.
+    """
+
+    def __init__(self, plans: Iterable[ReadPlan]) -> None:
+        self._plans = iter(plans)
+        self._n_shards = self._decoded_nbytes = 0
+
+    def __iter__(self) -> Iterator[ReadPlan]:
+        while True:
+            with counters.stage("index"):
+                plan = next(self._plans, None)
+            if plan is None:
+                return
+            self._n_shards += len(plan.keys)
+            self._decoded_nbytes += plan.decoded_nbytes
+            yield plan
+
+    def done(self) -> None:
+        """Count the read."""
+        counters.add(n_reads=1, n_shards=self._n_shards, decoded_nbytes=self._decoded_nbytes)

@@ -1,0 +1,109 @@
+"""What the first bytes of a compressed chunk say about it, every offset checked.
+
+Parses the headers of zstd, gzip, zlib, lz4 and blosc frames; decodes nothing. Decoders use it to refuse a frame before
+a library that trusts its header sees it.
+
+References
+----------
+RFC 8878 section 3.1.1 (zstd), RFC 1952 section 2.3 (gzip), RFC 1950 section 2.2 (zlib), numcodecs LZ4, c-blosc 1.x
+README_CHUNK_FORMAT.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from xarray_gpuzarr.stored.codecs import BloscSpec, BytesBytesSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
+
+
+class FrameError(Exception):
+    """A frame is not what its codec says; the text completes "found: ..."."""
+
+
+_BLOSC_LENGTHS = struct.Struct("<BxxxIII")
+_BLOSC_VERSION = 2
+
+
+def blosc_nbytes(frame: memoryview | bytes) -> int:
+    """Return the decoded length that the header of a blosc frame declares; raise FrameError if it is none."""
+    if len(frame) < 16:
+        raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
+    version, nbytes, _blocksize, cbytes = _BLOSC_LENGTHS.unpack_from(frame)
+    if version != _BLOSC_VERSION:
+        raise FrameError(f"blosc format version {version}, expected {_BLOSC_VERSION}")
+    if cbytes != len(frame):
+        raise FrameError(f"{len(frame)} bytes where the blosc header says {cbytes}")
+    return int(nbytes)
+
+
+def _lz4_nbytes(frame: memoryview | bytes) -> int:
+    if len(frame) < 4:
+        raise FrameError(f"{len(frame)} bytes, too short for an lz4 size prefix")
+    return int.from_bytes(frame[:4], "little")
+
+
+def _gzip_nbytes(frame: memoryview | bytes) -> None:
+    if len(frame) < 18 or bytes(frame[:3]) != b"\x1f\x8b\x08":
+        raise FrameError(f"no gzip header in {len(frame)} bytes")
+
+
+def _zlib_nbytes(frame: memoryview | bytes) -> None:
+    if len(frame) < 6 or frame[0] & 15 != 8 or (frame[0] << 8 | frame[1]) % 31:
+        raise FrameError(f"no zlib header in {len(frame)} bytes")
+
+
+def _zstd_nbytes(frame: memoryview | bytes) -> int | None:
+    """Read Frame_Content_Size, whose width and place depend on the descriptor byte; a skippable frame has none."""
+    if len(frame) >= 8 and frame[0] & 0xF0 == 0x50 and bytes(frame[1:4]) == b"\x2a\x4d\x18":
+        return None
+    if len(frame) < 6 or bytes(frame[:4]) != b"\x28\xb5\x2f\xfd":
+        raise FrameError(f"no zstd frame header in {len(frame)} bytes")
+    descriptor = frame[4]
+    single_segment = bool(descriptor & 0x20)
+    width = (1 if single_segment else 0, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    if len(frame) < at + width:
+        raise FrameError(f"{len(frame)} bytes, too short for a zstd frame header")
+    if width == 0:
+        return None
+    return int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
+
+
+def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
+    """Say whether bytes begin a zstd frame of `expected` bytes, with no dictionary and no checksum."""
+    try:
+        return _zstd_nbytes(frame) == expected and not frame[4] & 0x1F
+    except FrameError:
+        return False
+
+
+_NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = {
+    ZstdSpec: _zstd_nbytes,
+    GzipSpec: _gzip_nbytes,
+    ZlibSpec: _zlib_nbytes,
+    Lz4Spec: _lz4_nbytes,
+    BloscSpec: blosc_nbytes,
+}
+
+
+def declared_nbytes(spec: BytesBytesSpec, frame: memoryview | bytes) -> int | None:
+    """Return the decoded length that a frame's header declares.
+
+    Parameters
+    ----------
+    spec : codec spec
+    frame : bytes-like, host memory
+
+    Returns
+    -------
+    int or None
+        Bytes; None if the format, or this frame, does not say before it is decoded.
+
+    Raises
+    ------
+    FrameError
+        The bytes do not begin a frame of this codec.
+    """
+    parse = _NBYTES.get(type(spec))
+    return None if parse is None else parse(frame)

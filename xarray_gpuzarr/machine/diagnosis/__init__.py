@@ -1,0 +1,10 @@
+"""What `doctor` asks of a machine: what is here, whether it decodes rightly, how fast, and which side should decode.
+
+Every part is a `Section`: text for people and facts for programs. `examine` is the list of them, `report` puts them
+together; `cli.doctor` prints them as they come.
+"""
+
+from xarray_gpuzarr.machine.diagnosis.examine import doctor
+from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section
+
+__all__ = ["Diagnosis", "Section", "doctor"]

@@ -1,0 +1,70 @@
+"""The device that reads go to, and runs on it that end when it is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import zarr
+
+from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.cuda import native_device
+from xarray_gpuzarr.machine.diagnosis.samples import Values
+from xarray_gpuzarr.process.device_options import in_force, resource_options
+from xarray_gpuzarr.read import read_array
+from xarray_gpuzarr.stored.cf import Cast
+
+
+def current_device() -> DeviceApi:
+    """Return the calling thread's GPU.
+
+    Raises
+    ------
+    CudaError
+        It cannot be used.
+    """
+    return native_device()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReads:
+    """Ways of an array to one device."""
+
+    api: DeviceApi
+
+    def read(self, array: zarr.Array[Any], box: slice = slice(None), *, storage: Any = "auto") -> Any:
+        """Read as everybody does, as the options in force say."""
+        return read_array(array, box, device="cuda", storage=storage)
+
+    def by_host(self, array: zarr.Array[Any], box: slice = slice(None)) -> Any:
+        """Read to the host, and bring the values up."""
+        return self.upload(read_array(array, box, device="host"))
+
+    def upload(self, values: Values) -> Any:
+        """Bring up values that lie in ordinary host memory, as the decoder does it."""
+        return decoder_for("cuda").upload(values, Cast(dtype=values.dtype.str))
+
+    def whole(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Return a call that lasts until the device has done what `run` gives it."""
+
+        def until_idle() -> object:
+            result = run()
+            with self.api.activate():
+                self.api.synchronize(self.api.consumer_stream())
+            return result
+
+        return until_idle
+
+
+@contextmanager
+def going_by(calibration: str) -> Iterator[None]:
+    """Let reads inside a ``with`` block go by a calibration, or by none: ``off``; nothing is verified meanwhile."""
+    before = in_force.options
+    in_force.options = replace(resource_options(), calibration=calibration, verify="off")
+    try:
+        yield
+    finally:
+        in_force.options = before

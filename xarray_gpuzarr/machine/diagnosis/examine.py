@@ -1,0 +1,148 @@
+"""All parts of an examination, in order: what is here, what is right, how fast it is, and which side is quicker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.decoders import resolve_device
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
+from xarray_gpuzarr.machine.diagnosis.answers import answers_section
+from xarray_gpuzarr.machine.diagnosis.calibrating import Layouts, calibration_sections
+from xarray_gpuzarr.machine.diagnosis.damage import RunChild, damage_section, run_child
+from xarray_gpuzarr.machine.diagnosis.device import current_device
+from xarray_gpuzarr.machine.diagnosis.machine import machine_section
+from xarray_gpuzarr.machine.diagnosis.questions import questions_section
+from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, host_section
+from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, said
+from xarray_gpuzarr.machine.diagnosis.sweep import Grid, Progress
+
+Part = Callable[[], Iterator[Section]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much of everything is read; tests take less."""
+
+    sizes: Sizes = field(default_factory=Sizes)
+    grid: Grid = field(default_factory=Grid)
+    layouts: Layouts = field(default_factory=Layouts)
+    questions: float = 1.0
+    child: RunChild = run_child
+
+
+USUAL = Effort()
+
+
+def doctor(
+    device: str = "auto",
+    *,
+    calibrate: bool = False,
+    thorough: bool = False,
+    progress: Progress = lambda _: None,
+) -> Diagnosis:
+    """Examine this machine: what is here, whether the GPU decodes rightly, and how fast GPU and host are.
+
+    The same as the command ``gpuzarr doctor``. Shows itself in a notebook; `Diagnosis.document` is for programs.
+
+    Parameters
+    ----------
+    device : "auto", "cuda" or "host"
+        ``"auto"``: the GPU if there is one with all that it needs, else the host.
+    calibrate : bool
+        Also measure where the GPU is quicker than the host, and keep that where later reads find it. Takes minutes.
+    thorough : bool
+        Also ask nvCOMP what the docs assume of it, and read damaged chunks, each in its own process. Takes minutes.
+    progress : callable
+        Told what is being done, as text.
+
+    Returns
+    -------
+    Diagnosis
+
+    Raises
+    ------
+    DeviceUnavailableError
+        ``"cuda"``, `calibrate` or `thorough` was asked for, and there is no GPU that can be used.
+    OptionError
+        `device` is unknown, or a calibration cannot be kept.
+    """
+    asked = examine(device, calibrate=calibrate, thorough=thorough, progress=progress)
+    return Diagnosis(sections=tuple(asked))
+
+
+def examine(
+    device: str, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort = USUAL
+) -> Iterator[Section]:
+    """Yield the parts of `doctor` as they are done. Parameters as there; raises before the first of them."""
+    is_cuda = _is_cuda(device, needs_gpu=calibrate or thorough)
+    return _examine(is_cuda=is_cuda, calibrate=calibrate, thorough=thorough, progress=progress, effort=effort)
+
+
+def _examine(
+    *, is_cuda: bool, calibrate: bool, thorough: bool, progress: Progress, effort: Effort
+) -> Iterator[Section]:
+    progress("what is here")
+    api, broken = _usable_device() if is_cuda else (None, "")
+    machine = machine_section(api)
+    yield machine
+    if broken:
+        yield Section(name="device", title="The GPU cannot be used", failures=[broken], facts=broken)
+    if api is not None:
+        yield from _of_device(api, calibrate=calibrate, thorough=thorough, progress=progress, effort=effort)
+    progress("rates of the host")
+    yield host_section(effort.sizes)
+
+
+def _of_device(
+    api: DeviceApi, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort
+) -> Iterator[Section]:
+    progress("known answers")
+    yield from _told("answers", "Does the GPU decode rightly?", lambda: iter([answers_section(api)]))
+    progress("copies")
+    yield from _told("copies", "How fast are copies, and a read?", lambda: iter([copies_section(api, effort.sizes)]))
+    if thorough:
+        progress("questions to nvCOMP")
+        questions = "Is what the docs assume of nvCOMP true?"
+        yield from _told("questions", questions, lambda: iter([questions_section(api, effort.questions)]))
+        progress("damaged chunks, each in a process of its own")
+        yield damage_section(effort.child)
+    if calibrate:
+        yield from calibration_sections(api, effort.grid, effort.layouts, progress)
+
+
+def _told(name: str, title: str, part: Part) -> Iterator[Section]:
+    """Yield a part, or what kept the device from it."""
+    try:
+        yield from part()
+    except Exception as error:  # noqa: BLE001  # a device that is broken raises anything; the answer names it
+        failure = said(error)
+        yield Section(name=name, title=title, failures=[failure], facts={"failed": failure})
+
+
+def _is_cuda(device: str, *, needs_gpu: bool) -> bool:
+    if device == "workers":
+        raise OptionError(
+            "this machine is examined, not workers",
+            tried="device='workers'",
+            found="a client examines nothing on its workers",
+            do="run doctor there: client.run(xarray_gpuzarr.doctor)",
+        )
+    found = resolve_device("cuda" if needs_gpu and device == "auto" else device)
+    if needs_gpu and found == "host":
+        raise DeviceUnavailableError(
+            "only a GPU is examined so",
+            tried=f"device={device!r}, with a calibration or thorough questions",
+            found="both ask a GPU",
+            do="leave them out, or leave device out on a machine with a GPU",
+        )
+    return found == "cuda"
+
+
+def _usable_device() -> tuple[DeviceApi | None, str]:
+    """Return the device, or why it cannot be used."""
+    try:
+        return current_device(), ""
+    except Exception as error:  # noqa: BLE001  # likewise: packages that do not fit each other, a driver that is too old
+        return None, said(error)

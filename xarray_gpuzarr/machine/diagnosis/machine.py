@@ -1,0 +1,161 @@
+"""What is here: GPU, driver, packages and what is missing of them; processor, threads and memory of the host."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
+from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
+from xarray_gpuzarr.decoders import missing_for_cuda
+from xarray_gpuzarr.decoders.cost.calibration import calibration_in_force, processor
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.machine.diagnosis.report import Section
+from xarray_gpuzarr.process.device_options import resource_options
+from xarray_gpuzarr.process.threads import thread_budget
+
+_PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "imagecodecs")
+_GPU_PACKAGES = ("cupy", "rmm", "nvidia-libnvcomp", "kvikio", "dask-cuda")
+_ENDINGS = ("", "-cuda12x", "-cuda13x", "-cu12", "-cu13")
+_CUDA_13 = 13_000
+
+
+def machine_section(api: DeviceApi | None) -> Section:
+    """Say what is here.
+
+    Parameters
+    ----------
+    api : DeviceApi, optional
+        The device that reads go to; None if it is the host.
+    """
+    missing = missing_for_cuda()
+    facts = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": _versions(_PACKAGES),
+        "gpu_packages": _versions(_GPU_PACKAGES),
+        "host": _host(),
+        "gpus": gpu_names(),
+        "driver": _driver(),
+        "gpu": None if api is None else _gpu(api),
+        "missing_for_cuda": missing,
+        "install": _install_command() if missing else None,
+        "device": "host" if api is None else "cuda",
+    }
+    return Section(name="machine", title="What is here", rows=list(_rows(facts)), facts=facts)
+
+
+def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    gpu, host = facts["gpu"], facts["host"]
+    yield "reads go to", "the GPU" if gpu else "the host"
+    yield "GPU", _gpu_text(gpu) if gpu else ", ".join(facts["gpus"]) or "none"
+    if facts["driver"]:
+        yield "driver", facts["driver"]
+    if gpu:
+        yield "libraries", ", ".join(f"{name} {version}" for name, version in gpu["versions"].items()) or "not said"
+        yield (
+            "files to GPU",
+            f"through host memory: {gpu['why_no_files']}" if gpu["why_no_files"] else "GDS can be used",
+        )
+        pinned = f"{format_nbytes(gpu['pinned_nbytes'])} pinned host memory"
+        yield "memory", f"{pinned} and {format_nbytes(gpu['scratch_nbytes'])} of the GPU, at most, for each thread"
+        yield "calibration", gpu["calibration"]
+    if facts["missing_for_cuda"]:
+        yield "missing", "for device='cuda': " + ", ".join(facts["missing_for_cuda"])
+        yield "to install", facts["install"]
+    if facts["gpu_packages"]:
+        yield "for GPUs", _listed(facts["gpu_packages"])
+    yield "host", f"{host['n_cores']} cores of {host['processor']}, {facts['system']}"
+    yield "threads", f"{host['n_threads']} decode at once"
+    available = host["available_nbytes"]
+    free = f", {format_nbytes(available)} available" if available else ""
+    yield "host memory", f"{format_nbytes(host['memory_nbytes'])}{free}; a read takes its result and a few MB a thread"
+    yield "packages", f"Python {facts['python']}, {_listed(facts['packages'])}"
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _host() -> dict[str, Any]:
+    return {
+        "processor": processor(),
+        "n_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "n_threads": thread_budget(),
+        "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "available_nbytes": _available_nbytes(),
+    }
+
+
+def _available_nbytes() -> int | None:
+    """Return the host's memory that can be had, None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _gpu(api: DeviceApi) -> dict[str, Any]:
+    """Return what a device says of itself; not its number, by which it could be known again."""
+    identity, options = api.identity, resource_options()
+    with api.activate():
+        free, total = api.memory_nbytes()
+    return {
+        "name": identity.name if identity else "a GPU that does not say",
+        "compute_capability": identity.compute_capability if identity else None,
+        "driver": identity.driver if identity else None,
+        "versions": dict(identity.versions) if identity else {},
+        "free_nbytes": free,
+        "memory_nbytes": total,
+        "why_no_files": api.why_no_files(),
+        "pinned_nbytes": options.n_slots * options.slot_nbytes,
+        "scratch_nbytes": options.scratch_nbytes or total // 4,
+        "calibration": _calibration(api),
+    }
+
+
+def _calibration(api: DeviceApi) -> str:
+    try:
+        found = calibration_in_force(lambda: api.identity)
+    except OptionError as error:
+        return f"unusable: {error.found}"
+    if found is not None:
+        return f"of {found.date}, on {found.gpu}: short reads may be the host's"
+    return "none: the GPU decodes all that it can; gpuzarr doctor --calibrate measures which side is quicker"
+
+
+def _gpu_text(gpu: dict[str, Any]) -> str:
+    memory = f"{format_nbytes(gpu['memory_nbytes'])}, {format_nbytes(gpu['free_nbytes'])} free"
+    capability = f", compute capability {gpu['compute_capability']}" if gpu["compute_capability"] else ""
+    return f"{gpu['name']}{capability}, {memory}"
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions of those that are installed, by the names of their distributions."""
+    found = {}
+    for name in (f"{package}{ending}" for package in packages for ending in _ENDINGS):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _driver() -> str | None:
+    cuda = cuda_version()
+    if cuda is None:
+        return None
+    with_nvml = driver_version()
+    return f"{with_nvml + ', ' if with_nvml else ''}CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def _install_command() -> str:
+    cuda = cuda_version()
+    extra = "cuda12" if cuda is not None and cuda < _CUDA_13 else "cuda13"
+    return f"pip install 'xarray-gpuzarr[{extra}]'"

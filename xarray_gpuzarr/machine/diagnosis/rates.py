@@ -1,0 +1,125 @@
+"""Rates: of copies to a device, from it and within it, of reads, and of the threads of the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
+from xarray_gpuzarr.machine.diagnosis.device import DeviceReads
+from xarray_gpuzarr.machine.diagnosis.report import Section
+from xarray_gpuzarr.machine.diagnosis.samples import Sample, sample_of
+from xarray_gpuzarr.process.threads import n_cores, thread_budget
+from xarray_gpuzarr.read import read_array
+
+CODECS = ("zstd", "gzip", "lz4", "blosc lz4", "blosc zstd")
+"""What is calibrated, and measured on every host."""
+_MIB = 2**20
+_THREADS = "XARRAY_GPUZARR_NUM_THREADS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Bytes that are moved and decoded."""
+
+    copied: int = 256 * _MIB
+    chunk: int = _MIB
+    n_chunks: int = 32
+    """Of a read by the host; a GPU reads 16 times as many."""
+
+
+def copies_section(api: DeviceApi, sizes: Sizes) -> Section:
+    """Measure copies, and a read from local files."""
+    with api.activate():
+        rates = dict(_copies(api, sizes.copied))
+    device = DeviceReads(api)
+    with sample_of("zstd", chunk_nbytes=sizes.chunk, n_chunks=16 * sizes.n_chunks) as sample:
+        wrong = sample.differs(device.read(sample.array), sample.n_chunks)
+        seconds = seconds_of(device.whole(lambda: device.read(sample.array)), budget=1.0)
+    rates["zstd from local files"] = sample.n_chunks * sample.chunk_nbytes / seconds
+    return Section(
+        name="copies",
+        title="How fast are copies, and a read?",
+        columns=("", "GB/s"),
+        rows=[(name, f"{rate / 1e9:.3g}") for name, rate in rates.items()],
+        failures=["a read of zstd from local files has other values than were stored"] if wrong else [],
+        facts={f"{name}, bytes_per_second": rate for name, rate in rates.items()},
+    )
+
+
+def _copies(api: DeviceApi, nbytes: int) -> Iterator[tuple[str, float]]:
+    """Return rates in bytes a second: pinned memory to the device and back, ordinary memory, and within the device."""
+    stream, pinned = api.stream(), api.allocate_pinned(nbytes).array
+    pinned[:] = 1
+    memory = api.allocate(nbytes, stream)
+
+    def timed(copy: Callable[[], object]) -> float:
+        def run() -> None:
+            copy()
+            api.synchronize(stream)
+
+        return nbytes / seconds_of(run)
+
+    yield "upload, pinned", timed(lambda: api.upload(memory.address, pinned, stream))
+    yield "download, pinned", timed(lambda: api.download(pinned, memory.address, stream))
+    memory.free()
+    device = DeviceReads(api)
+    values = np.ones(nbytes // 4, np.float32)
+    yield "upload, ordinary memory", nbytes / seconds_of(device.whole(lambda: device.upload(values)))
+    resident = device.upload(values)
+    yield "copy within the GPU", nbytes / seconds_of(device.whole(resident.copy))
+
+
+def host_section(sizes: Sizes) -> Section:
+    """Measure what threads of the host decode, by codec."""
+    n_threads, rows, facts, wrong = thread_budget(), [], {}, []
+    for codec in CODECS:
+        with sample_of(codec, chunk_nbytes=sizes.chunk, n_chunks=sizes.n_chunks) as sample:
+            rates = host_rates(sample, n_alone=sample.n_chunks)
+            if sample.differs(read_array(sample.array, device="host"), sample.n_chunks):
+                wrong.append(f"{codec}: other values than were stored")
+        rows.append((codec, f"{rates.alone / 1e6:.0f}", f"{rates.every / 1e6:.0f}"))
+        facts[codec] = asdict(rates)
+    note = f"Chunks of {sizes.chunk} bytes of float32 in local files, placed in the result; {n_cores()} cores."
+    title = "How fast does the host decode?"
+    columns = ("codec", "MB/s, one thread", f"{n_threads} thread{'s'[: n_threads > 1]}")
+    return Section(name="host", title=title, columns=columns, rows=rows, notes=[note], failures=wrong, facts=facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Decoded bytes a second."""
+
+    alone: float
+    """Of one thread."""
+    every: float
+    """Of all threads that may decode at once."""
+
+
+def host_rates(sample: Sample, n_alone: int = 8) -> Rates:
+    """Measure how fast the host reads an array; `n_alone` chunks of it on one thread."""
+    n_alone = min(n_alone, sample.n_chunks)
+    part, whole = sample.box(n_alone), sample.box(sample.n_chunks)
+    with _threads(1):
+        alone = seconds_of(lambda: read_array(sample.array, part, device="host"))
+    every = seconds_of(lambda: read_array(sample.array, whole, device="host"))
+    return Rates(
+        alone=n_alone * sample.chunk_nbytes / alone,
+        every=sample.n_chunks * sample.chunk_nbytes / every,
+    )
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before: Mapping[str, str] = {name: os.environ[name] for name in (_THREADS,) if name in os.environ}
+    os.environ[_THREADS] = str(n)
+    try:
+        yield
+    finally:
+        del os.environ[_THREADS]
+        os.environ.update(before)

@@ -1,0 +1,141 @@
+"""A selection cut at the borders of chunks, axis by axis.
+
+`AxisPieces` says for every chunk along one axis which of its elements are wanted and where they go. A chunk of the
+array is one piece per axis, so everything about it follows from `ndim` small numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product, repeat
+
+import numpy as np
+
+from xarray_gpuzarr.plan.selection import Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisPieces:
+    """The chunks along one axis that a selection touches; every column has shape (n_pieces,)."""
+
+    chunk: Column
+    """Coordinate of the chunk along the axis."""
+    out_start: Column
+    """First position in the selection that the chunk gives."""
+    count: Column
+    """Positions in the selection that the chunk gives."""
+    in_start: Column
+    """First wanted element, counted from the start of the chunk."""
+    step: int
+    """Distance between wanted elements; 0 where `index` lists them."""
+    index: Column | None
+    """Wanted element of every position in the selection, counted from the start of its chunk."""
+    length: int
+    """Positions in the selection."""
+
+    def in_keys(self) -> list[slice | Column]:
+        """Return the index into its chunk that picks the wanted elements, for each piece."""
+        if self.index is not None:
+            return [self.index[positions] for positions in self.out_keys()]
+        end = self.in_start + (self.count - 1) * self.step + 1
+        return list(map(slice, self.in_start.tolist(), end.tolist(), repeat(self.step)))
+
+    def out_keys(self) -> list[slice]:
+        """Return the slice of the selection that each piece fills."""
+        return list(map(slice, self.out_start.tolist(), (self.out_start + self.count).tolist()))
+
+
+def largest_box(pieces: Sequence[AxisPieces]) -> int:
+    """Return how many elements a chunk gives at most: more than it has where elements are wanted repeatedly."""
+    return math.prod(int(axis_pieces.count.max(initial=0)) for axis_pieces in pieces)
+
+
+def intersect_axis(wanted: slice | Column, length: int, chunk_length: int) -> AxisPieces:
+    """Cut one axis of a selection at the chunk borders.
+
+    Parameters
+    ----------
+    wanted : slice with a positive step, or int64 of shape (n,) that never decreases
+        Elements wanted along the axis, all inside ``[0, length)``.
+    length : int
+        Elements of the array along the axis.
+    chunk_length : int
+        Elements of a chunk along the axis.
+    """
+    if isinstance(wanted, slice):
+        start, stop, step = wanted.indices(length)
+        intersect = _kept_slice if stop - start <= _MAX_KEPT * chunk_length else _intersect_slice
+        return intersect(start, stop, step, chunk_length)
+    chunk_of = wanted // chunk_length
+    first = np.flatnonzero(np.r_[True, chunk_of[1:] != chunk_of[:-1]]) if len(wanted) else wanted
+    chunk = chunk_of[first]
+    index = wanted - chunk_of * chunk_length
+    return AxisPieces(
+        chunk=chunk,
+        out_start=first,
+        count=np.diff(np.r_[first, len(wanted)]),
+        in_start=index[first],
+        step=0,
+        index=index,
+        length=len(wanted),
+    )
+
+
+def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
+    n = len(range(start, stop, step))
+    last = start + (n - 1) * step
+    n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
+    if n_pieces >= _MOST_PIECES:
+        raise MemoryError(f"{n} elements in {n_pieces} chunks along an axis")
+    chunk = np.arange(n_pieces, dtype=np.int64)
+    if step > chunk_length:  # then each element has a chunk of its own, and others between them hold none
+        chunk = (start + chunk * step) // chunk_length
+    else:
+        chunk += start // chunk_length
+    border = chunk * chunk_length
+    # Positions in the selection: the first at or after the border of a chunk, and at or after that of the next one.
+    first = np.maximum(-((start - border) // step), 0)
+    after = np.minimum(-((start - border - chunk_length) // step), n)
+    return AxisPieces(
+        chunk=chunk,
+        out_start=first,
+        count=after - first,
+        in_start=start + first * step - border,
+        step=step,
+        index=None,
+        length=n,
+    )
+
+
+_kept_slice = lru_cache(maxsize=512)(_intersect_slice)
+"""Reads of one chunk after another ask for the same few slices of each axis again and again."""
+_MAX_KEPT = 256
+"""Chunks of a slice that is kept, at most."""
+_MOST_PIECES = 2**48
+"""NumPy has other words than a lack of memory for columns beyond this."""
+
+
+def blocks(
+    pieces: Sequence[AxisPieces], chunks_per_shard: Sequence[int], *, sharded: bool, max_chunks: int
+) -> Iterator[tuple[range, ...]]:
+    """Cut the touched chunks into boxes that are planned at once.
+
+    A box is one range of pieces per axis. Sharded arrays get one box per touched shard; others get boxes of at most
+    `max_chunks` chunks, because each chunk is an object of its own.
+    """
+    per_axis: list[list[range]] = []
+    room = max_chunks
+    for axis_pieces, per_shard in reversed(list(zip(pieces, chunks_per_shard, strict=True))):
+        n = len(axis_pieces.chunk)
+        if sharded:
+            shard = axis_pieces.chunk // per_shard
+            cuts = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), n] if n else [0]
+        else:
+            length = max(1, min(n, room))
+            room = max(1, room // length)
+            cuts = [*range(0, n, length), n] if n else [0]
+        per_axis.append([range(lo, hi) for lo, hi in pairwise(cuts)])
+    yield from product(*reversed(per_axis))

@@ -1,0 +1,76 @@
+"""Warnings that say what to do, once in a process for each subject; from any thread they point at the user's line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from xarray_gpuzarr.errors import GpuZarrWarning, visible
+
+_given: set[str] = set()
+
+
+def advise(subject: str, headline: str, *, found: str, do: str) -> None:
+    """Warn of something that works but costs, unless this process was warned of it already.
+
+    Parameters
+    ----------
+    subject : str
+        What was warned of once is not warned of again.
+    headline, found, do : str
+        As in `GpuZarrError`.
+    """
+    if subject in _given:
+        return
+    _given.add(subject)
+    text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
+    frame = _users_frame()
+    if frame is None:
+        warnings.warn(text, GpuZarrWarning, skip_file_prefixes=_library_folders())
+        return
+    names = frame.f_globals
+    warnings.warn_explicit(
+        text,
+        GpuZarrWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=names.get("__name__"),
+        registry=names.setdefault("__warningregistry__", {}),
+    )
+
+
+def _users_frame() -> FrameType | None:
+    """Return the innermost frame that is the user's: of this thread, or of the main one, which waits for dask's."""
+    folders = _library_folders()
+    for start in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident or 0)):  # noqa: SLF001
+        frame = start
+        while frame is not None:
+            if not _is_library(frame.f_code.co_filename, folders):
+                return frame
+            frame = frame.f_back
+    return None
+
+
+def _is_library(filename: str, folders: tuple[str, ...]) -> bool:
+    """Whether code is of a package that lies between the user and us, or of Python itself."""
+    if filename.startswith((*folders, "<frozen ")):
+        return True
+    return filename.startswith(_PYTHON) and not {"site-packages", "dist-packages"}.intersection(Path(filename).parts)
+
+
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_BETWEEN = ("xarray_gpuzarr", "xarray", "dask", "distributed", "zarr", "tornado", "IPython", "ipykernel", "traitlets")
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    """Return where frames lie that are not the user's."""
+    specs = map(find_spec, _BETWEEN)
+    return tuple(f"{Path(spec.origin).parent}{os.sep}" for spec in specs if spec is not None and spec.origin)

@@ -1,0 +1,65 @@
+"""How bytes are asked for: one small record per process, set by `xarray_gpuzarr.configure` or by the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from xarray_gpuzarr.process.settings import InForce, check_number, given_numbers
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """How stores are asked for bytes.
+
+    Raises
+    ------
+    OptionError
+        A value is of the wrong type or too small.
+    """
+
+    max_gap_nbytes: int | None = None
+    """Unwanted bytes between two chunks of a shard that are read rather than skipped; None: 64 KiB in local files,
+    1 MiB elsewhere."""
+    max_request_nbytes: int | None = None
+    """Longest request that is made of several chunks. A shard that is no longer than four of them, decoded, and not in
+    a local file, is asked for as a whole with its index. None: 4 MiB; in local files 2 MiB, and 8 MiB of bytes that are
+    read to where they stay: raw ones straight into the result, all on their way to a GPU."""
+    max_requests: int = 64
+    """Requests that this process has under way at once, to all stores that are not local files."""
+    index_cache_nbytes: int = 64 * _MIB
+    """Memory for the indexes of shards that were read before; 0: none is kept."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"max_gap_nbytes": 0, "max_request_nbytes": 1}.items():
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), least)
+        check_number("max_requests", self.max_requests, 1)
+        check_number("index_cache_nbytes", self.index_cache_nbytes, 0)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> FetchOptions:
+        """Return the options that ``XARRAY_GPUZARR_<FIELD>`` variables ask for; defaults where there is none.
+
+        Parameters
+        ----------
+        environ : mapping of str to str
+            Sizes may carry a unit: ``67108864``, ``64 MiB``, ``2GB``.
+
+        Raises
+        ------
+        OptionError
+            A variable holds something unusable.
+        """
+        return cls(**given_numbers((f.name for f in fields(cls)), environ))
+
+
+in_force: InForce[FetchOptions] = InForce(FetchOptions)
+
+
+def fetch_options() -> FetchOptions:
+    """Return the options in force."""
+    return in_force.get()

@@ -1,0 +1,107 @@
+"""`ArraySpec`: all that planning and decoding need to know about one stored array. `metadata` makes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.codecs import CodecPipeline, TransposeSpec, encoded_nbytes
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
+
+NUMERIC_KINDS = frozenset("biufc")
+"""`numpy.dtype.kind` of the dtypes that this package decodes itself."""
+
+_MOST_NBYTES = 2**56
+"""Of a decoded chunk or a shard index: more than any machine addresses, with room for what codecs add in int64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEncoding:
+    """How the coordinate of a shard becomes the name of its object."""
+
+    prefix: str
+    """Path of the array inside the store, with a trailing slash unless it is the root."""
+    style: Literal["default", "v2"]
+    separator: str
+
+    def key(self, coord: tuple[int, ...]) -> str:
+        """Return the store key of the shard at `coord`."""
+        names = [str(i) for i in coord]
+        if self.style == "default":
+            return self.prefix + self.separator.join(["c", *names])
+        return self.prefix + (self.separator.join(names) or "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """One stored array, ready to be planned."""
+
+    path: str
+    """Path of the array inside the store, with a leading slash."""
+    dtype: str
+    """Dtype of the elements of a decoded chunk as NumPy writes it, byte order included, such as ``">f4"``."""
+    grid: ChunkGrid
+    codecs: CodecPipeline
+    """How one inner chunk is encoded."""
+    index: ShardIndexSpec | None
+    """How shards are indexed; None if every chunk is an object of its own."""
+    fill: bytes
+    """One element of `dtype` that stands for chunks that were never written."""
+    keys: KeyEncoding
+    metadata: str
+    """The array's metadata as JSON text, for zarr-python's own codecs."""
+
+    def __post_init__(self) -> None:
+        for what, nbytes in (("a chunk", self.chunk_nbytes), ("a shard index", self.index.nbytes if self.index else 0)):
+            if nbytes > _MOST_NBYTES:
+                raise ValueError(f"{what} of {nbytes} bytes")
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Stored dtype, byte order included."""
+        return np.dtype(self.dtype)
+
+    @property
+    def fill_value(self) -> np.generic:
+        """Value of chunks that were never written, in the stored dtype."""
+        value: np.generic = np.frombuffer(self.fill, self.dtype)[0]
+        return value
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one decoded inner chunk."""
+        return math.prod(self.grid.chunk_shape) * self.numpy_dtype.itemsize
+
+    @property
+    def encoded_nbytes(self) -> int:
+        """Bytes of one inner chunk as filters have encoded it, and no compressor yet."""
+        nbytes = self.chunk_nbytes
+        for stage in reversed(self.codecs.stages):
+            nbytes = encoded_nbytes(stage, nbytes) or nbytes
+        return nbytes
+
+    @property
+    def most_nbytes(self) -> int:
+        """Bytes of one stored inner chunk, at most: no codec makes a chunk longer by more than 1/128 and 4 KiB."""
+        nbytes = self.encoded_nbytes
+        return nbytes + nbytes // 128 + 4096
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Axis of the array that each axis of a decoded chunk holds (all transposes together)."""
+        order = tuple(range(self.grid.ndim))
+        for codec in self.codecs.array_to_array:
+            if isinstance(codec, TransposeSpec):
+                order = tuple(order[axis] for axis in codec.order)
+        return order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unplanned:
+    """Why an array is read by zarr-python as a whole."""
+
+    reason: str

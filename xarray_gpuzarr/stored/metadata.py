@@ -1,0 +1,277 @@
+"""Zarr metadata -> `ArraySpec`: all that planning and decoding need to know about one stored array.
+
+The only room that touches zarr-python's metadata classes. An unsharded array becomes an array whose shards hold one
+chunk, here and nowhere else. What cannot be planned (irregular grids, unknown key encodings, variable-length shard
+indexes, storage transformers) becomes a reason, and `read` then asks zarr-python for the whole selection.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.buffer import cpu
+from zarr.core.array import create_codec_pipeline
+from zarr.core.array_spec import ArrayConfig
+from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
+from zarr.core.chunk_key_encodings import DefaultChunkKeyEncoding, V2ChunkKeyEncoding
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+from zarr.core.sync import sync
+from zarr.registry import get_pipeline_class
+
+from xarray_gpuzarr.errors import ArrayTypeError, MetadataError
+from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec, KeyEncoding, Unplanned
+from xarray_gpuzarr.stored.chunk_grid import MAX_LENGTH, ChunkGrid
+from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
+from xarray_gpuzarr.stored.codecs import (
+    BytesSpec,
+    ChecksumSpec,
+    ElementSpec,
+    Endian,
+    ShardingSpec,
+)
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
+
+
+def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
+    """Describe a stored array, or say why it cannot be planned.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        Format 2 or 3.
+
+    Raises
+    ------
+    MetadataError
+        A codec entry is malformed, shapes do not fit each other, or a chunk is larger than any machine's memory.
+    """
+    metadata, number = array.metadata, id(array.metadata)
+    known = _parsed.get(number)
+    if known is not None and known[0]() is metadata and known[1] == array.path:
+        return known[2]
+    try:
+        spec = _parse(array)
+    except MetadataError:
+        raise
+    except _MALFORMED as err:
+        raise _malformed(array, err) from err
+    # A resize gives an array another metadata object.
+    _parsed[number] = weakref.ref(metadata, lambda _: _parsed.pop(number, None)), array.path, spec
+    return spec
+
+
+_parsed: dict[int, tuple[weakref.ref[ArrayV2Metadata | ArrayV3Metadata], str, ArraySpec | Unplanned]] = {}
+"""What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
+
+
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What arithmetic and lookups raise where a document holds something else than it should."""
+
+
+def _malformed(array: zarr.Array[Any], err: Exception) -> MetadataError:
+    return MetadataError(
+        f"the metadata of array '/{array.path}' make no sense",
+        tried="its shapes, dtype, fill value and codecs",
+        found=f"{type(err).__name__}: {err}",
+        do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
+    )
+
+
+def _parse(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
+    metadata = array.metadata
+    if max(metadata.shape, default=0) > MAX_LENGTH:
+        raise ValueError(f"shape {metadata.shape}")
+    if array.dtype.kind not in NUMERIC_KINDS:
+        return Unplanned(reason=f"dtype {array.dtype} is not numeric")
+    if isinstance(metadata, ArrayV2Metadata):
+        return _parse_v2(array, metadata)
+    return _parse_v3(array, metadata)
+
+
+def _parse_v2(array: zarr.Array[Any], metadata: ArrayV2Metadata) -> ArraySpec:
+    document = metadata.to_dict()
+    dtype = np.dtype(metadata.dtype.to_native_dtype())
+    codecs = parse_v2_codecs(
+        compressor=document["compressor"],
+        filters=document["filters"],  # type: ignore[arg-type]
+        order=metadata.order,
+        endian=_endian(dtype),
+        ndim=len(metadata.shape),
+    )
+    ones = (1,) * len(metadata.shape)
+    return ArraySpec(
+        path="/" + array.path,
+        dtype=dtype.str,
+        grid=ChunkGrid(shape=metadata.shape, chunk_shape=metadata.chunks, chunks_per_shard=ones),
+        codecs=codecs,
+        index=None,
+        fill=_fill_bytes(metadata.fill_value, dtype),
+        keys=KeyEncoding(prefix=_prefix(array.path), style="v2", separator=metadata.dimension_separator),
+        metadata=_to_json(document),
+    )
+
+
+def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | Unplanned:
+    document: dict[str, Any] = metadata.to_dict()
+    if document["chunk_grid"]["name"] != "regular":
+        return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
+    if document.get("storage_transformers"):
+        return Unplanned(reason="storage transformers")
+    encoding = metadata.chunk_key_encoding
+    if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
+        return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
+    shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+    dtype = np.dtype(metadata.data_type.to_native_dtype())
+    codecs, chunk_shape, index = parse_codecs(document["codecs"], dtype), shard_shape, None
+    if isinstance(codecs.array_to_bytes, ShardingSpec):
+        sharding = codecs.array_to_bytes
+        if codecs.array_to_array or codecs.bytes_to_bytes:
+            return Unplanned(reason="codecs around the sharding codec")
+        per_shard = tuple(a // b for a, b in zip(shard_shape, sharding.chunk_shape, strict=True))
+        index = _index_spec(sharding, math.prod(per_shard))
+        if index is None:
+            return Unplanned(reason=f"shard index codecs {sharding.index_codecs}")
+        codecs, chunk_shape = sharding.codecs, sharding.chunk_shape
+    stored = codecs.array_to_bytes
+    if isinstance(stored, BytesSpec) and not any(isinstance(c, ElementSpec) for c in codecs.array_to_array):
+        dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
+    return ArraySpec(
+        path="/" + array.path,
+        dtype=dtype.str,
+        grid=ChunkGrid(
+            shape=tuple(metadata.shape),
+            chunk_shape=chunk_shape,
+            chunks_per_shard=tuple(a // b for a, b in zip(shard_shape, chunk_shape, strict=True)),
+        ),
+        codecs=codecs,
+        index=index,
+        fill=_fill_bytes(metadata.fill_value, dtype),
+        keys=KeyEncoding(
+            prefix=_prefix(array.path),
+            style="default" if encoding.name == "default" else "v2",
+            separator=encoding.separator,
+        ),
+        metadata=_to_json(document),
+    )
+
+
+def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
+    """Describe the index if its encoded length is known beforehand, as planning needs."""
+    codecs = sharding.index_codecs
+    after = codecs.bytes_to_bytes
+    plain = isinstance(codecs.array_to_bytes, BytesSpec) and not codecs.array_to_array
+    if not plain or len(after) > 1 or not all(c == ChecksumSpec() for c in after):
+        return None
+    endian: Endian | None = codecs.array_to_bytes.endian  # type: ignore[union-attr]
+    return ShardIndexSpec(
+        n_chunks=n_chunks,
+        location=sharding.index_location,
+        endian=endian or "little",
+        checksum=bool(after),
+    )
+
+
+def _endian(dtype: np.dtype[Any]) -> Endian | None:
+    if dtype.itemsize == 1:
+        return None
+    return "big" if dtype.newbyteorder("=") != dtype else "little"
+
+
+def _prefix(path: str) -> str:
+    return f"{path}/" if path else ""
+
+
+def _fill_bytes(fill_value: object, dtype: np.dtype[Any]) -> bytes:
+    return np.asarray(0 if fill_value is None else fill_value).astype(dtype).tobytes()
+
+
+def _to_json(document: Mapping[str, Any]) -> str:
+    """Write metadata as text, without the user's attributes, which may be large."""
+
+    def plain(value: Any) -> Any:
+        return value.to_dict() if hasattr(value, "to_dict") else value.get_config()
+
+    return json.dumps({**document, "attributes": {}}, default=plain)
+
+
+def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
+    """Return a function that decodes one inner chunk with zarr-python's own codecs.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+
+    Returns
+    -------
+    callable
+        Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype`, host memory.
+        Safe to call from several threads. Raises whatever the codec raises.
+    """
+    pipeline, chunk_spec = _zarr_pipeline(spec.metadata)
+    dtype = spec.numpy_dtype
+
+    def decode(encoded: bytes) -> npt.NDArray[Any]:
+        buffer = cpu.Buffer.from_bytes(encoded)
+        (decoded,) = sync(pipeline.decode([(buffer, chunk_spec)]))
+        if decoded is None:
+            raise ValueError("the codec pipeline returned nothing")
+        # Codecs may give another dtype, or byte order, than the array has; zarr-python assigns that to its result.
+        return np.asarray(decoded.as_numpy_array()).astype(dtype, copy=False)
+
+    return decode
+
+
+@lru_cache(maxsize=64)
+def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
+    """Build zarr-python's pipeline for the inner chunks that `document` describes."""
+    data = json.loads(document)
+    config = ArrayConfig.from_dict({"order": data.get("order", "C")})
+    if data["zarr_format"] == 2:
+        v2 = ArrayV2Metadata.from_dict(data)
+        spec = v2.get_chunk_spec((), config, cpu.buffer_prototype)
+        return create_codec_pipeline(v2), spec
+    v3 = ArrayV3Metadata.from_dict(data)
+    spec = ZarrChunkSpec(
+        shape=v3.chunks,
+        dtype=v3.data_type,
+        fill_value=v3.fill_value,
+        config=config,
+        prototype=cpu.buffer_prototype,
+    )
+    return get_pipeline_class().from_codecs(v3.inner_codecs).evolve_from_array_spec(spec), spec
+
+
+def require_array(array: object) -> None:
+    """Refuse what is no zarr array, and say how to get one from it.
+
+    Raises
+    ------
+    ArrayTypeError
+    """
+    if isinstance(array, zarr.Array):
+        return
+    kind = type(array)
+    module = kind.__module__.partition(".")[0]
+    if isinstance(array, str | os.PathLike):
+        do = f"open it: zarr.open_array({os.fspath(array)!r}, mode='r'), or zarr.open_group(...)[name]"
+    elif isinstance(array, zarr.Group):
+        do = f"choose one of its arrays: {', '.join(map(repr, sorted(array.array_keys()))) or 'it has none'}"
+    elif module == "xarray":
+        do = "load it: .load() or .compute(); read_array reads without xarray, zarr.open_group(store, mode='r')[name]"
+    else:
+        do = "open one: zarr.open_array(store, mode='r'), or zarr.open_group(store, mode='r')[name]"
+    raise ArrayTypeError(
+        "read_array takes an open zarr array",
+        tried=f"read_array of an instance of {kind.__module__}.{kind.__qualname__}",
+        found="no zarr.Array",
+        do=do,
+    )

@@ -1,0 +1,185 @@
+"""Configurations of numcodecs' codecs -> specs: format 2 names them by id, format 3 by ``numcodecs.`` and their id.
+
+What a codec alone says is read here; which chains of codecs have a meaning is the part of `codec_json`.
+
+References
+----------
+numcodecs, the constructors of its codecs and their ``get_config``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.stored.codecs import (
+    AsTypeSpec,
+    BloscSpec,
+    ChecksumAlgorithm,
+    ChecksumSpec,
+    CompressorSpec,
+    DeltaSpec,
+    FixedScaleOffsetSpec,
+    GzipSpec,
+    IdentitySpec,
+    Lz4Spec,
+    PackBitsSpec,
+    ShuffleSpec,
+    StageSpec,
+    ZlibSpec,
+    ZstdSpec,
+)
+
+Json = Any
+"""A decoded JSON value."""
+Conf = Mapping[str, Json]
+DType = np.dtype[Any] | None
+"""Dtype of what a codec encodes, for configurations that leave it out; None in format 2, where they do not."""
+
+COMPRESSORS: dict[str, Callable[[], CompressorSpec]] = {
+    "zstd": ZstdSpec,
+    "gzip": GzipSpec,
+    "zlib": ZlibSpec,
+    "lz4": Lz4Spec,
+}
+"""Codecs that need no configuration to decode."""
+
+_DTYPES = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
+"""Dtypes of elements that codecs may have, without their byte order."""
+_SHUFFLES = {-1: "auto", 0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
+
+
+def parse_numcodec(codec_id: str, conf: Conf, dtype: DType) -> StageSpec | IdentitySpec | None:
+    """Read one codec.
+
+    Parameters
+    ----------
+    codec_id : str
+    conf : JSON object
+        Without the id.
+    dtype : numpy.dtype or None
+        Dtype of what the codec encodes, in format 3.
+
+    Returns
+    -------
+    spec or None
+        None if this package leaves the codec, or this configuration of it, to zarr-python.
+
+    Raises
+    ------
+    AttributeError, KeyError, OverflowError, TypeError, ValueError
+        The configuration is malformed.
+    """
+    parse = _NUMCODECS.get(codec_id)
+    return None if parse is None else parse(codec_id, conf, dtype)
+
+
+def _compressor(codec_id: str, _conf: Conf, _dtype: DType) -> CompressorSpec:
+    return COMPRESSORS[codec_id]()
+
+
+def _numcodecs_blosc(_id: str, conf: Conf, _: DType) -> BloscSpec:
+    shuffle = conf.get("shuffle", 1)
+    return BloscSpec(
+        cname=str(conf.get("cname", "lz4")),
+        shuffle=_SHUFFLES.get(shuffle, str(shuffle)),
+        typesize=conf.get("typesize"),
+    )
+
+
+def _shuffle(_id: str, conf: Conf, dtype: DType) -> ShuffleSpec | IdentitySpec:
+    default = 4 if dtype is None else dtype.itemsize
+    elementsize = conf.get("elementsize", default)
+    elementsize = int(default if elementsize is None else elementsize)
+    return ShuffleSpec(elementsize=elementsize) if elementsize > 1 else IdentitySpec(name="shuffle")
+
+
+def _checksum(algorithm: ChecksumAlgorithm, *, at_start: bool = False) -> Callable[..., ChecksumSpec | None]:
+    def parse(_id: str, conf: Conf, _: DType) -> ChecksumSpec | None:
+        if conf.get("prefix") is not None:
+            return None
+        location = conf.get("location") or ("start" if at_start else "end")
+        seed = int(conf.get("initval", 0))
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"initval {seed}")
+        return ChecksumSpec(algorithm=algorithm, at_start=location == "start", seed=seed)
+
+    return parse
+
+
+def _delta(_id: str, conf: Conf, dtype: DType) -> DeltaSpec | None:
+    dtypes = _dtypes(conf["dtype"], conf.get("astype"), dtype)
+    return None if dtypes is None else DeltaSpec(decoded=dtypes[0], encoded=dtypes[1])
+
+
+def _fixed_scale_offset(_id: str, conf: Conf, dtype: DType) -> FixedScaleOffsetSpec | None:
+    dtypes = _dtypes(conf.get("dtype"), conf.get("astype"), dtype)
+    scale, offset = conf["scale"], conf["offset"]
+    if dtypes is None or any(isinstance(n, bool) or not isinstance(n, int | float) for n in (scale, offset)):
+        return None
+    np.zeros(0, dtypes[1]) / scale + offset  # OverflowError if no number of NumPy's is so large
+    return FixedScaleOffsetSpec(decoded=dtypes[0], encoded=dtypes[1], scale=scale, offset=offset)
+
+
+def _astype(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpec | None:
+    dtypes = _dtypes(conf.get("decode_dtype"), conf["encode_dtype"], dtype)
+    if dtypes is None or dtypes[0] == dtypes[1]:
+        return IdentitySpec(name=codec_id) if dtypes else None
+    return AsTypeSpec(decoded=dtypes[0], encoded=dtypes[1])
+
+
+def _quantize(codec_id: str, conf: Conf, dtype: DType) -> AsTypeSpec | IdentitySpec | None:
+    dtypes = _dtypes(conf.get("dtype"), conf.get("astype"), dtype)
+    if dtypes is None or dtypes[0] == dtypes[1]:
+        return IdentitySpec(name=codec_id) if dtypes else None
+    # In format 3, zarr-python forgets that the stored dtype is another one.
+    return AsTypeSpec(name="quantize", decoded=dtypes[0], encoded=dtypes[1]) if dtype is None else None
+
+
+def _bitround(codec_id: str, _conf: Conf, dtype: DType) -> IdentitySpec | None:
+    return IdentitySpec(name=codec_id) if dtype is None or dtype.kind == "f" else None
+
+
+def _packbits(_id: str, _conf: Conf, _: DType) -> PackBitsSpec:
+    return PackBitsSpec(decoded="|b1", encoded="|u1")
+
+
+_NUMCODECS: dict[str, Callable[[str, Conf, DType], StageSpec | IdentitySpec | None]] = {
+    **dict.fromkeys(COMPRESSORS, _compressor),
+    "blosc": _numcodecs_blosc,
+    "shuffle": _shuffle,
+    "crc32": _checksum("crc32", at_start=True),
+    "adler32": _checksum("adler32", at_start=True),
+    "crc32c": _checksum("crc32c"),
+    "fletcher32": _checksum("fletcher32"),
+    "jenkins_lookup3": _checksum("jenkins_lookup3"),
+    "delta": _delta,
+    "fixedscaleoffset": _fixed_scale_offset,
+    "astype": _astype,
+    "quantize": _quantize,
+    "bitround": _bitround,
+    "packbits": _packbits,
+}
+
+
+def _dtypes(decoded: Json, encoded: Json, dtype: DType) -> tuple[str, str] | None:
+    """Return both dtypes of a codec; None if one of them is out of the ordinary.
+
+    `dtype` stands in for the first one, which does for the second. In format 3 it must be the first one.
+    """
+    first = dtype_text(decoded or dtype)
+    second = dtype_text(encoded) if encoded else first
+    if first is None or second is None or np.dtype(first).kind != "c" == np.dtype(second).kind:
+        return None
+    fits = dtype is None or (first == dtype.str and np.dtype(second).isnative)
+    return (first, second) if fits else None
+
+
+def dtype_text(text: Json) -> str | None:
+    """Return a dtype as NumPy writes it; None if it is out of the ordinary."""
+    if text is None:
+        raise TypeError("a codec of elements without their dtype")
+    dtype = np.dtype(text)
+    return dtype.str if dtype.str[1:] in _DTYPES else None

@@ -1,0 +1,150 @@
+"""The index of a shard: where each inner chunk lies.
+
+Turns index bytes into two columns and refuses everything that cannot be true of a shard. Reads nothing itself;
+`read` fetches the bytes.
+
+References
+----------
+Zarr v3 sharding-indexed codec 1.0, "Binary shard format"; RFC 3720 appendix B.4 for CRC-32C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.errors import ShardIndexError
+from xarray_gpuzarr.process.records import record
+
+Column = npt.NDArray[np.int64]
+Unsigned = npt.NDArray[np.uint64]
+
+MISSING = -1
+"""`nbytes` of a chunk that a shard does not hold."""
+
+_MISSING_ON_DISK = np.uint64(2**64 - 1)
+_ENTRY_NBYTES = 16
+_CRC_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardIndexSpec:
+    """How the index of every shard of an array is stored."""
+
+    n_chunks: int
+    """Inner chunks of one shard."""
+    location: Literal["start", "end"]
+    endian: Literal["little", "big"]
+    checksum: bool
+    """Whether a CRC-32C follows the entries."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the encoded index in bytes."""
+        return self.n_chunks * _ENTRY_NBYTES + _CRC_NBYTES * self.checksum
+
+
+@record
+class ShardIndex:
+    """Byte ranges of the inner chunks of one shard, in C order of their coordinates."""
+
+    offset: Column
+    """shape (n_chunks,): first byte, counted from the start of the shard; 0 where missing."""
+    nbytes: Column
+    """shape (n_chunks,): encoded length in bytes; `MISSING` where missing."""
+    in_order: bool = False
+    """Whether no chunk is missing, and each begins where the one before ends, or later, as many writers leave them."""
+
+
+def decode_shard_index(
+    encoded: memoryview | bytes, spec: ShardIndexSpec, *, shard_nbytes: int | None, where: str
+) -> ShardIndex:
+    """Decode and check a shard index.
+
+    Parameters
+    ----------
+    encoded : bytes-like, host memory
+        The index as stored.
+    spec : ShardIndexSpec
+    shard_nbytes : int or None
+        Length of the whole shard in bytes, where the store tells it.
+    where : str
+        Array path and shard key, for error messages.
+
+    Raises
+    ------
+    ShardIndexError
+        Wrong length, wrong checksum, ranges outside the shard, inside the index or overlapping.
+    """
+    if len(encoded) != spec.nbytes:
+        found = f"{len(encoded)} bytes where {spec.nbytes} are needed for {spec.n_chunks} chunks"
+        raise _error(where, spec, found)
+    if spec.checksum:
+        _check_crc(encoded, spec, where)
+    dtype = "<u8" if spec.endian == "little" else ">u8"
+    columns = np.ndarray((spec.n_chunks, 2), dtype, encoded).T.astype(np.uint64, order="C")
+    offset, nbytes = columns.view(np.int64)
+    floor, limit = _bounds(spec, shard_nbytes)
+    if _in_order(columns, floor, limit):
+        return ShardIndex(offset=offset, nbytes=nbytes, in_order=True)
+    is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
+    _check_ranges(*columns[:, ~is_missing], floor=floor, limit=limit, error=lambda found: _error(where, spec, found))
+    offset[is_missing] = 0
+    return ShardIndex(offset=offset, nbytes=nbytes)
+
+
+def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) -> None:
+    stored = int.from_bytes(encoded[-_CRC_NBYTES:], "little")
+    actual = google_crc32c.value(bytes(encoded[:-_CRC_NBYTES]))
+    if stored != actual:
+        raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
+
+
+def _bounds(spec: ShardIndexSpec, shard_nbytes: int | None) -> tuple[int, int]:
+    """Return the first byte that chunks may have, and the end of the last."""
+    limit = 2**63 - 1 if shard_nbytes is None else shard_nbytes
+    if spec.location == "start":
+        return spec.nbytes, limit
+    return 0, limit if shard_nbytes is None else limit - spec.nbytes
+
+
+def _in_order(columns: Unsigned, floor: int, limit: int) -> bool:
+    """Say whether ranges that are sound follow each other."""
+    offset, nbytes = columns
+    # Two numbers that are each at most `limit` cannot wrap around when they are added.
+    if not len(offset) or limit < 0 or columns.max() > limit:
+        return False
+    end = offset + nbytes
+    return bool(offset[0] >= floor and end[-1] <= limit and (offset[1:] >= end[:-1]).all())
+
+
+def _check_ranges(
+    offset: Unsigned, nbytes: Unsigned, *, floor: int, limit: int, error: Callable[[str], ShardIndexError]
+) -> None:
+    """Refuse ranges that leave the shard, touch the index, or overlap without being equal."""
+    end = offset + nbytes
+    outside = (offset < floor) | (nbytes > limit) | (offset > limit) | (end > limit)
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
+        raise error(f"a chunk of {nbytes[at]} bytes at {offset[at]}, outside [{floor}, {limit})")
+    order = np.lexsort((nbytes, offset))
+    start, end = offset[order], end[order]
+    overlap = (start[1:] < end[:-1]) & ((start[1:] != start[:-1]) | (end[1:] != end[:-1]))
+    if overlap.any():
+        at = int(np.flatnonzero(overlap)[0])
+        raise error(f"chunks at [{start[at]}, {end[at]}) and [{start[at + 1]}, {end[at + 1]}) overlap")
+
+
+def _error(where: str, spec: ShardIndexSpec, found: str) -> ShardIndexError:
+    return ShardIndexError(
+        f"the index of shard {where} is not usable",
+        tried=f"{spec.nbytes} bytes at the {spec.location}, {spec.endian} endian, "
+        f"{'with' if spec.checksum else 'without'} CRC-32C",
+        found=found,
+        do="the shard is damaged or half-written: restore or rewrite it",
+    )
