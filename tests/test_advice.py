@@ -10,10 +10,11 @@ import xarray as xr
 from helpers.strict_duck import StrictDecoder
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import GpuZarrWarning, decoders
+from xarray_gpuzarr import GpuZarrWarning
 from xarray_gpuzarr.backend import chunking as chunkmanager
 from xarray_gpuzarr.backend import lazy_array, open_options, opening
 from xarray_gpuzarr.cli.terminal import warnings_said
+from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.protocol import Route
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.advice import advise
@@ -126,13 +127,13 @@ def test_many_small_tasks_are_advised_against(store, monkeypatch, many, small, c
     ],
 )
 def test_a_gpu_without_packages_is_told_of(monkeypatch, missing, warns):
-    monkeypatch.setattr(decoders, "missing_for_cuda", lambda: missing)
+    monkeypatch.setattr(choice, "missing_for_cuda", lambda: missing)
 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        assert decoders.resolve_device("auto") == "host"
-        assert decoders.resolve_device("auto") == "host"
-        assert decoders.resolve_device("host") == "host"
+        assert choice.resolve_device("auto") == "host"
+        assert choice.resolve_device("auto") == "host"
+        assert choice.resolve_device("host") == "host"
 
     assert len(warned) == warns
     assert all(", ".join(missing) in str(w.message) for w in warned)

@@ -18,8 +18,8 @@ from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import DeviceUnavailableError, decoders
-from xarray_gpuzarr.decoders import cuda
+from xarray_gpuzarr import DeviceUnavailableError
+from xarray_gpuzarr.decoders import choice, cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -38,12 +38,12 @@ def path(tmp_path_factory):
 def device(request, monkeypatch):
     """A GPU that ``device="cuda"`` and ``device="auto"`` find."""
     simulated = SimulatedDevice(request.param)
-    monkeypatch.setattr(decoders, "missing_for_cuda", list)
+    monkeypatch.setattr(choice, "missing_for_cuda", list)
     monkeypatch.setattr(cuda, "CudaDecoder", lambda: CudaReads(simulated).decoder)
-    decoders.decoder_for.cache_clear()
+    choice.decoder_for.cache_clear()
     with limits():
         yield simulated
-    decoders.decoder_for.cache_clear()
+    choice.decoder_for.cache_clear()
     simulated.check()
 
 
@@ -215,7 +215,7 @@ def test_tasks_on_threads_share_the_device(path, device):
 
 
 def test_missing_device_is_an_error_and_auto_the_host(path, monkeypatch):
-    monkeypatch.setattr(decoders, "missing_for_cuda", lambda: ["CuPy"])
+    monkeypatch.setattr(choice, "missing_for_cuda", lambda: ["CuPy"])
 
     with pytest.raises(DeviceUnavailableError, match="missing: CuPy"):
         open_on_device(path)

@@ -16,8 +16,8 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
-from xarray_gpuzarr import DeviceUnavailableError, GpuZarrError, OptionError, StoreReadError, decoders, read_array
-from xarray_gpuzarr.decoders import cuda
+from xarray_gpuzarr import DeviceUnavailableError, GpuZarrError, OptionError, StoreReadError, read_array
+from xarray_gpuzarr.decoders import choice, cuda
 from xarray_gpuzarr.decoders.cuda.direct import DirectStager
 from xarray_gpuzarr.read import read_points, stored_array
 
@@ -325,11 +325,11 @@ def path(tmp_path):
 def found_device(request, monkeypatch):
     """A GPU that ``device="cuda"`` finds."""
     simulated = SimulatedDevice(reads_files=request.param)
-    monkeypatch.setattr(decoders, "missing_for_cuda", list)
+    monkeypatch.setattr(choice, "missing_for_cuda", list)
     monkeypatch.setattr(cuda, "CudaDecoder", lambda: CudaReads(simulated, may_decode_again=True).decoder)
-    decoders.decoder_for.cache_clear()
+    choice.decoder_for.cache_clear()
     yield simulated
-    decoders.decoder_for.cache_clear()
+    choice.decoder_for.cache_clear()
 
 
 def test_dataset_and_its_explanation(path, found_device):

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import xarray_gpuzarr
-from xarray_gpuzarr import GpuZarrWarning, decoders, read, read_array
+from xarray_gpuzarr import GpuZarrWarning, read, read_array
 from xarray_gpuzarr.cli import doctor as command
 from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
+from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.cost.calibration import from_document, keep_calibration, read_calibration
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.machine.diagnosis import answers, calibrating, damage, device, examine, machine, questions, resident
@@ -87,7 +88,7 @@ def folder(tmp_path, monkeypatch):
 def host(monkeypatch):
     """A machine with nothing for GPUs."""
     missing = ["the NVIDIA driver (libcuda)", "CuPy"]
-    for module in (machine, decoders):
+    for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", lambda: missing)
     monkeypatch.setattr(examine, "USUAL", TINY)
     monkeypatch.setattr(command, "USUAL", TINY)
@@ -101,7 +102,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(device, "decoder_for", read.decoder_for)
     for module in (examine, damage):
         monkeypatch.setattr(module, "current_device", lambda: gpu.api)
-    for module in (machine, decoders):
+    for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", list)
     monkeypatch.setattr(answers, "check_all", lambda api: iter([Answer("zstd, short"), Answer("lz4")]))
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
@@ -197,7 +198,7 @@ class Library:
 
 
 def test_a_gpu_whose_packages_are_missing_is_named(host, monkeypatch, capsys):
-    for module in (machine, decoders):
+    for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", lambda: ["CuPy", "nvCOMP (nvidia-libnvcomp)"])
     monkeypatch.setattr(driver.ctypes, "CDLL", lambda _: Library())
 

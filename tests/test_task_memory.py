@@ -14,7 +14,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.cuda.exclusive import Turns
-from xarray_gpuzarr.decoders import cuda
+from xarray_gpuzarr.decoders.cuda import decoder as cuda
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.read import stored_array

@@ -21,10 +21,9 @@ from benchmarks.timed.limits import bound, covered, decoding_limit, idle_shares
 from benchmarks.timed.rates import HostCosts, Rates
 from benchmarks.timed.simulation import Interval
 from benchmarks.timed.timeline import Timeline
-from xarray_gpuzarr import decoders
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
-from xarray_gpuzarr.decoders import cuda
+from xarray_gpuzarr.decoders import choice, cuda
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.process import threads
 
@@ -346,15 +345,15 @@ def test_command_reads_every_workload_and_draws_it(command, tmp_path, capsys):
 
 
 def test_the_device_is_there_only_as_long_as_it_is_asked_for(device):
-    before = decoders.missing_for_cuda, threads.n_cores, cuda.CudaDecoder
+    before = choice.missing_for_cuda, threads.n_cores, cuda.CudaDecoder
 
     with installed(device, 16) as decoder:
-        assert decoders.decoder_for("cuda") is decoder
-        assert decoders.resolve_device("auto") == "cuda"
+        assert choice.decoder_for("cuda") is decoder
+        assert choice.resolve_device("auto") == "cuda"
         assert threads.n_cores() == 16
 
-    assert (decoders.missing_for_cuda, threads.n_cores, cuda.CudaDecoder) == before
-    assert decoders.decoder_for.cache_info().currsize == 0
+    assert (choice.missing_for_cuda, threads.n_cores, cuda.CudaDecoder) == before
+    assert choice.decoder_for.cache_info().currsize == 0
 
 
 def test_modelled_files_have_what_the_host_looks_at(command, tmp_path, monkeypatch):

@@ -28,9 +28,9 @@ from benchmarks.null_device import HeaderStore, header_array
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.turns import TurnClock, TurnCrew
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.decoders import cuda
 from xarray_gpuzarr.decoders.cost.calibration import as_document
 from xarray_gpuzarr.decoders.cost.model import Calibration, CodecTimes
+from xarray_gpuzarr.decoders.cuda import decoder as cuda
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder

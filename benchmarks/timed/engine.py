@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from benchmarks.timed.device import TimedDevice
-from xarray_gpuzarr import decoders
-from xarray_gpuzarr.decoders import cuda
+from xarray_gpuzarr.decoders import choice, cuda
 from xarray_gpuzarr.process import threads
 
 
@@ -26,13 +25,13 @@ def installed(device: TimedDevice, n_cores: int | None = None) -> Iterator[cuda.
     """
     decoder = cuda.CudaDecoder(lambda: device.as_api)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(decoders, "missing_for_cuda", list))
+        stack.enter_context(patch.object(choice, "missing_for_cuda", list))
         stack.enter_context(patch.object(cuda, "CudaDecoder", lambda: decoder))
         if n_cores is not None:
             stack.enter_context(patch.object(threads, "n_cores", lambda: n_cores))
-        stack.callback(decoders.decoder_for.cache_clear)
+        stack.callback(choice.decoder_for.cache_clear)
         stack.callback(decoder.close)
-        decoders.decoder_for.cache_clear()
+        choice.decoder_for.cache_clear()
         yield decoder
 
 

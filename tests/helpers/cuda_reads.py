@@ -25,8 +25,8 @@ from helpers.shards import with_chunk
 from helpers.simulated_streams import SimulatedEvent
 from helpers.simulator import SimulatedDevice
 from helpers.stores import put, take
-from xarray_gpuzarr.decoders import cuda
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.cuda import decoder as cuda
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray, read, stored_array

@@ -17,7 +17,8 @@ from distributed import Worker, WorkerPlugin
 
 from helpers.simulated_array import SimulatedArray
 from helpers.simulator import SimulatedDevice
-from xarray_gpuzarr import cuda, decoders
+from xarray_gpuzarr import cuda
+from xarray_gpuzarr.decoders import choice
 
 MODULE = "xarray_gpuzarr.cuda.device"
 _seeds = itertools.count(os.getpid())
@@ -62,8 +63,8 @@ def install(**options: Any) -> SimulatedModule:
     """Let this process believe that it has a GPU."""
     module = SimulatedModule(**options)
     sys.modules[MODULE] = cuda.device = module
-    decoders.missing_for_cuda = list
-    decoders.decoder_for.cache_clear()
+    choice.missing_for_cuda = list
+    choice.decoder_for.cache_clear()
     copyreg.pickle(SimulatedArray, lambda array: (unpack, (array.get(),)))
     return module
 
@@ -71,12 +72,12 @@ def install(**options: Any) -> SimulatedModule:
 @contextmanager
 def installed(**options: Any) -> Iterator[SimulatedDevice]:
     """Give this process a GPU for the time of a ``with`` block."""
-    had = sys.modules.get(MODULE), getattr(cuda, "device", None), decoders.missing_for_cuda
+    had = sys.modules.get(MODULE), getattr(cuda, "device", None), choice.missing_for_cuda
     try:
         yield install(**options).device
     finally:
-        module, attribute, decoders.missing_for_cuda = had
-        decoders.decoder_for.cache_clear()
+        module, attribute, choice.missing_for_cuda = had
+        choice.decoder_for.cache_clear()
         copyreg.dispatch_table.pop(SimulatedArray, None)
         if module is None:
             del sys.modules[MODULE], cuda.device
