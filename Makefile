@@ -5,8 +5,8 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
 GPU := .venv-cuda$(CUDA)
-TOUCHING := $(addprefix tests/test_,$(addsuffix .py,accessor backend cf cli documentation formats one_output \
-	progress_bar stores xarray_contract))
+TOUCHING := tests/backend tests/cli tests/stored tests/project/test_documentation.py tests/reads/test_formats.py \
+	tests/tasks/test_one_output.py tests/process/test_progress_bar.py tests/fetch/test_stores.py
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
@@ -38,7 +38,7 @@ test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a 
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
-	PYTHONPATH=tests $(BIN)/python -m helpers.metadata_mutants
+	PYTHONPATH=tests $(BIN)/python -m helpers.data.metadata_mutants
 
 bench-gpu: $(GPU)/.installed ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
 	$(GPU)/bin/python -m benchmarks.gpu $(BENCH_FLAGS)

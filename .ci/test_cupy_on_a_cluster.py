@@ -1,6 +1,6 @@
 """distributed sends and spills CuPy arrays: asked of the real CuPy without a GPU, by `try-gpu-environments`.
 
-Bringing elements to the host and back needs a GPU: `tests/cuda/test_local_cuda_cluster.py`.
+Bringing elements to the host and back needs a GPU: `tests/on_gpu/test_local_cuda_cluster.py`.
 """
 
 import subprocess

@@ -83,7 +83,7 @@ def _warm_up(array: zarr.Array[Any], read: Read) -> None:
 def _count_on_device(array: zarr.Array[Any], _: Read) -> float:
     """Return the bytes that the host copied into pinned memory, over the array's; what was read there is none."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from helpers.simulator import SimulatedDevice  # type: ignore[import-not-found]  # noqa: PLC0415 - of the tests
+    from helpers.simulated.simulator import SimulatedDevice  # type: ignore[import-not-found]  # noqa: PLC0415 - of the tests
 
     from xarray_gpuzarr.decoders.cuda import CudaDecoder  # noqa: PLC0415
     from xarray_gpuzarr.decoders.cuda import upload as image  # noqa: PLC0415

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))  # `pytest` alone does not look there, `python -m pytest` does
 
-from helpers import simulated_gpu
+from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks import stores
 from benchmarks.gpu import sanitize

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[1]))  # `pytest` alone does not look there, `python -m pytest` does
 
-from helpers import simulated_gpu
+from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks.gpu import proof, soak, tune
 from benchmarks.gpu.soak import Found

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import nvrtc
-from helpers.host_kernels import require_compiler
+from helpers.kernels import nvrtc
+from helpers.kernels.on_host import require_compiler
 
 from benchmarks.kernel_counts.cases import Case, all_cases
 from benchmarks.kernel_counts.flow import find_flow
@@ -206,7 +206,7 @@ def test_no_kernel_spills(case: Case, arch: int) -> None:
     require_compiler()
     launched: list[Kernel] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("helpers.host_kernels.launch", lambda kernel, *_: launched.append(kernel))
+        patch.setattr("helpers.kernels.on_host.launch", lambda kernel, *_: launched.append(kernel))
         with suppress(AssertionError):  # nothing was computed
             case.run()
     code = read_machine_code(next(k for k in launched if k.name == case.kernel), arch)

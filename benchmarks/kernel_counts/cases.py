@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from helpers import blosc_runs, filter_runs, host_kernels, kernel_runs  # type: ignore[import-not-found]
+from helpers.kernels import blosc_runs, filter_runs  # type: ignore[import-not-found]
+from helpers.kernels import on_host as host_kernels
+from helpers.kernels import runs as kernel_runs
 
 from xarray_gpuzarr.cuda.checksum import Kind, checksum
 from xarray_gpuzarr.cuda.elements import ElementCast

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from helpers import nvrtc  # type: ignore[import-not-found]
+from helpers.kernels import nvrtc  # type: ignore[import-not-found]
 
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source

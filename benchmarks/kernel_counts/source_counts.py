@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
-from helpers import host_kernels  # type: ignore[import-not-found]
-from helpers.ptx_text import without_asm
+from helpers.kernels import on_host as host_kernels  # type: ignore[import-not-found]
+from helpers.kernels.ptx_text import without_asm
 
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import kernel_source
@@ -55,7 +55,7 @@ class SourceCounts:
 
 
 def count_launches(run: Callable[[], object]) -> list[SourceCounts]:
-    """Call something that launches kernels through `helpers.host_kernels`; return what each launch did."""
+    """Call something that launches kernels through `helpers.kernels.on_host`; return what each launch did."""
     found: list[SourceCounts] = []
 
     def counted(kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:

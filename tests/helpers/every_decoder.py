@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.simulator import SimulatedDevice
+from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import read
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device

@@ -20,8 +20,8 @@ from rich.console import Console
 from zarr.storage import LocalStore, MemoryStore, ZipStore
 
 import xarray_gpuzarr
-from helpers.cuda_reads import CudaReads
-from helpers.simulator import SimulatedDevice
+from helpers.simulated.reads import CudaReads
+from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import DeviceUnavailableError, StoreReadError, read_array
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.process import progress_bar

@@ -22,10 +22,10 @@ import numcodecs.blosc
 import numpy as np
 import zstandard
 
-from helpers import blosc_frames as by_hand
-from helpers.blosc_runs import OK, Block, Coded, run_blosclz, run_unshuffle
-from helpers.host_kernels import sanitized_environment
-from helpers.zstd_runs import run_check
+from helpers.data import blosc_frames as by_hand
+from helpers.kernels.blosc_runs import OK, Block, Coded, run_blosclz, run_unshuffle
+from helpers.kernels.on_host import sanitized_environment
+from helpers.kernels.zstd_runs import run_check
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, BloscStreams, walk_blosc
 from xarray_gpuzarr.frames.columns import device_ready
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes

@@ -23,9 +23,9 @@ from zarr.core import sync
 from zarr.storage import LocalStore, MemoryStore
 
 import xarray_gpuzarr
-from helpers.cuda_reads import SMALL, CudaReads
 from helpers.interrupts import Interrupts, is_foreign
-from helpers.simulator import SimulatedDevice
+from helpers.simulated.reads import SMALL, CudaReads
+from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host import job as host_job

@@ -1,7 +1,7 @@
 """Frames of every compressor and what they decode to: the inputs of self-checks, carried by the package.
 
-``known.json`` holds the frames, written by the usual writers; what they decode to is a formula. `helpers.known_frames`
-of the tests writes the file, and other libraries decode it there.
+``known.json`` holds the frames, written by the usual writers; what they decode to is a formula. The tests'
+`helpers.data.known_frames` writes the file, and other libraries decode it there.
 """
 
 from __future__ import annotations

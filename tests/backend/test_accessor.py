@@ -1,0 +1,499 @@
+"""``.gpuzarr`` on datasets, arrays and trees: the table that explains, and copies to the host."""
+
+import html
+import pickle
+import re
+from typing import get_args
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from distributed import Client
+from helpers.compare import assert_same_values
+from helpers.simulated.simulator import SimulatedDevice
+from helpers.strict_duck import StrictArray, strict_decoder_for
+from zarr.storage import MemoryStore
+
+import xarray_gpuzarr.backend.accessor
+from xarray_gpuzarr.backend import lazy_array, open_options
+from xarray_gpuzarr.backend.accessor.explain import Row
+from xarray_gpuzarr.backend.accessor.explanation import Explanation, format_nbytes
+from xarray_gpuzarr.backend.accessor.summary import summarize
+from xarray_gpuzarr.decoders import Device
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+
+DIMS = ("time", "y", "x")
+FIELD = np.arange(48 * 6 * 8, dtype="f8").reshape(48, 6, 8) % 100
+SHAPES = ("48\u00d76\u00d78", "24\u00d76\u00d78", "1\u00d76\u00d78")
+HOURS = np.datetime64("2020-01-01", "ns") + np.arange(48) * np.timedelta64(1, "h")
+PACKED = {"dtype": "i2", "scale_factor": 0.5, "add_offset": 3.0, "_FillValue": -1, "chunks": (1, 6, 8)}
+
+
+@pytest.fixture(autouse=True)
+def _rectilinear_chunks():
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        yield
+
+
+@pytest.fixture
+def kinds() -> MemoryStore:
+    """One variable of every kind that `explain` tells apart."""
+    store = MemoryStore()
+    dataset = xr.Dataset(
+        {"packed": (DIMS, FIELD), "seen": ("time", HOURS), "name": ("y", list("abcdef"))},
+        coords={"y": np.arange(6.0), "area": (("y", "x"), np.ones((6, 8), "f4"))},
+    )
+    dataset.to_zarr(store, consolidated=False, encoding={"packed": {**PACKED, "shards": (24, 6, 8)}})
+    group = zarr.open_group(store, mode="a")
+    lzma = [zarr.codecs.numcodecs.LZMA()]
+    group.create_array("rare", data=FIELD.astype("u1"), chunks=(8, 6, 8), compressors=lzma, dimension_names=DIMS)
+    group.create_array("ragged", shape=(48, 6, 8), dtype="f4", chunks=[[20, 28], [6], [8]], dimension_names=DIMS)
+    return store
+
+
+@pytest.fixture(params=[None, {}], ids=["lazy", "chunked"])
+def opened(kinds, request):
+    dataset = xr.open_dataset(kinds, engine="gpuzarr", device="host", chunks=request.param, consolidated=False)
+    return dataset.assign(loaded=("x", np.arange(8, dtype="i4")))
+
+
+ROWS = (
+    Row(
+        variable="packed",
+        dims=DIMS,
+        shape=(48, 6, 8),
+        stored_dtype="int16",
+        dtype="float64",
+        shard_shape=(24, 6, 8),
+        n_shards=2,
+        chunk_shape=(1, 6, 8),
+        n_chunks=48,
+        codecs="bytes(little) > zstd",
+        cast="mask -1, * 0.5, + 3",
+        where="host",
+        stored_nbytes=4608,
+        decoded_nbytes=18432,
+    ),
+    Row(
+        variable="rare",
+        dims=DIMS,
+        shape=(48, 6, 8),
+        stored_dtype="uint8",
+        dtype="uint8",
+        chunk_shape=(8, 6, 8),
+        n_chunks=6,
+        codecs="bytes > numcodecs.lzma",
+        cast="none",
+        where="host, by zarr-python",
+        why="codec numcodecs.lzma is decoded chunk by chunk",
+        stored_nbytes=2304,
+        decoded_nbytes=2304,
+    ),
+    Row(
+        variable="ragged",
+        dims=DIMS,
+        shape=(48, 6, 8),
+        stored_dtype="float32",
+        dtype="float32",
+        codecs="bytes(little) > zstd",
+        cast="none",
+        where="host, by zarr-python",
+        why="chunk grid 'rectilinear'",
+        stored_nbytes=9216,
+        decoded_nbytes=9216,
+    ),
+    Row(
+        variable="area",
+        dims=("y", "x"),
+        shape=(6, 8),
+        stored_dtype="float32",
+        dtype="float32",
+        chunk_shape=(6, 8),
+        n_chunks=1,
+        codecs="bytes(little) > zstd",
+        cast="none",
+        where="host",
+        stored_nbytes=192,
+        decoded_nbytes=192,
+    ),
+    Row(
+        variable="y",
+        dims=("y",),
+        shape=(6,),
+        stored_dtype="float64",
+        dtype="float64",
+        where="host, by xarray",
+        why="index coordinate",
+        stored_nbytes=48,
+        decoded_nbytes=48,
+    ),
+    Row(
+        variable="seen",
+        dims=("time",),
+        shape=(48,),
+        stored_dtype="int64",
+        dtype="datetime64[ns]",
+        where="host, by xarray",
+        why="times stay with xarray",
+        stored_nbytes=384,
+        decoded_nbytes=384,
+    ),
+    Row(
+        variable="name",
+        dims=("y",),
+        shape=(6,),
+        stored_dtype="str32",
+        dtype="str32",
+        where="host, by xarray",
+        why="text and objects stay with xarray",
+        stored_nbytes=24,
+        decoded_nbytes=24,
+    ),
+    Row(
+        variable="loaded",
+        dims=("x",),
+        shape=(8,),
+        stored_dtype=None,
+        dtype="int32",
+        where="in memory",
+        why="already loaded, as numpy.ndarray",
+        decoded_nbytes=32,
+    ),
+)
+
+
+def by_name(explanation: Explanation) -> dict[str, Row]:
+    return {row.variable: row for row in explanation.rows}
+
+
+@pytest.mark.parametrize("expected", ROWS, ids=lambda row: row.variable)
+def test_row_of_each_kind_of_variable(opened, expected):
+    assert by_name(opened.gpuzarr.explain())[expected.variable] == expected
+
+
+def test_every_variable_has_one_row_and_data_variables_come_first(opened):
+    names = [row.variable for row in opened.gpuzarr.explain().rows]
+
+    assert names == [*opened.data_vars, *opened.coords]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_table_fits_the_terminal_and_breaks_no_shape(opened, width):
+    text = opened.gpuzarr.explain().to_text(width)
+
+    assert max(map(len, text.splitlines())) <= width
+    for part in ("packed", *SHAPES, "int16 → float64", "host"):
+        assert part in text
+
+
+def test_text_takes_the_width_of_the_terminal(opened, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    explanation = opened.gpuzarr.explain()
+
+    assert str(explanation) == repr(explanation) == explanation.to_text(150)
+
+
+@pytest.mark.parametrize("expected", ROWS, ids=lambda row: row.variable)
+def test_html_says_the_same(opened, expected):
+    page = html.unescape(opened.gpuzarr.explain()._repr_html_())
+
+    for part in (expected.variable, expected.where, expected.why, expected.codecs, ", ".join(expected.dims)):
+        assert part in page
+    assert "color" not in page
+
+
+def test_html_escapes_names():
+    page = xr.Dataset({"<b>&": 1}).gpuzarr.explain()._repr_html_()
+
+    assert "&lt;b&gt;&amp;" in page
+    assert "<b>" not in page
+
+
+def test_explain_reads_nothing(opened, kinds):
+    kinds._store_dict.clear()
+
+    assert by_name(opened.gpuzarr.explain())["packed"] == ROWS[0]
+
+
+def test_selection_is_explained_by_its_stored_array(opened):
+    row = by_name(opened.isel(time=slice(3)).gpuzarr.explain())["packed"]
+
+    assert (row.shape, row.n_shards, row.decoded_nbytes) == ((3, 6, 8), 2, 1152)
+    assert row.why == "selected or computed from a stored array of shape (48, 6, 8)"
+
+
+def test_loaded_variable_is_in_memory(opened):
+    assert by_name(opened.load().gpuzarr.explain())["packed"].where == "in memory"
+
+
+@pytest.fixture
+def two_files(tmp_path):
+    """Two stores that follow each other in time, with a variable that both have."""
+    paths = [tmp_path / f"{i}.zarr" for i in range(2)]
+    for i, path in enumerate(paths):
+        hours = {"time": np.arange(4) + 4 * i}
+        xr.Dataset({"t": (("time", "x"), FIELD[0, :4]), "same": ("x", np.ones(8))}, hours).to_zarr(path)
+    return paths
+
+
+JOINED = {"data_vars": "minimal", "coords": "minimal", "compat": "override"}
+OURS = {"engine": "gpuzarr", "device": "host"}
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        lambda paths: xr.open_mfdataset(paths, **OURS, **JOINED),
+        lambda paths: xr.concat([xr.open_dataset(path, chunks={}, **OURS) for path in paths], "time", **JOINED),
+    ],
+    ids=["open_mfdataset", "concat"],
+)
+def test_what_comes_from_several_stores_is_explained(two_files, opening):
+    dataset = opening(two_files)
+
+    rows = by_name(dataset.gpuzarr.explain())
+
+    assert dataset.gpuzarr.device == "host"
+    assert rows.keys() == {"t", "same", "time"}
+    assert (rows["t"].shape, rows["t"].chunk_shape, rows["t"].where) == ((8, 8), (4, 8), "host")
+    assert rows["t"].why == "joined or computed from 2 stored arrays; this is the first, of shape (4, 8)"
+    assert rows["same"].why == ""
+
+
+def test_concat_of_what_dask_does_not_hold_is_in_memory(two_files):
+    parts = [xr.open_dataset(path, **OURS) for path in two_files]
+
+    explanation = xr.concat(parts, "time", **JOINED).gpuzarr.explain()
+
+    assert by_name(explanation)["t"].where == "in memory"
+
+
+def test_persisted_blocks_are_in_memory(kinds):
+    persisted = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS).persist()
+
+    explanation = persisted.gpuzarr.explain()
+    row, derived = by_name(explanation)["packed"], by_name((persisted[["packed"]] + 1).gpuzarr.explain())["packed"]
+
+    assert (row.where, row.why) == ("in memory", "persisted: blocks of a dask array that are read already")
+    assert (derived.where, derived.why) == ("dask", "computed from blocks that are in memory")
+    assert explanation.note == 'Nothing here is left to read by engine="gpuzarr".'
+
+
+def test_blocks_that_workers_hold_are_in_memory(kinds):
+    chunked = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS)
+    with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None):
+        row = by_name(chunked[["packed"]].persist().gpuzarr.explain())["packed"]
+
+    assert (row.where, row.why[:10]) == ("in memory of dask's workers", "persisted:")
+
+
+def test_an_empty_dataset_is_said_to_be_one():
+    assert "There are no variables here." in str(xr.Dataset().gpuzarr.explain())
+
+
+def test_other_engines_are_named_as_such(kinds):
+    lazy = xr.open_dataset(kinds, engine="zarr", consolidated=False)
+    chunked = xr.open_dataset(kinds, engine="zarr", consolidated=False, chunks={})
+
+    assert by_name(lazy.gpuzarr.explain())["packed"].where == "host, by xarray"
+    assert by_name(chunked.gpuzarr.explain())["packed"].where == "dask"
+    assert lazy.gpuzarr.device is None
+    assert 'Nothing here is read by engine="gpuzarr".' in str(lazy.gpuzarr.explain())
+
+
+def test_missing_cuda_is_said_below_the_table(opened, monkeypatch):
+    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.accessors, "missing_for_cuda", lambda: ["CuPy", "RMM"])
+
+    assert opened.gpuzarr.explain().note == "CUDA cannot be used here; missing: CuPy, RMM."
+
+
+def test_array_explains_itself_and_its_coordinates(opened):
+    explanation = opened.packed.gpuzarr.explain()
+
+    assert explanation.rows[0] == ROWS[0]
+    assert by_name(explanation).keys() == {"packed", "area", "y"}
+    assert opened.packed.rename(None).gpuzarr.explain().rows[0].variable == "array"
+    assert [row.variable for row in opened.y.gpuzarr.explain().rows] == ["y"]
+
+
+def test_tree_explains_its_groups(opened):
+    tree = xr.DataTree.from_dict({"/": opened[["packed"]], "/sub/deep": opened[["rare"]].drop_vars("area")})
+
+    assert by_name(tree.gpuzarr.explain()).keys() == {"/packed", "/area", "/y", "/sub/deep/rare"}
+    assert by_name(tree["sub"].gpuzarr.explain()).keys() == {"/deep/rare"}
+    assert tree.gpuzarr.device == "host"
+
+
+def test_device_of_nothing_is_none():
+    assert xr.Dataset({"a": 1}).gpuzarr.device is None
+    assert xr.DataArray([1]).gpuzarr.device is None
+
+
+def test_to_host_leaves_host_arrays_as_they_are(opened):
+    copied = opened.gpuzarr.to_host()
+
+    assert opened.gpuzarr.device == "host"
+    assert all(copied.variables[name] is opened.variables[name] for name in opened.variables)
+
+
+@pytest.fixture(params=[None, {}], ids=["lazy", "chunked"])
+def on_device(kinds, monkeypatch, request):
+    """The same variables, decoded into arrays that only `get` brings to the host."""
+    monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
+    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
+    return xr.open_dataset(kinds, engine="gpuzarr", consolidated=False, chunks=request.param)
+
+
+def test_to_host_gives_numpy_arrays(on_device):
+    copied = on_device.gpuzarr.to_host()
+
+    assert on_device.gpuzarr.device == "cuda"
+    assert isinstance(on_device.packed.isel(time=[5, 3], y=slice(1, 4)).compute().data, StrictArray)
+    for name in ("packed", "rare", "area"):
+        assert type(copied[name].load().data) is np.ndarray
+    assert_same_values(copied.packed.values, FIELD)
+    assert isinstance(on_device.packed.compute().data, StrictArray)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shard", "load"),
+    [
+        ({}, 4, "a task has 4 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 256 threads, would"),
+        ({"x": 1}, 4, "a task has 1 chunk, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 1024 threads,"),
+        ({"x": 512}, 4, "a task has 512 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 2 threads,"),
+        ({"x": 1024}, 4, ""),
+        ({}, 1024, ""),
+        (None, 4, ""),
+    ],
+)
+def test_tasks_that_do_not_fill_a_gpu_are_told_of(monkeypatch, chunks, shard, load):
+    monkeypatch.setattr(lazy_array, "decoder_for", lambda _device: CudaDecoder(SimulatedDevice))
+    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
+    store = MemoryStore()
+    xr.Dataset({"t": ("x", np.zeros(1024, "i2"))}).to_zarr(
+        store, encoding={"t": {"chunks": (1,), "shards": (shard,)}}, zarr_format=3, consolidated=False
+    )
+
+    explanation = xr.open_dataset(store, engine="gpuzarr", consolidated=False, chunks=chunks).gpuzarr.explain()
+
+    assert explanation.rows[0].where == "cuda"
+    assert explanation.rows[0].load.startswith(load) if load else explanation.rows[0].load == ""
+    assert load[:12] in str(explanation)
+
+
+def test_to_host_is_lazy(on_device, kinds):
+    kinds._store_dict.clear()
+
+    on_device.gpuzarr.to_host()
+
+
+def test_to_host_keeps_names_attributes_and_indexes(on_device):
+    copied = on_device.assign_attrs(title="any").gpuzarr.to_host()
+
+    assert copied.attrs == {"title": "any"}
+    assert list(copied.coords) == list(on_device.coords)
+    assert copied.xindexes.keys() == on_device.xindexes.keys()
+    assert copied.packed.encoding == on_device.packed.encoding
+
+
+def test_copy_of_a_lazy_variable_can_be_selected_chunked_and_pickled(kinds, monkeypatch):
+    monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
+    monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
+    dataset = xr.open_dataset(kinds, engine="gpuzarr", consolidated=False)
+    array = dataset.isel(time=slice(None, None, -1)).packed.gpuzarr.to_host()
+    points = {"time": xr.DataArray([40, 2]), "y": xr.DataArray([5, 0])}
+
+    assert array.gpuzarr.device == "host"
+    assert array.gpuzarr.explain().rows[0].where == "host, then copied to the host"
+    assert_same_values(array.isel(points).values, FIELD[::-1][[40, 2], [5, 0]])
+    assert type(array.chunk({}).data._meta) is np.ndarray
+    assert_same_values(pickle.loads(pickle.dumps(array)).chunk(time=24).compute().data, FIELD[::-1])
+
+
+def test_to_host_copies_arrays_in_memory(on_device):
+    loaded = on_device.load()
+
+    assert isinstance(loaded.packed.data, StrictArray)
+    assert_same_values(loaded.gpuzarr.to_host().packed.data, FIELD)
+
+
+def test_to_host_of_arrays_and_trees(on_device):
+    tree = xr.DataTree.from_dict({"/sub": on_device[["packed"]]}, name="root")
+
+    assert_same_values(on_device.packed.gpuzarr.to_host().compute().data, FIELD)
+    assert_same_values(tree.gpuzarr.to_host()["sub/packed"].compute().data, FIELD)
+    assert tree.gpuzarr.to_host().name == "root"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (99_400, "99.4 kB"),
+        (999_499, "999 kB"),
+        (999_600, "1 MB"),
+        (89_243_576, "89.2 MB"),
+        (3_280_000_000, "3.28 GB"),
+        (5 * 10**18, "5000 PB"),
+    ],
+)
+def test_bytes_are_written_with_three_digits(nbytes, expected):
+    assert format_nbytes(nbytes) == expected
+
+
+def test_accessor_shows_where_data_lands(opened):
+    headline, *lines = repr(opened.gpuzarr).splitlines()
+
+    assert headline == "<gpuzarr: 8 variables, 30.6 kB; this engine's are read to the host, as NumPy arrays>"
+    places = dict(re.split("  +", line.strip()) for line in lines)
+    assert {place: set(names.split(", ")) for place, names in places.items()} == {
+        "host": {"packed", "area"},
+        "host, by xarray": {"seen", "name", "y"},
+        "host, by zarr-python": {"rare", "ragged"},
+        "in memory": {"loaded"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "shown"),
+    [
+        ("cuda", "read to the GPU, as CuPy arrays>"),
+        ("workers", "read to the GPUs of dask's workers, as CuPy arrays>"),
+        ("host", "read to the host, as NumPy arrays>"),
+    ],
+)
+def test_accessor_shows_the_device(opened, monkeypatch, device, shown):
+    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.DatasetAccessor, "device", device)
+
+    assert shown in repr(opened.gpuzarr)
+
+
+def test_accessor_can_show_every_device():
+    assert all(str(summarize((), device)) for device in get_args(Device))
+
+
+def test_accessor_of_what_another_engine_opened():
+    assert repr(xr.Dataset({"a": 1}).gpuzarr).splitlines() == [
+        '<gpuzarr: 1 variable, 8 B; nothing left to read with engine="gpuzarr">',
+        "  in memory  a",
+    ]
+
+
+def test_accessor_in_a_notebook_escapes_names():
+    dataset = xr.Dataset({"<b>": 1, "c": 2.0})
+
+    shown = dataset.gpuzarr._repr_html_()
+
+    assert "&lt;b&gt;, c" in shown
+    assert "2 variables, 16 B" in shown
+    assert "<b>" not in shown
+
+
+def test_arrays_and_trees_show_themselves_too(opened):
+    tree = xr.DataTree.from_dict({"/": opened, "/below": opened})
+
+    assert re.search("^  host +packed", repr(opened.packed.gpuzarr), re.MULTILINE)
+    assert "/below/packed" in repr(tree.gpuzarr)

@@ -1,0 +1,142 @@
+"""Chunks that a user asks for: what is said is kept, as xarray's own engine does; only ``"auto"`` is ours."""
+
+import math
+from itertools import pairwise
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from dask.array.core import normalize_chunks
+from helpers.data.datasets import open_ours, open_stock
+from hypothesis import example, given
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Consolidated"),
+    pytest.mark.filterwarnings("ignore:The specified chunks separate the stored chunks"),
+    pytest.mark.filterwarnings("ignore:Supplying chunks as dimension-order tuples:FutureWarning"),
+]
+
+DIMS = ("t", "y", "x")
+SHAPE = (24, 10, 9)
+SHARD = (6, 4, 9)
+DTYPE = np.dtype("f4")
+LIMITS = ("1 B", "200 B", "512 B", "900 B", "2 kB", "1 MB")
+ROUTES = {
+    "open": lambda opened, store, chunks: opened(store, chunks=chunks),
+    "tree": lambda opened, store, chunks: xr.open_datatree(
+        store, engine={open_ours: "gpuzarr", open_stock: "zarr"}[opened], chunks=chunks
+    ),
+    "later": lambda opened, store, chunks: opened(store, chunks=None).chunk(chunks),
+    "an array": lambda opened, store, chunks: opened(store, chunks=None)["v"].chunk(chunks).to_dataset(),
+    "a variable": lambda opened, store, chunks: {"v": opened(store, chunks=None)["v"].variable.chunk(chunks)},
+}
+
+
+@pytest.fixture(scope="module")
+def stores():
+    """The same array in shards, and in chunks that are as large."""
+    stores = {"sharded": MemoryStore(), "plain": MemoryStore()}
+    ds = xr.Dataset({"v": (DIMS, np.arange(math.prod(SHAPE), dtype=DTYPE).reshape(SHAPE))})
+    ds.to_zarr(stores["sharded"], encoding={"v": {"chunks": (3, 2, 3), "shards": SHARD}})
+    ds.to_zarr(stores["plain"], encoding={"v": {"chunks": SHARD}})
+    return stores
+
+
+def chunks_or_error(route, opened, store, chunks):
+    try:
+        return ROUTES[route](opened, store, chunks)["v"].chunks
+    except (TypeError, ValueError) as err:
+        return type(err)
+
+
+def parts(length):
+    """Lengths that add up to a length."""
+    ends = st.sets(st.integers(1, length - 1), max_size=4).map(lambda ends: [0, *sorted(ends), length])
+    return ends.map(lambda ends: tuple(b - a for a, b in pairwise(ends)))
+
+
+def lengths(length):
+    return st.one_of(st.integers(1, length + 3), st.just(-1), st.none(), parts(length))
+
+
+@st.composite
+def numbers_of_auto(draw):
+    """What dask would make of the word, as a user may write it too."""
+    with dask.config.set({"array.chunk-size": draw(st.sampled_from(LIMITS))}):
+        previous = draw(st.sampled_from([SHARD, (3, 2, 3), None]))
+        normal = normalize_chunks("auto", shape=SHAPE, dtype=DTYPE, previous_chunks=previous)
+    return dict(zip(DIMS, draw(st.sampled_from([normal, tuple(axis[0] for axis in normal)])), strict=True))
+
+
+nbytes = st.builds(dict.fromkeys, st.sets(st.sampled_from(DIMS)), st.sampled_from(LIMITS))
+mappings = st.fixed_dictionaries({}, optional={dim: lengths(n) for dim, n in zip(DIMS, SHAPE, strict=True)})
+requests = st.one_of(numbers_of_auto(), mappings, nbytes, st.integers(1, 30), st.just(-1))
+
+
+@given(st.sampled_from(list(ROUTES)), requests, st.sampled_from(LIMITS))
+@example("open", {"t": 4, "y": 4, "x": 9}, "576 B")
+@example("open", {"t": "200 B"}, "128 MiB")
+def test_what_is_said_is_kept(stores, route, chunks, limit):
+    with dask.config.set({"array.chunk-size": limit}):
+        ours, stock = (chunks_or_error(route, opened, stores["plain"], chunks) for opened in (open_ours, open_stock))
+
+    assert ours == stock
+
+
+@given(st.sampled_from(list(ROUTES)), st.one_of(numbers_of_auto(), mappings), st.sampled_from(LIMITS))
+def test_what_is_said_of_sharded_arrays_is_kept(stores, route, chunks, limit):
+    chunks = {dim: chunks.get(dim) or n for dim, n in zip(DIMS, SHAPE, strict=True)}
+    with dask.config.set({"array.chunk-size": limit}):
+        ours, stock = (chunks_or_error(route, opened, stores["sharded"], chunks) for opened in (open_ours, open_stock))
+
+    assert ours == stock
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("dims", [DIMS, ("t",), ("y", "t"), ("x",)])
+@pytest.mark.parametrize("layout", ["sharded", "plain"])
+def test_auto_cuts_no_shard(stores, route, limit, dims, layout):
+    with dask.config.set({"array.chunk-size": limit}):
+        chunks = ROUTES[route](open_ours, stores[layout], dict.fromkeys(dims, "auto"))["v"].chunks
+
+    assert [
+        length % shard
+        for dim, axis, shard in zip(DIMS, chunks, SHARD, strict=True)
+        for length in axis[:-1]
+        if dim in dims
+    ] == [0] * sum(len(axis) - 1 for dim, axis in zip(DIMS, chunks, strict=True) if dim in dims)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_auto_is_a_word_for_all_axes(stores, route):
+    with dask.config.set({"array.chunk-size": "1 B"}):
+        chunks = ROUTES[route](open_ours, stores["sharded"], "auto")["v"].chunks
+
+    assert chunks == normalize_chunks(SHARD, SHAPE)
+
+
+def test_numbers_that_dask_would_choose_are_kept():
+    store = MemoryStore()
+    encoding = {"v": {"chunks": (3,), "shards": (6,)}}
+    xr.Dataset({"v": ("x", np.zeros(64))}).to_zarr(store, encoding=encoding)
+
+    with dask.config.set({"array.chunk-size": "40 B"}):  # less than a shard
+        (automatic,) = open_ours(store, chunks="auto")["v"].chunks
+        (by_dask,) = normalize_chunks("auto", shape=(64,), dtype="f8", previous_chunks=(6,))
+        (kept,) = open_ours(store, chunks={"x": by_dask[0]})["v"].chunks
+
+    assert automatic == (6,) * 10 + (4,)
+    assert kept == by_dask != automatic
+
+
+def test_an_empty_array_has_automatic_chunks():
+    store = MemoryStore()
+    xr.Dataset({"v": (("t", "x"), np.zeros((0, 3)))}).to_zarr(store)
+
+    for route in ROUTES:
+        ours, stock = (chunks_or_error(route, opened, store, {"t": "auto"}) for opened in (open_ours, open_stock))
+        assert ours == stock

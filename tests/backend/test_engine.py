@@ -1,0 +1,447 @@
+"""The backend: what engine="zarr" opens, with the same values, dtypes, attributes and encoding."""
+
+import asyncio
+import pickle
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.compare import assert_same_dataset, assert_same_values
+from helpers.data.corpus import counting, write
+from helpers.data.datasets import SHARDS, open_ours, open_stock, write_weather
+from helpers.stores.fakes import RecordingStore
+from xarray.backends import ZarrStore
+from zarr.storage import LocalStore, MemoryStore
+
+from xarray_gpuzarr import DeviceUnavailableError, GpuZarrError, OptionError
+from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
+from xarray_gpuzarr.backend.lazy_array import find_lazy_array
+from xarray_gpuzarr.cuda import driver
+from xarray_gpuzarr.decoders import missing_for_cuda
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ENGINE_VARIABLES = ["count", "crs", "height", "level", "mask", "scalar", "t2m", "u10"]
+
+
+@pytest.fixture(scope="module")
+def v3(tmp_path_factory):
+    path = tmp_path_factory.mktemp("v3") / "weather.zarr"
+    write_weather(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def v2(tmp_path_factory):
+    path = tmp_path_factory.mktemp("v2") / "weather.zarr"
+    write_weather(path, zarr_format=2)
+    return path
+
+
+@pytest.fixture(params=["v2", "v3"])
+def weather_path(request):
+    return request.getfixturevalue(request.param)
+
+
+KEYWORDS = [
+    pytest.param({}, id="defaults"),
+    pytest.param({"mask_and_scale": False}, id="stored values"),
+    pytest.param({"mask_and_scale": {"t2m": False}}, id="stored values of one variable"),
+    pytest.param({"decode_times": False}, id="no times"),
+    pytest.param({"decode_times": {"valid": False}}, id="no times in one variable"),
+    pytest.param({"decode_times": xr.coders.CFDatetimeCoder(use_cftime=True)}, id="cftime"),
+    pytest.param({"decode_times": xr.coders.CFDatetimeCoder(time_unit="s")}, id="times in seconds"),
+    pytest.param({"use_cftime": True}, id="use_cftime"),
+    pytest.param({"decode_timedelta": False}, id="no timedeltas"),
+    pytest.param({"decode_timedelta": True}, id="timedeltas"),
+    pytest.param({"decode_timedelta": {"lead": True}}, id="timedeltas in one variable"),
+    pytest.param({"decode_timedelta": xr.coders.CFTimedeltaCoder(time_unit="s")}, id="timedeltas in seconds"),
+    pytest.param({"concat_characters": False}, id="no text"),
+    pytest.param({"decode_coords": False}, id="no coordinates"),
+    pytest.param({"decode_coords": "coordinates"}, id="coordinates"),
+    pytest.param({"decode_coords": "all"}, id="all coordinates"),
+    pytest.param({"decode_cf": False}, id="no CF"),
+    pytest.param({"drop_variables": "t2m"}, id="drop one"),
+    pytest.param({"drop_variables": ["t2m", "lat", "nothing"]}, id="drop several"),
+    pytest.param({"drop_variables": "time"}, id="drop the coordinate whose units its bounds need"),
+    pytest.param({"drop_variables": "crs", "decode_coords": "all"}, id="drop a coordinate that another names"),
+    pytest.param({"drop_variables": "height"}, id="drop a coordinate that is not an index"),
+    pytest.param({"cache": False}, id="no cache"),
+    pytest.param({"consolidated": False}, id="not consolidated"),
+    pytest.param({"consolidated": True}, id="consolidated"),
+    pytest.param({"cache_members": False}, id="members fetched on demand"),
+    pytest.param({"create_default_indexes": False}, id="no indexes"),
+]
+
+
+@pytest.mark.parametrize("keywords", KEYWORDS)
+def test_dataset_is_that_of_the_zarr_engine(weather_path, keywords):
+    ours, stock = open_ours(weather_path, **keywords), open_stock(weather_path, **keywords)
+
+    assert_same_dataset(ours, stock)
+
+
+@pytest.mark.parametrize("keywords", [k.values[0] for k in KEYWORDS], ids=[k.id for k in KEYWORDS])
+def test_chunked_dataset_is_that_of_the_zarr_engine(v3, keywords):
+    ours, stock = open_ours(v3, chunks={}, **keywords), open_stock(v3, chunks={}, **keywords)
+
+    assert_same_dataset(ours, stock)
+
+
+@pytest.mark.skipif(not missing_for_cuda(), reason="this machine can use CUDA")
+def test_device_auto_is_the_host_without_a_gpu(v3):
+    assert_same_dataset(xr.open_dataset(v3, engine="gpuzarr"), open_stock(v3))
+
+
+def test_numeric_variables_are_read_by_this_engine(v3):
+    ds = open_ours(v3)
+
+    lazy = {name for name, variable in ds.variables.items() if find_lazy_array(unwrapped(variable)) is not None}
+
+    assert sorted(lazy) == ENGINE_VARIABLES
+
+
+def unwrapped(variable):
+    """Return the data below xarray's caching layers."""
+    data = variable._data
+    while isinstance(data, xr.core.indexing.MemoryCachedArray | xr.core.indexing.CopyOnWriteArray):
+        data = data.array
+    return data
+
+
+@pytest.mark.parametrize("name", ["t2m", "u10", "count"])
+def test_preferred_chunks_are_the_shard(v3, name):
+    encoding = open_ours(v3)[name].encoding
+
+    assert encoding["preferred_chunks"] == dict(zip(("time", "lat", "lon"), SHARDS, strict=True))
+    assert encoding["chunks"] == (2, 3, 4)
+    assert encoding["shards"] == SHARDS
+
+
+def test_preferred_chunks_of_an_unsharded_variable_are_its_chunks(v2):
+    assert open_ours(v2)["u10"].encoding["preferred_chunks"] == {"time": 2, "lat": 3, "lon": 4}
+
+
+@pytest.mark.parametrize("use_zarr_fill_value_as_mask", [None, True, False])
+def test_fill_value_is_a_mask_where_asked_for(weather_path, use_zarr_fill_value_as_mask):
+    keywords = {"use_zarr_fill_value_as_mask": use_zarr_fill_value_as_mask}
+    stock = xr.open_dataset(ZarrStore.open_group(weather_path, consolidated=False, **keywords))
+    stock.encoding["source"] = str(weather_path)
+
+    assert_same_dataset(open_ours(weather_path, **keywords), stock)
+
+
+def test_written_back_dataset_is_the_same(v3, tmp_path):
+    ds = open_ours(v3, chunks={})
+
+    ds.to_zarr(tmp_path / "again.zarr")
+
+    xr.testing.assert_identical(open_ours(tmp_path / "again.zarr").load(), open_stock(v3).load())
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    path = tmp_path_factory.mktemp("groups") / "tree.zarr"
+    write_weather(path)
+    write_weather(path, group="a", seed=1, mode="a")
+    write_weather(path, group="a/b", seed=2, mode="a")
+    return path
+
+
+@pytest.mark.parametrize("group", ["/", "a", "/a", "a/b", "/a/b"])
+@pytest.mark.parametrize("consolidated", [None, False])
+def test_group(groups, group, consolidated):
+    keywords = {"group": group, "consolidated": consolidated}
+
+    assert_same_dataset(open_ours(groups, **keywords), open_stock(groups, **keywords))
+
+
+@pytest.mark.parametrize("group", [None, "a", "/a", "a/b"])
+@pytest.mark.parametrize("keywords", [{}, {"mask_and_scale": False, "drop_variables": ["valid"]}])
+def test_groups_as_dict(groups, group, keywords):
+    keywords = {"group": group, "consolidated": False, **keywords}
+
+    ours = xr.open_groups(groups, engine="gpuzarr", device="host", **keywords)
+    stock = xr.open_groups(groups, engine="zarr", **keywords)
+
+    assert list(ours) == list(stock)
+    for path in stock:
+        assert_same_dataset(ours[path], stock[path])
+
+
+@pytest.mark.parametrize("group", [None, "a"])
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_datatree(groups, group, chunks):
+    keywords = {"group": group, "chunks": chunks, "consolidated": False}
+
+    ours = xr.open_datatree(groups, engine="gpuzarr", device="host", **keywords)
+    stock = xr.open_datatree(groups, engine="zarr", **keywords)
+
+    assert list(ours.groups) == list(stock.groups)
+    for path in stock.groups:
+        assert_same_dataset(ours[path].to_dataset(inherit=False), stock[path].to_dataset(inherit=False))
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_zarr_format_may_be_named(v2, v3, zarr_format):
+    path = {2: v2, 3: v3}[zarr_format]
+
+    assert_same_dataset(open_ours(path, zarr_format=zarr_format), open_stock(path))
+
+
+@pytest.mark.parametrize("keywords", [{"group": "nowhere"}, {"zarr_format": 2}])
+def test_what_the_zarr_engine_refuses_is_refused_with_its_error(v3, keywords):
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever it raises
+        open_stock(v3, **keywords)
+
+    with pytest.raises(expected.type):
+        open_ours(v3, **keywords)
+
+
+def test_missing_store_is_a_file_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        open_ours(tmp_path / "nowhere.zarr")
+
+
+def test_engine_is_registered():
+    assert isinstance(xr.backends.list_engines()["gpuzarr"], GpuZarrBackendEntrypoint)
+
+
+@pytest.mark.parametrize("name", ["a.zarr", "a.zarr/", "a.nc", "s3://a/b.zarr"])
+def test_engine_never_volunteers(name):
+    assert not GpuZarrBackendEntrypoint().guess_can_open(name)
+
+
+def test_zarr_paths_stay_with_the_zarr_engine(v3):
+    assert xr.backends.plugins.guess_engine(v3) == "zarr"
+
+
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree, xr.open_groups, xr.open_dataarray])
+@pytest.mark.parametrize("device", ["gpu", "cpu", "", "CUDA"])
+def test_unknown_device_is_refused(v3, opener, device):
+    with pytest.raises(OptionError, match="the known ones are 'auto', 'cuda', 'host'"):
+        opener(v3, engine="gpuzarr", device=device)
+
+
+@pytest.mark.skipif(not missing_for_cuda(), reason="this machine can use CUDA")
+def test_cuda_without_what_it_needs_says_what_is_missing(v3):
+    with pytest.raises(DeviceUnavailableError) as caught:
+        open_ours(v3, device="cuda")
+
+    assert all(part in caught.value.found for part in missing_for_cuda())
+    assert "pip install" in caught.value.do
+    assert isinstance(caught.value, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("visible", "n_gpus", "usable"),
+    [(None, 1, True), (None, None, True), (None, 0, False), ("0", 1, True), ("", 1, False), ("-1", 1, False)],
+)
+def test_driver_without_a_gpu_to_use_is_not_enough(monkeypatch, visible, n_gpus, usable):
+    monkeypatch.setattr(driver, "has_driver", lambda: True)
+    monkeypatch.setattr(driver, "n_gpus", lambda: n_gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert ("a GPU that this process may use" not in missing_for_cuda()) is usable
+
+
+def test_unknown_keyword_is_refused(v3):
+    with pytest.raises(TypeError, match="synchronizer"):
+        open_ours(v3, synchronizer=None)
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_dataset_survives_pickle(v3, pickler, chunks):
+    ds = open_ours(v3, chunks=chunks)
+
+    again = pickler.loads(pickler.dumps(ds))
+
+    assert_same_dataset(again, open_stock(v3))
+
+
+@pytest.mark.parametrize("store", ["memory", "local"], indirect=True)
+def test_dataset_of_a_store_object_survives_pickle(store):
+    write_weather(store)
+    ds = open_ours(store)
+
+    assert_same_dataset(pickle.loads(pickle.dumps(ds)).load(), open_stock(store).load())
+
+
+@pytest.mark.parametrize("name", ENGINE_VARIABLES)
+def test_pickled_lazy_variable_is_small(v3, name):
+    lazy = find_lazy_array(unwrapped(open_ours(v3)[name].variable))
+
+    assert len(pickle.dumps(lazy)) < 4096
+
+
+def test_pickle_does_not_grow_with_attributes_or_shape(tmp_path):
+    zarr.create_group(tmp_path)
+    zarr.create_array(
+        tmp_path, name="v", shape=(10**9, 10**9), chunks=(10, 10), shards=(1000, 1000), dtype="f4",
+        attributes={"history": "x" * 10**6}, dimension_names=["y", "x"],
+    )  # fmt: skip
+    ds = open_ours(tmp_path, consolidated=False)
+
+    assert len(pickle.dumps(find_lazy_array(unwrapped(ds["v"].variable)))) < 4096
+
+
+def open_files_below(path):
+    """List what this process holds open below a directory."""
+    links = Path("/proc/self/fd").iterdir()
+    return [link.readlink() for link in links if link.is_symlink() and str(path) in str(link.readlink())]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
+def test_no_file_stays_open(v3):
+    ds = open_ours(v3)
+    before = open_files_below(v3)
+    ds["u10"].isel(time=3).load()
+    read = pickle.loads(pickle.dumps(ds))
+    read.load()
+
+    assert before == open_files_below(v3) == []
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_load_async(v3, chunks):
+    ds = open_ours(v3, chunks=chunks)
+
+    loaded = asyncio.run(ds.load_async())
+
+    assert_same_dataset(loaded, open_stock(v3).load())
+
+
+def test_load_async_of_selections(v3):
+    points = {"lat": ("p", [0, 5, 2]), "lon": ("p", [7, 0, 3])}
+    ds, stock = open_ours(v3), open_stock(v3)
+
+    async def load_all():
+        picks = [ds.isel(time=slice(None, None, -3)), ds.isel(points), ds.isel(time=[3, 1])]
+        return await asyncio.gather(*(pick.load_async() for pick in picks))
+
+    reversed_, picked, chosen = asyncio.run(load_all())
+
+    assert_same_dataset(reversed_, stock.isel(time=slice(None, None, -3)).load())
+    assert_same_dataset(picked, stock.isel(points).load())
+    assert_same_dataset(chosen, stock.isel(time=[3, 1]).load())
+
+
+def test_closing_the_dataset_closes_what_it_opened(v3, monkeypatch):
+    closed = []
+    monkeypatch.setattr(LocalStore, "close", lambda self: closed.append(str(self.root)))
+
+    with open_ours(v3) as ds:
+        assert closed == []
+        assert ds["level"].item() == 500
+
+    assert closed == [str(v3)]
+
+
+def test_closing_the_dataset_leaves_the_users_store_open(monkeypatch):
+    store, closed = MemoryStore(), []
+    write_weather(store)
+    monkeypatch.setattr(MemoryStore, "close", lambda self: closed.append(self))  # noqa: PLW0108  # a method
+
+    open_ours(store).close()
+
+    assert all(other is not store for other in closed)
+
+
+def test_closed_dataset_of_files_opens_again(v3):
+    ds = open_ours(v3)
+    ds.close()
+
+    assert_same_values(ds["u10"].values, open_stock(v3)["u10"].values)
+
+
+def test_variable_is_read_once_then_cached():
+    store = RecordingStore(MemoryStore())
+    write_weather(store)
+    ds = open_ours(store)
+    ds["u10"].load()
+    store.requests.clear()
+
+    assert_same_values(ds["u10"].values, open_stock(store._store)["u10"].values)
+    assert store.requests == []
+
+
+def test_lazy_variable_may_be_written_to(v3):
+    ds = open_ours(v3)
+
+    ds["u10"][0, 0, 0] = 42
+
+    assert ds["u10"].values[0, 0, 0] == 42
+    assert open_ours(v3)["u10"].values[0, 0, 0] != 42
+
+
+def test_coordinates_attribute_makes_coordinates(memory):
+    zarr.create_group(memory, attributes={"coordinates": "extra"})
+    write(memory, counting((4,)), name="v", chunks=(2,), dimension_names=["x"], attributes={"coordinates": "c gone"})
+    write(memory, counting((4,)), name="c", chunks=(2,), dimension_names=["x"])
+    write(memory, counting((4,)), name="extra", chunks=(2,), dimension_names=["x"])
+
+    ours, stock = open_ours(memory, consolidated=False), open_stock(memory, consolidated=False)
+
+    assert set(ours.coords) == {"c", "extra"}
+    assert_same_dataset(ours, stock)
+
+
+@pytest.mark.parametrize(
+    "keywords", [{}, {"drop_variables": "time"}, {"decode_times": False}, {"mask_and_scale": False}]
+)
+def test_time_bounds_take_the_units_of_their_coordinate(memory, keywords):
+    time = {"units": "days since 2000-01-01", "calendar": "standard", "bounds": "time_bounds"}
+    zarr.create_group(memory)
+    write(memory, counting((4,)), name="time", chunks=(2,), dimension_names=["time"], attributes=time)
+    write(memory, counting((4, 2)), name="time_bounds", chunks=(2, 2), dimension_names=["time", "nv"])
+
+    ours = open_ours(memory, consolidated=False, **keywords)
+
+    assert_same_dataset(ours, open_stock(memory, consolidated=False, **keywords))
+
+
+def test_array_without_dimension_names_gives_the_error_of_the_zarr_engine(memory):
+    zarr.create_group(memory)
+    write(memory, counting((4,)), name="v", chunks=(2,))
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever it raises
+        open_stock(memory, consolidated=False)
+
+    with pytest.raises(expected.type):
+        open_ours(memory, consolidated=False)
+
+
+def test_rectilinear_grids_open(memory):
+    data = counting((12, 15))
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        zarr.create_group(memory)
+        write(memory, data, name="chunks", chunks=[[2, 4, 6], [6, 9]], dimension_names=["y", "x"])
+        write(memory, data, name="shards", chunks=(2, 3), shards=[[4, 2, 6], [6, 9]], dimension_names=["y", "x"])
+
+        ours, stock = open_ours(memory, consolidated=False), open_stock(memory, consolidated=False)
+
+        assert_same_dataset(ours, stock)
+
+
+def test_reading_through_the_engine_gives_package_errors(tmp_path):
+    zarr.create_group(tmp_path)
+    write(LocalStore(tmp_path), counting((4,)), name="v", chunks=(2,), dimension_names=["x"])
+    (tmp_path / "v" / "c" / "0").write_bytes(b"not zstd")
+
+    with pytest.raises(GpuZarrError, match="/v"):
+        open_ours(tmp_path, consolidated=False).load()
+
+
+def test_zero_length_and_scalar_variables(memory):
+    zarr.create_group(memory)
+    write(memory, np.zeros((0, 3), "i2"), name="none", chunks=(1, 3), dimension_names=["a", "b"])
+    write(memory, np.array(2.5), name="one", dimension_names=[])
+
+    for chunks in (None, {}):
+        ours = open_ours(memory, consolidated=False, chunks=chunks)
+        assert_same_dataset(ours, open_stock(memory, consolidated=False, chunks=chunks))

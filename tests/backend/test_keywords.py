@@ -1,0 +1,86 @@
+"""Keywords: every one that xarray's own zarr engine takes means the same here, or is refused with a reason."""
+
+import inspect
+
+import numpy as np
+import pytest
+import xarray as xr
+from helpers.compare import assert_same_dataset
+from helpers.data.datasets import write_weather
+from xarray.backends import ZarrStore
+from xarray.backends.zarr import ZarrBackendEntrypoint
+
+from xarray_gpuzarr import OptionError
+from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
+from xarray_gpuzarr.backend.open_options import DecodeOptions
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("keywords") / "weather.zarr"
+    write_weather(path)
+    return path
+
+
+def keywords_of(method):
+    """Return what a method takes by name, with its default; ``**decoding`` stands for `DecodeOptions`."""
+    parameters = inspect.signature(method).parameters.values()
+    named = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    rest = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    decoding = inspect.signature(DecodeOptions).parameters.values() if rest else ()
+    return named | {p.name: p.default for p in decoding}
+
+
+@pytest.mark.parametrize("method", ["open_dataset", "open_groups_as_dict"])
+def test_keywords_of_the_zarr_engine_are_known_with_their_defaults(method):
+    stock = keywords_of(getattr(ZarrBackendEntrypoint, method))
+    ours = keywords_of(getattr(GpuZarrBackendEntrypoint, method))
+
+    assert stock.items() <= ours.items()
+
+
+def test_a_tree_takes_what_its_groups_take():
+    stock = keywords_of(ZarrBackendEntrypoint.open_datatree)
+
+    assert stock.items() <= keywords_of(GpuZarrBackendEntrypoint.open_groups_as_dict).items()
+
+
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree, xr.open_groups])
+def test_reading_may_be_asked_for(path, opener):
+    assert opener(path, engine="gpuzarr", device="host", mode="r") is not None
+
+
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree, xr.open_groups])
+@pytest.mark.parametrize("mode", ["r+", "a", "a-", "w", "w-", "x", None])
+def test_other_modes_are_refused_before_anything_is_touched(path, opener, mode):
+    before = sorted((f, f.stat().st_mtime_ns) for f in path.rglob("*"))
+
+    with pytest.raises(OptionError, match="only reads") as raised:
+        opener(path, engine="gpuzarr", mode=mode)
+
+    assert f"mode={mode!r}" in raised.value.tried
+    assert "to_zarr" in raised.value.do
+    assert sorted((f, f.stat().st_mtime_ns) for f in path.rglob("*")) == before
+
+
+def test_an_open_store_is_read_in_place_of_the_path(path):
+    def opened():
+        return ZarrStore.open_group(path, mode="r", consolidated=False)
+
+    ours = xr.open_dataset("not looked at", engine="gpuzarr", device="host", store=opened())
+    assert_same_dataset(ours, xr.open_dataset("not looked at", engine="zarr", store=opened()))
+
+
+def test_another_kind_of_open_store_is_refused(path):
+    with pytest.raises(OptionError, match="not an open Zarr store") as raised:
+        xr.open_dataset(path, engine="gpuzarr", store=xr.Dataset({"a": ("x", np.zeros(2))}))
+
+    assert "Dataset" in raised.value.found
+
+
+def test_a_second_name_of_an_engine_changes_nothing(path):
+    ours = GpuZarrBackendEntrypoint().open_dataset(path, engine="zarr", device="host")
+
+    assert ours.identical(ZarrBackendEntrypoint().open_dataset(path, engine="gpuzarr"))

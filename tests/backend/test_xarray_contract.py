@@ -1,0 +1,432 @@
+"""xarray and dask on top of this engine: one task per shard, blocks of the decoder's array type; and what of
+xarray's internals all of this rests on."""
+
+import warnings
+
+import cloudpickle
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+from dask.callbacks import Callback
+from distributed import Client, LocalCluster
+from helpers.compare import assert_same_dataset, assert_same_values
+from helpers.data.datasets import DIMS, open_ours, open_stock, write_weather
+from helpers.stores.fakes import RecordingStore
+from helpers.strict_duck import StrictArray, strict_decoder_for
+from xarray.backends import BackendArray, ZarrStore
+from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper
+from xarray.core import indexing
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.backend import lazy_array
+from xarray_gpuzarr.backend.chunking import ShardVariable
+
+pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:In a future version")
+
+SHARD_CHUNKS = ((4, 4, 2), (6,), (8,))
+IN_SHARDS = ["t2m", "u10", "count"]
+CHUNK_REQUESTS = [
+    pytest.param({}, id="{}"),
+    pytest.param("auto", id="auto"),
+    pytest.param({"time": 8}, id="explicit"),
+    pytest.param(-1, id="-1"),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("contract") / "weather.zarr"
+    write_weather(path)
+    return path
+
+
+@pytest.fixture
+def recording():
+    store = RecordingStore(MemoryStore())
+    write_weather(store)
+    store.requests.clear()
+    return store
+
+
+def open_u10(path, **keywords):
+    """Open one variable and its dimensions: chunk sizes that suit it would split others."""
+    others = [name for name in open_stock(path).variables if name not in ("u10", *DIMS)]
+    return open_ours(path, drop_variables=others, **keywords)["u10"]
+
+
+def shards_read(store, name):
+    """Return the shards whose index was read, once for every read."""
+    return [key for key in store.opened if key.startswith(name)]
+
+
+@pytest.mark.parametrize("name", IN_SHARDS)
+def test_one_block_per_shard(path, name):
+    assert open_ours(path, chunks={})[name].chunks == SHARD_CHUNKS
+
+
+def test_one_task_per_shard(path):
+    array = open_ours(path, chunks={})["u10"].data
+    tasks = []
+
+    with Callback(pretask=lambda key, _graph, _state: tasks.append(key)):
+        array.compute(scheduler="synchronous")
+
+    reads = [key for key in tasks if isinstance(key, tuple) and key[0].startswith(array.name)]
+    assert sorted(key[1:] for key in reads) == [(0, 0, 0), (1, 0, 0), (2, 0, 0)]
+    assert len(tasks) == len(reads) + 2  # the result they are read into, and dask's own "finalize"
+
+
+def test_every_shard_is_read_once(recording):
+    ds = open_ours(recording, chunks={})
+    recording.requests.clear()
+
+    ds["u10"].compute(scheduler="synchronous")
+
+    assert sorted(shards_read(recording, "u10")) == ["u10/c/0/0/0", "u10/c/1/0/0", "u10/c/2/0/0"]
+
+
+def test_building_the_graph_reads_nothing(recording):
+    ds = open_ours(recording, chunks={}, drop_variables=["time", "lat", "lon", "time_bounds"])
+    recording.requests.clear()
+
+    (ds["t2m"].mean("time") + ds["u10"].isel(time=slice(3))).chunk(lat=3)
+
+    assert recording.requests == []
+
+
+def test_chunks_of_unsharded_arrays_are_blocks(tmp_path):
+    write_weather(tmp_path, zarr_format=2)
+
+    assert open_ours(tmp_path, chunks={})["u10"].chunks == ((2,) * 5, (3, 3), (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        pytest.param("900 B", SHARD_CHUNKS, id="one shard"),
+        pytest.param("1600 B", ((8, 2), (6,), (8,)), id="two shards"),
+        pytest.param("1 MB", ((10,), (6,), (8,)), id="everything"),
+    ],
+)
+def test_auto_gives_multiples_of_the_shard(path, nbytes, expected):
+    with dask.config.set({"array.chunk-size": nbytes}), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chunks = open_u10(path, chunks="auto").chunks
+
+    assert chunks == expected
+
+
+@pytest.mark.filterwarnings("ignore:The specified chunks separate the stored chunks")  # said before we are asked
+def test_auto_keeps_shards_whole_that_are_larger_than_its_limit(path):
+    with dask.config.set({"array.chunk-size": "1 B"}):
+        chunks = open_u10(path, chunks="auto").chunks
+
+    assert chunks == SHARD_CHUNKS
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        pytest.param({"time": 8}, ((8, 2), (6,), (8,)), id="two shards"),
+        pytest.param({"time": 4, "lat": 6}, SHARD_CHUNKS, id="one shard"),
+        pytest.param({"time": -1}, ((10,), (6,), (8,)), id="a whole axis"),
+        pytest.param(-1, ((10,), (6,), (8,)), id="everything"),
+        pytest.param({"time": (8, 2)}, ((8, 2), (6,), (8,)), id="a tuple"),
+        pytest.param({"time": 10}, ((10,), (6,), (8,)), id="a whole axis by its length"),
+    ],
+)
+def test_explicit_chunks_are_taken_as_they_are(path, chunks, expected):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The specified chunks separate")
+        array = open_u10(path, chunks=chunks)
+
+    assert array.chunks == expected
+    assert_same_values(array.values, open_stock(path)["u10"].values)
+
+
+@pytest.mark.parametrize("chunks", [{"time": 3}, {"lat": 4, "lon": 5}])
+def test_request_that_splits_shards_works_and_warns_once(path, chunks):
+    with pytest.warns(UserWarning, match="separate the stored chunks") as caught:
+        array = open_u10(path, chunks=chunks)
+
+    assert len(caught) == len(chunks)  # xarray's own, one per axis
+    assert_same_values(array.values, open_stock(path)["u10"].values)
+
+
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
+def test_schedulers(path, scheduler):
+    with dask.config.set(scheduler=scheduler, num_workers=2):
+        assert_same_dataset(open_ours(path, chunks={}).compute(), open_stock(path).compute())
+
+
+def test_distributed(path):
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=True, host="127.0.0.1", dashboard_address=None,
+        ) as cluster,
+        Client(cluster),
+    ):  # fmt: skip
+        assert_same_dataset(open_ours(path, chunks={}).compute(), open_stock(path).compute())
+
+
+def test_open_mfdataset(tmp_path):
+    paths = [tmp_path / f"{name}.zarr" for name in "ab"]
+    write_weather(paths[0], seed=0)
+    write_weather(paths[1], seed=5)
+    keywords = {"combine": "nested", "concat_dim": "run", "data_vars": "all", "coords": "minimal", "compat": "override"}
+
+    ours = xr.open_mfdataset(paths, engine="gpuzarr", device="host", **keywords)
+    stock = xr.open_mfdataset(paths, engine="zarr", **keywords)
+
+    assert ours["u10"].chunks == ((1, 1), *SHARD_CHUNKS)
+    xr.testing.assert_identical(ours.compute(), stock.compute())
+
+
+def test_open_mfdataset_in_parallel(tmp_path):
+    write_weather(tmp_path / "a.zarr")
+
+    ds = xr.open_mfdataset([tmp_path / "a.zarr"], engine="gpuzarr", device="host", parallel=True)
+
+    xr.testing.assert_identical(ds.compute(), open_stock(tmp_path / "a.zarr").compute())
+
+
+@pytest.mark.parametrize(
+    ("indexers", "shards"),
+    [
+        pytest.param({"time": 5}, ["u10/c/1/0/0"], id="int"),
+        pytest.param({"time": slice(8, 10)}, ["u10/c/2/0/0"], id="slice"),
+        pytest.param({"time": [0, 9]}, ["u10/c/0/0/0", "u10/c/2/0/0"], id="list"),
+    ],
+)
+def test_selection_after_chunking_reads_only_its_shards(recording, indexers, shards):
+    ds = open_ours(recording, chunks={})
+    recording.requests.clear()
+
+    picked = ds["u10"].isel(indexers).compute(scheduler="synchronous")
+
+    assert_same_values(picked.values, open_stock(recording._store)["u10"].isel(indexers).values)
+    assert sorted(shards_read(recording, "u10")) == shards
+
+
+def test_selection_after_chunking_is_pushed_into_the_read(recording):
+    ds = open_ours(recording, chunks={})
+    ds["u10"].isel(time=slice(0, 2), lat=0, lon=0).compute(scheduler="synchronous")
+    recording.requests.clear()
+    one_chunk = open_ours(recording)["u10"].isel(time=slice(0, 2), lat=0, lon=0)
+    recording.requests.clear()
+    one_chunk.load()
+    expected = list(recording.requests)
+    recording.requests.clear()
+
+    ds["u10"].isel(time=slice(0, 2), lat=0, lon=0).compute(scheduler="synchronous")
+
+    assert [r for r in recording.requests if r[0].startswith("u10")] == [r for r in expected if r[0].startswith("u10")]
+
+
+def test_names_are_deterministic(path):
+    first, second = open_ours(path, chunks={}), open_ours(path, chunks={})
+
+    assert {n: first[n].data.name for n in IN_SHARDS} == {n: second[n].data.name for n in IN_SHARDS}
+
+
+def test_names_of_later_chunks_are_deterministic(path):
+    first, second = (open_ours(path)["u10"].isel(time=slice(2, None)).chunk(time=4) for _ in range(2))
+
+    assert first.data.name == second.data.name
+
+
+def test_names_differ_where_data_differ(path):
+    ds = open_ours(path)
+    chunked = [
+        ds["u10"].chunk(),
+        ds["t2m"].chunk(),
+        ds["u10"].isel(time=slice(4)).chunk(),
+        ds["u10"].isel(time=slice(4, 8)).chunk(),
+        open_ours(path, mask_and_scale=False)["t2m"].chunk(),
+    ]
+
+    assert len({c.data.name for c in chunked}) == len(chunked)
+
+
+def test_graph_of_a_dataset_is_small(path):
+    graph = open_ours(path, chunks={})["u10"].data.__dask_graph__()
+
+    assert len(cloudpickle.dumps(graph)) < 10_000
+
+
+class TestStrictDuckArray:
+    """Blocks and their meta are the decoder's own arrays, which refuse to become NumPy arrays."""
+
+    @pytest.fixture(autouse=True)
+    def _decoder(self, monkeypatch):
+        monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
+
+    def test_stand_in_is_as_strict_as_cupy(self):
+        array = StrictArray(np.arange(3))
+
+        for refused in (np.asarray, np.array, lambda a: a + np.arange(3), lambda a: np.concatenate([a, np.arange(3)])):
+            with pytest.raises(TypeError):
+                refused(array)
+
+    @pytest.mark.filterwarnings("ignore:The specified chunks separate")  # of the bounds, which are not sharded
+    @pytest.mark.parametrize("chunks", CHUNK_REQUESTS)
+    @pytest.mark.parametrize("name", [*IN_SHARDS, "mask", "height"])
+    def test_blocks_and_meta(self, path, chunks, name):
+        array = open_ours(path, chunks=chunks)[name].data
+
+        assert isinstance(array._meta, StrictArray)
+        assert array._meta.dtype == array.dtype
+        assert all(isinstance(block, StrictArray) for block in dask.compute(*array.to_delayed().ravel()))
+
+    @pytest.mark.parametrize("name", IN_SHARDS)
+    def test_computed_array(self, path, name):
+        computed = open_ours(path, chunks={})[name].compute(scheduler="synchronous")
+
+        assert isinstance(computed.data, StrictArray)
+        assert_same_values(computed.data.get(), open_stock(path)[name].values)
+
+    @pytest.mark.parametrize("name", [*IN_SHARDS, "mask", "scalar"])
+    def test_loaded_array(self, path, name):
+        loaded = open_ours(path)[name].load()
+
+        assert isinstance(loaded.data, StrictArray)
+        assert_same_values(loaded.data.get(), open_stock(path)[name].values)
+
+    @pytest.mark.parametrize("name", IN_SHARDS)
+    def test_open_mfdataset(self, tmp_path, name):
+        paths = [tmp_path / f"{name}.zarr" for name in "ab"]
+        for seed, path in enumerate(paths):
+            write_weather(path, seed=seed)
+        keywords = {"combine": "nested", "concat_dim": "run", "compat": "override", "coords": "minimal"}
+
+        array = xr.open_mfdataset(paths, engine="gpuzarr", device="host", data_vars="all", **keywords)[name].data
+
+        assert isinstance(array._meta, StrictArray)
+        assert isinstance(array.compute(scheduler="synchronous"), StrictArray)
+
+    def test_masked_v2_variable(self, tmp_path):
+        write_weather(tmp_path, zarr_format=2)
+
+        computed = open_ours(tmp_path, chunks={})["t2m"].data.compute(scheduler="synchronous")
+
+        assert isinstance(computed, StrictArray)
+        assert_same_values(computed.get(), open_stock(tmp_path)["t2m"].values)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param(lambda a: a.isel(time=slice(None, None, -2)), id="slice"),
+            pytest.param(lambda a: a.isel(time=[5, 0, 0]), id="outer"),
+            pytest.param(lambda a: a.isel(lat=("p", [0, 5]), lon=("p", [1, 7])), id="points"),
+            pytest.param(lambda a: a.transpose("lon", "time", "lat"), id="transpose"),
+            pytest.param(lambda a: a.isel(time=3), id="int"),
+            pytest.param(lambda a: a.isel(time=slice(1, 7)).isel(time=[2, 0]), id="twice"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["u10", "t2m"])
+    def test_chunking_after_a_lazy_selection(self, path, change, name):
+        chunked = change(open_ours(path)[name]).chunk()
+
+        assert isinstance(chunked.data._meta, StrictArray)
+        assert isinstance(chunked.data.compute(scheduler="synchronous"), StrictArray)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param(lambda a: a.isel(time=5), id="isel"),
+            pytest.param(lambda a: a.isel(time=[5, 0]), id="outer"),
+            pytest.param(lambda a: a + 1, id="arithmetic"),
+            pytest.param(lambda a: a.where(a > 0), id="where"),
+            pytest.param(lambda a: a.sum("time"), id="sum"),
+            pytest.param(lambda a: a.mean("time"), id="mean"),
+            pytest.param(lambda a: a.max(), id="max"),
+            pytest.param(lambda a: xr.concat([a, a], "run"), id="concat"),
+            pytest.param(lambda a: a.astype("f4"), id="astype"),
+            pytest.param(lambda a: a.chunk(time=5), id="rechunk"),
+        ],
+    )
+    def test_operations_stay_with_the_array_type(self, path, change):
+        ds = open_ours(path, chunks={})
+
+        changed = change(ds["t2m"]).compute(scheduler="synchronous")
+
+        assert isinstance(changed.data, StrictArray)
+        np.testing.assert_allclose(changed.data.get(), change(open_stock(path)["t2m"]).values, rtol=1e-12)
+
+    def test_coordinates_and_times_stay_on_the_host(self, path):
+        ds = open_ours(path, chunks={})
+
+        hosted = {
+            name for name, v in ds.variables.items() if not isinstance(getattr(v.data, "_meta", v.data), StrictArray)
+        }
+
+        assert hosted >= {"time", "lat", "lon", "time_bounds", "valid", "lead", "station"}
+        assert not hosted & {"t2m", "u10", "count", "mask", "height"}
+
+    def test_repr_and_html_read_nothing(self, path):
+        ds = open_ours(path, chunks={})
+
+        assert "StrictArray" in repr(ds)
+        assert "StrictArray" in ds._repr_html_()
+
+    def test_conversion_to_numpy_is_refused_not_silent(self, path):
+        with pytest.raises(TypeError, match="Implicit conversion"):
+            np.asarray(open_ours(path)["u10"].data)
+
+
+class TestPinnedInternals:
+    """What this engine takes from below xarray's public surface; a failure here names what changed."""
+
+    def test_zarr_store_opens_a_group_with_these_keywords(self, path):
+        store = ZarrStore.open_group(
+            str(path), group=None, mode="r", consolidated=None, consolidate_on_close=False, storage_options=None,
+            zarr_format=None, use_zarr_fill_value_as_mask=None, cache_members=True,
+        )  # fmt: skip
+
+        assert set(store.array_keys()) == set(open_stock(path).variables)
+
+    def test_zarr_store_wraps_an_array_in_two_layers(self, path):
+        variable = ZarrStore.open_group(str(path), consolidated=False).open_store_variable("u10")
+
+        assert type(variable._data) is indexing.LazilyIndexedArray
+        assert type(variable._data.array) is ZarrArrayWrapper
+        assert variable._data.array.get_array().shape == (10, 6, 8)
+
+    def test_preferred_chunks_of_the_zarr_engine_are_inner_chunks(self, path):
+        assert open_stock(path)["u10"].encoding["preferred_chunks"] == {"time": 2, "lat": 3, "lon": 4}
+
+    def test_the_stock_dask_manager_declares_numpy(self):
+        lazy = xr.Variable("x", indexing.LazilyIndexedArray(StrictBackend()))
+
+        assert type(lazy.chunk().data._meta) is np.ndarray
+
+    def test_open_dataset_keeps_the_variable_class(self, path):
+        ds = open_ours(path)
+
+        assert type(ds["u10"].variable) is ShardVariable
+        assert type(ds["u10"].isel(time=0).variable) is ShardVariable
+        assert type(ds.isel(time=0)["u10"].variable) is ShardVariable
+        assert isinstance(ds["u10"].variable._data, indexing.MemoryCachedArray)
+        assert isinstance(ds["u10"].variable._data.array, indexing.CopyOnWriteArray)
+
+    def test_chunked_variable_is_dask(self, path):
+        assert isinstance(open_ours(path, chunks={})["u10"].variable._data, da.Array)
+
+    def test_duck_array_without_array_namespace_is_indexed_by_array_function(self):
+        adapter = indexing.as_indexable(StrictArray(np.arange(4)))
+
+        assert type(adapter) is indexing.NdArrayLikeIndexingAdapter
+
+    def test_fill_values_of_format_3_are_decoded_by_xarray(self):
+        assert FillValueCoder.decode(FillValueCoder.encode(1.5, np.dtype("f4")), "f4") == 1.5
+
+
+class StrictBackend(BackendArray):
+    """A backend array, as any engine might have, that gives device arrays."""
+
+    shape, dtype = (4,), np.dtype("i4")
+
+    def __getitem__(self, key):
+        return StrictArray(np.arange(4, dtype="i4")[key.tuple])

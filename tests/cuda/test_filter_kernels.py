@@ -1,0 +1,400 @@
+"""The kernels that decode filters, on the host, against numcodecs, zarr-python and cast-value-rs: to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import cast_value_rs
+import numcodecs
+import numpy as np
+import pytest
+from helpers.data.filter_cases import FLOATS, any_scaled_integers, by_numcodecs, noise
+from helpers.effort import many
+from helpers.kernels import nvrtc
+from helpers.kernels.filter_runs import run_filter
+from helpers.kernels.on_host import HostLaunches, require_compiler, run_child, sanitized_environment
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xarray_gpuzarr.cuda import filters
+from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.cuda.elements import REAL_DTYPES
+from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits, Places, filter_kernels, why_no_filter
+from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
+
+PAIRS = [*itertools.product(REAL_DTYPES, REAL_DTYPES)]
+"""(encoded, decoded)."""
+ORDERS = [("<", "<"), (">", "<"), ("<", ">")]
+TILE = 4096
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    require_compiler()
+
+
+def dtypes_of(encoded: str, decoded: str, orders: tuple[str, str] = ("<", "<")) -> dict[str, np.dtype]:
+    return {"encoded": np.dtype(orders[0] + encoded), "decoded": np.dtype(orders[1] + decoded)}
+
+
+def tame(dtype: np.dtype, n: int) -> np.ndarray:
+    """Return small numbers with fractions where there can be any."""
+    numbers = {"f": np.arange(n) % 100 / 2, "b": np.arange(n) % 2}.get(dtype.kind, np.arange(n) % 100)
+    return numbers.astype(dtype)
+
+
+def assert_decodes(codec, chunks, decode, *, may_flag):
+    """Compare chunk by chunk; only random bits may be left to the host, and must be where they have no fixed value."""
+    found = run_filter(codec, [c.tobytes() for c in chunks], len(chunks[0]), codec.decoded.itemsize, (0, 8, 16))
+    assert [f.flagged for f in found if f.flagged] == [True] * (may_flag and len(chunks) - 1)
+    for chunk, result in zip(chunks, found, strict=True):
+        if not result.flagged:
+            assert result.content == decode(chunk)
+
+
+def loses_values(encoded: np.dtype, decoded: np.dtype) -> bool:
+    return encoded.kind == "f" and decoded.kind in "iu"
+
+
+@pytest.mark.parametrize("orders", ORDERS, ids="".join)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_astype(pair, orders):
+    dtypes = dtypes_of(*pair, orders)
+    chunks = [noise(dtypes["encoded"], 600), tame(dtypes["encoded"], 600), noise(dtypes["encoded"], 600, seed=1)]
+    codec = numcodecs.AsType(*dtypes.values())
+
+    assert_decodes(
+        Elements(rule="astype", **dtypes),
+        chunks,
+        lambda chunk: by_numcodecs(codec, chunk),
+        may_flag=loses_values(**dtypes),
+    )
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(10, 0), (0.1, 2.5), (-7.3e-5, 1e6), (1e30, 100)])
+@pytest.mark.parametrize("pair", [p for p in PAIRS if p[1][0] == "f"], ids="-".join)
+def test_scaled(pair, scale, offset):
+    dtypes = dtypes_of(*pair)
+    chunks = [noise(dtypes["encoded"], 600), tame(dtypes["encoded"], 600)]
+    codec = numcodecs.FixedScaleOffset(offset, scale, dtypes["decoded"], dtypes["encoded"])
+
+    assert_decodes(
+        Elements(rule="scaled", scale=scale, offset=offset, **dtypes),
+        chunks,
+        lambda chunk: by_numcodecs(codec, chunk),
+        may_flag=False,
+    )
+
+
+@pytest.mark.parametrize("pair", [p for p in PAIRS if p[1][0] != "f"], ids="-".join)
+def test_scaled_to_integers(pair):
+    dtypes = dtypes_of(*pair)
+    chunk = tame(dtypes["encoded"], 600)
+    codec = numcodecs.FixedScaleOffset(3, 2, dtypes["decoded"], dtypes["encoded"])
+
+    assert_decodes(
+        Elements(rule="scaled", scale=2, offset=3, **dtypes),
+        [chunk],
+        lambda chunk: by_numcodecs(codec, chunk),
+        may_flag=False,
+    )
+
+
+BORDERS = {
+    "i1": [-128.9, -129.0, 127.9, 128.0],
+    "u1": [-0.9, -1.0, 255.9, 256.0],
+    "i4": [-2147483648.9, -2147483649.0, 2147483647.9, 2147483648.0],
+    "u4": [-0.9, -1.0, 4294967295.9, 4294967296.0],
+    "i8": [-(2.0**63), -(2.0**63) - 1025, 2.0**63 - 1024, 2.0**63],
+    "u8": [-0.9, -1.0, 2.0**64 - 2048, 2.0**64],
+}
+
+
+@pytest.mark.parametrize("decoded", BORDERS)
+@pytest.mark.parametrize("number", range(7))
+def test_number_that_an_integer_cannot_hold_is_left_to_the_host(decoded, number):
+    holds = number in (0, 2)
+    value = [*BORDERS[decoded], np.nan, np.inf, -np.inf][number]
+    codec = Elements(rule="astype", **dtypes_of("f8", decoded))
+    chunks = [np.array([value, 1.5]), np.array([1.5, value]), np.array([1.5, 2.5])]
+
+    found = run_filter(codec, [c.tobytes() for c in chunks], 2, codec.decoded.itemsize)
+
+    assert [f.flagged for f in found] == [not holds, not holds, False]
+    assert found[2].content == np.array([1, 2], decoded).tobytes()
+
+
+def is_added_up(encoded: str, decoded: str) -> bool:
+    kind = np.result_type(encoded, decoded).kind
+    return decoded[0] in ("f" if kind == "f" else "iu")
+
+
+def with_one_nan(chunk):
+    """Return random numbers of which at most one is a NaN: the sum of two has the payload of either."""
+    nans = np.flatnonzero(np.isnan(chunk))
+    chunk = chunk.copy()
+    chunk[nans[1:]] = 1
+    return chunk
+
+
+ADDED = [p for p in PAIRS if is_added_up(*p)]
+
+
+@pytest.mark.parametrize("orders", ORDERS, ids="".join)
+@pytest.mark.parametrize("pair", ADDED, ids="-".join)
+def test_delta(pair, orders):
+    dtypes = dtypes_of(*pair, orders)
+    chunks = [with_one_nan(noise(dtypes["encoded"], 300)), tame(dtypes["encoded"], 300)]
+    codec = numcodecs.Delta(dtypes["decoded"], dtypes["encoded"])
+
+    assert_decodes(Delta(**dtypes), chunks, lambda chunk: by_numcodecs(codec, chunk), may_flag=False)
+
+
+LENGTHS = [1, 2, 7, 8, 9, 31, 32, 33, 127, 128, 129, 255, 256, 257, 2047, 2048, 2049, 4095, 4096, 4097, 10_000]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("pair", [("i2", "i4"), ("f4", "f4"), ("i2", "f8"), ("f2", "f2")], ids="-".join)
+def test_chunks_of_any_length(pair, n):
+    dtypes = dtypes_of(*pair)
+    chunks = [tame(dtypes["encoded"], n) * 3, tame(dtypes["encoded"], n)]
+    delta, astype = numcodecs.Delta(dtypes["decoded"], dtypes["encoded"]), numcodecs.AsType(*dtypes.values())
+
+    assert_decodes(Delta(**dtypes), chunks, lambda chunk: by_numcodecs(delta, chunk), may_flag=False)
+    assert_decodes(Elements(rule="astype", **dtypes), chunks, lambda c: by_numcodecs(astype, c), may_flag=False)
+
+
+@pytest.mark.parametrize("n", [32_767, 32_768, 32_775, 70_001])
+@pytest.mark.parametrize("pair", [("u1", "i2"), ("i2", "i4"), ("i4", "i4"), ("i1", "i8"), ("i8", "u1")], ids="-".join)
+def test_long_chunk_is_shared_by_blocks(pair, n):
+    dtypes = dtypes_of(*pair)
+    chunks = [noise(dtypes["encoded"], n, seed) for seed in range(3)]
+    delta = numcodecs.Delta(dtypes["decoded"], dtypes["encoded"])
+
+    assert_decodes(Delta(**dtypes), chunks, lambda chunk: by_numcodecs(delta, chunk), may_flag=False)
+
+
+def test_chunk_of_more_segments_than_threads(monkeypatch):
+    monkeypatch.setattr(filters, "_LEAST_TILES", 1)
+    dtypes = dtypes_of("i1", "i1")
+    chunk = noise(dtypes["encoded"], 300 * TILE + 5)
+
+    assert_decodes(Delta(**dtypes), [chunk], lambda c: by_numcodecs(numcodecs.Delta("i1"), c), may_flag=False)
+
+
+@pytest.mark.parametrize(
+    ("n", "n_elements", "steps"), [(1, 32_767, 1), (1, 32_768, 3), (1055, 1 << 20, 3), (1056, 1 << 20, 1)]
+)
+def test_only_few_long_chunks_are_read_twice(n, n_elements, steps, monkeypatch):
+    launched = []
+    monkeypatch.setattr(filters, "_launch", lambda *args: launched.append(args[3]))
+
+    Delta(**dtypes_of("i2", "i2")).launch(None, None, Places(table=0, n=n, n_elements=n_elements, flags=0, words=0))
+
+    assert len(launched) == steps
+    assert max(launched) >= min(1056, n * n_elements // (4 * TILE))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 127, 128, 299])
+@pytest.mark.parametrize("payload", [0, 1, 5])
+def test_running_sum_keeps_the_first_nan(dtype, at, payload):
+    chunk = tame(np.dtype(dtype), 300).copy()
+    words = chunk.view(f"u{chunk.itemsize}")
+    words[at] = np.array([np.inf], dtype).view(words.dtype)[0] + words.dtype.type(payload)
+    dtypes = dtypes_of(dtype, dtype)
+
+    assert_decodes(Delta(**dtypes), [chunk], lambda c: by_numcodecs(numcodecs.Delta(dtype), c), may_flag=False)
+
+
+@any_scaled_integers
+def test_scaled_integers(case):
+    encoded, expected = case.encoded, case.by_zarr()
+    dtypes = {"encoded": encoded.dtype, "decoded": encoded.dtype}
+    codec = Elements(rule="scaled_integer", scale=case.scale.item(), offset=case.offset.item(), **dtypes)
+
+    (found,) = run_filter(codec, [encoded.tobytes()], len(encoded), encoded.itemsize)
+
+    assert found.flagged == (expected is None)
+    assert found.flagged or found.content == expected
+
+
+ODD = [0.5, -0.5, 2.5, -2.5, 1e10, -1e30, 1e300, np.inf, np.nan]
+ROUNDINGS = ["nearest-even", "towards-zero", "towards-positive", "towards-negative", "nearest-away"]
+CASTS = [(e, d) for e, d in PAIRS if "b1" not in (e, d) and "f2" not in (e, d)]
+
+
+@many
+@given(
+    st.sampled_from(CASTS),
+    st.sampled_from(ROUNDINGS),
+    st.lists(st.integers(-300, 300) | st.sampled_from(ODD), min_size=1),
+    st.dictionaries(st.integers(-2, 5), st.integers(0, 9), max_size=3),
+)
+def test_cast_value(pair, rounding, values, mapped):
+    encoded_dtype, decoded_dtype = map(np.dtype, pair)
+    with np.errstate(all="ignore"):
+        is_integer = encoded_dtype.kind in "iu"
+        encoded = np.array([v for v in values if not is_integer or isinstance(v, int)] or [1]).astype(encoded_dtype)
+    rounding = rounding if decoded_dtype.kind != "f" else "nearest-even"
+    mapped = {k: v for k, v in mapped.items() if is_integer and (encoded_dtype.kind == "i" or k >= 0)}
+    try:
+        expected = cast_value_rs.cast_array(
+            encoded, target_dtype=decoded_dtype, rounding_mode=rounding, scalar_map_entries=mapped or None
+        ).tobytes()
+    except ValueError:
+        expected = None
+    dtypes = {"encoded": encoded_dtype, "decoded": decoded_dtype}
+    codec = Elements(rule="cast_value", rounding=rounding, mapped=tuple(mapped.items()), **dtypes)
+
+    (found,) = run_filter(codec, [encoded.tobytes()], len(encoded), decoded_dtype.itemsize)
+
+    assert found.flagged == (expected is None)
+    assert found.flagged or found.content == expected
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan, -0.0])
+def test_value_that_stands_for_another_one(value):
+    codec = Elements(rule="cast_value", mapped=((-9, value), (7, 1)), **dtypes_of("i2", "f4"))
+
+    (found,) = run_filter(codec, [np.array([-9, 7, 8], "i2").tobytes()], 3, 4)
+
+    assert found.content == np.array([value, 1, 8], "f4").tobytes()
+
+
+@pytest.mark.parametrize("n", [*range(1, 26), 63, 64, 65, 8191, 8192, 8193, 30_001])
+def test_packbits(n):
+    chunks = [noise("?", n, seed) for seed in range(3)]
+
+    found = run_filter(PackBits(), [numcodecs.PackBits().encode(c).tobytes() for c in chunks], n, 1, offsets=(0, 1, 5))
+
+    assert [(f.flagged, f.content) for f in found] == [(False, c.tobytes()) for c in chunks]
+
+
+@pytest.mark.parametrize("unused", [0, 1, 2, 4, 7, 8, 255])
+def test_packbits_that_leave_out_other_bits_are_left_to_the_host(unused):
+    found = run_filter(PackBits(), [bytes([unused, 0, 0]), bytes([3, 0, 0])], 13, 1)
+
+    assert [f.flagged for f in found] == [True, False]
+
+
+CODECS = {
+    "elements": Elements(rule="astype", **dtypes_of("i2", "i4")),
+    "delta": Delta(**dtypes_of("i2", "i4")),
+    "float delta": Delta(**dtypes_of("f4", "f4")),
+    "packbits": PackBits(),
+}
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_no_chunks(codec):
+    assert run_filter(codec, [], 10, 4) == []
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_too_much_for_one_launch_is_refused(codec):
+    places = Places(table=0, n=2**31, n_elements=1, flags=0, words=0)
+
+    with pytest.raises(ValueError, match="2147483648 blocks"):
+        codec.launch(HostLaunches(), None, places)
+
+
+@pytest.mark.parametrize("dtypes", [("c8",), ("f4", "V4"), ("i4", "M8[s]")])
+def test_dtypes_that_no_kernel_knows(dtypes):
+    assert str(np.dtype(dtypes[-1])) in why_no_filter(*map(np.dtype, dtypes))
+    assert why_no_filter(*map(np.dtype, REAL_DTYPES)) is None
+
+
+# ---- accesses outside of what the tables describe
+
+
+REPRESENTATIVE = (
+    "(any_length or shared_by_blocks or packbits or no_chunks or keeps_the_first or stands_for) and not flush"
+)
+
+
+def test_sanitizers_find_nothing() -> None:
+    child = run_child(
+        sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE
+    )
+    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
+    assert " passed" in child.stdout
+
+
+OUTSIDE = """
+import os
+import numpy as np
+import test_filter_kernels as tests
+from helpers.filter_runs import run_filter
+
+for name, encoded_nbytes, n_elements in CASES:
+    if not os.fork():
+        itemsize = 1 if name == "packbits" else 4
+        run_filter(tests.CODECS[name], [bytes(encoded_nbytes)], n_elements, itemsize)
+        os._exit(0)
+    print(name, encoded_nbytes, n_elements, "harmless" if os.wait()[1] == 0 else "aborted", flush=True)
+"""
+
+
+def test_sanitizers_catch_wrong_tables() -> None:
+    cases = [
+        ("elements", 6000, 3000, "harmless"),
+        ("elements", 5998, 3000, "aborted"),
+        ("delta", 6000, 3000, "harmless"),
+        ("delta", 5998, 3000, "aborted"),
+        ("float delta", 12_000, 3000, "harmless"),
+        ("float delta", 11_996, 3000, "aborted"),
+        ("packbits", 376, 3000, "harmless"),
+        ("packbits", 375, 3000, "aborted"),
+    ]
+    child = run_child(sanitized_environment(), "-c", OUTSIDE.replace("CASES", repr([case[:3] for case in cases])))
+    assert child.stdout.splitlines() == [" ".join(map(str, case)) for case in cases], child.stderr
+
+
+# ---- NVIDIA's compiler
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason=f"the wheel {nvrtc.WHEEL} is not installed")
+OPTIONS = (*COMPILE_OPTIONS, "-ftz=true", "--device-as-default-execution-space")
+
+
+def test_filters_are_among_all_kernels() -> None:
+    assert set(filter_kernels()) <= set(all_kernels())
+
+
+def of_elements(*choice: str) -> Kernel:
+    (found,) = (k for k in filter_kernels() if tuple(value for _, value in k.defines) == choice)
+    return found
+
+
+SOME = [
+    *(k for k in filter_kernels() if k.name != "elements"),
+    *(
+        of_elements(encoded, "f4", rule)
+        for encoded in ("i2", "f8", "u8", "f4")
+        for rule in ("astype", "scaled", "cast_value")
+    ),
+    *(
+        of_elements(encoded, "i2", rule)
+        for encoded in ("f4", "f8", "u8")
+        for rule in ("astype", "scaled", "cast_value")
+    ),
+    *(of_elements(name, name, "scaled_integer") for name in ("i2", "u8")),
+    of_elements("f2", "f8", "scaled"),
+    of_elements("f8", "f2", "scaled"),
+]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", nvrtc.generations())
+def test_kernels_assemble_for_every_generation(arch: int) -> None:
+    elements = of_elements("f4", "i2", "cast_value"), of_elements("i2", "f8", "scaled")
+    for kernel in (*(k for k in SOME if k.defines in ((), (("SUM", "f8"),), (("FROM", "2"), ("TO", "4")))), *elements):
+        assert nvrtc.compile_cubin(kernel_source(kernel), [*OPTIONS, f"-arch=sm_{arch}"])
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("kernel", SOME, ids=lambda k: "-".join((k.name, *(v for _, v in k.defines))))
+def test_kernels_neither_flush_nor_fuse(kernel) -> None:
+    ptx = nvrtc.compile_ptx(kernel_source(kernel), [*OPTIONS, "-arch=compute_75"])
+    assert re.findall(r"\S*\.ftz\S*|fma\.\S*", ptx) == []

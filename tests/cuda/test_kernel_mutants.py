@@ -1,0 +1,33 @@
+"""Mistakes put into the kernels on purpose: the strict runs of `test_strict_kernels.py` must show every one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from helpers.kernels.mutants import mutants, stale
+from helpers.kernels.on_host import require_compiler, run_child
+from helpers.kernels.strict_cases import CHECKS
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    require_compiler()
+
+
+def test_every_kernel_has_mutants() -> None:
+    assert {m.checks[0] for m in mutants()} == {*CHECKS}
+
+
+def test_mistakes_that_are_written_down_can_be_made() -> None:
+    assert stale() == []
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_mutants_are_shown(check: str) -> None:
+    child = run_child({**os.environ}, "-m", "helpers.kernels.mutants", check)
+
+    assert child.returncode == 0, child.stderr
+    lines = child.stdout.splitlines()
+    assert [line for line in lines if not line.startswith("shown: ")] == []
+    assert len(lines) == sum(m.checks[0] == check for m in mutants())

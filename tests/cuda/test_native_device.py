@@ -1,0 +1,634 @@
+"""The wall's real implementation, with CuPy and RMM replaced by fakes; what only a GPU can show is in `cuda/`."""
+
+import importlib
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from helpers.kernels import nvrtc
+from helpers.simulated import fake_cuda
+from helpers.simulated.fake_cuda import (
+    CompileException,
+    CudaAsyncMemoryResource,
+    CudaMemoryResource,
+    CUDARuntimeError,
+    FakeCuda,
+    PoolMemoryResource,
+    StatisticsResourceAdaptor,
+)
+
+from xarray_gpuzarr import configure, cuda
+from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
+
+ROOMS = ("device", "sharing", "rmm_memory", "failures")
+KERNEL = Kernel(file="double.cu", name="double_it")
+OUT_OF_MEMORY = "std::bad_alloc: out_of_memory: CUDA error (failed to allocate 100 bytes) at: a.cpp:26: "
+POOL_IS_FULL = "std::bad_alloc: out_of_memory: Maximum pool size exceeded (failed to allocate 100 bytes)"
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """The two modules that CuPy and RMM are replaced by; the rooms that import them are imported anew."""
+    fake = FakeCuda()
+    monkeypatch.setattr(in_force, "options", ResourceOptions())
+    with patch.dict(sys.modules, {**fake.modules(), "nvtx": None}):
+        for room in ROOMS:
+            sys.modules.pop(f"xarray_gpuzarr.cuda.{room}", None)
+        yield fake
+    for room in ROOMS:
+        vars(cuda).pop(room, None)
+
+
+@pytest.fixture
+def native(fake, monkeypatch):
+    """The module under test, on the fakes."""
+    module = importlib.import_module("xarray_gpuzarr.cuda.device")
+    monkeypatch.setattr(module, "kernel_source", lambda kernel: f"source of {kernel}")
+    return module
+
+
+def make(native, memory="auto"):
+    device = native.NativeDevice(0, ResourceOptions(memory=memory))
+    return device, device.stream()
+
+
+def test_a_device_says_what_it_is(fake, native, monkeypatch):
+    monkeypatch.setattr(native, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(native.NativeDevice, "nvcomp", SimpleNamespace(version="6.0.0"))
+    device, _ = make(native)
+    identity = device.identity
+    assert (identity.name, identity.uuid) == ("NVIDIA H200", "000102030405060708090a0b0c0d0e0f at 0000:01:00.0")
+    assert (identity.compute_capability, identity.driver) == ("9.0", "580.65.06")
+    assert dict(identity.versions) == {"CuPy": "14.2.0", "RMM": "26.10.0", "nvCOMP": "6.0.0", "CUDA": "13.0"}
+
+
+def test_without_nvml_the_driver_is_known_by_its_cuda(fake, native, monkeypatch):
+    monkeypatch.setattr(native, "driver_version", lambda: None)
+    monkeypatch.setattr(native.NativeDevice, "nvcomp", SimpleNamespace(version="6.0.0"))
+    device, _ = make(native)
+    assert device.identity.driver == "of CUDA 13.2"
+
+
+def test_sharing_is_asked_for_by_configure_alone(fake, native):
+    configure(memory="pool")
+    assert not fake.called("set_per_device_resource")
+    configure(memory="pool", share=True)
+    ((index, resource),) = fake.called("set_per_device_resource")
+    assert (index, type(resource).__name__) == (0, "PoolMemoryResource")
+    assert fake.called("set_allocator") == [["RMM's for CuPy"]]
+
+
+PLAIN, USERS = CudaMemoryResource(), PoolMemoryResource("plain")
+
+
+@pytest.mark.parametrize(
+    ("install", "memory", "current", "resource", "allocator"),
+    [
+        ("always", "pool", PLAIN, PoolMemoryResource, "RMM's for CuPy"),
+        ("always", "pool", USERS, PoolMemoryResource, "RMM's for CuPy"),
+        ("always", "auto", USERS, USERS, "RMM's for CuPy"),
+        ("always", "current", PLAIN, PLAIN, "RMM's for CuPy"),
+        ("if plain", "auto", PLAIN, CudaAsyncMemoryResource, "RMM's for CuPy"),
+        ("if plain", "async", USERS, USERS, "RMM's for CuPy"),
+        ("if plain", "current", PLAIN, PLAIN, "CuPy's own"),
+        ("never", "async", PLAIN, PLAIN, "CuPy's own"),
+        ("never", "async", USERS, USERS, "RMM's for CuPy"),
+    ],
+)
+def test_sharing_leaves_the_users_pool_alone(  # noqa: PLR0917
+    fake, native, install, memory, current, resource, allocator
+):
+    fake.current_resource = current
+    device, _ = make(native, memory)
+
+    undo = device.share(install)
+
+    found = fake.current_resource
+    assert found is resource or (type(found) is resource and found is not current)
+    assert fake.allocator == allocator
+    undo()
+    assert (fake.current_resource, fake.allocator) == (current, "CuPy's own")
+
+
+def test_sharing_takes_nothing_back_that_the_user_has_changed_since(fake, native):
+    device, _ = make(native)
+    undo = device.share("if plain")
+    fake.current_resource, fake.allocator = USERS, "the user's"
+
+    undo()
+
+    assert (fake.current_resource, fake.allocator) == (USERS, "the user's")
+
+
+def test_sharing_is_taken_back_once(fake, native):
+    device, _ = make(native)
+    undo = device.share("if plain")
+    undo()
+    again = device.share("if plain")
+
+    undo()
+
+    assert type(fake.current_resource) is CudaAsyncMemoryResource
+    again()
+    assert type(fake.current_resource) is CudaMemoryResource
+
+
+def test_trimming_gives_back_what_cupys_pool_keeps(fake, native):
+    device, _ = make(native)
+
+    device.trim()
+
+    assert fake.called("free_all_blocks") == [[]]
+
+
+def test_arrays_are_made_of_host_values(fake, native):
+    device, _ = make(native)
+    values = np.arange(3)
+
+    assert device.array(values) is values
+    assert fake.called("asarray") == [[values]]
+
+
+def test_forgotten_devices_are_made_anew(fake, native):
+    before = native.native_device(0)
+
+    native.forget_devices()
+
+    assert native.native_device(0) is not before
+
+
+def test_kernels_are_built_before_they_are_launched(fake, native):
+    device, stream = make(native)
+
+    device.build([KERNEL, KERNEL])
+    device.launch(KERNEL, 1, 1, (), stream)
+
+    assert len(fake.called("RawModule")) == 1
+
+
+# --- where memory comes from -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("memory", "current", "has_async", "expected"),
+    [
+        ("auto", CudaMemoryResource(), True, CudaAsyncMemoryResource),
+        ("auto", CudaMemoryResource(), False, PoolMemoryResource),
+        ("auto", PoolMemoryResource("plain"), True, "current"),
+        ("auto", CudaAsyncMemoryResource(), False, "current"),
+        ("auto", StatisticsResourceAdaptor(CudaMemoryResource()), True, "current"),
+        ("current", CudaMemoryResource(), True, "current"),
+        ("current", PoolMemoryResource("plain"), True, "current"),
+        ("async", PoolMemoryResource("plain"), False, CudaAsyncMemoryResource),
+        ("pool", CudaAsyncMemoryResource(), True, PoolMemoryResource),
+    ],
+)
+def test_memory_comes_from_the_resource_that_was_asked_for(fake, native, memory, current, has_async, expected):
+    fake.current_resource, fake.has_async = current, has_async
+    device, stream = make(native, memory)
+
+    device.allocate(100, stream)
+
+    ((nbytes, on, resource),) = fake.called("allocate")
+    assert (nbytes, on) == (100, stream.for_rmm)
+    assert resource is current if expected == "current" else type(resource) is expected
+
+
+def test_a_private_pool_starts_empty(fake, native):
+    device, stream = make(native, "pool")
+
+    device.allocate(100, stream)
+
+    resource = fake.called("allocate")[0][2]
+    assert type(resource.upstream_mr) is CudaMemoryResource
+    assert resource.options == {"initial_pool_size": 0}
+
+
+def test_one_private_resource_serves_all_threads(fake, native):
+    device, stream = make(native, "async")
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: device.allocate(100, stream), range(64)))
+
+    assert len({id(resource) for _, _, resource in fake.called("allocate")}) == 1
+
+
+def test_a_resource_that_the_caller_sets_later_is_used_from_then_on(fake, native):
+    device, stream = make(native)
+    device.allocate(100, stream)
+
+    fake.current_resource = PoolMemoryResource("plain")
+    device.allocate(100, stream)
+
+    first, second = (resource for _, _, resource in fake.called("allocate"))
+    assert type(first) is CudaAsyncMemoryResource
+    assert second is fake.current_resource
+
+
+def test_memory_goes_back_when_it_is_freed_and_when_it_is_dropped(fake, native):
+    device, stream = make(native)
+    freed, dropped = device.allocate(100, stream), device.allocate(50, stream)
+    assert (freed.address, freed.nbytes) == (4096, 100)
+    assert fake.taken() == [100, 50]
+
+    freed.free()
+    assert fake.taken() == [50]
+
+    del freed, dropped
+    assert fake.taken() == []
+    assert [on for _, on, _ in fake.called("deallocate")] == [stream.for_rmm] * 2
+
+
+def test_memory_goes_back_behind_its_consumer(fake, native):
+    device, stream = make(native)
+    consumer, on = device.consumer_stream(), device.stream()
+    memory = device.allocate(100, stream)
+
+    memory.free_behind(consumer, on)
+
+    names = [name for name, *_ in fake.calls]
+    assert [name for name in names if name in {"record", "wait_event", "deallocate"}] == [
+        "record",
+        "wait_event",
+        "deallocate",
+    ]
+    assert fake.called("record")[-1] == [consumer.for_cupy]
+    assert fake.called("deallocate")[-1][:2] == [100, on.for_rmm]
+    del memory
+    assert len(fake.called("deallocate")) == 1
+
+
+def test_memory_whose_order_cannot_be_kept_is_not_given_away(fake, native):
+    device, stream = make(native)
+    memory = device.allocate(100, stream)
+    fake.failures["record"] = CUDARuntimeError("cudaErrorIllegalAddress")
+
+    memory.free_behind(device.consumer_stream(), stream)
+    del memory
+
+    assert fake.taken() == [100]
+
+
+@pytest.mark.parametrize("how", ["free", "free_behind", "drop"])
+def test_a_forked_process_gives_nothing_back(fake, native, monkeypatch, how):
+    device, stream = make(native)
+    memory, consumer = device.allocate(100, stream), device.consumer_stream()
+    monkeypatch.setattr("os.getpid", lambda: 0)
+
+    if how == "free":
+        memory.free()
+    elif how == "free_behind":
+        memory.free_behind(consumer, stream)
+    del memory
+
+    assert fake.taken() == [100]
+
+
+def test_an_array_owns_memory_of_its_stream(fake, native):
+    device, stream = make(native)
+
+    array = device.empty((2, 3), np.dtype("f4"), stream)
+
+    assert fake.taken() == [24]
+    assert (array.shape, array.dtype, device.address(array)) == ((2, 3), np.dtype("f4"), 4096)
+    assert (array.data.mem.nbytes, array.data.mem.index, array.data.mem.owner.nbytes) == (24, 0, 24)
+    assert fake.called("allocate")[0][1] is stream.for_rmm
+    del array
+    assert fake.taken() == []
+
+
+def test_an_array_in_memory_keeps_its_owner(fake, native):
+    device, stream = make(native)
+    owner, memory = object(), device.allocate(100, stream)
+
+    array = device.array_in(memory, (2, 3), np.dtype("f4"), owner)
+
+    assert device.address(array) == memory.address
+    assert array.data.mem.owner is owner
+
+
+def test_an_array_may_be_empty(fake, native):
+    device, stream = make(native)
+
+    array = device.empty((0, 3), np.dtype("f4"), stream)
+
+    assert (array.shape, array.data.mem.nbytes) == ((0, 3), 0)
+
+
+def test_pinned_memory_is_as_long_as_asked_and_outlives_its_owner(fake, native):
+    device, _ = make(native)
+
+    array = device.allocate_pinned(1000).array
+
+    array[:] = 7
+    assert (array.dtype, array.shape, int(array.sum())) == (np.uint8, (1000,), 7000)
+    assert fake.called("PinnedMemory") == [[1000]]
+
+
+def test_the_per_thread_default_stream_is_refused(fake, native):
+    device, _ = make(native)
+    fake.current_stream = 2
+
+    with pytest.raises(DeviceUnavailableError, match="per-thread default stream") as caught:
+        device.consumer_stream()
+
+    assert "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in caught.value.do
+
+
+def test_threads_sleep_while_they_wait_for_events(fake, native):
+    device, _ = make(native)
+
+    device.event()
+
+    ((block, disable_timing),) = fake.called("Event")
+    assert block
+    assert disable_timing
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+CALLS = {
+    "memGetInfo": lambda d, s: d.memory_nbytes(),
+    "Stream": lambda d, s: d.stream(),
+    "get_current_stream": lambda d, s: d.consumer_stream(),
+    "Event": lambda d, s: d.event(),
+    "record": lambda d, s: d.record(d.event(), s),
+    "wait_event": lambda d, s: d.wait(s, d.event()),
+    "synchronize": lambda d, s: d.synchronize(s),
+    "allocate": lambda d, s: d.allocate(100, s),
+    "PinnedMemory": lambda d, s: d.allocate_pinned(100),
+    "memcpyAsync": lambda d, s: d.upload(4096, np.zeros(3, np.uint8), s),
+    "RawModule": lambda d, s: d.launch(KERNEL, 1, 32, (1,), s),
+    "launch double_it": lambda d, s: d.launch(KERNEL, 1, 32, (1,), s),
+    "Device": lambda d, s: d.launch(KERNEL, 1, 32, (1,), s),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_fails_in_cuda_is_a_cuda_error_with_its_words(fake, native, name):
+    device, stream = make(native)
+    fake.failures[name] = CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+    with pytest.raises(CudaError, match="cudaErrorIllegalAddress: an illegal memory access") as caught:
+        CALLS[name](device, stream)
+
+    assert "this process can no longer use the GPU" in caught.value.found
+    assert "restart" in caught.value.do
+    assert caught.value.__cause__ is fake.failures[name]
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "do"),
+    [
+        ("cudaErrorMisalignedAddress: misaligned address", "can no longer use the GPU", "restart this process"),
+        ("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access", "can no longer use the GPU", "restart this process"),
+        ("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure", "can no longer use the GPU", "restart this process"),
+        ("cudaErrorLaunchFailure: unspecified launch failure", "can no longer use the GPU", "restart this process"),
+        ("RMM failure at a.cpp:3: cudaErrorAssert device-side assert", "can no longer use the GPU", "restart this"),
+        ("cudaErrorInitializationError: initialization error", "no usable GPU", '"spawn" rather than fork'),
+        ("cudaErrorInsufficientDriver: driver is insufficient", "no usable GPU", "nvidia-smi"),
+        ("cudaErrorNoDevice: no CUDA-capable device is detected", "no usable GPU", "nvidia-smi"),
+        ("CUDA_ERROR_INVALID_VALUE: invalid argument", "the process can go on", "read again"),
+        ("cudaErrorAssertion: no such name", "the process can go on", "read again"),
+        ("something that CUDA does not say", "the process can go on", "read again"),
+    ],
+)
+def test_a_failure_says_whether_the_process_can_go_on(fake, native, words, state, do):
+    device, stream = make(native)
+    fake.failures["synchronize"] = RuntimeError(words)
+
+    with pytest.raises(CudaError) as caught:
+        device.synchronize(stream)
+
+    assert caught.value.tried == "cudaStreamSynchronize"
+    assert caught.value.found.startswith(words)
+    assert state in caught.value.found
+    assert do in caught.value.do
+
+
+def test_a_kernel_that_does_not_compile_shows_the_compilers_words(fake, native):
+    device, stream = make(native)
+    fake.failures["RawModule"] = CompileException("double.cu(3): error: expected a ';'")
+
+    with pytest.raises(CudaError) as caught:
+        device.launch(KERNEL, 1, 32, (1,), stream)
+
+    assert caught.value.tried == "compiling double_it of double.cu"
+    assert "double.cu(3): error: expected a ';'" in caught.value.found
+
+
+@pytest.mark.parametrize("words", [OUT_OF_MEMORY + "cudaErrorMemoryAllocation out of memory", POOL_IS_FULL])
+@pytest.mark.parametrize("ask", ["allocate", "empty"])
+def test_want_of_device_memory_says_how_much_and_what_to_set(fake, native, words, ask):
+    device, stream = make(native)
+    fake.failures["allocate"] = MemoryError(words)
+
+    with pytest.raises(DeviceMemoryError) as caught:
+        device.allocate(100, stream) if ask == "allocate" else device.empty((25,), np.dtype("f4"), stream)
+
+    assert caught.value.tried == "100 bytes on device 0 from RMM's CudaAsyncMemoryResource"
+    assert caught.value.found == f"300 bytes free of 1000; {words}"
+    assert "XARRAY_GPUZARR_BATCH_NBYTES" in caught.value.do
+
+
+def test_an_allocation_that_fails_on_a_broken_device_is_no_want_of_memory(fake, native):
+    device, stream = make(native)
+    fake.failures["allocate"] = MemoryError(OUT_OF_MEMORY + "cudaErrorIllegalAddress an illegal memory access")
+
+    with pytest.raises(CudaError, match="this process can no longer use the GPU") as caught:
+        device.allocate(100, stream)
+
+    assert caught.value.tried == "100 bytes on device 0 from RMM's CudaAsyncMemoryResource"
+
+
+def test_want_of_pinned_memory_says_how_much_and_what_to_set(fake, native):
+    device, _ = make(native)
+    fake.failures["PinnedMemory"] = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+
+    with pytest.raises(DeviceMemoryError) as caught:
+        device.allocate_pinned(1000)
+
+    assert caught.value.tried == "cudaHostAlloc of 1000 bytes"
+    assert "XARRAY_GPUZARR_SLOT_NBYTES" in caught.value.do
+
+
+# --- kernels, copies, the rest ---------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_compiled_once_however_many_threads_launch_it(fake, native):
+    device, stream = make(native)
+    kernels = [Kernel(file="double.cu", name="double_it", defines=(("T", t),)) for t in ("i2", "i4")]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda i: device.launch(kernels[i % 2], 1, 32, (1,), stream), range(64)))
+
+    sources = [source for source, _, _ in fake.called("RawModule")]
+    assert sorted(sources) == sorted(f"source of {k}" for k in kernels)
+    assert len(fake.called("launch double_it")) == 64
+
+
+def test_a_kernel_that_failed_to_compile_is_tried_again(fake, native):
+    device, stream = make(native)
+    fake.failures["RawModule"] = CompileException("no space left for the cache")
+    with pytest.raises(CudaError):
+        device.launch(KERNEL, 1, 32, (1,), stream)
+
+    fake.failures.clear()
+    device.launch(KERNEL, 1, 32, (1,), stream)
+
+    assert len(fake.called("launch double_it")) == 1
+
+
+def test_kernel_arguments_are_unsigned_64_bit_words(fake, native):
+    device, stream = make(native)
+
+    device.launch(KERNEL, 5, 32, (2**64 - 1, 0, 3), stream)
+
+    ((grid, block, args, on),) = fake.called("launch double_it")
+    assert (grid, block, on) == ((5,), (32,), stream.for_cupy)
+    assert [(type(a), int(a)) for a in args] == [(np.uint64, 2**64 - 1), (np.uint64, 0), (np.uint64, 3)]
+
+
+def test_copies_go_the_right_way_on_the_given_stream(fake, native):
+    device, stream = make(native)
+    data = np.zeros(30, np.uint8)
+
+    device.upload(4096, data[10:], stream)
+    device.download(data[:5], 8192, stream)
+
+    start = data.ctypes.data
+    assert fake.called("memcpyAsync") == [[4096, start + 10, 20, 1, 7], [start, 8192, 5, 2, 7]]
+
+
+def test_streams_carry_their_handle(native):
+    device, stream = make(native)
+
+    assert stream.handle == 7
+    assert device.consumer_stream().handle == 0
+
+
+def test_nothing_of_the_process_is_set(fake, native):
+    device, stream = make(native)
+    with device.activate():
+        device.record(device.event(), device.consumer_stream())
+        device.allocate(100, stream).free()
+        device.empty((3,), np.dtype("f4"), stream)
+        device.allocate_pinned(10)
+        device.launch(KERNEL, 1, 32, (1,), stream)
+
+    called = {name for name, *_ in fake.calls}
+    assert "allocate" in called
+    assert not {name for name in called if name.startswith("set_")} | called & {"reinitialize"}
+
+
+def test_there_is_one_device_of_a_number(fake, native):
+    fake.current_device = 1
+
+    assert native.native_device() is native.native_device(1)
+    assert native.native_device(0) is not native.native_device(1)
+    assert native.native_device().index == 1
+
+
+def test_another_choice_of_memory_holds_from_the_next_read(fake, native):
+    before = native.native_device(0)
+
+    configure(memory="pool")
+    after = native.native_device(0)
+
+    assert (before.memory.choice, after.memory.choice) == ("auto", "pool")
+    assert native.native_device(0) is after
+
+
+def test_other_options_leave_the_device_and_its_kernels_alone(native):
+    before = native.native_device(0)
+
+    configure(n_slots=7)
+
+    assert native.native_device(0) is before
+
+
+def test_a_device_that_is_not_there_is_refused_at_once(fake, native):
+    fake.failures["Device"] = CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+
+    with pytest.raises(CudaError, match="no usable GPU"):
+        native.native_device(7)
+
+
+def test_an_unusable_option_stays_an_option_error(native, monkeypatch):
+    monkeypatch.setattr(in_force, "options", None)
+    monkeypatch.setenv("XARRAY_GPUZARR_MEMORY", "managed")
+
+    with pytest.raises(OptionError, match="managed"):
+        native.native_device(0)
+
+
+def test_ranges_cost_nothing_without_nvtx(native):
+    device, _ = make(native)
+
+    assert device.range("read::fetch") is device.range("read::decode")
+
+
+def test_ranges_are_named_in_a_domain_of_their_own(native, monkeypatch):
+    device, _ = make(native)
+    seen = []
+    annotate = lambda name, domain: seen.append((name, domain)) or nullcontext()  # noqa: E731
+    monkeypatch.setattr(native, "nvtx", SimpleNamespace(annotate=annotate))
+
+    with device.range("read::fetch"):
+        pass
+
+    assert seen == [("read::fetch", "xarray_gpuzarr")]
+
+
+def test_nvcomp_is_looked_for_once(native, monkeypatch):
+    found = []
+    monkeypatch.setattr(native, "find_nvcomp", lambda: found.append("library") or "functions")
+    monkeypatch.setattr(native, "Nvcomp", lambda functions: SimpleNamespace(functions=functions))
+    device, _ = make(native)
+
+    assert device.nvcomp is device.nvcomp
+    assert (device.nvcomp.functions, found) == ("functions", ["library"])
+
+
+# --- the real modules, no GPU needed ---------------------------------------------------------------------------------
+
+
+def members(of, path=""):
+    """Return the dotted names of what a fake module holds."""
+    for name, value in vars(of).items():
+        if not name.startswith("__"):
+            yield path + name
+            if isinstance(value, (fake_cuda.ModuleType, SimpleNamespace)):
+                yield from members(value, f"{path}{name}.")
+
+
+@pytest.mark.parametrize("name", ["cupy", "rmm"])
+def test_the_fakes_hold_nothing_that_the_real_modules_lack(name):
+    real = pytest.importorskip(name, reason=f"{name} is not installed")
+    importlib.import_module("rmm.pylibrmm.stream" if name == "rmm" else "cupy.cuda.compiler")
+
+    def has(path):
+        at = real
+        for part in path.split("."):
+            at = getattr(at, part, None)
+        return at is not None
+
+    assert [path for path in members(FakeCuda().modules()[name]) if not has(path)] == []
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason=f"{nvrtc.WHEEL} is not installed")
+def test_no_kernel_flushes_denormals_although_cupy_asks_for_it():
+    single = [k for k in all_kernels() if k.file == "scatter.cu" and {v for _, v in k.defines} & {"f2", "f4"}]
+    options = (*COMPILE_OPTIONS, "-arch=compute_75", "-ftz=true")
+
+    flushing = [k for k in single if ".ftz" in nvrtc.compile_ptx(kernel_source(k), options)]
+
+    assert len(single) > 10
+    assert flushing == []

@@ -1,0 +1,207 @@
+"""Kernels run as loosely as CUDA allows; and small kernels with mistakes, which such a run must find."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from helpers.kernels.on_host import require_compiler
+from helpers.kernels.ptx_text import UnknownInstructionError, without_asm
+from helpers.kernels.strict_cases import CHECKS
+from helpers.kernels.strict_kernels import KernelError, run_source, strictly
+
+
+@pytest.fixture(autouse=True)
+def compiler() -> None:
+    require_compiler()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kernel", CHECKS)
+def test_kernel_relies_on_no_more_than_cuda_promises(kernel: str, seed: int) -> None:
+    with strictly(seed):
+        CHECKS[kernel]()
+
+
+# ---- small kernels: 64 threads a block, two blocks, an array of 128 zeros
+
+N_BLOCKS, N_THREADS = 2, 64
+
+
+def run(body: str, n_blocks: int = N_BLOCKS, seed: int = 0) -> np.ndarray:
+    """Run the body of a kernel; `t`, `g`, `out` are the thread in its block, in the grid, and the array."""
+    out = np.zeros(2 * N_THREADS, np.uint64)
+    source = f"""
+    typedef unsigned u4; typedef unsigned long long u8;
+    extern "C" __global__ void k(u8 address) {{
+        u8* const out = (u8*)address;
+        const u4 t = threadIdx.x, g = blockIdx.x * blockDim.x + t;
+        __shared__ u8 shared[64];
+        {body}
+    }}
+    SHIM_ENTRY(k)"""
+    run_source(source, (n_blocks, N_THREADS), [out.ctypes.data], seed)
+    return out
+
+
+SOUND = {
+    "block barrier": "shared[t] = g; __syncthreads(); out[g] = shared[63 - t];",
+    "warp barrier": "shared[t] = g; __syncwarp(); out[g] = shared[t ^ 31];",
+    "warp barrier of some": "shared[t] = g; __syncwarp(0xffu << t % 32 / 8 * 8); out[g] = shared[t ^ 7];",
+    "own bytes": "shared[t] = g; out[g] = shared[t] + 1;",
+    "one value": "out[0] = 7;",
+    "atomics": "atomicAdd(out, (u8)g);",
+    "vote": "out[g] = __ballot_sync(~0u, t % 5 == 1);",
+    "neighbours' bytes": "((unsigned char*)out)[g] = t;",
+    "one writes, all read behind a barrier": "if (t == 9) shared[0] = 3; __syncthreads(); out[g] = shared[0];",
+    "threads end": "if (t > 31) return; shared[t] = g; __syncwarp(); out[g] = shared[t ^ 1];",
+}
+
+
+@pytest.mark.parametrize("body", SOUND.values(), ids=SOUND)
+def test_sound_kernel_runs(body: str) -> None:
+    results = {run(body, seed=seed).tobytes() for seed in range(5)}
+    assert len(results) == 1
+    assert any(*results)
+
+
+MISTAKES = {
+    "no barrier": ("shared[t] = g; out[g] = shared[63 - t];", "race in shared memory"),
+    "barrier of a warp": ("shared[t] = g; __syncwarp(); out[g] = shared[63 - t];", "race in shared memory"),
+    "barrier of other threads": (
+        "shared[t] = g; __syncwarp(0xffu << t % 32 / 8 * 8); out[g] = shared[t ^ 31];",
+        "race in shared memory",
+    ),
+    "within a warp": ("shared[t] = g; out[g] = shared[t ^ 1];", "race in shared memory"),
+    "a vote is no barrier": ("shared[t] = g; __ballot_sync(~0u, 1); out[g] = shared[t ^ 1];", "race in shared memory"),
+    "written too soon": (
+        "shared[t] = g; __syncthreads(); out[g] = shared[63 - t]; shared[t] = 0;",
+        "race in shared memory",
+    ),
+    "two values": ("out[0] = g;", "race in global memory: write"),
+    "half of a word": ("((u4*)out)[1] = g; if (t == 9) out[0] = 1;", "race in global memory: write"),
+    "between blocks": ("out[g] = t; out[127 - g] = 7;", "race in global memory"),
+    "a barrier is not for other blocks": ("out[g] = 1; __syncthreads(); shared[t] = out[127 - g];", "race in global"),
+    "read and atomic": ("if (t == 9) out[g] = out[0]; atomicAdd(out, 1ull);", "race in global memory"),
+    "write and atomic": ("if (g == 9) out[0] = 5; atomicAdd(out, 1ull);", "race in global memory"),
+    "ended before a barrier": ("if (t == 9) return; __syncthreads();", r"__syncthreads at .* thread 9 has ended"),
+    "ended before a warp's": ("if (t == 9) return; __syncwarp();", r"__syncwarp at .* thread 9 has ended"),
+    "two kinds of barrier": ("if (t == 9) __syncthreads(); else __syncwarp();", r"thread \d+ waits at"),
+    "not named": ("__syncwarp(2u);", "__syncwarp of other threads"),
+    "another thread's memory": (
+        "u8 mine = g; shared[t] = (u8)&mine; __syncthreads(); out[g] = *(u8*)shared[63 - t];",
+        "local memory of another thread",
+    ),
+    "shift by the width": ("out[g] = 1u << t;", "undefined: a shift"),
+    "integer that does not hold it": ("double x = -1.0 - out[g]; out[g] = (u4)x;", "undefined: an integer that"),
+    "not a number": ("double x = 0.0 / out[g]; out[g] = (long long)x;", "undefined: an integer that does not hold"),
+    "outside of an array": ("shared[t + 1] = g;", "undefined: an index"),
+    "division by zero": ("out[g] = 7 / out[g];", "undefined: a division"),
+    "misaligned": ("*(u8*)((char*)out + 4) = 1;", "undefined: an address"),
+    "memory that is not shared": ("static u8 kept; out[g] = kept; kept = t;", "memory of no kind"),
+}
+
+
+@pytest.mark.parametrize(("body", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake_is_found(body: str, said: str) -> None:
+    with pytest.raises(KernelError, match=said):
+        run(body)
+
+
+def test_message_names_the_lines() -> None:
+    with pytest.raises(KernelError, match=r"at twice\.cu:(7|8) .* at twice\.cu:(7|8) "):
+        run('\n#line 7 "twice.cu"\nshared[t] = g;\nout[g] = shared[63 - t];\n')
+
+
+def test_shared_memory_is_noise_for_every_block() -> None:
+    first, second = (run("out[g] = shared[t]; __syncthreads(); shared[t] = 0;", seed=seed) for seed in (0, 1))
+    assert len({*first.tolist(), *second.tolist()}) == 4 * N_THREADS
+
+
+def test_blocks_and_threads_take_turns_in_any_order() -> None:
+    body = "const u8 turn = atomicAdd(out, 1ull); if (g) out[g] = turn;"
+    assert len({run(body, seed=seed).tobytes() for seed in range(5)}) == 5
+
+
+# ---- assembly
+
+ROUNDINGS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3}
+TYPES = {"f32": ("float", "f", np.float32), "f64": ("double", "d", np.float64)}
+
+
+def assembled(instruction: str, *operands: float) -> np.floating:
+    """Return what one instruction with operands and a result of its last type computes."""
+    name, constraint, dtype = TYPES[instruction[-3:]]
+    memory = np.array([*operands, 0], dtype)
+    body = f"""
+    {name}* const memory = ({name}*)address;
+    {name} r;
+    const {name} a = memory[0], b = memory[1];
+    asm("{instruction} %0, %1, %2;" : "={constraint}"(r) : "{constraint}"(a), "{constraint}"(b));
+    memory[2] = r;"""
+    source = f"""extern "C" __global__ void k(unsigned long long address) {{ {body} }}
+    SHIM_ENTRY(k)"""
+    run_source(source, (1, 1), [memory.ctypes.data], 0)
+    return memory[2]
+
+
+EXACT = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b}
+
+
+def rounded(value: Fraction, rounding: str, dtype: type[np.floating]) -> float:
+    """Return a fraction as a floating number next to it."""
+    guess = dtype(float(value))
+    around = sorted(float(x) for x in (np.nextafter(guess, dtype(-np.inf)), guess, np.nextafter(guess, dtype(np.inf))))
+    below = max(x for x in around if Fraction(x) <= value)
+    above = min(x for x in around if Fraction(x) >= value)
+    if rounding == "rn":
+        is_odd = {x: int(dtype(x).view(f"u{np.dtype(dtype).itemsize}")) % 2 for x in (below, above)}
+        return min((below, above), key=lambda x: (abs(Fraction(x) - value), is_odd[x]))
+    return {"rm": below, "rp": above, "rz": below if value > 0 else above}[rounding]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("rounding", ["rn", "rz", "rm", "rp"])
+@pytest.mark.parametrize("operation", EXACT)
+def test_instruction_rounds_as_it_says(operation: str, rounding: str, kind: str) -> None:
+    dtype = TYPES[kind][2]
+    for a, b in ((0.1, 0.3), (-0.1, 0.3), (1.1, -7.7)):
+        exact = EXACT[operation](Fraction(float(dtype(a))), Fraction(float(dtype(b))))
+        assert assembled(f"{operation}.{rounding}.{kind}", a, b) == rounded(exact, rounding, dtype)
+
+
+@pytest.mark.parametrize(("instruction", "tiny"), [("add.rn.f32", 2.0**-149), ("add.rn.ftz.f32", 0.0)])
+def test_denormal_numbers_are_flushed_where_it_says_so(instruction: str, tiny: float) -> None:
+    assert assembled(instruction, 2.0**-149, 0.0) == tiny
+
+
+@pytest.mark.parametrize(("sign", "product"), [("s", -6), ("u", 3 * (2**32 - 2))])
+def test_wide_product_and_sum(sign: str, product: int) -> None:
+    asm = f'asm("mad.wide.{sign}32 %0, %1, %2, %3;" : "=l"(r) : "r"(a), "r"(b), "l"(c));'
+    out = run(f"int a = 3, b = -2; u8 r, c = 1ull << 40; {asm} out[g] = r;")
+    assert set(out.tolist()) == {2**40 + product}
+
+
+def test_results_that_are_no_numbers_have_a_payload_of_their_own() -> None:
+    assert assembled("mul.rn.f32", np.inf, 0).view(np.uint32) == 0x7FFFFFFF
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'asm("mul.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));',
+        'asm("div.approx.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));',
+        'asm("mul.rn.ftz.f64 %0, %1, %2;" : "=d"(r) : "d"(a), "d"(b));',
+        'asm("mul.rn.f32 %0, %1, %2;" : "=d"(r) : "f"(a), "f"(b));',
+        'asm("mul.rn.f32 %0, %1, %1;" : "=f"(r) : "f"(a), "f"(b));',
+        'asm("cvt.f32.f64 %0, %1;" : "=f"(r) : "d"(a));',
+        'asm("cvt.rn.f64.f32 %0, %1;" : "=d"(r) : "f"(a));',
+        'asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(r) : "r"(a), "r"(b), "r"(c));',
+        'asm volatile("bar.sync 0;");',
+        'asm("mul.rn.f32 %0, %1, %2; neg.f32 %0, %0;" : "=f"(r) : "f"(a), "f"(b));',
+    ],
+)
+def test_assembly_that_is_not_understood_is_refused(statement: str) -> None:
+    with pytest.raises(UnknownInstructionError):
+        without_asm(statement)

@@ -1,0 +1,96 @@
+"""What self-checks decode: other libraries decode it to the same, and it covers what it should."""
+
+import gzip
+import zlib
+from collections import Counter
+
+import imagecodecs
+import numcodecs
+import pytest
+import zstandard
+from helpers.data import known_frames as writer
+from helpers.simulated.simulator import SimulatedDevice
+
+from xarray_gpuzarr.cuda.launch import usual_kernels
+from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.decoders.cuda.checks.choice import usual_checks
+from xarray_gpuzarr.decoders.cuda.checks.known import known_frames
+from xarray_gpuzarr.decoders.cuda.checks.placing import placing
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.stored.cf import Cast
+
+FRAMES = [(name, frame) for name, frames in known_frames().items() for frame in frames]
+DECODERS = {
+    "zstd": lambda frame: zstandard.ZstdDecompressor().decompress(frame),
+    "lz4": lambda frame: imagecodecs.lz4_decode(frame, header=True),
+    "gzip": gzip.decompress,
+    "zlib": zlib.decompress,
+    "blosc snappy": imagecodecs.blosc_decode,
+}
+
+
+@pytest.mark.parametrize(("name", "frame"), FRAMES, ids=lambda value: value if isinstance(value, str) else value.writer)
+def test_another_library_decodes_it_to_the_formula(name, frame):
+    decode = DECODERS.get(name, numcodecs.blosc.decompress)
+    assert bytes(decode(frame.frame)) == frame.decoded
+    assert len(frame.decoded) == frame.nbytes
+
+
+def test_the_file_is_what_its_writer_writes():
+    def kinds(frames):
+        return Counter((name, f.writer.partition(": ")[2], f.content, f.nbytes) for name, f in frames)
+
+    assert kinds(FRAMES) == kinds(writer.written())
+
+
+def test_frames_are_of_every_kind():
+    assert set(known_frames()) == {"zstd", "lz4", "gzip", "zlib", *(f"blosc {name}" for name in writer.TYPESIZES)}
+    largest = max(known_frames()["zstd"], key=lambda frame: frame.nbytes)
+    assert largest.nbytes > 2 * 128 * 1024  # the longest block of RFC 8878 has 128 KiB
+    for frames in known_frames().values():
+        assert {"waves", "noise"} <= {frame.content for frame in frames}
+        assert any(frame.nbytes % 2 for frame in frames)
+        assert all(len(frame.frame) < frame.nbytes for frame in frames if frame.content == "waves" and frame.nbytes > 1)
+
+
+class NotingDevice(SimulatedDevice):
+    """Notes which kernels are launched."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.launched = set()
+
+    def launch(self, kernel, *args):
+        self.launched.add(kernel)
+        super().launch(kernel, *args)
+
+
+def lane_of(device):
+    return Lane(device, ResourceOptions(slot_nbytes=2**20, n_slots=2, scratch_nbytes=2**26))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_usual_checks_launch_every_usual_kernel(seed):
+    device = NotingDevice(seed)
+    lane = lane_of(device)
+    for check in usual_checks():
+        assert check.run(lane) > 0
+    left = [kernel for kernel in usual_kernels() if kernel not in device.launched]
+    assert [dict(kernel.defines) for kernel in left] == [{"KIND": "crc32c"}]  # the host sums those up
+    device.check()
+
+
+PAIRS = [("b1", "f4"), ("i2", "f2"), ("u8", "i4"), ("f2", "f8"), ("f4", "f4"), ("f8", "i2"), ("c16", "c16")]
+
+
+@pytest.mark.parametrize(("stored", "result"), PAIRS)
+@pytest.mark.parametrize("points", [False, True])
+def test_the_check_of_a_placing_launches_its_kernel(stored, result, points):
+    device = NotingDevice(2)
+    name = ("points" if points else "scatter", stored, result)
+    cast = Cast(dtype=result, mask=(7.0,) if result[0] == "f" else ())
+    assert placing(stored, cast, points=points).run(lane_of(device)) > 0
+    launched = {(k.name, *(dict(k.defines).get(part) for part in ("STORED", "RESULT"))) for k in device.launched}
+    assert (name in launched) is (stored != "c16")  # which is copied, by units
+    assert any(kernel.name == name[0] for kernel in device.launched)
+    device.check()

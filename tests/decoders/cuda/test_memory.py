@@ -1,0 +1,361 @@
+"""Device memory of reads: how much, what happens when there is none, and what several reads share."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.data.corpus import counting, write
+from helpers.data.damage import assert_explains
+from helpers.simulated.reads import KIB, LAZY, ON_HOST, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene
+from helpers.simulated.simulator import SimulatedDevice
+from helpers.stores.fakes import put, take
+from helpers.stores.shards import with_chunk
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError, configure
+from xarray_gpuzarr.cuda.resources import PinnedRing
+from xarray_gpuzarr.read import stored_array
+
+MIB = KIB * KIB
+FEW_SEEDS = SEEDS[:4]
+
+
+@pytest.fixture(autouse=True)
+def small():
+    with limits():
+        yield
+
+
+def assert_reads(reads, name="zstd, scattered", selection=...):
+    """Read a scene and leave nothing behind."""
+    expected = scene(name).expected[selection]
+    np.testing.assert_array_equal(reads.values(scene(name).array, selection), expected)
+    reads.device.check()
+
+
+def assert_nothing_is_left(reads):
+    """All memory is free again, but for what lanes keep; the streams are at rest."""
+    device = reads.device
+    device.check()
+    gc.collect()  # the traceback of an error may be the last to know a result
+    free, total = device.memory_nbytes()
+    assert total - free <= 2 * 64 * KIB
+    reads.decoder.close()
+    free, total = device.memory_nbytes()
+    assert free == total
+
+
+# How much.
+
+
+@pytest.mark.parametrize("scratch_nbytes", [80 * KIB, 200 * KIB, 500 * KIB, 2 * MIB])
+@pytest.mark.parametrize("name", SCENES)
+def test_reads_stay_within_their_budget(name, scratch_nbytes):
+    # Tables, receipts and alignment come on top; 16 KiB are enough for them here.
+    device = SimulatedDevice(LAZY)
+
+    with limits(scratch_nbytes=scratch_nbytes, batch_nbytes=64 * MIB, slot_nbytes=MIB):
+        assert_reads(CudaReads(device), name)
+
+    assert device.peak_nbytes - scene(name).expected.nbytes <= scratch_nbytes + 16 * KIB
+
+
+def test_gaps_between_chosen_chunks_count_as_well():
+    data = counting((256 * KIB,))
+    array = write(MemoryStore(), data, chunks=(256,), shards=data.shape, compressors=None, filters=None)
+    chosen = np.arange(0, len(data), 16 * 256)
+    device = SimulatedDevice(LAZY)
+
+    with limits(scratch_nbytes=64 * KIB, batch_nbytes=64 * MIB, slot_nbytes=MIB):
+        np.testing.assert_array_equal(CudaReads(device).values(array, chosen), data[chosen])
+
+    assert device.peak_nbytes <= (64 + 16) * KIB
+
+
+@pytest.mark.parametrize("name", ["zstd, scattered", "zlib, moved first", "raw"])
+def test_budget_follows_from_the_free_memory_where_none_is_set(name):
+    device = SimulatedDevice(LAZY, 2 * MIB)
+
+    with limits(scratch_nbytes=None, batch_nbytes=64 * MIB):
+        assert_reads(CudaReads(device), name)
+
+    assert device.peak_nbytes - scene(name).expected.nbytes <= 2 * MIB // 4 + 16 * KIB
+
+
+def test_pinned_memory_is_bounded_and_kept():
+    device = NotingDevice(LAZY)
+    reads = CudaReads(device)
+
+    assert_reads(reads)
+    peak = device.peak_pinned_nbytes
+    [assert_reads(reads, name) for name in SCENES]
+
+    assert device.peak_pinned_nbytes == peak <= 2 * 64 * KIB + 10 * 256 * KIB
+
+
+def test_a_ring_whose_slots_grow_a_little_each_time_is_pinned_anew_a_few_times():
+    device = NotingDevice(LAZY)
+    ring = PinnedRing(device, 1, 1000)
+
+    lengths = [len(ring.lend(nbytes).array) for nbytes in range(1, 20_000, 10)]
+
+    assert len(set(lengths)) == 9
+    assert all(length >= nbytes for length, nbytes in zip(lengths, range(1, 20_000, 10), strict=True))
+    assert device.peak_pinned_nbytes == lengths[-1] < 1.5 * 20_000
+
+
+# What happens when there is none.
+
+
+def test_chunk_that_cannot_fit_is_refused_with_the_setting_that_lets_it():
+    reads = CudaReads(SimulatedDevice(LAZY))
+
+    with limits(scratch_nbytes=20 * KIB), pytest.raises(DeviceMemoryError) as caught:
+        reads.read(scene("zstd, scattered").array)
+    needed = int(caught.value.do.partition("scratch_nbytes=")[2].partition(")")[0])
+
+    assert_explains(caught.value, "array '/'", "8192 decoded bytes", f"{needed} bytes", f"is {20 * KIB}", "host")
+    with limits(scratch_nbytes=needed):
+        assert_reads(reads)
+    with limits(scratch_nbytes=needed - 1), pytest.raises(DeviceMemoryError):
+        reads.read(scene("zstd, scattered").array)
+
+
+class NoMemory:
+    """Lets allocations of device memory fail whose numbers, from 0, are in `which`."""
+
+    def __init__(self, which):
+        self.which, self.n = which, -1
+
+    def __call__(self, nbytes):
+        self.n += 1
+        return self.n in self.which
+
+
+def n_allocations():
+    count = NoMemory(())
+    assert_reads(CudaReads(SimulatedDevice(LAZY, fail_allocations=count)))
+    return count.n + 1
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_batch_that_finds_no_memory_once_is_tried_again_in_halves(seed):
+    # The first two allocations are the result and what all batches share: without them there is no read.
+    for number in range(2, n_allocations()):
+        device = SimulatedDevice(seed, fail_allocations=NoMemory({number}))
+        reads = CudaReads(device)
+        assert_reads(reads)
+        assert device.calls["nvcomp"] in (5, 6), number  # what follows in the batch may be one of its own
+        assert_nothing_is_left(reads)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_memory_that_stays_short_is_an_error_and_the_next_read_works(seed):
+    for first in range(n_allocations()):
+        fail = NoMemory(range(first, 1000))
+        reads = CudaReads(SimulatedDevice(seed, fail_allocations=fail))
+        with pytest.raises(DeviceMemoryError, match="not enough device memory"):
+            reads.read(scene("zstd, scattered").array)
+        assert_nothing_is_left(reads)
+        fail.which = ()
+        assert_reads(reads)
+
+
+@dataclass(frozen=True, slots=True)
+class FailingSource:
+    """A source of which one request raises."""
+
+    source: Any
+    error: Callable[[], BaseException]
+    key: str
+
+    is_remote = False  # the index of a small shard is a request of its own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def for_one_read(self) -> Any:
+        return self
+
+    def start(self, key: str, wanted: Any, version: Any) -> Any:
+        def fail(_):
+            raise self.error()
+
+        return fail if key == self.key else self.source.start(key, wanted, version)
+
+
+def failed():
+    return StoreReadError("a", tried="b", found="c", do="d")
+
+
+@pytest.mark.parametrize("error", [failed, KeyboardInterrupt])
+@pytest.mark.parametrize("key", ["c/0/0", "c/2/0", "c/5/1"])
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_failing_source_leaves_nothing_behind(seed, key, error):
+    reads = CudaReads(SimulatedDevice(seed))
+    stored = stored_array(scene("zstd, scattered").array)
+
+    with pytest.raises(type(error())):
+        reads.read(replace(stored, source=FailingSource(stored.source, error, key)))
+
+    assert_nothing_is_left(reads)
+    assert_reads(reads)
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_damaged_chunk_leaves_nothing_behind(seed):
+    data, store = counting((48, 4096), "i2"), MemoryStore()
+    array = write(store, data, chunks=(4, 1024), shards=(8, 2048), compressors=ZstdCodec())
+    put(store, "c/2/1", with_chunk(take(store, "c/2/1"), 4, 1, b"no zstd frame"))
+    reads = CudaReads(SimulatedDevice(seed))
+
+    with pytest.raises(CorruptChunkError, match=r"chunk \(4, 3\)"):
+        reads.read(array)
+
+    assert_nothing_is_left(reads)
+    np.testing.assert_array_equal(reads.values(array, slice(24, None)), data[24:])
+
+
+HALF = slice(0, 24)
+
+
+def read_interrupted(seed, at, name="zstd, scattered", selection=HALF, **keywords):
+    """Interrupt a read before its call number `at`; the next one is right, and nothing is left behind."""
+
+    def interrupt(note):
+        if len(device.notes) == at + 1 and note.call != "nvcomp":  # nothing gets through a C frame
+            raise KeyboardInterrupt
+
+    device = NotingDevice(seed, on_call=interrupt, **keywords)
+    reads = CudaReads(device)
+    with suppress(KeyboardInterrupt):
+        reads.read(scene(name).array, selection)
+    assert_reads(reads, name, selection)
+    assert_nothing_is_left(reads)
+
+
+@pytest.mark.parametrize("name", ["zstd, scattered", "raw", ON_HOST])
+def test_interrupt_at_any_call_leaves_nothing_behind(name):
+    device = NotingDevice(LAZY)
+    assert_reads(CudaReads(device), name, HALF)
+
+    for at in range(len(device.notes)):
+        read_interrupted(SEEDS[at % len(SEEDS)], at, name)
+
+
+@pytest.mark.parametrize("ignored", range(1, 6))
+def test_failed_read_must_wait_for_all_streams(ignored):
+    starving = 4 * ignored + 3  # that stream, which nobody waits for then
+    mutations = {f"synchronize:{ignored}"}
+    with pytest.raises(AssertionError):
+        [read_interrupted(starving, at, selection=..., mutations=mutations) for at in range(20, 140, 4)]
+
+
+# Several reads, threads, devices.
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_results_are_freed_in_any_order(seed, order):
+    reads = CudaReads(SimulatedDevice(seed))
+    results = dict(enumerate([reads.read(scene(name).array) for name in SCENES[:4]]))
+
+    for number in order:
+        np.testing.assert_array_equal(results.pop(number).get(), scene(SCENES[number]).expected)
+        assert_reads(reads, SCENES[number])
+
+    assert_nothing_is_left(reads)
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_threads_read_at_once(seed):
+    device = SimulatedDevice(seed, 16 * MIB)
+    reads, start = CudaReads(device), threading.Barrier(4)
+
+    def work(number):
+        start.wait()
+        with device.consuming(device.stream()):
+            for name in (*SCENES[number:], *SCENES[:number]):
+                np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    device.check()
+    assert device.calls["stream"] == (7 + 1) * 4
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("seed", SEEDS[:9])
+def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):
+    device = SimulatedDevice(seed, steals=True)
+    reads, mine = CudaReads(device), device.stream()
+
+    with device.consuming(mine):
+        for _ in range(3):
+            result = reads.read(scene(name).array)
+            result[...] = 7
+            del result
+        np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
+    device.check()
+
+    _, _, copy, *works, _, _ = device._scheduler.streams.values()
+    assert not [owner for _, owner in device.stolen if owner is copy or owner in works]
+
+
+def test_failing_thread_does_not_disturb_the_others():
+    device = SimulatedDevice(LAZY)
+    reads, stored = CudaReads(device), stored_array(scene("gzip").array)
+    failing = replace(stored, source=FailingSource(stored.source, failed, "c/3/0"))
+
+    def work(number):
+        if number % 2:
+            with pytest.raises(StoreReadError):
+                reads.read(failing)
+        else:
+            np.testing.assert_array_equal(reads.values(stored), scene("gzip").expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(16)))
+    device.check()
+
+
+@pytest.mark.parametrize("seed", FEW_SEEDS)
+def test_two_devices_in_one_process(seed):
+    devices = [SimulatedDevice(seed, index=0), SimulatedDevice(seed + 1, index=1)]
+    reads = CudaReads(devices[0])
+    reads.decoder._current_device = lambda: reads.device
+
+    for name in SCENES:
+        for reads.device in devices:
+            assert_reads(reads, name)
+
+    assert [device.calls["stream"] for device in devices] == [7, 7]
+
+
+def test_configure_holds_from_the_next_read_on():
+    device = SimulatedDevice(LAZY)
+    reads = CudaReads(device)
+
+    assert_reads(reads)
+    n_batches = device.calls["nvcomp"]
+    configure(batch_nbytes=64 * MIB, slot_nbytes=MIB)
+    assert_reads(reads)
+
+    assert (n_batches, device.calls["nvcomp"]) == (4, 4 + 1)
+
+
+def test_read_under_a_running_event_loop():
+    reads = CudaReads(SimulatedDevice(LAZY))
+
+    async def call():
+        assert_reads(reads)
+
+    asyncio.run(call())

@@ -1,0 +1,517 @@
+"""The engine on a device that does something wrong: values stay right, it says so once, and it remembers.
+
+A fault is planted in each codec and kernel in turn. "The next process" is a new decoder that has been told of nothing.
+"""
+
+import functools
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.data import blosc_frames
+from helpers.kernels import on_host as host_kernels
+from helpers.simulated import worker as simulated_worker
+from helpers.simulated.array import SimulatedArray
+from helpers.simulated.planted_faults import IDENTITY, Fault, FaultyDevice
+from helpers.stores.fakes import put
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+from zarr.codecs import numcodecs as zn
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
+from xarray_gpuzarr.decoders.cuda.checks.checked import run_checks
+from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
+from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.cache_folder import cache_folder
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
+from xarray_gpuzarr.read import StoredArray, read, read_array, read_points, stored_array
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.codecs import FixedScaleOffsetSpec
+
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+
+VALUES = np.arange(40 * 30, dtype="i2").reshape(40, 30)
+LONG = np.arange(3 * 40_000, dtype="i2").reshape(3, -1) // 3
+FLOATS = (VALUES % 11).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember nothing from before, and nothing after."""
+    host_kernels.require_compiler()
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(
+        in_force, "options", ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off")
+    )
+
+
+def stored(values: np.ndarray = VALUES, cast: Cast | None = None, **options: object) -> StoredArray:
+    options = {"compressors": None, "filters": None} | options
+    return stored_array(zarr.create_array({}, data=values, chunks=(10, 30), shards=(20, 30), **options), cast)
+
+
+def of_snappy() -> StoredArray:
+    """Return Blosc frames of snappy, which numcodecs reads and does not write."""
+    store = MemoryStore()
+    array = zarr.create_array(
+        store,
+        shape=(3, 40_000),
+        chunks=(1, 40_000),
+        dtype="i2",
+        zarr_format=2,
+        compressors=numcodecs.Blosc(cname="snappy"),
+    )
+    for row, chunk in enumerate(LONG):
+        put(store, f"{row}.0", blosc_frames.encode(chunk.tobytes(), cname="snappy", typesize=2, shuffle=1))
+    return stored_array(array)
+
+
+@functools.cache
+def cases() -> dict[str, tuple[StoredArray, np.ndarray]]:
+    """Return arrays, and what they hold, by what decodes them."""
+    scaled = Cast(dtype="<f4", mask=(7.0,), scale=0.5, offset=1.0)
+    expected = np.where(VALUES == 7, np.float32("nan"), VALUES.astype("f4") * np.float32(0.5) + np.float32(1))
+    long = zarr.create_array({}, data=LONG, chunks=(1, 40_000), compressors=GzipCodec())
+    blosc = {"typesize": 2, "shuffle": "bitshuffle"}
+    return {
+        "raw": (stored(), VALUES),
+        "zstd": (stored(compressors=ZstdCodec()), VALUES),
+        "lz4": (stored(compressors=zn.LZ4()), VALUES),
+        "gzip": (stored(compressors=GzipCodec()), VALUES),
+        "long gzip": (stored_array(long), LONG),
+        "blosc snappy": (of_snappy(), LONG),
+        "zlib": (stored(compressors=zn.Zlib()), VALUES),
+        "blosc lz4": (stored(compressors=BloscCodec(cname="lz4", **blosc)), VALUES),
+        "blosc zstd": (stored(compressors=BloscCodec(cname="zstd", **blosc)), VALUES),
+        "blosc blosclz": (stored(compressors=BloscCodec(cname="blosclz", **blosc)), VALUES),
+        "shuffle": (stored(compressors=[zn.Shuffle(elementsize=2)]), VALUES),
+        "delta": (stored(filters=[zn.Delta(dtype="<i2")]), VALUES),
+        "float delta": (stored(FLOATS, filters=[zn.Delta(dtype="<f4")]), FLOATS),
+        "packbits": (stored(VALUES > 600, filters=[zn.PackBits()]), VALUES > 600),
+        "astype": (stored(FLOATS, filters=[zn.AsType(encode_dtype="<f8", decode_dtype="<f4")]), FLOATS),
+        "cast": (stored(cast=scaled), expected),
+    }
+
+
+def values(array: StoredArray, decoder: CudaDecoder, selection: object = ...) -> np.ndarray:
+    result = read(array, selection, decoder)
+    with decoder._current_device().activate():
+        return result.get()
+
+
+def wrong_kinds(where: str, kinds: str, array: str) -> list[tuple[Fault, str]]:
+    every = [Fault(where, kind) for kind in kinds.split()]
+    return [(fault, array) for fault in every] + [(Fault(f.where, f.kind, times=1), array) for f in every]
+
+
+NVCOMP = "bytes length status raise memory"
+KERNEL = "bytes raise memory"
+FAULTS = [
+    *wrong_kinds("Zstd", NVCOMP, "zstd"),
+    *wrong_kinds("LZ4", NVCOMP, "lz4"),
+    *wrong_kinds("Gzip", NVCOMP, "gzip"),
+    *wrong_kinds("Gzip, looking ahead", NVCOMP, "long gzip"),
+    *wrong_kinds("Deflate", NVCOMP, "zlib"),
+    *wrong_kinds("Snappy", NVCOMP, "blosc snappy"),
+    *wrong_kinds("LZ4", "bytes", "blosc lz4"),
+    *wrong_kinds("Zstd", "bytes", "blosc zstd"),
+    *wrong_kinds("zstd_blocks", KERNEL, "zstd"),
+    *wrong_kinds("blosclz", KERNEL, "blosc blosclz"),
+    *wrong_kinds("unshuffle", KERNEL, "blosc lz4"),
+    *wrong_kinds("unshuffle", "bytes", "shuffle"),
+    *wrong_kinds("checksum crc32", KERNEL, "gzip"),
+    *wrong_kinds("checksum adler32", KERNEL, "zlib"),
+    *wrong_kinds("move", KERNEL, "raw"),
+    *wrong_kinds("delta", KERNEL, "delta"),
+    *wrong_kinds("float_delta", KERNEL, "float delta"),
+    *wrong_kinds("packbits", KERNEL, "packbits"),
+    *wrong_kinds("elements", KERNEL, "astype"),
+    *wrong_kinds("scatter", KERNEL, "raw"),
+    *wrong_kinds("scatter", KERNEL, "cast"),
+    *(wrong for array in ("zstd", "delta") for wrong in wrong_kinds("scatter", "bytes", array)),
+]
+
+
+def told(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if issubclass(w.category, GpuZarrWarning)]
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS, ids=lambda value: str(value).replace("Fault", ""))
+@pytest.mark.parametrize("seed", [0, 2])
+def test_values_are_right_whatever_is_wrong(fault, name, seed):
+    array, expected = cases()[name]
+    device = FaultyDevice(fault, seed)
+    decoder = CudaDecoder(lambda: device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            np.testing.assert_array_equal(values(array, decoder), expected)
+    assert device.n_met
+    if fault.kind == "memory" and fault.times == 1:  # there was enough at once
+        assert told(caught) == []
+        assert decoder.route(array.spec, array.cast).where == "cuda"
+        return
+    (text,) = told(caught)
+    route = decoder.route(array.spec, array.cast)
+    if fault.kind == "memory":
+        assert text.startswith("there is no memory to check")
+        assert route.where == "cuda"  # once there is
+        return
+    assert "failed its self-check on NVIDIA Simulator, driver 580.1, CuPy 14.2.0, nvCOMP 6.0.0" in text
+    assert route.where == "host, then one copy to the device"
+    assert "failed its self-check on NVIDIA Simulator" in route.why
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS[:8:2], ids=str)
+def test_the_next_process_remembers(fault, name, monkeypatch):
+    array, expected = cases()[name]
+    with pytest.warns(GpuZarrWarning):
+        values(array, CudaDecoder(lambda: device)) if (device := FaultyDevice(fault)) else None
+    monkeypatch.setattr(advice, "_given", set())
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    if fault.kind == "memory":
+        return
+    assert "failed its self-check" in decoder.route(array.spec, array.cast).why  # nobody has used the device yet
+    with pytest.warns(GpuZarrWarning, match="failed its self-check"):
+        np.testing.assert_array_equal(values(array, decoder), expected)
+    assert device.calls["nvcomp"] == 0
+
+
+def test_checks_do_not_care_which_stream_the_caller_works_on(monkeypatch):
+    device = FaultyDevice(None)
+
+    def refused():
+        raise DeviceUnavailableError("no such stream", tried="a read", found="ptds", do="use another")
+
+    monkeypatch.setattr(device, "consumer_stream", refused)
+    assert [answer.found for answer in check_all(device) if not answer.passed] == []
+    device.check()
+
+
+def test_what_does_not_need_it_stays_on_the_device():
+    device = FaultyDevice(Fault("Zstd", "bytes"))
+    decoder = CudaDecoder(lambda: device)
+    found = cases()
+    with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
+        values(found["zstd"][0], decoder)
+    for name in ("lz4", "gzip", "blosc lz4", "raw", "cast"):
+        array, expected = found[name]
+        np.testing.assert_array_equal(values(array, decoder), expected)
+        assert decoder.route(array.spec, array.cast).where == "cuda"
+    device.check()
+
+
+def test_a_check_runs_once_for_each_thing():
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    array = cases()["zstd"][0]
+    values(array, decoder)
+    before = device.calls["nvcomp"]
+    values(array, decoder)
+    assert device.calls["nvcomp"] == before + 1
+    values(array, CudaDecoder(lambda: device))  # remembered: the file says that it has passed
+    assert device.calls["nvcomp"] == before + 2
+    (file,) = cache_folder().glob("checks-*.json")
+    assert json.loads(file.read_text())["checks"]["zstd"] == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"made of": 1}', '{"made of": "x", "identity": {}, "checks": 3}', "\0"]
+)
+def test_a_file_that_says_nothing_is_no_obstacle(text):
+    array, expected = cases()["zstd"]
+    device = FaultyDevice(None)
+    values(array, CudaDecoder(lambda: device))
+    (file,) = cache_folder().glob("checks-*.json")
+    file.write_text(text)
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
+    assert json.loads(file.read_text())["checks"]["zstd"] == ""
+
+
+def test_nothing_need_be_remembered(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "file" / "below"))
+    array, expected = cases()["zstd"]
+    device = FaultyDevice(None)
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up soon; kernels are built before."""
+    list(check_all(FaultyDevice(None)))
+    for file in cache_folder().glob("*"):
+        file.unlink()
+    monkeypatch.setattr(checked, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(checked, "_LESS_PATIENCE_S", 1.0)
+
+
+@pytest.mark.parametrize(("where", "name"), sorted({(fault.where, name) for fault, name in FAULTS}))
+def test_what_hangs_is_given_up(where, name, impatient):
+    array, expected = cases()[name]
+    device = FaultyDevice(Fault(where, "hang"), seed=2)
+    decoder = CudaDecoder(lambda: device)
+    with pytest.warns(GpuZarrWarning, match="no end after 1 s"):
+        np.testing.assert_array_equal(values(array, decoder), expected)
+    assert "no end after 1 s" in decoder.route(array.spec, array.cast).why
+    device.released.set()
+
+
+@pytest.mark.parametrize("where", ["upload", "download"])
+@pytest.mark.parametrize("kind", ["bytes", "raise", "hang"])
+def test_a_device_that_cannot_copy_is_not_used(where, kind, impatient, monkeypatch):
+    array, _ = cases()["raw"]
+    device = FaultyDevice(Fault(where, kind))
+    decoder = CudaDecoder(lambda: device)
+    with pytest.warns(GpuZarrWarning, match="copies failed its self-check"):
+        assert "copies failed" in decoder.why_unusable()
+    with pytest.raises(DeviceUnavailableError, match="copies failed its self-check on NVIDIA Simulator"):
+        read(array, ..., decoder)
+    device.released.set()
+
+
+def test_all_checks_pass_and_are_remembered():
+    device = FaultyDevice(None)
+    answers = list(check_all(device))
+    assert [answer for answer in answers if not answer.passed] == []
+    assert len({answer.name for answer in answers}) == len(answers) > 25
+    assert all(answer.nbytes and answer.seconds > 0 for answer in answers)
+    (file,) = cache_folder().glob("checks-*.json")
+    assert json.loads(file.read_text())["checks"] == {answer.name: "" for answer in answers}
+    assert json.loads(file.read_text())["identity"]["name"] == IDENTITY.name
+    device.check()
+
+
+def test_all_checks_go_on_behind_one_that_fails():
+    answers = {answer.name: answer for answer in check_all(FaultyDevice(Fault("LZ4", "status")))}
+    assert {name for name, answer in answers.items() if not answer.passed} == {"lz4", "blosc lz4"}
+
+
+def test_memory_that_lacks_for_a_moment_costs_nothing_later():
+    array, expected = cases()["lz4"]
+    lacking = []
+    device = FaultyDevice(None, fail_allocations=lambda _: bool(lacking))
+    decoder = CudaDecoder(lambda: device)
+    values(cases()["zstd"][0], decoder)
+    lacking.append(True)
+    with pytest.warns(GpuZarrWarning, match="no memory to check"), pytest.raises(DeviceMemoryError):
+        values(array, decoder)
+    lacking.clear()
+    np.testing.assert_array_equal(values(array, decoder), expected)
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+    assert decoder.why_unusable() is None
+
+
+@pytest.mark.parametrize("kind", ["raise", "hang"])
+def test_a_context_that_is_broken_says_nothing_of_the_device(kind, impatient):
+    array, expected = cases()["lz4"]
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    values(cases()["zstd"][0], decoder)
+    device.plant(Fault("upload", kind))  # as another library's kernel leaves it
+    with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
+        values(array, decoder)
+    device.released.set()
+    sound = FaultyDevice(None)
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: sound)), expected)
+    assert sound.calls["nvcomp"] > 1  # it was checked: nothing was remembered
+    sound.check()
+
+
+@pytest.mark.parametrize("first", [4, 6, 10, 14, 20])
+def test_a_device_that_breaks_in_its_first_checks_is_not_used(first):
+    """The check of copies has passed by then, in the same breath."""
+    array, _ = cases()["zstd"]
+    device = FaultyDevice(Fault("upload", "raise", first=first))
+    decoder = CudaDecoder(lambda: device)
+    with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
+        values(array, decoder)
+    assert "copies failed" in decoder.why_unusable()
+
+
+@pytest.mark.parametrize("error", [MemoryError("no pages"), OSError("no file"), ImportError("no module")])
+def test_what_is_no_error_of_the_device_is_not_remembered(error):
+    array, expected = cases()["lz4"]
+    device = FaultyDevice(None)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(trial.Trial, "by_device", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.warns(GpuZarrWarning, match=str(error)):
+        np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
+    patch.undo()
+    decoder = CudaDecoder(lambda: device)
+    np.testing.assert_array_equal(values(array, decoder), expected)
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+
+
+def test_threads_that_cannot_start_leave_it_to_the_host():
+    array, expected = cases()["lz4"]
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+
+    class NoThread:
+        def __init__(self, **_):
+            pass
+
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(checked.threading, "Thread", NoThread)
+    with pytest.warns(GpuZarrWarning, match="can't start new thread"):
+        np.testing.assert_array_equal(values(array, decoder), expected)
+    patch.undo()
+    np.testing.assert_array_equal(values(array, decoder), expected)
+    assert device.calls["nvcomp"]
+
+
+@given(
+    scale=st.sampled_from([1, 2, 0.1, 1000, -3]),
+    offset=st.sampled_from([0, -1000.0, 1000, 0.5, -1]),
+    decoded=st.sampled_from(["u1", "<u2", "<i2", ">i4", "<f4", "<f8"]),
+    encoded=st.sampled_from(["u1", "<u2", "<i4", "<f8"]),
+)
+def test_filters_of_any_numbers_are_checked_by_their_kernel(scale, offset, decoded, encoded):
+    spec = FixedScaleOffsetSpec(decoded=decoded, encoded=encoded, scale=scale, offset=offset)
+    (answer,) = run_checks(FaultyDevice(None), [elements(spec)])
+    assert answer.found == ""
+
+
+FIELDS = {"name": "N", "uuid": "u", "compute_capability": "9.0", "driver": "1", "versions": {"nvCOMP": "6"}}
+ODD = {
+    "deep": "[" * 200_000,
+    "versions that are a list": {"identity": FIELDS | {"versions": ["6"]}, "checks": {"zstd": "no"}},
+    "versions that are numbers": {"identity": FIELDS | {"versions": {"nvCOMP": 6}}, "checks": {"zstd": "no"}},
+    "a list for a name": {"identity": FIELDS | {"uuid": ["u"]}, "checks": {"zstd": "no"}},
+    "no text found": {"identity": FIELDS, "checks": {"zstd": None}},
+    "another field": {"identity": FIELDS | {"more": "x"}, "checks": {"zstd": "no"}},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_passed_over(name):
+    cache_folder().mkdir(parents=True)
+    said = ODD[name]
+    text = said if isinstance(said, str) else json.dumps({"made of": remembered._made_of(), **said})
+    (cache_folder() / "checks-0.json").write_text(text)
+    assert not remembered.of_this_package()
+    array, _ = cases()["zstd"]
+    assert CudaDecoder(lambda: FaultyDevice(None)).route(array.spec, array.cast).where == "cuda"
+
+
+def test_what_is_no_file_is_passed_over():
+    cache_folder().mkdir(parents=True)
+    os.mkfifo(cache_folder() / "checks-0.json")
+    (cache_folder() / "checks-1.json").mkdir()
+    assert not remembered.of_this_package()
+
+
+def test_a_folder_that_cannot_be_is_passed_over(monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", "x" * 5000)
+    array, expected = cases()["zstd"]
+    device = FaultyDevice(None)
+    decoder = CudaDecoder(lambda: device)
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+    np.testing.assert_array_equal(values(array, decoder), expected)
+
+
+def test_points_are_checked_by_themselves():
+    device = FaultyDevice(Fault("points", "bytes"))
+    decoder = CudaDecoder(lambda: device)
+    array, expected = cases()["zstd"]
+    at = (np.array([3, 39, 12]), np.array([0, 29, 7]))
+    with pytest.warns(GpuZarrWarning, match="placing of points, 2-byte elements failed"):
+        found = read_points(array, at, decoder)
+    with device.activate():
+        np.testing.assert_array_equal(found.get(), expected[at])
+    assert decoder.route(array.spec, array.cast).where == "cuda"
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """Return a call that opens a store on a device that errs as it is told, as if it were this machine's GPU."""
+    xr.Dataset({"a": (("y", "x"), VALUES)}).chunk(y=10, x=30).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    with simulated_worker.installed():
+
+        def use(fault, **options):
+            sys.modules[simulated_worker.MODULE].device = FaultyDevice(fault)
+            return xr.open_dataset(tmp_path / "a.zarr", engine="gpuzarr", consolidated=False, **options)
+
+        yield use
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_auto_takes_the_host_if_the_gpu_cannot_copy(chunks, opened):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = opened(Fault("upload", "bytes"), chunks=chunks)
+        block = dataset["a"].isel(y=slice(3, 25)).compute().data
+    (text,) = told(caught)
+    assert "copies failed its self-check" in text
+    assert type(block) is np.ndarray
+    np.testing.assert_array_equal(block, VALUES[3:25])
+    if chunks is not None:
+        assert type(dataset["a"].data._meta) is np.ndarray
+
+
+def test_auto_takes_the_host_if_a_check_breaks_the_gpu(opened):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GpuZarrWarning)
+        dataset = opened(Fault("upload", "raise", first=8))
+        block = dataset["a"].compute().data
+    assert type(block) is np.ndarray
+    np.testing.assert_array_equal(block, VALUES)
+
+
+def test_auto_takes_the_gpu_if_it_can_copy(opened):
+    block = opened(Fault("LZ4", "bytes"), chunks=None)["a"].isel(y=slice(3, 25)).compute().data
+    assert isinstance(block, SimulatedArray)
+    np.testing.assert_array_equal(block.get(), VALUES[3:25])
+
+
+def test_cuda_is_an_error_that_says_what_failed(opened):
+    dataset = opened(Fault("download", "bytes"), device="cuda")
+    with (
+        pytest.warns(GpuZarrWarning, match="copies failed"),
+        pytest.raises(DeviceUnavailableError, match="copies failed its self-check on NVIDIA Simulator") as caught,
+    ):
+        dataset["a"].load()
+    assert str(caught.value).splitlines()[0] == "the GPU cannot be used"
+
+
+def test_arrays_are_read_to_the_host_if_the_gpu_cannot_copy(opened, tmp_path):
+    opened(Fault("upload", "raise"))
+    array = zarr.create_array({}, data=VALUES)
+    with pytest.warns(GpuZarrWarning, match="copies failed"):
+        found = read_array(array)
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, VALUES)
+
+
+def test_explain_says_why_the_host_decodes(opened):
+    dataset = opened(Fault("Zstd", "bytes"), chunks={})
+    with pytest.warns(GpuZarrWarning, match="zstd failed its self-check"):
+        dataset["a"].compute()
+    (row,) = dataset.gpuzarr.explain().rows
+    assert row.where == "host, then one copy to the device"
+    assert "zstd failed its self-check on NVIDIA Simulator" in row.why
+
+
+def test_the_folder_is_where_the_user_keeps_caches(monkeypatch):
+    monkeypatch.delenv("XARRAY_GPUZARR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", os.sep + "caches")
+    assert cache_folder() == Path(os.sep, "caches", "xarray-gpuzarr")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "xarray-gpuzarr"

@@ -1,0 +1,139 @@
+"""Memory of dead dask blocks is used again, and never that of living ones."""
+
+import gc
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_values
+from helpers.data.corpus import counting, write
+from helpers.data.datasets import open_ours
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.decoders.host import block_memory as module
+from xarray_gpuzarr.decoders.host.block_memory import BlockMemory
+
+pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
+
+DTYPE = np.dtype("f8")
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """A small one: blocks of 100 to 400 bytes, 1000 bytes kept."""
+    monkeypatch.setattr(module, "_LEAST_NBYTES", 100)
+    monkeypatch.setattr(module, "_MOST_NBYTES", 400)
+    monkeypatch.setattr(module, "_KEPT_NBYTES", 1000)
+    monkeypatch.setattr(module, "block_memory", BlockMemory())
+    return module.block_memory
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_block_is_an_ordinary_array(memory):
+    block = memory.empty((4, 5), DTYPE)
+    block[...] = 1
+
+    assert (block.shape, block.dtype, block.sum()) == ((4, 5), DTYPE, 20)
+    assert block.flags.carray
+
+
+def test_memory_of_a_dead_block_is_used_again(memory):
+    block = memory.empty((4, 5), DTYPE)
+    first = address(block)
+    del block
+
+    second, third = memory.empty((10, 2), DTYPE), memory.empty((4, 5), DTYPE)
+    assert address(second) == first
+    assert not np.shares_memory(second, third)
+    assert memory.kept_nbytes == 0
+
+
+@pytest.mark.parametrize("view", [lambda b: b[1:], lambda b: b.T, lambda b: b.reshape(-1), memoryview])
+def test_memory_of_a_block_that_has_views_is_not(memory, view):
+    block = memory.empty((4, 5), DTYPE)
+    kept = view(block)
+    del block
+    gc.collect()
+
+    assert memory.kept_nbytes == 0
+    assert not np.shares_memory(memory.empty((4, 5), DTYPE), np.asarray(kept))
+    del kept
+    assert memory.kept_nbytes == 320
+
+
+def test_what_is_kept_is_bounded_and_the_latest(memory):
+    blocks = [memory.empty((n,), DTYPE) for n in (40, 41, 42, 43, 44)]
+    while blocks:
+        del blocks[0]
+
+    assert memory.kept_nbytes == 8 * (43 + 44)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((12,), "f8"), ((51,), "f8"), ((20,), "O")])
+def test_other_lengths_and_objects_are_left_to_numpy(memory, shape, dtype):
+    block = memory.empty(shape, np.dtype(dtype))
+
+    assert block.flags.owndata
+    del block
+    assert memory.kept_nbytes == 0
+
+
+def test_threads_do_not_share_memory(memory):
+    def use(number):
+        for _ in range(50):
+            block = memory.empty((20,), DTYPE)
+            block[:] = number
+            time.sleep(0)  # lets another thread run
+            assert (block == number).all()
+            del block
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(use, number) for number in range(8)]:
+            done.result()
+
+
+@pytest.fixture
+def array():
+    """A dask array of four blocks of 128 bytes, and one of its values."""
+    store = MemoryStore()
+    zarr.create_group(store)
+    write(store, counting((16, 8)), name="a", dimension_names=["y", "x"], chunks=(2, 8), shards=(4, 8))
+    return open_ours(store, chunks={}, consolidated=False)["a"].data
+
+
+def test_blocks_of_a_reduction_take_turns_in_memory(memory, array):
+    addresses = set()
+
+    def note(block):
+        addresses.add(address(block))
+        return block.sum(keepdims=True)
+
+    sums = array.map_blocks(note, chunks=(1, 1), meta=np.empty((0, 0), int)).compute(scheduler="synchronous")
+
+    assert_same_values(np.asarray(sums.sum()), np.asarray(counting((16, 8)).sum()))
+    assert len(addresses) == 1
+
+
+def test_persisted_blocks_keep_their_values(memory, array):
+    persisted = array.persist()
+
+    assert array.sum().compute() == counting((16, 8)).sum()
+    assert_same_values(persisted.compute(), counting((16, 8)))
+
+
+def test_a_block_alive_at_exit_is_no_error():
+    code = (
+        "import numpy as np; from xarray_gpuzarr.decoders.host.block_memory import block_memory as b;"
+        "kept = b.empty((1 << 20,), np.dtype('f8')); dead = b.empty((1 << 20,), np.dtype('f8')); del dead"
+    )
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (result.returncode, result.stderr) == (0, "")

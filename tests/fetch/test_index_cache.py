@@ -1,0 +1,396 @@
+"""Indexes that are known already: fewer requests, within a limit of memory, and never a value of a replaced shard."""
+
+import os
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from obstore.store import LocalStore as ObstoreLocal
+from zarr.codecs import ZstdCodec
+from zarr.storage import LocalStore, ObjectStore
+
+from xarray_gpuzarr import FetchOptions, ShardIndexError, StoreReadError, read_array
+from xarray_gpuzarr.fetch import LocalSource, index_cache, snapshot
+from xarray_gpuzarr.fetch.index_cache import CachedIndex, IndexCache
+from xarray_gpuzarr.process import fetch_options as options
+from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
+
+pytestmark = pytest.mark.timeout(60)
+
+SPEC = ShardIndexSpec(n_chunks=4, location="end", endian="little", checksum=True)
+DATA = counting((20, 12), "f4")
+SHARDED = {"chunks": (2, 3), "shards": (10, 12)}
+ONE_CHUNK = (slice(2, 4), slice(3, 6))
+
+
+def entry(n_chunks, version=0):
+    column = np.zeros(n_chunks, np.int64)
+    return CachedIndex(index=ShardIndex(offset=column, nbytes=column), version=version)
+
+
+def key(name):
+    return ("somewhere", name, SPEC)
+
+
+def test_what_was_put_is_found_until_it_is_dropped():
+    cache, kept = IndexCache(), entry(4)
+
+    cache.put(key("a"), kept, 10**6)
+
+    assert cache.get(key("a")) is kept
+    assert cache.get(key("b")) is None
+    cache.drop(key("a"))
+    assert cache.get(key("a")) is None
+    assert cache.nbytes == 0
+
+
+def test_the_index_that_was_used_longest_ago_makes_room():
+    cache, nbytes = IndexCache(), entry(4).nbytes
+    for name in "abc":
+        cache.put(key(name), entry(4), 3 * nbytes)
+    cache.get(key("a"))
+
+    cache.put(key("d"), entry(4), 3 * nbytes)
+
+    assert [name for name in "abcd" if cache.get(key(name))] == ["a", "c", "d"]
+
+
+def test_an_index_larger_than_the_limit_is_not_kept_and_a_limit_of_0_keeps_none():
+    cache = IndexCache()
+
+    cache.put(key("a"), entry(1000), 10_000)
+    cache.put(key("b"), entry(4), 0)
+
+    assert len(cache) == cache.nbytes == 0
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """The cache beside a plain list of what it may hold."""
+
+    keys = Bundle("keys")
+
+    def __init__(self):
+        super().__init__()
+        self.cache = IndexCache()
+        self.model = []  # (name, entry), oldest use first
+        self.limit = 10**9
+
+    @rule(target=keys, name=st.sampled_from("abcdef"))
+    def a_key(self, name):
+        return name
+
+    @rule(name=keys, n_chunks=st.integers(1, 200), limit=st.integers(0, 6000))
+    def put(self, name, n_chunks, limit):
+        kept, self.limit = entry(n_chunks), limit
+        self.cache.put(key(name), kept, limit)
+        self.model = [pair for pair in self.model if pair[0] != name]
+        if kept.nbytes <= limit:
+            self.model.append((name, kept))
+        while sum(e.nbytes for _, e in self.model) > limit:
+            self.model.pop(0)
+
+    @rule(name=keys)
+    def get(self, name):
+        expected = dict(self.model).get(name)
+        assert self.cache.get(key(name)) is expected
+        if expected is not None:
+            self.model = [pair for pair in self.model if pair[0] != name] + [(name, expected)]
+
+    @rule(name=keys)
+    def drop(self, name):
+        self.cache.drop(key(name))
+        self.model = [pair for pair in self.model if pair[0] != name]
+
+    @invariant()
+    def size_is_the_sum_and_within_the_limit(self):
+        assert self.cache.nbytes == sum(e.nbytes for _, e in self.model) <= self.limit
+        assert len(self.cache) == len(self.model)
+
+
+TestCacheMachine = CacheMachine.TestCase
+
+
+def test_many_threads_keep_the_sum_right():
+    cache, limit = IndexCache(), 20 * entry(8).nbytes
+
+    def work(seed):
+        chosen = random.Random(seed)
+        for _ in range(500):
+            name = str(chosen.randrange(40))
+            chosen.choice([cache.get, cache.drop, lambda k: cache.put(k, entry(chosen.randrange(1, 16)), limit)])(
+                key(name)
+            )
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+    assert 0 <= cache.nbytes <= limit
+    for name in range(40):
+        cache.drop(key(str(name)))
+    assert cache.nbytes == len(cache) == 0
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache():
+    index_cache.cache.clear()
+    yield
+    index_cache.cache.clear()
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Files are taken to be old at once."""
+    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
+
+
+@pytest.fixture
+def index_reads(monkeypatch):
+    """Keys of the shards whose index was read from a file."""
+    read, original = [], LocalSource.start_edge
+
+    def counting_start_edge(self, key, location, nbytes):
+        read.append(key)
+        return original(self, key, location, nbytes)
+
+    monkeypatch.setattr(LocalSource, "start_edge", counting_start_edge)
+    return read
+
+
+def test_random_access_to_a_shard_reads_its_index_once(local, settled, index_reads):
+    array = write(local, DATA, **SHARDED)
+
+    for y, x in [(0, 0), (9, 11), (4, 4), (0, 0), (3, 8)]:
+        assert_same_bits(read_array(array, (slice(y, y + 1), x), device="host"), DATA[y : y + 1, x])
+
+    assert index_reads == ["c/0/0"]
+
+
+def test_shard_that_was_just_written_is_not_trusted_to_change_visibly(local, index_reads, monkeypatch):
+    array = write(local, DATA, **SHARDED)
+
+    for _ in range(2):
+        read_array(array, ONE_CHUNK, device="host")
+    later = time.time() + 3
+    monkeypatch.setattr(time, "time", lambda: later)
+    for _ in range(3):
+        read_array(array, ONE_CHUNK, device="host")
+
+    assert index_reads == ["c/0/0"] * 3
+
+
+def test_cache_is_shared_between_opens_and_threads(local, settled, index_reads):
+    write(local, DATA, **SHARDED)
+    arrays = [zarr.open_array(local.root, mode="r") for _ in range(4)]
+    read_array(arrays[0], device="host")
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda array: read_array(array, device="host"), arrays * 4))
+
+    assert index_reads == ["c/0/0", "c/1/0"]
+    for result in results:
+        assert_same_bits(result, DATA)
+
+
+def test_memory_is_bounded_by_the_option(local, settled, index_reads, monkeypatch):
+    monkeypatch.setattr(options.in_force, "options", FetchOptions(index_cache_nbytes=CACHED_NBYTES))
+    array = write(local, DATA, **SHARDED)
+
+    for y in (0, 0, 10, 10, 0):  # two shards, room for one index
+        read_array(array, y, device="host")
+
+    assert index_reads == ["c/0/0", "c/1/0", "c/0/0"]
+    assert index_cache.cache.nbytes == CACHED_NBYTES
+
+
+CACHED_NBYTES = entry(20).nbytes
+
+
+def rewritten(path, data, way):
+    """Write an array over another: files replaced, or written to in place with the times of the old ones."""
+    if way == "replaced":
+        write(LocalStore(path), data, **SHARDED, overwrite=True)
+        return
+    write(LocalStore(path.parent / "new"), data, **SHARDED, overwrite=True)
+    for new in (path.parent / "new").rglob("c/*/*"):
+        old = path / new.relative_to(path.parent / "new")
+        before = old.stat()
+        with old.open("r+b") as file:
+            file.write(new.read_bytes())
+            file.truncate()
+        os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+STORES = {
+    "local": LocalStore,
+    "obstore": lambda path: ObjectStore(ObstoreLocal(path)),
+}
+
+
+@pytest.mark.parametrize("way", ["replaced", "in place"])
+@pytest.mark.parametrize("selection", [ONE_CHUNK, ..., (slice(None), 5)])
+@pytest.mark.parametrize("store", STORES)
+def test_rewritten_shard_is_read_anew(tmp_path, settled, store, selection, way):
+    if (store, way) == ("obstore", "in place"):
+        way = "replaced"  # obstore knows no change time
+    path = tmp_path / "s"
+    write(LocalStore(path), DATA, **SHARDED)
+    array = zarr.open_array(STORES[store](path), mode="r")
+    read_array(array, device="host")
+    read_array(array, selection, device="host")
+
+    for number in range(2, 5):
+        rewritten(path, DATA * number, way)
+        expected = DATA * number if selection is ... else (DATA * number)[selection]
+        assert_same_bits(read_array(array, selection, device="host"), expected)
+
+
+def test_chunk_that_was_missing_and_is_written_is_seen(local, settled):
+    """A cached index that says "missing" gives no request that could show the change."""
+    data = np.zeros_like(DATA)
+    data[:, 6:] = DATA[:, 6:]
+    array = write(local, data, **SHARDED)
+    assert_same_bits(read_array(array, ONE_CHUNK, device="host"), data[ONE_CHUNK])
+
+    rewritten(local.root, DATA, "replaced")
+
+    assert_same_bits(read_array(array, ONE_CHUNK, device="host"), DATA[ONE_CHUNK])
+
+
+def test_shard_that_is_deleted_is_missing(local, settled):
+    array = write(local, DATA, **SHARDED)
+    read_array(array, device="host")
+
+    (local.root / "c" / "0" / "0").unlink()
+
+    assert_same_bits(read_array(array, device="host"), np.concatenate([np.zeros((10, 12), "f4"), DATA[10:]]))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_shard_that_is_cut_is_an_error(tmp_path, settled, store):
+    write(LocalStore(tmp_path), DATA, **SHARDED)
+    array = zarr.open_array(STORES[store](tmp_path), mode="r")
+    read_array(array, slice(9), device="host")
+
+    os.truncate(tmp_path / "c" / "0" / "0", 100)
+
+    with pytest.raises(ShardIndexError, match="c/0/0"):
+        read_array(array, slice(9), device="host")
+    assert_same_bits(read_array(array, slice(10, None), device="host"), DATA[10:])
+
+
+@pytest.mark.parametrize("n_changes", [1, 2])
+def test_shard_that_is_replaced_during_a_read_is_read_anew(local, monkeypatch, n_changes):
+    array = write(local, DATA, **SHARDED)
+    replace_after_index(monkeypatch, local.root, n_changes)
+
+    assert_same_bits(read_array(array, ONE_CHUNK, device="host"), (DATA * (n_changes + 1))[ONE_CHUNK])
+
+
+def test_shard_that_is_replaced_during_every_read_is_an_error(local, monkeypatch):
+    array = write(local, DATA, **SHARDED)
+    replace_after_index(monkeypatch, local.root, 1000)
+
+    with pytest.raises(StoreReadError, match="replaced while it was read") as caught:
+        read_array(array, ONE_CHUNK, device="host")
+
+    assert str(local.root / "c" / "0" / "0") in str(caught.value)
+
+
+def test_large_zstd_chunk_that_is_replaced_while_it_is_decoded_is_an_error_or_new(tmp_path, monkeypatch):
+    data = np.arange(5_000_000, dtype="f4")
+    layout = {"chunks": data.shape, "shards": data.shape, "compressors": ZstdCodec(level=1)}
+    array = write(LocalStore(tmp_path), data, **layout)
+
+    def replace_once():
+        write(LocalStore(tmp_path), data * 2, **layout, overwrite=True)
+
+    after_index(monkeypatch, replace_once, 1)
+
+    assert_same_bits(read_array(array, device="host"), data * 2)
+
+
+def replace_after_index(monkeypatch, path, n_changes):
+    """Rewrite an array, with new values each time, after each of the next reads of an index."""
+    number = iter(range(2, 10_000))
+    after_index(monkeypatch, lambda: rewritten(path, DATA * next(number), "replaced"), n_changes)
+
+
+def after_index(monkeypatch, change, n_changes):
+    original, left = snapshot.decode_shard_index, [n_changes]
+
+    def decode_then_change(*args, **keywords):
+        index = original(*args, **keywords)
+        if left[0]:
+            left[0] -= 1
+            change()
+        return index
+
+    monkeypatch.setattr(snapshot, "decode_shard_index", decode_then_change)
+
+
+@settings(max_examples=20)  # each writes a store several times
+@given(seed=st.integers(0, 10**6))
+def test_reads_between_rewrites_are_of_the_latest_version(tmp_path_factory, seed):
+    chosen, path = random.Random(seed), tmp_path_factory.mktemp("rewritten")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
+        array, number = write(LocalStore(path), DATA, **SHARDED), 1
+        for _ in range(4):
+            if chosen.random() < 0.4:
+                number += 1
+                sparse = np.where(np.arange(12) // 3 % chosen.randint(1, 3) == 0, DATA * number, np.float32(0))
+                rewritten(path, sparse, chosen.choice(["replaced", "in place"]))
+            y, x = chosen.randrange(20), chosen.randrange(12)
+            selection = chosen.choice([(slice(y, y + 3), slice(x, x + 3)), (slice(y, None),), (slice(None), x)])
+            assert_same_bits(read_array(array, selection, device="host"), np.ascontiguousarray(array[selection]))
+
+
+def test_writer_and_readers_at_once_never_give_a_mixture(local, settled):
+    """Every chunk of a read comes from one version of its shard, whatever is written meanwhile."""
+    one_shard = {"chunks": (2, 12), "shards": (20, 12), "compressors": None}
+    array = write(local, np.ones((20, 12), "f4"), **one_shard)
+    stop = threading.Event()
+
+    def keep_writing():
+        number = 1
+        while not stop.is_set():
+            number += 1
+            array[...] = np.full((20, 12), number, "f4")
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    seen = []
+    try:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            with suppress(StoreReadError):
+                seen.append(read_array(array, device="host"))
+    finally:
+        stop.set()
+        writer.join()
+
+    assert seen
+    assert all((values == values[0, 0]).all() for values in seen)
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_fork_starts_with_an_empty_cache(local, settled):
+    array = write(local, DATA, **SHARDED)
+    read_array(array, device="host")
+    assert len(index_cache.cache) == 2
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(index_cache.cache))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,0 +1,258 @@
+"""What counts as a missing object is the store's to say: the same fill values and errors as zarr-python's."""
+
+import aiohttp
+import numpy as np
+import pytest
+import zarr
+from fsspec.asyn import AsyncFileSystem
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from helpers.data.damage import assert_explains
+from helpers.stores.fakes import ScriptedStore, is_data
+from helpers.stores.remote import obstore_http, s3fs_options
+from zarr.abc.store import SuffixByteRequest
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
+
+from benchmarks.range_server import RangeServer
+from xarray_gpuzarr import GpuZarrError, StoreReadError, read_array
+from xarray_gpuzarr.fetch import index_cache
+
+pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+
+DATA = counting((16, 8), "f4")
+LAYOUTS = {
+    "unsharded": {"chunks": (8, 8)},
+    "sharded": {"chunks": (4, 2), "shards": (8, 8)},
+    "index at the start": {"chunks": (4, 2), "shards": {"shape": (8, 8), "index_location": "start"}},
+}
+SELECTIONS = {"all": ..., "one chunk": (slice(4), slice(2))}
+USUAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class OfOurOwnError(PermissionError):
+    """A subclass of what a user allows."""
+
+
+RAISED = [FileNotFoundError, IsADirectoryError, NotADirectoryError, KeyError, PermissionError, OfOurOwnError, OSError]
+ALLOWED = {
+    "the usual": USUAL,
+    "and PermissionError": (*USUAL, PermissionError),
+    "and OSError": (*USUAL, OSError),
+    "KeyError alone": (KeyError,),
+    "none": (),
+}
+
+
+def outcome(read):
+    """Return what a read gives: an array, or the word for an error."""
+    try:
+        return read()
+    except Exception:  # noqa: BLE001  # zarr-python raises whatever the store does
+        return "an error"
+
+
+def assert_same_outcome(array, selection):
+    """Compare with zarr-python: the same values, or both an error; ours is one of ours."""
+    index_cache.cache.clear()
+    expected = outcome(lambda: array[selection])
+    if isinstance(expected, str):
+        with pytest.raises(GpuZarrError) as caught:
+            read_array(array, selection, device="host")
+        assert_explains(caught.value, "c/0/0")
+    else:
+        assert_same_bits(read_array(array, selection, device="host"), expected)
+
+
+class RefusingFiles(AsyncFileSystem):
+    """Files in a dictionary; those of one shard or chunk cannot be had, for a reason of the test's choice."""
+
+    cachable = False
+
+    def __init__(self, files, error, **keywords):
+        super().__init__(asynchronous=True, **keywords)
+        self.files, self.error = files, error
+
+    async def _cat_file(self, path, start=None, end=None, **_):
+        if path.endswith("c/0/0"):
+            raise self.error("no")
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path][slice(start, end)]
+
+    async def _info(self, path, **_):
+        return {"name": path, "size": len(self.files[path]), "type": "file"}
+
+
+@pytest.fixture(scope="module", params=[*LAYOUTS])
+def files(request):
+    """The objects of an array, by key below ``s``."""
+    memory = MemoryStore()
+    write(memory, DATA, **LAYOUTS[request.param])
+    return {f"s/{key}": buffer.to_bytes() for key, buffer in memory._store_dict.items()}
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
+@pytest.mark.parametrize("allowed", ALLOWED.values(), ids=[*ALLOWED])
+@pytest.mark.parametrize("raised", RAISED)
+def test_exceptions_that_a_file_system_raises(files, raised, allowed, selection):
+    store = FsspecStore(RefusingFiles(files, raised), path="s", read_only=True)
+    array = zarr.open_array(store, mode="r")
+    array.store.allowed_exceptions = allowed
+
+    assert_same_outcome(array, selection)
+
+
+def lost(error):
+    """A script for a store that raises for one object, or says that it is not there."""
+
+    def script(key, byte_range, answer):
+        if key.endswith("c/0/0"):
+            if error is None:
+                return None
+            raise error("no")
+        return answer
+
+    return script
+
+
+@pytest.mark.parametrize("wrap", [lambda store: store, LoggingStore, WrapperStore], ids=["plain", "logging", "wrapped"])
+@pytest.mark.parametrize("raised", [None, *RAISED])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exceptions_that_a_store_of_the_users_raises(memory, layout, raised, wrap):
+    write(memory, DATA, **LAYOUTS[layout])
+    store = ScriptedStore(memory, lost(raised))
+
+    assert_same_outcome(zarr.open_array(wrap(store), mode="r"), ...)
+
+
+PLACES = {
+    "local": LocalStore,
+    "wrapped": lambda path: WrapperStore(LocalStore(path)),
+    "logged": lambda path: LoggingStore(LocalStore(path)),
+    "fsspec": lambda path: FsspecStore.from_url(f"file://{path}"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_directories_in_the_place_of_objects(tmp_path, layout, place):
+    write(LocalStore(tmp_path), DATA, **LAYOUTS[layout])
+    (tmp_path / "c" / "0" / "0").unlink()
+    (tmp_path / "c" / "0" / "0").mkdir()
+
+    assert_same_outcome(zarr.open_array(PLACES[place](tmp_path), mode="r"), ...)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_in_the_place_of_directories(tmp_path, layout, place):
+    write(LocalStore(tmp_path), DATA, **LAYOUTS[layout])
+    (tmp_path / "c" / "0" / "0").unlink()
+    (tmp_path / "c" / "0").rmdir()
+    (tmp_path / "c" / "0").write_bytes(b"x")
+
+    assert_same_outcome(zarr.open_array(PLACES[place](tmp_path), mode="r"), ...)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_objects_that_a_zip_file_lacks(tmp_path, layout):
+    with ZipStore(tmp_path / "s.zip", mode="w") as store:
+        write(store, np.where(np.arange(16)[:, None] < 8, np.float32(0), DATA), **LAYOUTS[layout])
+
+    with ZipStore(tmp_path / "s.zip", mode="r") as store:
+        assert_same_outcome(zarr.open_array(store, mode="r"), ...)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("served")
+    for layout, keywords in LAYOUTS.items():
+        write(LocalStore(directory / "bucket" / "s.zarr"), DATA, name=layout, **keywords)
+    with RangeServer(directory) as running:
+        yield running
+
+
+def s3(url, allowed):
+    store = FsspecStore.from_url("s3://bucket/s.zarr", storage_options=s3fs_options(url), read_only=True)
+    store.fs.retries = 1  # else it waits for 500 to pass
+    store.allowed_exceptions = allowed
+    return store
+
+
+def http(url, allowed):
+    return FsspecStore.from_url(f"{url}/bucket/s.zarr", read_only=True, allowed_exceptions=allowed)
+
+
+OF_SERVERS = {
+    "the usual": USUAL,
+    "and PermissionError": (*USUAL, PermissionError),
+    "and OSError": (*USUAL, OSError),
+    "and ClientResponseError": (*USUAL, aiohttp.ClientResponseError),
+    "and ClientError": (*USUAL, aiohttp.ClientError),
+}
+FAULTS = {
+    "403": {"kind": "status", "value": 403},
+    "404": {"kind": "status", "value": 404},
+    "500": {"kind": "status", "value": 500},
+    "cut": {"kind": "cut"},
+}
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
+@pytest.mark.parametrize("layout", ["unsharded", "sharded"])
+@pytest.mark.parametrize("allowed", OF_SERVERS.values(), ids=[*OF_SERVERS])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("client", [s3, http])
+def test_exceptions_that_the_clients_of_servers_raise(server, client, fault, allowed, layout, selection):
+    array = zarr.open_array(client(server.url, allowed), path=layout, mode="r")
+    server.spoil({**FAULTS[fault], "path": f"/{layout}/c/0/0"})
+
+    try:
+        assert_same_outcome(array, selection)
+    finally:
+        server.spoil()
+
+
+@pytest.mark.parametrize("client", [s3, http])
+def test_a_bucket_that_may_not_be_listed_has_fill_values(server, client):
+    store = client(server.url, (*USUAL, PermissionError, aiohttp.ClientResponseError))
+    array = zarr.open_array(store, path="sharded", mode="r")
+    server.spoil({"kind": "status", "value": 403, "path": "/sharded/c/0/0"})
+
+    values = read_array(array, device="host")
+    server.spoil()
+
+    assert_same_bits(values, np.where(np.arange(16)[:, None] < 8, np.float32(0), DATA))
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("status", [403, 404, 500])
+def test_zarrs_obstore_knows_no_other_exceptions(server, layout, status):
+    array = zarr.open_array(obstore_http(server.url, "bucket/s.zarr", timeout_s=1), path=layout, mode="r")
+    assert isinstance(array.store, ObjectStore)
+    server.spoil({"kind": "status", "value": status, "path": f"/{layout}/c/0/0"})
+
+    try:
+        assert_same_outcome(array, ...)
+    finally:
+        server.spoil()
+
+
+class ForgettingChunks(WrapperStore):
+    """Has the index of each shard, and none of its chunks."""
+
+    async def get(self, key, prototype, byte_range=None):
+        if is_data(key) and not isinstance(byte_range, SuffixByteRequest):
+            return None
+        return await self._store.get(key, prototype, byte_range)
+
+
+def test_a_chunk_that_its_index_has_and_the_store_has_not_is_an_error(memory):
+    """zarr-python says so of compressed chunks only; a fill value would be a wrong number."""
+    write(memory, DATA, **LAYOUTS["sharded"])
+
+    with pytest.raises(StoreReadError, match="disappeared"):
+        read_array(zarr.open_array(ForgettingChunks(memory), mode="r"), (slice(4), slice(2)), device="host")

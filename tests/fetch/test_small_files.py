@@ -1,0 +1,128 @@
+"""Chunks that are files of their own: read many at a time, whatever their lengths and wherever their bytes are."""
+
+import errno
+import os
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from zarr.storage import LocalStore
+
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.fetch import LocalSource, StoreSource
+
+EXPECTED = 1500
+LENGTHS = [0, 1, 511, 512, 513, 1024, 1500, 1536, 1537, 5000]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Objects of all lengths, one that does not exist among them: directory and what is in them."""
+    noise = np.random.default_rng(0)
+    contents = {f"{n}": noise.bytes(n) for n in LENGTHS}
+    for key, content in contents.items():
+        (tmp_path / key).write_bytes(content)
+    return tmp_path, {**contents, "none": None}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of the system that this thread makes, with all bytes in memory."""
+    made, here, preadv = [], threading.get_ident(), os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, offset, _flags=0: preadv(fd, into, offset))
+
+    def noting(name, real):
+        def call(*args):
+            if threading.get_ident() == here:
+                made.append(name)
+            return real(*args)
+
+        return call
+
+    for name in ("open", "fstat", "preadv", "close"):
+        monkeypatch.setattr(os, name, noting(name, getattr(os, name)))
+    return made
+
+
+def found(source, keys):
+    objects = source.start_objects(keys, EXPECTED)(lambda nbytes: memoryview(bytearray(nbytes)))
+    return [None if data is None else bytes(data) for data in objects]
+
+
+@pytest.mark.parametrize("kind", ["files", "requests"])
+def test_objects_of_all_lengths_and_of_none(files, kind):
+    directory, contents = files
+    source = LocalSource(root=str(directory)) if kind == "files" else StoreSource(store=LocalStore(directory))
+
+    assert found(source, list(contents)) == list(contents.values())
+    assert found(source, ["513"]) == [contents["513"]]
+    assert found(source, ["none"]) == [None]
+
+
+def test_a_small_file_takes_three_calls(files, calls):
+    directory, contents = files
+
+    calls.clear()
+    objects = found(LocalSource(root=str(directory)), ["1", "511", "513"])
+    made = list(calls)
+
+    assert objects == [contents[key] for key in ("1", "511", "513")]
+    assert made == 3 * ["open", "preadv", "close"]
+
+
+def test_a_file_of_whole_blocks_is_read_once(files, calls):
+    directory, contents = files
+
+    calls.clear()
+    objects = found(LocalSource(root=str(directory)), ["512", "1024"])
+    made = list(calls)
+
+    assert objects == [contents[key] for key in ("512", "1024")]
+    assert made == 2 * ["open", "preadv", "fstat", "close"]
+
+
+def _refused(number):
+    def preadv(real, fd, into, offset, flags=0):
+        if flags:
+            raise OSError(number, os.strerror(number))
+        return real(fd, into, offset)
+
+    return preadv
+
+
+def _one_block(real, fd, into, offset, flags=0):
+    return real(fd, [into[0][:512]] if flags else into, offset)
+
+
+@pytest.mark.parametrize(
+    "preadv",
+    [_refused(errno.EAGAIN), _refused(errno.EOPNOTSUPP), _one_block],
+    ids=["nothing there", "a system that cannot tell", "one block"],
+)
+def test_files_that_are_not_all_in_memory(files, monkeypatch, preadv):
+    directory, contents = files
+    monkeypatch.setattr(os, "preadv", partial(preadv, os.preadv))
+
+    assert found(LocalSource(root=str(directory)), list(contents)) == list(contents.values())
+
+
+def test_a_directory_in_place_of_a_chunk_is_missing(files):
+    """As zarr-python's `LocalStore` has it."""
+    directory, contents = files
+    (directory / "d").mkdir()
+
+    assert found(LocalSource(root=str(directory)), ["1", "d"]) == [contents["1"], None]
+
+
+@pytest.mark.parametrize("codecs", [{"compressors": None}, {"compressors": zarr.codecs.ZstdCodec()}])
+@pytest.mark.every_decoder
+def test_chunk_files_with_holes(tmp_path, codecs):
+    data = counting((40, 60), "u2")
+    data[8:16, :30] = 0
+    array = write(LocalStore(tmp_path), data, chunks=(8, 10), **codecs)
+
+    assert_same_bits(read_array(array), data)

@@ -1,0 +1,218 @@
+"""Stores that are made of others: icechunk, VirtualiZarr's manifests, kerchunk's references, zip files, memory."""
+
+import fsspec
+import icechunk
+import numpy as np
+import pytest
+import virtualizarr
+import xarray as xr
+import zarr
+from helpers.compare import assert_same_bits, assert_same_dataset
+from helpers.data.corpus import V3_CODECS, counting, write
+from helpers.data.datasets import ENCODING, weather
+from kerchunk.hdf import SingleHdf5ToZarr
+from obspec_utils.registry import ObjectStoreRegistry
+from obstore.store import LocalStore as ObstoreLocal
+from virtualizarr.parsers import HDFParser
+from zarr.storage import FsspecStore, MemoryStore, ZipStore
+
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.fetch import index_cache
+
+pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+
+DATA = counting((11, 13), "f4")
+SHARDED = {"chunks": (2, 3), "shards": (4, 6)}
+HDF5_ENCODING = {
+    "t2m": {
+        "zlib": True,
+        "shuffle": True,
+        "chunksizes": (2, 3, 4),
+        "dtype": "i2",
+        "scale_factor": 0.1,
+        "add_offset": 273.15,
+        "_FillValue": -32768,
+    },
+    "u10": {"zlib": True, "chunksizes": (4, 6, 8)},
+}
+
+
+def opened(store, engine, **keywords):
+    return xr.open_dataset(store, engine=engine, consolidated=False, **keywords)
+
+
+def assert_opens_as_the_zarr_engine_does(store, **keywords):
+    expected = opened(store, "zarr", **keywords).load()
+    assert_same_dataset(opened(store, "gpuzarr", device="host", **keywords).load(), expected)
+    assert_same_dataset(opened(store, "gpuzarr", device="host", chunks={}, **keywords).load(), expected)
+
+
+@pytest.fixture(scope="module")
+def netcdf(tmp_path_factory):
+    """An HDF5 file with chunks that are compressed as Zarr's are."""
+    path = tmp_path_factory.mktemp("netcdf") / "w.nc"
+    weather().drop_vars("lead").to_netcdf(path, engine="h5netcdf", encoding=HDF5_ENCODING)
+    return path
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return ObjectStoreRegistry({"file://": ObstoreLocal()})
+
+
+@pytest.fixture(scope="module")
+def manifests(netcdf, registry):
+    """VirtualiZarr's own store: the file as if it were Zarr."""
+    return HDFParser()(url=f"file://{netcdf}", registry=registry)
+
+
+def test_virtualizarr_manifests(manifests):
+    assert_opens_as_the_zarr_engine_does(manifests, zarr_format=3)
+
+
+def test_virtualizarr_array_by_array(manifests):
+    array = zarr.open_array(manifests, path="u10", mode="r", zarr_format=3)
+
+    assert_same_bits(read_array(array, device="host"), weather()["u10"].values)
+    assert_same_bits(
+        read_array(array, (slice(1, 9, 3), [5, 0]), device="host"), weather()["u10"].values[1:9:3][:, [5, 0]]
+    )
+
+
+@pytest.fixture(scope="module", params=["by kerchunk", "by VirtualiZarr"])
+def references(request, netcdf, registry, tmp_path_factory):
+    """kerchunk's references to the chunks of the file."""
+    if request.param == "by kerchunk":
+        return SingleHdf5ToZarr(str(netcdf), inline_threshold=0).translate()
+    path = str(tmp_path_factory.mktemp("references") / "refs.json")
+    with virtualizarr.open_virtual_dataset(f"file://{netcdf}", registry=registry, parser=HDFParser()) as virtual:
+        virtual.vz.to_kerchunk(path, format="json")
+    return path
+
+
+def test_kerchunk_references_as_a_store(references):
+    files = fsspec.filesystem("reference", fo=references, asynchronous=True, remote_protocol="file")
+
+    assert_opens_as_the_zarr_engine_does(FsspecStore(files, read_only=True, path=""), zarr_format=2)
+
+
+def test_kerchunk_references_at_an_address(references):
+    options = {"fo": references, "remote_protocol": "file"}
+
+    assert_opens_as_the_zarr_engine_does("reference://", storage_options=options, zarr_format=2)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """An icechunk repository in local files with the dataset in shards."""
+    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
+    session = made.writable_session("main")
+    weather().to_zarr(session.store, encoding=ENCODING, consolidated=False)
+    session.commit("weather")
+    return made
+
+
+def test_icechunk_session(repository):
+    assert_opens_as_the_zarr_engine_does(repository.readonly_session("main").store)
+
+
+@pytest.mark.host_decoder
+def test_icechunk_session_in_other_processes(repository):
+    ds = opened(repository.readonly_session("main").store, "gpuzarr", device="host", chunks={})
+
+    assert_same_bits(ds["u10"].data.compute(scheduler="processes"), weather()["u10"].values)
+
+
+def test_icechunk_snapshots_are_told_apart(repository):
+    before = repository.readonly_session("main").store
+    old = zarr.open_array(before, path="u10", mode="r")
+    assert_same_bits(read_array(old, device="host"), weather()["u10"].values)
+    session = repository.writable_session("main")
+    zarr.open_array(session.store, path="u10")[...] = weather(7)["u10"].values
+    session.commit("other weather")
+
+    new = zarr.open_array(repository.readonly_session("main").store, path="u10", mode="r")
+
+    for _ in range(2):
+        assert_same_bits(read_array(new, (2, 1, slice(2)), device="host"), weather(7)["u10"].values[2, 1, :2])
+        assert_same_bits(read_array(old, (2, 1, slice(2)), device="host"), weather()["u10"].values[2, 1, :2])
+
+
+def test_icechunk_session_that_writes_is_read_anew_each_time(repository):
+    session = repository.writable_session("main")
+    array = zarr.open_array(session.store, path="u10")
+
+    for seed in (1, 2):
+        array[...] = weather(seed)["u10"].values
+        assert_same_bits(read_array(array, (2, 1, slice(2)), device="host"), weather(seed)["u10"].values[2, 1, :2])
+
+
+def index_requests(monkeypatch, store):
+    """Let the list that is returned grow by every request for the end of an object."""
+    asked, get = [], type(store).get
+
+    async def counting_get(self, key, prototype, byte_range=None):
+        if hasattr(byte_range, "suffix"):
+            asked.append(key)
+        return await get(self, key, prototype, byte_range)
+
+    monkeypatch.setattr(type(store), "get", counting_get)
+    return asked
+
+
+@pytest.mark.host_decoder
+def test_icechunk_index_is_read_once_of_a_snapshot(repository, monkeypatch):
+    index_cache.cache.clear()
+    store = repository.readonly_session("main").store
+    array = zarr.open_array(store, path="u10", mode="r")
+    asked = index_requests(monkeypatch, store)
+
+    for x in range(4):
+        read_array(array, (0, 0, slice(x, x + 1)), device="host")
+
+    assert asked == ["u10/c/0/0/0"]
+
+
+def test_icechunk_references_to_a_file(netcdf, registry, tmp_path):
+    folder = f"file://{netcdf.parent}/"
+    config = icechunk.RepositoryConfig.default()
+    files = icechunk.local_filesystem_store(str(netcdf.parent))
+    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(folder, files))
+    repository = icechunk.Repository.create(
+        icechunk.local_filesystem_storage(str(tmp_path)), config, authorize_virtual_chunk_access={folder: None}
+    )
+    session = repository.writable_session("main")
+    with virtualizarr.open_virtual_dataset(f"file://{netcdf}", registry=registry, parser=HDFParser()) as virtual:
+        virtual.vz.to_icechunk(session.store)
+    session.commit("references")
+
+    assert_opens_as_the_zarr_engine_does(repository.readonly_session("main").store)
+
+
+@pytest.mark.parametrize("codecs", ["bytes", "zstd"])
+@pytest.mark.parametrize("layout", [SHARDED, {"chunks": (2, 3)}], ids=["sharded", "unsharded"])
+def test_zip_file(tmp_path, layout, codecs):
+    with ZipStore(tmp_path / "s.zip", mode="w") as store:
+        write(store, np.pad(DATA, ((3, 5), (0, 8))), name="t", **layout, **V3_CODECS[codecs])
+
+    with ZipStore(tmp_path / "s.zip", mode="r") as store:
+        array = zarr.open_array(store, path="t", mode="r")
+        assert_same_bits(read_array(array, device="host"), np.pad(DATA, ((3, 5), (0, 8))))
+        assert_same_bits(read_array(array, (slice(3, 5), [12, 0]), device="host"), DATA[:2][:, [12, 0]])
+
+
+def test_zip_file_in_shards_with_dask(tmp_path):
+    with ZipStore(tmp_path / "s.zip", mode="w") as store:
+        weather().to_zarr(store, encoding=ENCODING, consolidated=False)
+
+    with ZipStore(tmp_path / "s.zip", mode="r") as store:
+        assert_opens_as_the_zarr_engine_does(store)
+
+
+def test_memory_that_changes_is_read_anew_each_time():
+    store = MemoryStore()
+    array = write(store, DATA, **SHARDED)
+
+    for factor in (2, 3):
+        array[...] = DATA * factor
+        assert_same_bits(read_array(array, (slice(2), slice(3)), device="host"), DATA[:2, :3] * np.float32(factor))

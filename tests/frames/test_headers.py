@@ -1,0 +1,135 @@
+"""Headers of compressed frames, against frames that the codecs themselves write."""
+
+import gzip
+
+import numcodecs
+import numpy as np
+import pytest
+import zstandard
+from helpers.data.corpus import BLOSC_CNAMES
+from helpers.effort import many
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
+from xarray_gpuzarr.stored.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
+
+BLOSC = BloscSpec(cname="lz4", shuffle="shuffle", typesize=4)
+SPECS = {"zstd": ZstdSpec(), "gzip": GzipSpec(), "zlib": ZlibSpec(), "lz4": Lz4Spec(), "blosc": BLOSC}
+ENCODE = {
+    "zstd": zstandard.ZstdCompressor().compress,
+    "gzip": gzip.compress,
+    "zlib": numcodecs.Zlib().encode,
+    "lz4": numcodecs.LZ4().encode,
+    "blosc": numcodecs.Blosc().encode,
+}
+TELLS_LENGTH = ["zstd", "lz4", "blosc"]
+
+payloads = st.integers(1, 3000).map(lambda n: np.arange(n, dtype="u2").tobytes())
+
+
+@pytest.mark.parametrize("name", TELLS_LENGTH)
+@many
+@given(payload=payloads)
+def test_declared_length_is_the_decoded_length(name, payload):
+    assert declared_nbytes(SPECS[name], ENCODE[name](payload)) == len(payload)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 255, 256, 257, 65535, 65536, 65791, 65792, 70000])
+@pytest.mark.parametrize("checksum", [False, True])
+def test_zstd_length_is_read_at_every_width(nbytes, checksum):
+    frame = zstandard.ZstdCompressor(write_checksum=checksum).compress(bytes(nbytes))
+
+    assert declared_nbytes(ZstdSpec(), frame) == nbytes
+
+
+def test_zstd_frame_without_a_length_says_none():
+    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    frame = compressor.compress(bytes(1000)) + compressor.flush()
+
+    assert declared_nbytes(ZstdSpec(), frame) is None
+
+
+def test_zstd_length_of_eight_bytes_is_read():
+    frame = b"\x28\xb5\x2f\xfd" + bytes([0b1100_0000, 0x58]) + (2**40).to_bytes(8, "little")
+
+    assert declared_nbytes(ZstdSpec(), frame) == 2**40
+
+
+def test_zstd_dictionary_id_is_skipped():
+    frame = b"\x28\xb5\x2f\xfd" + bytes([0b0110_0011]) + b"dict" + (1000 - 256).to_bytes(2, "little")
+
+    assert declared_nbytes(ZstdSpec(), frame) == 1000
+
+
+@pytest.mark.parametrize("name", ["gzip", "zlib"])
+def test_format_without_a_length_says_none(name):
+    assert declared_nbytes(SPECS[name], ENCODE[name](b"some bytes")) is None
+
+
+@pytest.mark.parametrize("spec", [ChecksumSpec(), OtherSpec(name="acme", configuration="{}")])
+def test_codec_without_frames_says_none(spec):
+    assert declared_nbytes(spec, b"") is None
+
+
+@pytest.mark.parametrize("cname", BLOSC_CNAMES)
+@pytest.mark.parametrize("shuffle", [0, 1, 2])
+def test_blosc_length_is_read_for_every_kind(cname, shuffle):
+    frame = numcodecs.Blosc(cname=cname, shuffle=shuffle).encode(np.arange(5000, dtype="u4"))
+
+    assert declared_nbytes(BLOSC, frame) == 20000
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_empty_frame_is_refused(name):
+    with pytest.raises(FrameError, match="0 bytes"):
+        declared_nbytes(SPECS[name], b"")
+
+
+@pytest.mark.parametrize("name", ["zstd", "gzip", "zlib"])
+def test_frame_of_another_format_is_refused(name):
+    with pytest.raises(FrameError):
+        declared_nbytes(SPECS[name], b"\x00" * 100)
+
+
+@pytest.mark.parametrize(("at", "found"), [(0, "version"), (12, "header says")])
+def test_blosc_header_that_contradicts_the_frame_is_refused(at, found):
+    frame = bytearray(ENCODE["blosc"](bytes(1000)))
+    frame[at] ^= 1
+
+    with pytest.raises(FrameError, match=found):
+        declared_nbytes(BLOSC, bytes(frame))
+
+
+@pytest.mark.parametrize("name", SPECS)
+@many
+@given(frame=st.binary(max_size=40))
+def test_random_bytes_give_a_length_or_a_frame_error(name, frame):
+    try:
+        nbytes = declared_nbytes(SPECS[name], frame)
+    except FrameError:
+        return
+    assert nbytes is None or nbytes >= 0
+
+
+@pytest.mark.parametrize("name", SPECS)
+@many
+@given(payload=payloads, data=st.data())
+def test_mutated_frame_gives_a_length_or_a_frame_error(name, payload, data):
+    frame = bytearray(ENCODE[name](payload))
+    keep = data.draw(st.integers(0, len(frame)))
+    at = data.draw(st.integers(0, min(20, len(frame) - 1)))
+    frame[at] = data.draw(st.integers(0, 255))
+
+    try:
+        nbytes = declared_nbytes(SPECS[name], bytes(frame[:keep]))
+    except FrameError:
+        return
+    assert nbytes is None or nbytes >= 0
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_memoryview_reads_like_bytes(name):
+    frame = ENCODE[name](bytes(range(200)))
+
+    assert declared_nbytes(SPECS[name], memoryview(frame)) == declared_nbytes(SPECS[name], bytes(frame))

@@ -1,0 +1,140 @@
+"""Runs CUDA kernels on the host: the same source, built by a C++ compiler through ``cuda_shim.h``.
+
+Libraries are kept in a directory of the user's own below the system's temporary one, named by a hash of all that they
+are made of, so that test processes share them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from helpers.kernels.ptx_text import without_asm
+from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.cuda.launch import kernel_source
+
+_HERE = Path(__file__).parent
+_HEADERS = tuple(_HERE / n for n in ("cuda_shim.h", "cuda_words.h", "host_stacks.h", "ptx_arithmetic.h"))
+_TESTS = Path(__file__).parents[2]
+_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+_FAST = ("-O2", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+_SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_loading = threading.Lock()
+
+
+class BuildError(AssertionError):
+    """The compiler refused a program; carries what it said."""
+
+
+def launch(kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
+    """Run `kernel` on a one-dimensional grid, on host addresses; done on return."""
+    run, lock = _load(kernel)
+    with lock:
+        status = run(n_blocks, n_threads, len(args), (ctypes.c_ulonglong * len(args))(*args))
+    assert status == 0, f"{kernel.name} takes another number of arguments than {len(args)}"
+
+
+def build(kernel: Kernel) -> Kernel:
+    """Build `kernel`, so that no launch has to; return it."""
+    _load(kernel)
+    return kernel
+
+
+class HostLaunches:
+    """As much of a `DeviceApi` as the typed launches need."""
+
+    def launch(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int], _stream: object) -> None:
+        """Run a kernel at once."""
+        launch(kernel, n_blocks, n_threads, args)
+
+
+def require_compiler() -> str:
+    """Return the path of the compiler; skip the test if there is none."""
+    found = shutil.which("g++")
+    if found is None:
+        missing = pytest.fail if os.environ.get("XARRAY_GPUZARR_REQUIRE_COMPILER") == "1" else pytest.skip
+        missing("g++ is not installed: kernels cannot be built for the host")
+    return found
+
+
+def sanitized_environment() -> dict[str, str]:
+    """Return the environment of a child process in which kernels abort on any access outside of an allocation."""
+    compiler = require_compiler()
+    names = ("libasan.so", "libubsan.so", "libstdc++.so")
+    paths = [_output((compiler, f"-print-file-name={name}")).strip() for name in names]
+    return {
+        **os.environ,
+        "XARRAY_GPUZARR_SANITIZE": "1",
+        "LD_PRELOAD": " ".join(paths),
+        "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter leaks by design
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+
+def run_child(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in another process, where this package's tests can be imported."""
+    environment = environment | {"PYTHONPATH": f"{_TESTS}:{_TESTS.parent}"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=_TESTS.parent)
+
+
+@functools.cache
+def _load_once(kernel: Kernel) -> tuple[Callable[..., int], threading.Lock]:
+    run = ctypes.CDLL(str(_build(kernel))).shim_entry
+    run.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_ulonglong)]
+    run.restype = ctypes.c_int
+    return run, threading.Lock()
+
+
+def _load(kernel: Kernel) -> tuple[Callable[..., int], threading.Lock]:
+    with _loading:
+        return _load_once(kernel)
+
+
+def _build(kernel: Kernel) -> Path:
+    """Return the shared library of `kernel`, built if need be."""
+    mode = _SANITIZED if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1" else _FAST
+    command = [*_FLAGS, *mode, "-include", str(_HEADERS[0]), "-x", "c++", "-"]
+    source = f"{without_asm(kernel_source(kernel))}\nSHIM_ENTRY({kernel.name})\n"
+    return built(f"{kernel.name}.so", command, source, _HEADERS)
+
+
+def built(name: str, command: Sequence[str], source: str, files: Sequence[Path]) -> Path:
+    """Return what the compiler makes of `source`, which is read from stdin, and `files`; made only once."""
+    command = [require_compiler(), *command]
+    parts = [*command, _output((command[0], "--version")), *(f.read_text() for f in files), source]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"xarray_gpuzarr_kernels_{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    result = folder / f"{key}_{name}"
+    if not result.exists():
+        unfinished = folder / f"{os.getpid()}_{result.name}"
+        environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        done = subprocess.run(
+            [*command, "-o", str(unfinished)],
+            input=source,
+            text=True,
+            capture_output=True,
+            check=False,
+            env=environment,
+        )
+        if done.returncode:
+            raise BuildError(f"{name} does not compile for the host:\n{done.stderr}")
+        unfinished.replace(result)
+    return result
+
+
+@functools.cache
+def _output(command: tuple[str, ...]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

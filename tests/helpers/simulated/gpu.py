@@ -1,0 +1,121 @@
+"""The simulator as the GPU benchmark sees a GPU. What its times are worth is nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from benchmarks.measure import AbsentError
+from helpers.clusters import local_cluster
+from helpers.kernels import on_host as host_kernels
+from helpers.simulated.simulator import SimulatedDevice
+from helpers.simulated.streams import SimulatedEvent, SimulatedStream, touch_of
+from helpers.simulated.worker import SimulatedGpu as SimulatedWorker
+from helpers.simulated.worker import here
+from xarray_gpuzarr import read
+from xarray_gpuzarr.backend import lazy_array, open_options
+from xarray_gpuzarr.cuda.address import Address
+from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.process.device_options import in_force
+from xarray_gpuzarr.stored.cf import Cast
+
+
+class SimulatedGpu:
+    """Stands in for `benchmarks.gpu.device.NativeGpu`."""
+
+    device = "cuda"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.launched: Counter[str] = Counter()
+        """How often each kernel was launched, by name."""
+        self.api = SimulatedDevice(seed, run_kernel=self._run_kernel)
+        self._decoder = CudaDecoder(lambda: self.api)
+
+    def about(self) -> dict[str, object]:
+        return {"name": "a simulator"}
+
+    def cupy(self) -> Any:
+        raise AbsentError("the simulator's arrays are not CuPy's")
+
+    def mark(self, stream: SimulatedStream) -> SimulatedEvent:
+        event = self.api.event()
+        self.api.record(event, stream)
+        return event
+
+    def seconds(self, first: SimulatedEvent, last: SimulatedEvent) -> float:
+        start = time.perf_counter()
+        self.api.synchronize_event(first)
+        self.api.synchronize_event(last)
+        return time.perf_counter() - start
+
+    def synchronize(self) -> None:
+        self.api.synchronize(self.api.consumer_stream())
+
+    def copy_within(self, to: Address, start: Address, nbytes: int, stream: SimulatedStream) -> None:
+        name, arena = f"copy of {nbytes} bytes", self.api._arena
+        arena.find(start, nbytes, name)
+        arena.find(to, nbytes, name)
+        source, target = arena.view(start, nbytes), arena.view(to, nbytes)
+        touches = touch_of(source, "read"), touch_of(target, "write")
+        with self.api._border.call("copy_within", stream):
+            self.api._scheduler.give(stream, name, lambda: np.copyto(target, source), *touches)
+
+    def put(self, values: np.ndarray) -> Any:
+        return self.api.place(np.ascontiguousarray(values))
+
+    def same(self, found: Any, expected: Any) -> bool:
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return False
+        return np.array_equal(found.get(), expected.get(), equal_nan=found.dtype.kind == "f")
+
+    def upload(self, values: np.ndarray) -> Any:
+        return self._decoder.upload(values, Cast(dtype=values.dtype.str))
+
+    def product(self, values: Any) -> Any:
+        flat = values.get().reshape(-1)
+        return flat @ flat
+
+    def tidy(self) -> None:
+        """There is nothing that only the array library holds."""
+
+    @contextmanager
+    def start_worker(self, n_threads: int) -> Iterator[Client]:
+        """Start a real worker with a simulated GPU of its own, and see that nothing was done wrong on it."""
+        with local_cluster(1, n_threads) as client:
+            client.register_plugin(SimulatedWorker(memory_nbytes=1 << 28))
+            yield client
+            client.run(lambda: here().check())
+
+    def busy(self, first: float, last: float) -> float:
+        return 0.5
+
+    def _run_kernel(self, kernel: Kernel, n_blocks: int, n_threads: int, args: Sequence[int]) -> None:
+        self.launched[kernel.name] += 1
+        host_kernels.launch(kernel, n_blocks, n_threads, args)
+
+
+def in_use(patch: pytest.MonkeyPatch) -> SimulatedGpu:
+    """Return a simulated GPU that reads go to, with options that a test may change."""
+    host_kernels.require_compiler()
+    gpu = SimulatedGpu()
+    use(gpu, patch)
+    patch.setattr(in_force, "options", in_force.get())
+    return gpu
+
+
+def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
+    """Let reads with ``device="cuda"`` go to the simulator; the host's stay there."""
+    decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder(), "workers": decoder_for("workers")}
+    for module in (read, lazy_array):
+        patch.setattr(module, "decoder_for", decoders.__getitem__)
+    patch.setattr(open_options, "resolve_device", lambda device: device)

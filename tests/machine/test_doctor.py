@@ -1,0 +1,604 @@
+"""`gpuzarr doctor` on the simulated device and on a host without one: what it prints, writes, keeps and exits with."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.simulated import gpu as simulated_gpu
+from helpers.simulated.planted_faults import Fault, FaultyDevice
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import xarray_gpuzarr
+from xarray_gpuzarr import GpuZarrWarning, read, read_array
+from xarray_gpuzarr.cli import doctor as command
+from xarray_gpuzarr.cli import main, parser
+from xarray_gpuzarr.cuda import driver
+from xarray_gpuzarr.decoders import choice
+from xarray_gpuzarr.decoders.cost.calibration import from_document, keep_calibration, read_calibration
+from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
+from xarray_gpuzarr.machine.diagnosis import answers, calibrating, damage, device, examine, machine, questions, resident
+from xarray_gpuzarr.machine.diagnosis.calibrating import Layouts
+from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
+from xarray_gpuzarr.machine.diagnosis.examine import Effort
+from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Rates, Sizes, host_rates
+from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, without_names
+from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, sample_of
+from xarray_gpuzarr.machine.diagnosis.sweep import Grid, codec_times, rising
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.device_options import resource_options
+
+VERSIONS = {"CuPy": "14.0", "RMM": "26.10", "nvCOMP": "6.0.0", "CUDA runtime": "13.0"}
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+@dataclass(frozen=True)
+class Identity:
+    name: str = "a simulator"
+    uuid: str = UUID
+    compute_capability: str = "9.0"
+    driver: str = "580.1"
+    versions: tuple = ()
+
+
+IDENTITY = Identity(versions=VERSIONS)
+
+
+@dataclass(frozen=True)
+class Answer:
+    name: str
+    passed: bool = True
+    found: str = ""
+    seconds: float = 2e-3
+    nbytes: int = 10**6
+
+
+TINY = Effort(
+    sizes=Sizes(copied=65_536, chunk=4096, n_chunks=2),
+    grid=Grid(
+        codecs=("zstd", "blosc lz4"),
+        chunk_nbytes=(1024, 16_384),
+        n_chunks=(1, 2, 4),
+        most_nbytes=40_000,
+        host_nbytes=40_000,
+        upload_nbytes=65_536,
+    ),
+    layouts=Layouts(chunk_nbytes=(4096,), n_chunks=(3,)),
+    questions=0.005,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A cache folder of its own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(folder))
+    monkeypatch.setenv("COLUMNS", "200")
+    return folder
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """A machine with nothing for GPUs."""
+    missing = ["the NVIDIA driver (libcuda)", "CuPy"]
+    for module in (machine, choice):
+        monkeypatch.setattr(module, "missing_for_cuda", lambda: missing)
+    monkeypatch.setattr(examine, "USUAL", TINY)
+    monkeypatch.setattr(command, "USUAL", TINY)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A simulated GPU that answers rightly, with all that it needs."""
+    gpu = simulated_gpu.in_use(monkeypatch)
+    monkeypatch.setattr(gpu.api, "identity", IDENTITY)
+    monkeypatch.setattr(device, "decoder_for", read.decoder_for)
+    for module in (examine, damage):
+        monkeypatch.setattr(module, "current_device", lambda: gpu.api)
+    for module in (machine, choice):
+        monkeypatch.setattr(module, "missing_for_cuda", list)
+    monkeypatch.setattr(answers, "check_all", lambda api: iter([Answer("zstd, short"), Answer("lz4")]))
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+    return gpu
+
+
+def run(*arguments, effort=TINY):
+    return command.run_doctor(parser().parse_args(["doctor", *arguments]), effort)
+
+
+def child_of(gpu):
+    """Return what answers as a process of its own would."""
+    return lambda question: json.dumps(damage.ASK[question[0]](gpu.api, *question[1:]))
+
+
+# ---- without a GPU
+
+
+def test_a_host_is_measured_and_told_what_is_missing(host, capsys):
+    assert run() == 0
+
+    out = capsys.readouterr().out
+    assert "for device='cuda': the NVIDIA driver (libcuda), CuPy" in out
+    assert "pip install 'xarray-gpuzarr[cuda" in out
+    assert "decode at once" in out
+    assert all(codec in out for codec in CODECS)
+    assert out.endswith("All is well.\n")
+
+
+@pytest.mark.parametrize("arguments", [["--calibrate"], ["--thorough"], ["--device", "cuda"]])
+def test_what_only_a_gpu_answers_cannot_be_asked_here(host, arguments, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert "pip install 'xarray-gpuzarr[cuda13]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "error"), [("host", DeviceUnavailableError), ("workers", OptionError), ("nonesuch", OptionError)]
+)
+def test_devices_that_cannot_be_calibrated(host, device, error):
+    with pytest.raises(error):
+        xarray_gpuzarr.doctor(device, calibrate=True)
+
+
+def test_host_rates_that_come_with_wrong_values_are_a_failure(host, monkeypatch, capsys):
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
+    assert run() == 1
+    assert "FAILED: gzip: other values than were stored" in capsys.readouterr().out
+
+
+def test_the_installed_command_runs_on_this_machine(tmp_path):
+    out = tmp_path / "d.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "xarray_gpuzarr", "doctor", "--device", "host", "--json", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=Path(xarray_gpuzarr.__file__).parents[1],
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "How fast does the host decode?" in done.stdout
+    assert json.loads(out.read_text())["well"]
+
+
+class Library:
+    """The driver's libraries, as far as they are asked: two GPUs, and CUDA 12.4."""
+
+    def cuDriverGetVersion(self, version):  # noqa: N802
+        version._obj.value = 12_040
+        return 0
+
+    def nvmlInit_v2(self):  # noqa: N802
+        return 0
+
+    def nvmlShutdown(self):  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count):  # noqa: N802
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number, handle):  # noqa: N802
+        handle._obj.value = 100 + number.value
+        return 0
+
+    def nvmlDeviceGetName(self, handle, text, _):  # noqa: N802
+        text.value = f"NVIDIA {handle.value}".encode()
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text, _):  # noqa: N802
+        text.value = b"550.1"
+        return 0
+
+
+def test_a_gpu_whose_packages_are_missing_is_named(host, monkeypatch, capsys):
+    for module in (machine, choice):
+        monkeypatch.setattr(module, "missing_for_cuda", lambda: ["CuPy", "nvCOMP (nvidia-libnvcomp)"])
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda _: Library())
+
+    monkeypatch.setattr(advice, "_given", set())
+
+    with pytest.warns(GpuZarrWarning, match="this machine has a GPU"):
+        assert run() == 0
+
+    out = capsys.readouterr().out
+    assert "NVIDIA 100, NVIDIA 101" in out
+    assert "550.1, CUDA 12.4" in out
+    assert "for device='cuda': CuPy, nvCOMP (nvidia-libnvcomp)" in out
+    assert "pip install 'xarray-gpuzarr[cuda12]'" in out
+
+
+# ---- with a GPU
+
+
+def test_a_gpu_is_described_asked_and_measured(gpu, capsys):
+    assert run() == 0
+
+    out = capsys.readouterr().out
+    assert "a simulator, compute capability 9.0" in out
+    assert "CuPy 14.0, RMM 26.10, nvCOMP 6.0.0" in out
+    assert "none: the GPU decodes all that it can" in out
+    assert "2 of 2 are right" in out
+    assert "lz4 right 2.00 500" in [" ".join(line.split()) for line in out.splitlines()]
+    assert "copy within the GPU" in out
+    assert "zstd from local files" in out
+    assert "How fast does the host decode?" in out
+    gpu.api.check()
+
+
+def test_wrong_answers_are_listed_and_fail(gpu, monkeypatch, capsys):
+    wrong = [Answer("zstd, short"), Answer("gzip", passed=False, found="byte 7 of 100")]
+    monkeypatch.setattr(answers, "check_all", lambda _: iter(wrong))
+
+    assert run() == 1
+
+    out = capsys.readouterr().out
+    assert "WRONG" in out
+    assert "FAILED: gzip: byte 7 of 100" in out
+    assert "1 of 2 are right" in out
+    assert out.endswith("1 thing went wrong, see above.\n")
+
+
+def test_answers_are_those_of_the_device():
+    section = answers.answers_section(FaultyDevice(Fault("LZ4", "status")))
+    assert [failure.partition(":")[0] for failure in section.failures] == ["lz4", "blosc lz4"]
+    assert len(section.rows) > 25
+    assert {row[1] for row in section.rows} == {"right", "WRONG"}
+
+
+def test_reads_with_wrong_values_fail(gpu, monkeypatch):
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
+    assert "a read of zstd from local files" in ", ".join(xarray_gpuzarr_failures())
+
+
+def xarray_gpuzarr_failures():
+    asked = examine.examine("auto", calibrate=False, thorough=False, progress=str, effort=TINY)
+    return Diagnosis(sections=tuple(asked)).failures
+
+
+def test_a_device_that_breaks_is_a_failure_and_the_host_is_measured(gpu, monkeypatch):
+    def broken(*_):
+        raise CudaError("lost", tried="a copy", found="cudaErrorUnknown", do="restart")
+
+    monkeypatch.setattr(answers, "check_all", broken)
+    monkeypatch.setattr(gpu.api, "allocate_pinned", broken)
+    assert xarray_gpuzarr_failures() == ("CudaError: lost: cudaErrorUnknown",) * 2
+
+    monkeypatch.setattr(examine, "current_device", broken)
+    assert xarray_gpuzarr_failures() == ("CudaError: lost: cudaErrorUnknown",)
+
+
+# ---- as a document, as a report, in a notebook
+
+
+def test_the_document_on_standard_output_is_all_there_is(host, capsys):
+    assert run("--json") == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert (document["format"], document["version"], document["well"]) == ("xarray_gpuzarr doctor", 1, True)
+    assert document["machine"]["missing_for_cuda"] == ["the NVIDIA driver (libcuda)", "CuPy"]
+    assert set(document["host"]) == set(CODECS)
+
+
+def test_the_document_has_all_that_a_gpu_answers(gpu, tmp_path, capsys):
+    out = tmp_path / "d.json"
+    assert run("--json", str(out)) == 0
+    document = json.loads(out.read_text())
+    assert document["machine"]["gpu"]["versions"] == VERSIONS
+    assert document["answers"][0]["name"] == "zstd, short"
+    assert UUID not in out.read_text()
+    assert "Does the GPU decode rightly?" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(host, tmp_path, capsys):
+    assert main(["doctor", "--json", str(tmp_path / "no" / "d.json")]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_a_report_is_one_block_without_names(gpu, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", "/export/people/alice")
+    monkeypatch.setenv("LOGNAME", "alice")
+    found = "cannot load /export/people/alice/env/lib.so, /scratch/alice/x, /opt/malice/alice-1"
+    monkeypatch.setattr(answers, "check_all", lambda _: iter([Answer("a", passed=False, found=found)]))
+
+    assert run("--report") == 1
+
+    out = capsys.readouterr().out
+    assert out.startswith("```text\ngpuzarr doctor, 2")
+    assert out.endswith("```\n")
+    assert "cannot load ~/env/lib.so, /scratch/user/x, /opt/malice/alice-1" in out
+    assert "people" not in out
+    assert UUID not in out
+
+
+def test_names_are_left_out_of_documents(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/bob")
+    monkeypatch.setenv("LOGNAME", "bob")
+    told = {"/home/bob/x": ["/home/bobby", "/data/bob", 3, None, "bob"]}
+    assert without_names(told) == {"~/x": ["/home/bobby", "/data/user", 3, None, "bob"]}
+
+
+def test_who_has_no_name_is_not_looked_for(monkeypatch):
+    def nobody():
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.report.getpass.getuser", nobody)
+    assert without_names("/data/bob") == "/data/bob"
+
+
+def test_a_notebook_shows_it(host):
+    found = xarray_gpuzarr.doctor()
+
+    assert repr(found).startswith("What is here\n  reads go to")
+    assert "codec " in repr(found)
+    assert "<h4>How fast does the host decode?</h4>" in found._repr_html_()
+    assert found.document["well"]
+
+
+def test_what_is_shown_is_no_markup_and_no_control_code():
+    found = Diagnosis(sections=(Section(name="a", title="T", rows=[("<b>", "\x1b[1m")], failures=["<i>"]),))
+    assert "\x1b" not in str(found)
+    assert "<b>" not in found._repr_html_()
+    assert "<i>" not in found._repr_html_()
+    assert found.failures == ("<i>",)
+
+
+def test_progress_is_shown_on_terminals_only(monkeypatch, capsys):
+    command.StatusLine().show("x")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    line = command.StatusLine()
+    line.show("known answers")
+    line.clear()
+    assert "known answers ..." in capsys.readouterr().err
+
+
+# ---- the calibration
+
+
+def test_a_calibration_is_kept_and_found_by_itself(gpu, folder, capsys):
+    assert run("--calibrate") == 0
+
+    (file,) = folder.glob("calibration-*")
+    calibration = read_calibration(str(file))
+    assert (calibration.gpu, set(calibration.codecs)) == ("a simulator", {"zstd", "blosc lz4"})
+    out = capsys.readouterr().out
+    assert f"Kept as {file.name}" in out
+    assert "2 layouts between those of the sweep were read" in out
+    assert resource_options().calibration is None  # as it was
+    assert "short reads may be the host's" in str(machine.machine_section(gpu.api).rows)
+    gpu.api.check()
+
+
+READ_ONE_CHUNK = """
+import sys
+from pytest import MonkeyPatch
+from helpers import simulated_gpu
+from test_doctor import IDENTITY
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.diagnosis.samples import sample_of
+
+gpu, decode, by_host = simulated_gpu.in_use(MonkeyPatch()), HostDecoder.decode, []
+gpu.api.identity = IDENTITY
+HostDecoder.decode = lambda *a, **k: (by_host.append(k["spec"].path), decode(*a, **k))[1]
+with sample_of("zstd", chunk_nbytes=1024, n_chunks=2) as sample:
+    assert not sample.differs(read_array(sample.array, device="cuda"), 2)
+print(len([path for path in by_host if path != "/self-check"]))
+"""
+
+
+@pytest.mark.parametrize(("setting", "n_by_host"), [(None, 1), ("off", 0)])
+def test_the_next_process_goes_by_the_calibration(gpu, folder, setting, n_by_host, monkeypatch):
+    always_host = {
+        "device": {"chunk_nbytes": [1], "n_chunks": [1], "seconds": [[1e3]]},
+        "host": {"chunk_nbytes": [1], "thread_bytes_per_second": [1e12], "most_bytes_per_second": 1e12},
+    }
+    head = {"format": "xarray_gpuzarr calibration", "version": 1, "gpu": "g", "date": "d"}
+    upload = {"seconds": 1e-5, "bytes_per_second": 1e9}
+    keep_calibration(from_document({**head, "upload": upload, "codecs": {"zstd": always_host}}), gpu.api.identity)
+    if setting:
+        monkeypatch.setenv("XARRAY_GPUZARR_CALIBRATION", setting)
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}{os.pathsep}{tests.parent}")
+
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ONE_CHUNK], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert (done.stdout, done.returncode) == (f"{n_by_host}\n", 0), done.stderr
+
+
+def test_wrong_values_are_not_calibrated(gpu, folder, monkeypatch, capsys):
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
+    assert run("--calibrate") == 1
+    assert "FAILED: CorruptChunkError: the device gives wrong values" in capsys.readouterr().out
+    assert not any(folder.glob("calibration-*"))
+
+
+def test_a_device_that_does_not_say_what_it_is_cannot_be_calibrated(gpu, monkeypatch):
+    monkeypatch.setattr(gpu.api, "identity", None)
+    with pytest.raises(DeviceUnavailableError, match="it does not say"):
+        run("--calibrate")
+
+
+def test_a_cache_folder_that_cannot_be_written_to_is_said(gpu, folder):
+    folder.write_text("a file")
+    with pytest.raises(OptionError, match="XARRAY_GPUZARR_CACHE_DIR"):
+        run("--calibrate")
+
+
+def test_choices_that_are_slower_than_the_quicker_side_are_named(gpu, monkeypatch):
+    times = iter([1.3, 1.0, 2.0, 1.2, 1.0, 2.0])
+    monkeypatch.setattr(calibrating, "seconds_of", lambda _: next(times))
+    calibration = SimpleNamespace(codecs=("zstd", "lz4"))
+
+    found = calibrating._choices_section(device.DeviceReads(gpu.api), calibration, "off", TINY.layouts, str)
+
+    assert found.rows == [("zstd, 4096", "3", "1.3e+03", "1e+03", "2e+03")]
+    assert found.facts == {"n_read": 2, "n_slower": 1, "slower": ["zstd, 4096 bytes x 3"]}
+
+
+def test_times_are_what_was_measured():
+    seconds = {(100, 1): 2.0, (100, 2): 1.0, (100, 4): 6.0, (400, 1): 3.0, (400, 2): 4.0}
+    times = codec_times(seconds, {100: Rates(alone=50, every=300), 400: Rates(alone=200, every=600)})
+
+    assert (times.device.chunk_nbytes, times.device.n_chunks) == ((100, 400), (1, 2, 4))
+    # One chunk of 100 took longer than two: the mean of both. Four of 400 were not read: twice two of them.
+    np.testing.assert_allclose(times.device.seconds, [[1.5, 1.5, 6.0], [3.0, 4.0, 8.0]])
+    assert (times.host.thread_rates, times.host.most) == ((50, 200), 600)
+
+
+@given(arrays(float, (4, 5), elements=st.floats(1e-6, 1e3)))
+def test_tables_rise_and_stay_between_their_extremes(measured):
+    table = np.array(rising(measured.tolist()))
+    assert (np.diff(table, axis=0) >= 0).all()
+    assert (np.diff(table, axis=1) >= 0).all()
+    assert measured.min() <= table.min()
+    assert table.max() <= measured.max()
+
+
+@given(arrays(float, (3, 4), elements=st.floats(1e-6, 1e3)))
+def test_tables_that_rise_stay_as_they_are(measured):
+    risen = np.maximum.accumulate(np.maximum.accumulate(measured, 0), 1)
+    np.testing.assert_allclose(rising(risen.tolist()), risen)
+
+
+# ---- samples and clocks
+
+
+@pytest.mark.parametrize("codec", WRITERS)
+def test_samples_are_what_zarr_reads(codec):
+    with sample_of(codec, chunk_nbytes=1024, n_chunks=20) as sample:
+        expected = np.resize(sample.tiles, 20 * 256)
+        np.testing.assert_array_equal(sample.array[:], expected, strict=True)
+        np.testing.assert_array_equal(read_array(sample.array, device="host"), expected, strict=True)
+        assert not sample.differs(expected[: 5 * 256], 5)
+        assert sample.differs(expected[: 5 * 256], 6)
+        assert sample.differs(expected[256 : 6 * 256], 5)
+        assert sample.differs(expected.astype("f8"), 20)
+
+
+def test_host_rates_leave_the_number_of_threads_as_it_was(monkeypatch):
+    with sample_of("zstd", chunk_nbytes=1024, n_chunks=4) as sample:
+        monkeypatch.delenv("XARRAY_GPUZARR_NUM_THREADS", raising=False)
+        assert host_rates(sample).alone > 0
+        assert "XARRAY_GPUZARR_NUM_THREADS" not in os.environ
+        monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "2")
+        host_rates(sample)
+        assert os.environ["XARRAY_GPUZARR_NUM_THREADS"] == "2"
+
+
+def test_what_is_timed_runs_once_more_than_it_counts():
+    ran = []
+    assert seconds_of(lambda: ran.append(1), budget=60, most=3) >= 0
+    assert len(ran) == 4
+    ran.clear()
+    seconds_of(lambda: ran.append(1), budget=0)
+    assert len(ran) == 2
+
+
+# ---- nvCOMP alone
+
+
+def test_every_question_has_an_answer(gpu):
+    found = questions.questions_section(gpu.api, 0.01)
+
+    assert found.failures == []
+    assert found.facts["zstd, streams at offset 7"] == "10 decoded rightly"
+    assert "deflate, streams at offset 1" not in found.facts  # nvCOMP says that it does not take them
+    assert found.facts["scratch memory for zstd"] == "no more than the formula says, asked 4 times"
+    assert "zstd frame, with a content checksum" in found.facts
+    gpu.api.check()
+
+
+def test_wrong_answers_to_questions_are_failures(gpu, monkeypatch):
+    monkeypatch.setattr(resident.Resident, "content", lambda *_: b"other")
+    monkeypatch.setattr(questions, "zstd_temp_nbytes", lambda *_: 0)
+    found = questions.questions_section(gpu.api, 0.005)
+    assert "lz4, streams at offset 0: statuses [0], lengths [328], values right: False" in found.failures
+    assert any(failure.startswith("scratch memory for zstd: more than the formula") for failure in found.failures)
+
+
+# ---- damage
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Children of one process take turns, and are few."""
+    monkeypatch.setattr(damage, "_AT_ONCE", 1)
+    monkeypatch.setattr(damage, "NATIVE_CODECS", ("zstd", "snappy"))
+    monkeypatch.setattr(damage, "CODECS", ("gzip", "lz4", "blosc blosclz"))
+
+
+def test_thorough_questions_are_part_of_the_command(gpu, few, capsys):
+    effort = Effort(sizes=TINY.sizes, questions=TINY.questions, child=child_of(gpu))
+    assert run("--thorough", effort=effort) == 0
+    out = capsys.readouterr().out
+    assert "Is what the docs assume of nvCOMP true?" in out
+    assert "a read, lz4, noise" in out
+
+
+def test_no_damage_gives_wrong_values_or_ends_the_process(gpu, few):
+    found = damage.damage_section(child_of(gpu))
+
+    assert found.failures == []
+    assert found.facts["a read, lz4, none"]["said"] == "right values"
+    assert found.facts["a read, lz4, noise"]["said"].startswith("CorruptChunkError: cannot decode chunk (1,)")
+    assert found.facts["a read, blosc blosclz, flipped"]["said"] == "values as the host decodes them"
+    assert found.facts["nvCOMP alone, snappy, none"]["right"] == [True, True, True]
+    assert found.facts["nvCOMP alone, zstd, noise"]["statuses"] == [0, 12, 0]
+
+
+@pytest.mark.parametrize(
+    ("said", "failure"),
+    [
+        ({"said": "WRONG VALUES", "goes on": True}, "WRONG VALUES"),
+        ({"said": "CorruptChunkError: x", "goes on": False}, "CorruptChunkError: x; THE PROCESS DID NOT GO ON"),
+        ({"said": "CorruptChunkError: x", "goes on": True}, "CorruptChunkError: x"),  # where nothing is damaged
+    ],
+)
+def test_a_read_that_goes_wrong_is_a_failure(few, monkeypatch, said, failure):
+    monkeypatch.setattr(damage, "NATIVE_CODECS", ())
+    monkeypatch.setattr(damage, "CODECS", ("lz4",))
+    monkeypatch.setattr(damage, "DAMAGES", ("none",))
+    assert damage.damage_section(lambda _: json.dumps(said)).failures == [f"a read, lz4, none: {failure}"]
+
+
+def test_a_lost_process_is_an_answer_of_nvcomp_and_a_failure_of_a_read(few, monkeypatch):
+    def lost(_):
+        raise RuntimeError("exit status -6: an illegal memory access")
+
+    monkeypatch.setattr(damage, "DAMAGES", ("noise",))
+    found = damage.damage_section(lost)
+    assert "exit status -6" in found.facts["nvCOMP alone, zstd, noise"]["ended"]
+    assert len(found.failures) == 3
+
+
+def test_a_child_answers_one_question(gpu, capsys):
+    assert damage.main(["nvcomp", "lz4", "truncated"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["statuses"], answer["goes on"]) == ([0, 12, 0], True)
+
+
+def test_children_are_processes_whose_last_words_are_kept():
+    with pytest.raises(RuntimeError, match=r"(?s)exit status 1: .*KeyError: 'nonsense'"):
+        damage.run_child(["nonsense", "lz4", "none"])
+
+
+@pytest.mark.parametrize("kind", damage.DAMAGES)
+def test_damage_is_the_same_every_time(kind):
+    stream = bytes(range(256))
+    assert damage.damaged(stream, kind) == damage.damaged(stream, kind)
+    assert (damage.damaged(stream, kind) == stream) == (kind == "none")
+
+
+def test_unknown_damage_is_refused():
+    with pytest.raises(ValueError, match="no damage is called 'mild'"):
+        damage.damaged(b"x", "mild")

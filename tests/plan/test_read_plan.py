@@ -1,0 +1,189 @@
+"""Plans: byte ranges, fill boxes and places, worked out by hand or by brute force."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from helpers.data.corpus import counting, write
+from helpers.data.selections import outer_keys
+from helpers.effort import many
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.output_boxes import BoxPlaces
+from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.plan.read_plan import PointTarget, box_target, plan_blocks, plan_read
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.metadata import parse_array
+from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
+
+RULE = CoalesceRule(max_gap_nbytes=16, max_nbytes=1000, max_raw_nbytes=1000)
+WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+
+
+def column(*numbers):
+    return np.asarray(numbers, np.int64)
+
+
+@pytest.fixture
+def sharded(memory):
+    """Two shards of four chunks of two elements: 0 1 | 2 3 | 4 5 | 6 7 and 8 9 | 10 11 | - | -."""
+    return parse_array(write(memory, counting((12,)), name="t", chunks=(2,), shards=(8,)))
+
+
+@pytest.fixture
+def unsharded(memory):
+    """Six chunks of two elements."""
+    return parse_array(write(memory, counting((12,)), name="t", chunks=(2,)))
+
+
+INDEX = ShardIndex(offset=column(100, 0, 0, 110), nbytes=column(10, 20, MISSING, 30))
+
+
+def plans(spec, selection, index=INDEX):
+    target = box_target(outer_selection(selection, spec.grid.shape), spec.grid)
+    return [plan_read(spec, target, block, index) for block in plan_blocks(spec, target)]
+
+
+def requests(plan):
+    return [r for lo, hi in pairwise(plan.cut(RULE).tolist()) for r in plan.requests(lo, hi)]
+
+
+def test_rows_stand_in_the_order_of_their_bytes(sharded):
+    (plan,) = plans(sharded, slice(0, 8))
+
+    assert plan.chunk.tolist() == [[1], [0], [3]]
+    assert plan.offset.tolist() == [0, 100, 110]
+    assert plan.nbytes.tolist() == [20, 10, 30]
+
+
+def test_neighbours_are_one_request(sharded):
+    (plan,) = plans(sharded, slice(0, 8))
+
+    assert requests(plan) == [
+        ("t/c/0", ByteRange(offset=0, nbytes=20)),
+        ("t/c/0", ByteRange(offset=100, nbytes=10 + 30)),
+    ]
+
+
+def missing(plan):
+    """Coordinates of the chunks of a 1-D plan that take the fill value."""
+    return plan.target.pieces[0].chunk[plan.missing_row[:, 0]].tolist()
+
+
+def test_only_touched_chunks_are_requested(sharded):
+    (plan,) = plans(sharded, slice(6, 7))
+
+    assert requests(plan) == [("t/c/0", ByteRange(offset=110, nbytes=30))]
+    assert missing(plan) == []
+
+
+def test_missing_chunk_is_filled_not_requested(sharded):
+    (plan,) = plans(sharded, slice(4, 6))
+
+    assert requests(plan) == []
+    assert missing(plan) == [2]
+
+
+def test_missing_shard_is_filled_not_requested(sharded):
+    (plan,) = plans(sharded, slice(8, 12), index=None)
+
+    assert requests(plan) == []
+    assert missing(plan) == [4, 5]
+
+
+def test_every_touched_shard_is_one_plan(sharded):
+    first, second = plans(sharded, slice(7, 9))
+
+    assert (first.keys, second.keys) == (("t/c/0",), ("t/c/1",))
+
+
+def test_untouched_shard_has_no_plan(sharded):
+    (plan,) = plans(sharded, slice(8, 12))
+
+    assert plan.keys == ("t/c/1",)
+
+
+def test_empty_selection_has_no_plan(sharded):
+    assert plans(sharded, slice(3, 3)) == []
+
+
+def test_unsharded_chunks_are_whole_objects(unsharded):
+    (plan,) = plans(unsharded, slice(3, 8))
+
+    assert requests(plan) == [("t/c/1", WHOLE), ("t/c/2", WHOLE), ("t/c/3", WHOLE)]
+
+
+def test_decoded_bytes_are_known_before_any_chunk_is_read(sharded):
+    (plan,) = plans(sharded, slice(0, 8))
+
+    assert plan.decoded_nbytes == 8 + 8 + 8
+
+
+def test_points_of_one_shard_are_one_plan(sharded):
+    points = [column(9, 0, 7, 1, 9)]
+    target = PointTarget(groups=group_points(points, sharded.grid))
+
+    blocks = list(plan_blocks(sharded, target))
+
+    assert [(b.key, target.chunk(b.row).tolist()) for b in blocks] == [("t/c/0", [[0], [3]]), ("t/c/1", [[4]])]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "coord", "key"),
+    [
+        pytest.param({"name": "default", "separator": "/"}, (1, 0), "g/t/c/1/0", id="v3 default"),
+        pytest.param({"name": "default", "separator": "."}, (1, 0), "g/t/c.1.0", id="v3 default with dots"),
+        pytest.param({"name": "v2", "separator": "."}, (1, 0), "g/t/1.0", id="v3 naming as v2"),
+        pytest.param({"name": "v2", "separator": "/"}, (1, 0), "g/t/1/0", id="v3 naming as v2 with slashes"),
+    ],
+)
+def test_chunk_key(memory, encoding, coord, key):
+    spec = parse_array(write(memory, counting((4, 4)), name="g/t", chunks=(2, 2), chunk_key_encoding=encoding))
+
+    assert spec.keys.key(coord) == key
+
+
+@pytest.mark.parametrize(("zarr_format", "key"), [(2, "0"), (3, "c")])
+def test_chunk_key_of_an_array_without_axes(memory, zarr_format, key):
+    spec = parse_array(write(memory, np.array(1), zarr_format=zarr_format))
+
+    assert spec.keys.key(()) == key
+
+
+@many
+@given(st.data())
+def test_places_of_chunks_are_those_that_numpy_gives(data):
+    shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=7))
+    chunk_shape = data.draw(st.tuples(*(st.integers(1, 4) for _ in shape)))
+    _, key = data.draw(outer_keys(shape))
+    grid = ChunkGrid(shape=shape, chunk_shape=chunk_shape, chunks_per_shard=(1,) * len(shape))
+    target = box_target(outer_selection(key, shape), grid)
+    rows = np.stack([g.ravel() for g in np.indices([len(p.chunk) for p in target.pieces])], axis=1)
+
+    places = BoxPlaces(target.pieces, chunk_shape)
+    placed = places.place(rows)
+
+    flat = np.arange(np.prod(target.shape)).reshape(target.shape)
+    out_keys = [pieces.out_keys() for pieces in target.pieces]
+    boxes = [flat[tuple(keys[i] for keys, i in zip(out_keys, row, strict=True))] for row in rows]
+    assert placed.out_index.tolist() == [box.min() for box in boxes]
+    assert placed.contiguous.tolist() == [box.max() - box.min() + 1 == box.size for box in boxes]
+    assert places.may_be_runs or not (placed.contiguous & placed.whole).any()
+
+
+def test_whole_chunks_are_told_from_parts(sharded):
+    target = box_target(outer_selection(slice(1, 6), (12,)), sharded.grid)
+
+    placed = BoxPlaces(target.pieces, (2,)).place(column(0, 1, 2)[:, None])
+
+    assert placed.whole.tolist() == [False, True, True]
+
+
+def test_chunks_picked_with_a_step_are_not_whole(sharded):
+    target = box_target(outer_selection(slice(0, 4, 2), (12,)), sharded.grid)
+
+    assert BoxPlaces(target.pieces, (2,)).place(column(0, 1)[:, None]).whole.tolist() == [False, False]

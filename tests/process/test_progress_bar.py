@@ -1,0 +1,219 @@
+"""``xarray_gpuzarr.progress``: what it draws, when it draws nothing, and that it adds up."""
+
+import io
+import re
+
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.stores.fakes import put, take
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import xarray_gpuzarr
+from xarray_gpuzarr import CorruptChunkError, read_array
+from xarray_gpuzarr.process import progress_bar
+from xarray_gpuzarr.process.progress_bar import Bars, progress, watch
+
+pytestmark = pytest.mark.every_decoder
+
+FIELD = np.arange(48 * 20 * 30, dtype="f4").reshape(48, 20, 30)
+
+
+class Recorded(Bars):
+    """Bars that keep what they are told."""
+
+    def __init__(self):
+        super().__init__(Console(file=io.StringIO()))
+        self.done, self.wanted = [], []
+
+    def add_bytes(self, *, done=0, wanted=0):
+        self.done.append(done)
+        self.wanted.append(wanted)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    bars = Recorded()
+    monkeypatch.setattr(progress_bar, "_shown", [bars])
+    return bars
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal, and no half second to wait for."""
+    monkeypatch.setattr(progress_bar, "_DELAY_S", -1.0)
+    return Console(file=io.StringIO(), force_terminal=True, width=100)
+
+
+def drawn(console):
+    """Return what was written to a console, without colours and cursor movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+
+
+@pytest.fixture(params=["shards", "objects"])
+def array(request, memory):
+    layout = {"chunks": (4, 10, 10)} | ({"shards": (12, 20, 30)} if request.param == "shards" else {})
+    array = zarr.create_array(memory, name="t", shape=FIELD.shape, dtype="f4", fill_value=1, **layout)
+    array[:36] = FIELD[:36]
+    return array
+
+
+@pytest.mark.parametrize(
+    "selection", [..., np.s_[3:47, ::2, 4], np.s_[[1, 40], :, -1], np.s_[40:], np.s_[5:5], np.s_[1, 2, 3]]
+)
+def test_what_is_done_adds_up_to_the_bytes_of_the_result(array, recorded, selection):
+    result = read_array(array, selection, device="host")
+
+    assert sum(recorded.wanted) == result.nbytes
+    assert sum(recorded.done) == result.nbytes
+    assert min(recorded.done) >= 0
+
+
+def test_points_add_up(memory, recorded):
+    xr.Dataset({"t": (("x", "y", "z"), FIELD)}).to_zarr(memory, consolidated=False)
+    dataset = xr.open_dataset(memory, engine="gpuzarr", consolidated=False, device="host")
+    points = {dim: xr.DataArray(index, dims="p") for dim, index in {"x": [1, 40], "y": [2, 2], "z": [0, 29]}.items()}
+
+    values = dataset.t.isel(points).values
+
+    np.testing.assert_array_equal(values, FIELD[[1, 40], [2, 2], [0, 29]])
+    assert sum(recorded.done) == sum(recorded.wanted) == values.nbytes
+
+
+def test_a_bar_moves_shard_by_shard(memory, recorded):
+    zarr.create_array(memory, name="t", data=FIELD, chunks=(4, 20, 30), shards=(12, 20, 30))
+
+    read_array(zarr.open_array(memory, path="t"), device="host")
+
+    shard_nbytes = FIELD.nbytes // 4
+    assert recorded.wanted[0] == FIELD.nbytes
+    assert [n for n in recorded.done if n] == [shard_nbytes] * 4
+
+
+@pytest.mark.doubtful_frames
+def test_a_read_that_fails_counts_for_nothing(memory, recorded):
+    array = zarr.create_array(memory, name="t", data=FIELD, chunks=(12, 20, 30), compressors=zarr.codecs.ZstdCodec())
+    key = "t/c/3/0/0"
+    put(memory, key, take(memory, key)[:100])
+
+    with pytest.raises(CorruptChunkError):
+        read_array(array, device="host")
+
+    assert recorded.wanted[0] == FIELD.nbytes
+    assert sum(recorded.done) == sum(recorded.wanted) == 0
+
+
+@pytest.mark.host_decoder
+@given(shares=st.lists(st.integers(0, 9)), nbytes=st.integers(0, 10**12))
+def test_shares_never_exceed_the_whole(shares, nbytes):
+    bars = Recorded()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress_bar, "_shown", [bars])
+        with watch(iter(shares), int, n_chunks=sum(shares), nbytes=nbytes) as watched:
+            assert list(watched) == shares
+
+    assert sum(bars.done) == nbytes
+    assert min(bars.done) >= 0
+
+
+@pytest.mark.host_decoder
+def test_without_a_bar_plans_pass_untouched():
+    plans = iter([1, 2])
+
+    with watch(plans, int, n_chunks=3, nbytes=3) as watched:
+        assert watched is plans
+
+
+@pytest.mark.host_decoder
+def test_a_terminal_shows_bytes(array, terminal):
+    with progress(console=terminal):
+        read_array(array, device="host")
+
+    assert "115.2 kB of 115.2 kB" in drawn(terminal)
+    assert "dask" not in drawn(terminal)
+
+
+@pytest.mark.host_decoder
+def test_a_terminal_shows_the_tasks_of_dask(terminal):
+    with progress(console=terminal):
+        da.ones(10, chunks=2).sum().compute(scheduler="threads")
+
+    assert re.search(r"dask tasks .* ([1-9]\d*) of \1 ", drawn(terminal))
+
+
+@pytest.mark.host_decoder
+def test_bytes_have_no_total_while_dask_has_more_tasks(memory, terminal):
+    xr.Dataset({"t": (("x", "y", "z"), FIELD)}).to_zarr(memory, consolidated=False)
+    dataset = xr.open_dataset(memory, engine="gpuzarr", consolidated=False, chunks={}, device="host")
+
+    with progress(console=terminal):
+        dataset.mean().compute()
+
+    assert "115.2 kB, " in drawn(terminal)
+    assert "kB of" not in drawn(terminal)
+
+
+@pytest.mark.host_decoder
+def test_a_block_inside_a_block_adds_nothing(array, terminal):
+    other = Console(file=io.StringIO(), force_terminal=True)
+
+    with progress(console=terminal), progress(console=other):
+        read_array(array, device="host")
+
+    assert drawn(terminal)
+    assert not drawn(other)
+
+
+@pytest.mark.host_decoder
+def test_nothing_is_drawn_for_short_reads(array):
+    console = Console(file=io.StringIO(), force_terminal=True)
+
+    with progress(console=console):
+        read_array(array, np.s_[:4], device="host")
+
+    assert not drawn(console)
+
+
+@pytest.mark.host_decoder
+def test_nothing_is_drawn_where_there_is_no_terminal(array, monkeypatch, capsys):
+    monkeypatch.setattr(progress_bar, "_DELAY_S", -1.0)
+
+    with xarray_gpuzarr.progress():
+        assert not progress_bar._shown
+        read_array(array, device="host")
+
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize(("installed", "draws"), [(None, False), ("spec", True)])
+def test_notebooks_need_ipywidgets(monkeypatch, installed, draws):
+    monkeypatch.setattr(progress_bar.importlib.util, "find_spec", {"ipywidgets": installed}.get)
+
+    with progress(console=Console(file=io.StringIO(), force_jupyter=True)):
+        assert bool(progress_bar._shown) == draws
+
+
+@pytest.mark.host_decoder
+def test_a_read_that_outlives_the_block_draws_no_more(terminal):
+    with progress(console=terminal):
+        bars = progress_bar._shown[0]
+        bars.add_bytes(wanted=2)
+    before = drawn(terminal)
+
+    bars.add_bytes(done=2)
+
+    assert drawn(terminal) == before
+    assert not bars._progress.live.is_started
+
+
+@pytest.mark.host_decoder
+def test_a_bar_is_gone_after_an_error(terminal):
+    with pytest.raises(ZeroDivisionError), progress(console=terminal):
+        raise ZeroDivisionError
+
+    assert not progress_bar._shown

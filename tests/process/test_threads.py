@@ -1,0 +1,305 @@
+"""Decoding threads: never more than the budget, errors arrive, a fork starts anew."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zarr
+from helpers.data.corpus import counting, write
+
+from xarray_gpuzarr import OptionError, configure, read_array
+from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.process.fetch_options import in_force
+from xarray_gpuzarr.process.threads import Crew, thread_budget
+
+pytestmark = pytest.mark.timeout(60)
+
+ENV = "XARRAY_GPUZARR_NUM_THREADS"
+
+
+@pytest.fixture
+def budget(monkeypatch):
+    """Set the number of threads that may decode at once."""
+    return lambda n: monkeypatch.setenv(ENV, str(n))
+
+
+class Work:
+    """A queue of tasks; counts how many threads are inside a task at once."""
+
+    def __init__(self, n_tasks: int, task=lambda: None) -> None:
+        self.left = n_tasks
+        self.task = task
+        self.inside = self.most_inside = self.done = 0
+        self.threads: set[str] = set()
+        self.lock = threading.Lock()
+
+    def __call__(self, go_on) -> None:
+        while go_on() and self._take():
+            try:
+                self.task()
+            finally:
+                with self.lock:
+                    self.inside -= 1
+                    self.done += 1
+
+    def _take(self) -> bool:
+        with self.lock:
+            if self.left == 0:
+                return False
+            self.left -= 1
+            self.inside += 1
+            self.most_inside = max(self.most_inside, self.inside)
+            self.threads.add(threading.current_thread().name)
+            return True
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", 1), ("4", 4), ("128", 128)])
+def test_environment_variable_sets_the_budget(monkeypatch, setting, expected):
+    monkeypatch.setenv(ENV, setting)
+
+    assert thread_budget() == expected
+
+
+@pytest.mark.parametrize("setting", ["", "0", "-1", "two", "1.5", " 2", "2 ", "1e3", "²"])
+def test_unusable_setting_is_refused(monkeypatch, setting):
+    monkeypatch.setenv(ENV, setting)
+
+    with pytest.raises(OptionError) as caught:
+        thread_budget()
+
+    assert repr(setting) in caught.value.tried
+    assert isinstance(caught.value, ValueError)
+
+
+def test_budget_is_the_cores_of_this_process(monkeypatch):
+    monkeypatch.delenv(ENV, raising=False)
+    monkeypatch.setitem(sys.modules, "distributed.worker", None)
+
+    assert thread_budget() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_one_caller_gets_all_threads_of_the_budget(budget, n):
+    budget(n)
+    together = threading.Barrier(n, timeout=30)
+    work = Work(n, together.wait)
+
+    Crew().run(work, most=100)
+
+    assert work.most_inside == len(work.threads) == n
+
+
+@pytest.mark.parametrize(("n", "most"), [(4, 1), (4, 2), (1, 4)])
+def test_no_more_threads_than_could_be_busy(budget, n, most):
+    budget(n)
+    work = Work(50)
+
+    Crew().run(work, most)
+
+    assert work.done == 50
+    assert len(work.threads) <= min(n, most)
+
+
+@pytest.mark.parametrize("n_callers", [1, 2, 6])
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_all_work_is_done_by_any_number_of_callers(budget, n, n_callers):
+    budget(n)
+    crew, works = Crew(), [Work(100) for _ in range(n_callers)]
+
+    with ThreadPoolExecutor(n_callers) as pool:
+        list(pool.map(lambda work: crew.run(work, 8), works))
+
+    assert [work.done for work in works] == [100] * n_callers
+    assert crew.n_active == 0
+
+
+def test_no_helper_joins_while_callers_fill_the_budget(budget):
+    budget(2)
+    crew, together = Crew(), threading.Barrier(2, timeout=30)
+    works = [Work(1, together.wait) for _ in range(2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda work: crew.run(work, most=1), works))
+        alone = Work(20)
+        crew.run(alone, most=1)
+
+    assert [len(work.threads) for work in [*works, alone]] == [1, 1, 1]
+
+
+def test_helper_leaves_when_callers_fill_the_budget(budget):
+    budget(2)
+    crew, caller, answers = Crew(), threading.current_thread(), []
+    step, ask, answered = threading.Barrier(2, timeout=30), threading.Event(), threading.Event()
+
+    def second_read(_go_on):
+        ask.set()
+        answered.wait(30)
+
+    def as_caller():
+        step.wait()
+        other_caller = threading.Thread(target=crew.run, args=(second_read, 1))
+        other_caller.start()
+        other_caller.join(30)
+
+    def as_helper(go_on):
+        answers.append(go_on())
+        step.wait()
+        ask.wait(30)
+        answers.append(go_on())
+        answered.set()
+
+    crew.run(lambda go_on: as_caller() if threading.current_thread() is caller else as_helper(go_on), most=2)
+
+    assert answers == [True, False]
+
+
+def test_helper_that_never_started_is_not_waited_for(budget):
+    budget(3)
+    crew = Crew()
+    crew.run(Work(3), most=3)
+
+    for _ in range(50):
+        crew.run(Work(1), most=3)
+
+    assert crew.n_active == 0
+
+
+@pytest.mark.parametrize("where", ["caller", "helper"])
+def test_exception_of_any_thread_arrives(budget, where):
+    budget(2)
+    crew, together, caller = Crew(), threading.Barrier(2, timeout=30), threading.current_thread()
+
+    def fail_in_one():
+        together.wait()
+        if (threading.current_thread() is caller) == (where == "caller"):
+            raise RuntimeError(f"in the {where}")
+
+    with pytest.raises(RuntimeError, match=f"in the {where}"):
+        crew.run(Work(2, fail_in_one), most=2)
+
+    assert crew.n_active == 0
+
+
+def test_crew_works_after_an_exception(budget):
+    budget(2)
+    crew, work = Crew(), Work(10)
+    with pytest.raises(ZeroDivisionError):
+        crew.run(Work(1, lambda: 1 / 0), most=2)
+
+    crew.run(work, most=2)
+
+    assert work.done == 10
+
+
+def test_read_inside_a_read_does_not_wait_for_itself(budget):
+    budget(2)
+    crew = Crew()
+    inner = Work(10)
+
+    crew.run(Work(4, lambda: crew.run(inner, most=2)), most=2)
+
+    assert inner.done == 10
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_after_a_read_starts_with_fresh_threads():
+    result = run_python(
+        """
+        import os
+        import numpy as np, zarr
+        from zarr.storage import MemoryStore
+        from xarray_gpuzarr import read_array
+
+        data = np.arange(500_000, dtype="f8")
+        array = zarr.create_array(MemoryStore(), data=data, chunks=(1000,), shards=(50_000,))
+        assert (read_array(array, device="host") == data).all()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if (read_array(array, device="host") == data).all() else 1)
+        _, status = os.waitpid(child, 0)
+        assert (read_array(array, device="host") == data).all()
+        raise SystemExit(os.waitstatus_to_exitcode(status))
+        """,
+        XARRAY_GPUZARR_NUM_THREADS="4",
+    )
+
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_budget_on_a_dask_worker_is_its_threads():
+    result = run_python(
+        """
+        from distributed import Client, LocalCluster
+        from xarray_gpuzarr.decoders.threads import thread_budget
+
+        if __name__ == "__main__":
+            with LocalCluster(n_workers=2, threads_per_worker=3, processes=False, dashboard_address=None) as cluster:
+                with Client(cluster) as client:
+                    print(set(client.run(thread_budget).values()))
+        """,
+    )
+
+    assert result.stdout == "{6}\n"  # both workers are in this process
+
+
+def test_unusable_setting_fails_a_read_clearly(memory, monkeypatch):
+    array = write(memory, counting((8,)), chunks=(2,))
+    monkeypatch.setenv(ENV, "many")
+
+    with pytest.raises(OptionError, match="unset"):
+        read_array(array, device="host")
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    """Collect the byte ranges that local files are asked for."""
+    asked = []
+    start = LocalSource.start
+    monkeypatch.setattr(LocalSource, "start", lambda *args: asked.append(args[2]) or start(*args))
+    return asked
+
+
+def _noise(path):
+    """Write 4 MiB as one shard of 64 chunks that take as much space encoded."""
+    data = np.random.default_rng(0).integers(0, 256, (64, 64, 1024), np.uint8)
+    codec = zarr.codecs.GzipCodec(level=0)
+    return zarr.create_array(path, data=data, chunks=(8, 8, 1024), shards=data.shape, compressors=codec), data
+
+
+@pytest.mark.parametrize(("n_threads", "n_parts"), [(1, 2), (2, 8), (4, 16)])
+def test_a_small_read_is_cut_so_that_every_thread_gets_some_of_it(tmp_path, budget, ranges, n_threads, n_parts):
+    data = np.random.default_rng(0).integers(0, 256, (64, 64, 1024), np.uint8)  # 4 MiB of noise
+    array = zarr.create_array(
+        tmp_path, data=data, chunks=(8, 8, 1024), shards=data.shape, compressors=zarr.codecs.GzipCodec(level=0)
+    )
+    budget(n_threads)
+
+    np.testing.assert_array_equal(read_array(array, device="host"), data)
+
+    assert n_parts <= len(ranges) < 1.5 * n_parts + 1
+
+
+def test_a_chosen_length_of_requests_bounds_parts(tmp_path, budget, ranges, monkeypatch):
+    monkeypatch.setattr(in_force, "options", None)
+    data = np.random.default_rng(0).integers(0, 256, (64, 64, 1024), np.uint8)
+    array = zarr.create_array(
+        tmp_path, data=data, chunks=(8, 8, 1024), shards=data.shape, compressors=zarr.codecs.GzipCodec(level=0)
+    )
+    budget(2)
+    configure(max_request_nbytes=150_000)
+
+    np.testing.assert_array_equal(read_array(array, device="host"), data)
+
+    assert max(r.nbytes for r in ranges) <= 150_000

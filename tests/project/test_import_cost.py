@@ -1,0 +1,163 @@
+"""What importing the package, its entry point and its command bring in: next to nothing, until a store is opened."""
+
+import ast
+import json
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import xarray_gpuzarr
+from xarray_gpuzarr.backend.accessor import DataArrayAccessor, DatasetAccessor, DataTreeAccessor
+from xarray_gpuzarr.cli import parser
+from xarray_gpuzarr.cli.sample import SAMPLES
+
+ROOT = Path(__file__).parents[2]
+LIGHT = {"xarray_gpuzarr", "xarray_gpuzarr.backend", "xarray_gpuzarr.backend.registration"}
+ENTRY = "from importlib.metadata import entry_points; (e,) = entry_points(group='xarray.backends', name='gpuzarr')"
+
+
+def run(code, *arguments):
+    """Run code in a fresh interpreter; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def brought(first, then, *arguments):
+    """Return the modules that `then` imports where `first` was run before, without those of the standard library."""
+    code = f"""
+import json, sys
+{first}
+before = set(sys.modules)
+{then}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    modules = json.loads(run(code, *arguments).splitlines()[-1])
+    return {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize(
+    ("then", "modules"),
+    [
+        ("import xarray_gpuzarr", LIGHT),
+        (f"{ENTRY}; e.load()", LIGHT),
+        (f"{ENTRY}; e.load()().guess_can_open('a.zarr')", LIGHT),
+        (
+            "import xarray_gpuzarr; xarray_gpuzarr.OptionError",
+            LIGHT | {f"xarray_gpuzarr.{m}" for m in ("errors", "visible_text")},
+        ),
+        ("import xarray_gpuzarr; dir(xarray_gpuzarr); xarray.Dataset.gpuzarr", LIGHT),
+    ],
+)
+def test_next_to_nothing_comes_on_top_of_xarray(then, modules):
+    assert brought("import xarray", then) == modules
+
+
+@pytest.mark.parametrize("statement", ["xarray.open_dataset(sys.argv[1])", "xarray.open_datatree(sys.argv[1])"])
+def test_opening_other_files_brings_no_more_with_this_engine_than_without(statement, tmp_path):
+    path = tmp_path / "a.nc"
+    xr.Dataset({"a": ("x", np.arange(3))}).to_netcdf(path)
+    without = """
+import importlib.metadata
+listed = importlib.metadata.entry_points
+import xarray.backends.plugins
+xarray.backends.plugins.entry_points = lambda **which: [e for e in listed(**which) if e.name != "gpuzarr"]
+"""
+
+    bare, full = brought(without, statement, path), brought("import xarray.backends.plugins", statement, path)
+
+    assert full - bare == LIGHT
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"], ["doctor", "--help"]])
+def test_help_brings_nothing(arguments):
+    command = f"""
+import contextlib, io
+from xarray_gpuzarr.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main({arguments})
+"""
+
+    modules = {f"xarray_gpuzarr.{name}" for name in ("cli", "errors", "visible_text")}
+    assert brought("", command) == {"xarray_gpuzarr"} | modules
+
+
+def test_the_size_of_the_sample_may_be_any_that_there_is():
+    (demo,) = [a for a in parser()._subparsers._group_actions[0].choices["demo"]._actions if a.dest == "size"]
+
+    assert set(demo.choices) == set(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import xarray, xarray_gpuzarr",
+        "import xarray_gpuzarr, xarray; xarray.backends.list_engines()",
+        f"import xarray; {ENTRY}; e.load()",
+    ],
+    ids=["after xarray", "before xarray", "by opening something"],
+)
+def test_the_accessor_is_there(imports):
+    what = "xarray.Dataset().gpuzarr, xarray.DataArray(0).gpuzarr, xarray.DataTree().gpuzarr"
+
+    printed = run(
+        f"import warnings; warnings.simplefilter('error'); {imports}; print(*map(lambda a: type(a).__name__, ({what})))"
+    )
+
+    assert printed.split() == ["DatasetAccessor", "DataArrayAccessor", "DataTreeAccessor"]
+
+
+@pytest.mark.parametrize(
+    ("of", "body"),
+    [(xr.Dataset, DatasetAccessor), (xr.DataArray, DataArrayAccessor), (xr.DataTree, DataTreeAccessor)],
+)
+def test_the_accessor_of_a_class_shows_what_its_accessor_has(of, body):
+    assert of.gpuzarr.explain is body.explain
+    assert not hasattr(of.gpuzarr, "nothing")
+
+
+def test_exports_are_what_their_modules_have():
+    tree = ast.parse(Path(xarray_gpuzarr.__file__).read_text())
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    homes = {alias.name: node.module for node in typed.body for alias in node.names}
+
+    assert {name: f"xarray_gpuzarr.{module}" for name, module in xarray_gpuzarr._HOMES.items()} == homes
+    assert sorted(homes) == sorted(xarray_gpuzarr.__all__)
+    for name, module in homes.items():
+        assert getattr(xarray_gpuzarr, name) is getattr(import_module(module), name)
+
+
+def test_names_are_listed_starred_and_missed_as_ever():
+    names = {}
+    exec("from xarray_gpuzarr import *", names)
+
+    assert set(xarray_gpuzarr.__all__) <= set(names)
+    assert set(xarray_gpuzarr.__all__) <= set(dir(xarray_gpuzarr))
+    with pytest.raises(AttributeError, match="module 'xarray_gpuzarr' has no attribute 'nothing'"):
+        _ = xarray_gpuzarr.nothing
+    with pytest.raises(ImportError, match="nothing"):
+        exec("from xarray_gpuzarr import nothing", names)
+
+
+def test_modules_that_the_documentation_names_are_there():
+    named = "(g.cluster.Stats, g.errors.OptionError, g.accessor.Row, g.backend.GpuZarrBackendEntrypoint)"
+
+    assert run(f"import xarray_gpuzarr as g; print(len({named}))") == "4\n"
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_what_was_pickled_is_read_by_a_process_that_imported_nothing(chunks, tmp_path):
+    xr.Dataset({"a": (("y", "x"), np.arange(12.0).reshape(3, 4))}).to_zarr(tmp_path / "s.zarr")
+    opened = xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", device="host", chunks=chunks)
+    (tmp_path / "pickled").write_bytes(pickle.dumps(opened))
+
+    code = "import pickle, sys; d = pickle.load(open(sys.argv[1], 'rb')); print(d.gpuzarr.device, d.a.values.sum())"
+    assert run(code, tmp_path / "pickled").split() == ["host", "66.0"]

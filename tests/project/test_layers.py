@@ -1,0 +1,62 @@
+"""The floors of the house: who may import whom, and what importing the package brings in."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EVERYTHING = "xarray_gpuzarr.backend.opening, xarray_gpuzarr.backend.accessor, xarray_gpuzarr.cluster"
+"""What opening a store and looking at it imports."""
+
+
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_floors_import_only_from_below():
+    lint = Path(sys.executable).with_name("lint-imports")
+
+    result = run(lint, "--no-cache")
+
+    assert result.returncode == 0, result.stdout
+
+
+def imported_by(statement):
+    """Return the top-level packages that a fresh Python has imported after `statement`."""
+    code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    return set(run(sys.executable, "-c", code).stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"import {EVERYTHING}",
+        "import xarray as xr; xr.backends.list_engines()['gpuzarr']",
+    ],
+)
+def test_importing_brings_in_no_gpu_plot_or_cluster_package(statement):
+    imported = imported_by(statement)
+
+    assert "xarray_gpuzarr" in imported
+    brought_by_others = imported_by("import xarray, zarr, dask.array")  # zarr imports CuPy where it is installed
+    assert not (imported - brought_by_others) & {"cupy", "rmm", "nvidia", "matplotlib", "distributed", "numba"}
+
+
+def test_rich_is_left_to_those_who_print():
+    result = run(sys.executable, "-c", f"import {EVERYTHING}, sys; print('rich.console' in sys.modules)")
+
+    assert result.stdout == "False\n"
+
+
+def test_importing_starts_no_thread():
+    result = run(sys.executable, "-c", f"import {EVERYTHING}, threading; print(threading.active_count())")
+
+    assert result.stdout == "1\n"
+
+
+def test_importing_warns_of_nothing():
+    result = run(sys.executable, "-W", "error::DeprecationWarning:xarray_gpuzarr", "-c", f"import {EVERYTHING}")
+
+    assert (result.returncode, result.stderr) == (0, "")

@@ -1,0 +1,368 @@
+"""Damaged stores: an error that names array, object, chunk and codec, never a wrong number, and the next read works."""
+
+import numcodecs
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write, write_nested_shards
+from helpers.data.damage import (
+    DATA,
+    KEY,
+    N_CHUNKS,
+    SHARDED,
+    assert_error_or,
+    assert_explains,
+    assert_only_the_first_shard_is_lost,
+    changed_chunk,
+    damaged,
+    read,
+)
+from helpers.data.datasets import open_ours
+from helpers.stores.fakes import FailAfter, ScriptedStore, cut_chunks_short, drop, put, take, vanish_after_index
+from helpers.stores.shards import MISSING, index_bytes, with_chunk, with_entry
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+from zarr.storage import LocalStore, MemoryStore
+
+from xarray_gpuzarr import (
+    CorruptChunkError,
+    GpuZarrError,
+    MetadataError,
+    ShardIndexError,
+    StoreReadError,
+    UnsupportedCodecError,
+)
+
+pytestmark = [
+    pytest.mark.every_decoder,
+    pytest.mark.doubtful_frames,
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+INDEX_DAMAGE = {
+    "empty object": lambda shard: b"",
+    "one byte": lambda shard: shard[:1],
+    "half of the index": lambda shard: shard[-66:],
+    "last byte missing": lambda shard: shard[:-1],
+    "first byte missing": lambda shard: shard[1:],
+    "byte appended": lambda shard: shard + b"\0",
+    "checksum wrong": lambda shard: shard[:-1] + bytes([shard[-1] ^ 1]),
+    "entry flipped": lambda shard: shard[:-20] + bytes([shard[-20] ^ 1]) + shard[-19:],
+    "zeros": lambda shard: bytes(len(shard)),
+    "offset past the end": lambda shard: with_entry(shard, N_CHUNKS, 5, (len(shard), 10)),
+    "length past the end": lambda shard: with_entry(shard, N_CHUNKS, 5, (10, len(shard))),
+    "inside the index": lambda shard: with_entry(shard, N_CHUNKS, 5, (len(shard) - 50, 10)),
+    "absurd offset": lambda shard: with_entry(shard, N_CHUNKS, 5, (2**63, 10)),
+    "absurd length": lambda shard: with_entry(shard, N_CHUNKS, 5, (0, 2**62)),
+    "sum that wraps around": lambda shard: with_entry(shard, N_CHUNKS, 5, (MISSING - 1, 10)),
+    "overlap": lambda shard: with_entry(shard, N_CHUNKS, 5, (1, 10)),
+}
+ONLY_LOCAL = {"offset past the end", "length past the end", "inside the index", "first byte missing"}
+"""A store does not tell how long an object is, so there these show when the chunk is read."""
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE)
+def test_damaged_index_in_a_file(local, damage):
+    array = damaged(local, INDEX_DAMAGE[damage])
+
+    with pytest.raises(ShardIndexError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "/a/t", KEY, "index")
+    assert_only_the_first_shard_is_lost(array)
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE)
+def test_damaged_index_in_a_store(memory, damage):
+    array = damaged(memory, INDEX_DAMAGE[damage])
+
+    with pytest.raises(ShardIndexError if damage not in ONLY_LOCAL else GpuZarrError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "a/t", KEY)
+    assert_only_the_first_shard_is_lost(array)
+
+
+@pytest.mark.parametrize("selection", [..., (0, 0), (slice(0, 1), [2]), (slice(None, None, -1),)])
+def test_damaged_index_fails_every_selection_that_needs_it(store, selection):
+    array = damaged(store, INDEX_DAMAGE["checksum wrong"])
+
+    with pytest.raises(ShardIndexError):
+        read(array, selection)
+
+
+@given(st.data())
+def test_damaged_index_without_checksum_is_an_error_or_chunks_in_other_places(data):
+    store = MemoryStore()
+    sharding = ShardingCodec(chunk_shape=(3,), codecs=[BytesCodec(), Crc32cCodec()], index_codecs=[BytesCodec()])
+    array = write(store, counting((12,)), name="t", chunks=(12,), serializer=sharding, compressors=None)
+    shard = take(store, "t/c/0")
+    entries = data.draw(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 20)), min_size=4, max_size=4))
+    put(store, "t/c/0", shard[:64] + index_bytes(entries, checksum=False))
+
+    assert_error_or(array, lambda got: set(got.tolist()) <= set(range(13)))
+
+
+@given(index=st.binary(min_size=0, max_size=200))
+def test_random_shard_is_an_error(index):
+    store = MemoryStore()
+    array = write(store, DATA, name="a/t", **SHARDED)
+    put(store, KEY, index)
+
+    with pytest.raises(GpuZarrError):
+        read(array)
+
+
+ONE_CHUNK = (slice(2), slice(3))
+"""So little of a shard that its index is asked for alone."""
+
+
+def test_shard_deleted_between_index_and_chunks():
+    array = write(MemoryStore(), DATA, name="a/t", **SHARDED)
+    lying = zarr.open_array(ScriptedStore(array.store, vanish_after_index), path="a/t", mode="r")
+
+    with pytest.raises(StoreReadError) as caught:
+        read(lying, ONE_CHUNK)
+
+    assert_explains(caught.value, "'/a/t'", KEY, "disappeared")
+    assert_same_bits(read(array), DATA)
+
+
+def test_shard_deleted_after_opening_is_missing(store):
+    array = write(store, DATA, name="a/t", **SHARDED)
+    drop(store, KEY)
+
+    assert_same_bits(read(array), np.concatenate([np.zeros((4, 12), "i4"), DATA[4:]]))
+
+
+def test_store_that_answers_too_short():
+    array = write(MemoryStore(), DATA, name="a/t", **SHARDED)
+    lying = zarr.open_array(ScriptedStore(array.store, cut_chunks_short), path="a/t", mode="r")
+
+    with pytest.raises(StoreReadError, match="shorter") as caught:
+        read(lying, ONE_CHUNK)
+
+    assert_explains(caught.value, KEY)
+
+
+FAILURES = [
+    PermissionError(13, "Permission denied"),
+    OSError("connection reset by peer"),
+    TimeoutError("no answer in 30 s"),
+    RuntimeError("AccessDenied: 403"),
+    KeyError("any store may raise anything"),
+]
+
+
+@pytest.mark.parametrize("n_good", [0, 1, 2, 3])
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("layout", [SHARDED, {"chunks": (2, 3)}], ids=["sharded", "unsharded"])
+def test_store_that_fails_mid_read(failure, n_good, layout):
+    script = FailAfter(failure, n_good)
+    array = write(ScriptedStore(MemoryStore(), lambda key, wanted, answer: answer), DATA, name="a/t", **layout)
+    array = zarr.open_array(ScriptedStore(array.store._store, script), path="a/t", mode="r")
+
+    with pytest.raises(StoreReadError) as caught:
+        read(array, (slice(None), slice(3)))
+    script.healed = True
+
+    assert_explains(caught.value, "a/t/c/", type(failure).__name__, str(failure))
+    assert type(caught.value.__cause__) is type(failure)
+    assert isinstance(caught.value, OSError)
+    assert_same_bits(read(array), DATA)
+
+
+def test_store_that_fails_under_many_threads(monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
+    data = counting((512, 512))
+    script = FailAfter(OSError("gone"), n_good=10)
+    inner = MemoryStore()
+    write(inner, data, name="t", chunks=(32, 32), shards=(128, 128))
+    array = zarr.open_array(ScriptedStore(inner, script), path="t", mode="r")
+
+    with pytest.raises(StoreReadError, match="gone"):
+        read(array)
+    script.healed = True
+
+    assert_same_bits(read(array), data)
+
+
+def loop_of_links(path):
+    """Replace a file by a link to itself: opening it fails for every user, root included."""
+    path.unlink()
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("layout", [SHARDED, {"chunks": (4, 12)}], ids=["sharded", "unsharded"])
+def test_file_that_cannot_be_opened(tmp_path, layout):
+    array = write(LocalStore(tmp_path), DATA, name="a/t", **layout)
+    loop_of_links(tmp_path / KEY)
+
+    with pytest.raises(StoreReadError) as caught:
+        read(array)
+
+    assert_explains(caught.value, f"{tmp_path}/{KEY}", "OSError")
+    assert_only_the_first_shard_is_lost(array)
+
+
+def test_file_without_permission(tmp_path):
+    array = write(LocalStore(tmp_path), DATA, name="a/t", **SHARDED)
+    (tmp_path / KEY).chmod(0)
+    if can_read(tmp_path / KEY):
+        pytest.skip("this user may read every file")
+
+    with pytest.raises(StoreReadError) as caught:
+        read(array)
+
+    assert_explains(caught.value, KEY, "PermissionError")
+
+
+def can_read(path):
+    try:
+        return bool(path.read_bytes())
+    except PermissionError:
+        return False
+
+
+def test_directory_in_place_of_a_shard_is_a_missing_shard(tmp_path):
+    array = write(LocalStore(tmp_path), DATA, name="a/t", **SHARDED)
+    (tmp_path / KEY).unlink()
+    (tmp_path / KEY).mkdir()
+
+    np.testing.assert_array_equal(read(array), array[...], strict=True)
+    assert_only_the_first_shard_is_lost(array)
+
+
+@pytest.mark.parametrize("selection", [..., (slice(None, None, -1), [0, 11])], ids=["everything", "outer"])
+def test_damaged_array_that_zarr_reads_as_a_whole(memory, selection):
+    array = write_whole_by_zarr(memory, "a/t")
+    put(memory, KEY, b"nonsense")
+
+    with pytest.raises(StoreReadError) as caught:
+        read(array, selection)
+
+    assert_explains(caught.value, "/a/t", "zarr-python", "checksum")
+    assert_only_the_first_shard_is_lost(array)
+
+
+def write_whole_by_zarr(store, name):
+    """Write an array that this package does not plan: a codec stands around the sharding codec."""
+    sharding = ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(), ZstdCodec()])
+    codecs = {"serializer": sharding, "compressors": Crc32cCodec(), "dimension_names": ["y", "x"]}
+    return write(store, DATA, name=name, chunks=(4, 12), **codecs)
+
+
+def test_damaged_nested_shards(memory):
+    array = write_nested_shards(memory, DATA)
+    put(memory, "c/0/0", b"nonsense")
+
+    with pytest.raises(GpuZarrError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "c/0/0")
+    assert_only_the_first_shard_is_lost(array)
+
+
+def test_damaged_chunk_inside_nested_shards(memory):
+    array = write_nested_shards(memory, DATA)
+    put(memory, "c/0/0", with_chunk(take(memory, "c/0/0"), 2, 0, b"nonsense"))
+
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "c/0/0", "chunk (0, 0)", "sharding")
+    assert_only_the_first_shard_is_lost(array)
+
+
+def dataset_with(memory, **keywords):
+    zarr.create_group(memory)
+    write(memory, DATA, name="t", dimension_names=["y", "x"], **keywords)
+    return memory
+
+
+def test_damaged_chunk_met_by_points(memory):
+    dataset_with(memory, **SHARDED)
+    put(memory, "t/c/0/0", changed_chunk(lambda _chunk: b"nonsense")(take(memory, "t/c/0/0")))
+    ds = open_ours(memory, consolidated=False)
+
+    with pytest.raises(CorruptChunkError, match=r"chunk \(1, 1\)"):
+        ds["t"].isel(y=("p", [2, 5]), x=("p", [3, 0])).load()
+
+    assert ds["t"].isel(y=("p", [0, 5]), x=("p", [3, 0])).values.tolist() == [4, 61]
+
+
+def test_damaged_array_that_zarr_reads_met_by_points(memory):
+    zarr.create_group(memory)
+    write_whole_by_zarr(memory, "t")
+    put(memory, "t/c/0/0", b"nonsense")
+    ds = open_ours(memory, consolidated=False)
+
+    with pytest.raises(StoreReadError) as caught:
+        ds["t"].isel(y=("p", [2, 5]), x=("p", [3, 0])).load()
+
+    assert_explains(caught.value, "/t", "zarr-python", "checksum")
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
+def test_error_arrives_whole_through_xarray_and_dask(tmp_path, chunks, scheduler):
+    store = LocalStore(tmp_path)
+    dataset_with(store, **SHARDED)
+    put(store, "t/c/0/0", changed_chunk(lambda _chunk: b"nonsense")(take(store, "t/c/0/0")))
+    ds = open_ours(tmp_path, chunks=chunks, consolidated=False)
+
+    with pytest.raises(CorruptChunkError) as caught:
+        ds.compute(scheduler=scheduler) if chunks is not None else ds.load()
+
+    assert_explains(caught.value, "'/t'", "t/c/0/0", "chunk (1, 1)", "zstd")
+
+
+def test_unknown_v3_codec_is_refused(memory):
+    dataset_with(memory, **SHARDED)
+    rewrite_metadata(memory, "t/zarr.json", b'"zstd"', b'"acme.squeeze"')
+
+    with pytest.raises(GpuZarrError) as caught:
+        open_ours(memory, consolidated=False).load()
+
+    assert isinstance(caught.value, UnsupportedCodecError | MetadataError)
+    assert_explains(caught.value, "acme.squeeze")
+
+
+def test_unknown_v2_compressor_is_refused(memory):
+    zarr.create_group(memory, zarr_format=2)
+    named = {"attributes": {"_ARRAY_DIMENSIONS": ["y", "x"]}}
+    write(memory, DATA, name="t", chunks=(4, 12), zarr_format=2, compressors=numcodecs.Zstd(), **named)
+    rewrite_metadata(memory, "t/.zarray", b'"zstd"', b'"acme"')
+
+    with pytest.raises(GpuZarrError) as caught:
+        open_ours(memory, consolidated=False).load()
+
+    assert isinstance(caught.value, UnsupportedCodecError | MetadataError)
+    assert_explains(caught.value, "acme")
+
+
+def rewrite_metadata(store, key, old, new):
+    put(store, key, take(store, key).replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(b'"regular"', b'"hexagonal"', id="unknown grid"),
+        pytest.param(b'"int32"', b'"int33"', id="unknown dtype"),
+        pytest.param(b'"shape": [\n    8', b'"shape": [\n    -8', id="negative shape"),
+        pytest.param(b"{", b"", id="not JSON"),
+    ],
+)
+def test_metadata_that_the_zarr_engine_refuses_is_refused(memory, old, new):
+    dataset_with(memory, **SHARDED)
+    rewrite_metadata(memory, "t/zarr.json", old, new)
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever it raises
+        xr.open_dataset(memory, engine="zarr", consolidated=False).load()
+
+    with pytest.raises((expected.type, GpuZarrError)):
+        open_ours(memory, consolidated=False).load()

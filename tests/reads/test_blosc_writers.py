@@ -1,0 +1,132 @@
+"""Blosc frames of every writer at hand, on several threads and with forced block sizes."""
+
+import blosc
+import imagecodecs
+import numcodecs.blosc
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import tensorstore_write, write
+from helpers.data.damage import read
+from helpers.stores.fakes import put
+from zarr.codecs import BloscCodec
+from zarr.storage import LocalStore
+
+pytestmark = pytest.mark.every_decoder
+
+SHAPE, CHUNKS = (6, 20_000), (2, 20_000)
+CNAMES = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+
+
+def volume(dtype="u2"):
+    """Return noise on slopes, so that frames hold compressed streams and raw ones; chunks are 80 kB and more."""
+    rng = np.random.default_rng(0)
+    slopes = np.arange(np.prod(SHAPE)).reshape(SHAPE) // 7 + rng.integers(0, 4, SHAPE)
+    slopes[:, 9000:11_000] = rng.integers(0, 2**15, (6, 2000))
+    return slopes.astype(dtype)
+
+
+def read_frames(store, data, encode):
+    """Store what `encode` makes of each chunk, and read the array."""
+    array = write(store, data, name="t", chunks=CHUNKS, compressors=BloscCodec(cname="lz4", typesize=data.itemsize))
+    for number in range(3):
+        put(store, f"t/c/{number}/0", bytes(encode(np.ascontiguousarray(data[2 * number : 2 * number + 2]))))
+    return read(array)
+
+
+@pytest.fixture
+def threads():
+    """Let both libraries compress on several threads: blocks then lie in the order in which threads end."""
+    before = blosc.set_nthreads(4), numcodecs.blosc.set_nthreads(4), numcodecs.blosc.use_threads
+    numcodecs.blosc.use_threads = True
+    yield
+    blosc.set_nthreads(before[0])
+    numcodecs.blosc.set_nthreads(before[1])
+    numcodecs.blosc.use_threads = before[2]
+    blosc.set_blocksize(0)
+
+
+@pytest.mark.parametrize("blocksize", [0, 512, 4096, 30_000])
+@pytest.mark.parametrize("shuffle", [blosc.NOSHUFFLE, blosc.SHUFFLE, blosc.BITSHUFFLE])
+@pytest.mark.parametrize("cname", CNAMES)
+def test_frames_of_python_blosc(memory, threads, cname, shuffle, blocksize):
+    data = volume()
+    blosc.set_blocksize(blocksize)
+
+    def encode(chunk):
+        return blosc.compress(chunk.tobytes(), typesize=2, clevel=5, shuffle=shuffle, cname=cname)
+
+    assert_same_bits(read_frames(memory, data, encode), data)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i4", "f8"])
+@pytest.mark.parametrize("clevel", [0, 1, 9])
+def test_frames_of_python_blosc_at_any_level(memory, threads, dtype, clevel):
+    data = volume(dtype)
+
+    def encode(chunk):
+        return blosc.compress(chunk.tobytes(), typesize=chunk.itemsize, clevel=clevel, cname="blosclz")
+
+    assert_same_bits(read_frames(memory, data, encode), data)
+
+
+@pytest.mark.parametrize("blocksize", [0, 512, 30_000])
+@pytest.mark.parametrize("cname", CNAMES)
+def test_frames_of_numcodecs_on_threads(memory, threads, cname, blocksize):
+    data = volume()
+
+    def encode(chunk):
+        return numcodecs.blosc.compress(chunk, cname.encode(), 5, 1, blocksize, 2)
+
+    assert_same_bits(read_frames(memory, data, encode), data)
+
+
+@pytest.mark.parametrize("shuffle", [0, 1, 2])
+@pytest.mark.parametrize("cname", [*CNAMES, "snappy"])
+def test_frames_of_imagecodecs(memory, cname, shuffle):
+    data = volume()
+
+    def encode(chunk):
+        return imagecodecs.blosc_encode(chunk, level=5, compressor=cname, shuffle=shuffle, typesize=2, numthreads=4)
+
+    assert_same_bits(read_frames(memory, data, encode), data)
+
+
+def tensorstore_spec(driver, cname, shuffle):
+    metadata = {
+        "zarr": {
+            "chunks": CHUNKS,
+            "compressor": {"id": "blosc", "cname": cname, "clevel": 5, "shuffle": SHUFFLES.index(shuffle)},
+        },
+        "zarr3": {
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": CHUNKS}},
+            "codecs": [{"name": "blosc", "configuration": {"cname": cname, "clevel": 5, "shuffle": shuffle}}],
+        },
+    }
+    return {"driver": driver, "metadata": metadata[driver]}
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("cname", CNAMES)
+@pytest.mark.parametrize("driver", ["zarr", "zarr3"])
+def test_arrays_of_tensorstore(tmp_path, driver, cname, shuffle):
+    data = volume()
+
+    tensorstore_write(f"{tmp_path}/t", data, tensorstore_spec(driver, cname, shuffle))
+
+    assert_same_bits(read(zarr.open_array(LocalStore(tmp_path), path="t", mode="r")), data)
+
+
+@pytest.mark.parametrize("shards", [None, (6, 20_000)])
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("cname", CNAMES)
+def test_arrays_of_zarrs(tmp_path, cname, shuffle, shards):
+    data, store = volume(), LocalStore(tmp_path)
+
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        codec = BloscCodec(cname=cname, shuffle=shuffle, typesize=2, blocksize=4096)
+        write(store, data, name="t", chunks=CHUNKS, shards=shards, compressors=codec)
+
+    assert_same_bits(read(zarr.open_array(store, path="t", mode="r")), data)

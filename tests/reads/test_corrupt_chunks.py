@@ -1,0 +1,230 @@
+"""Damaged chunks of every codec: an error that names array, object, chunk and codec, never a wrong number."""
+
+import gzip
+import tracemalloc
+
+import google_crc32c
+import numcodecs
+import numpy as np
+import pytest
+import zstandard
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import V2_CODECS, V3_CODECS, V3_CODECS_BY_ZARR, counting, write
+from helpers.data.damage import (
+    DATA,
+    KEY,
+    assert_error_or,
+    assert_explains,
+    assert_only_the_first_shard_is_lost,
+    changed_chunk,
+    damaged,
+    read,
+)
+from helpers.stores.fakes import put, take
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import CorruptChunkError
+
+pytestmark = [pytest.mark.every_decoder, pytest.mark.doubtful_frames, pytest.mark.timeout(60)]
+
+BAD_CHUNKS = {
+    "empty": lambda chunk: b"",
+    "one byte": lambda chunk: chunk[:1],
+    "zeros": lambda chunk: bytes(len(chunk)),
+    "another chunk's length": lambda chunk: chunk[: len(chunk) // 2],
+    "text": lambda chunk: b"<html>404 not found</html>",
+}
+BULK = [*V3_CODECS]
+
+
+def damages(table, uncompressed):
+    """Every codec with every damage that it can notice: zeros are valid elements."""
+    cases = [(codecs, damage) for codecs in table for damage in BAD_CHUNKS]
+    return [case for case in cases if case not in [(codecs, "zeros") for codecs in uncompressed]]
+
+
+@pytest.mark.parametrize(("codecs", "damage"), damages(V3_CODECS, ["bytes", "transpose", "big-endian"]))
+def test_damaged_chunk_of_a_shard(memory, codecs, damage):
+    array = damaged(memory, changed_chunk(BAD_CHUNKS[damage]), **V3_CODECS[codecs])
+    last_codec = codecs.split("-")[0].split("+")[-1].removeprefix("numcodecs.").replace("big", "bytes")
+
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "'/a/t'", KEY, "chunk (1, 1)", last_codec)
+    assert_only_the_first_shard_is_lost(array)
+    assert_same_bits(read(array, (slice(0, 2), slice(0, 3))), DATA[:2, :3])
+
+
+@pytest.mark.parametrize(("codecs", "damage"), damages(V2_CODECS, ["none", "order-F"]))
+def test_damaged_v2_chunk(local, codecs, damage):
+    array = write(local, DATA, name="a/t", chunks=(4, 12), zarr_format=2, **V2_CODECS[codecs])
+    put(local, "a/t/0.0", BAD_CHUNKS[damage](take(local, "a/t/0.0")))
+
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "'/a/t'", "a/t/0.0", "chunk (0, 0)")
+    assert_only_the_first_shard_is_lost(array)
+
+
+@pytest.mark.parametrize("codecs", V3_CODECS_BY_ZARR)
+def test_damaged_chunk_that_zarr_decodes(memory, codecs):
+    array = damaged(memory, changed_chunk(lambda chunk: b"nonsense"), **V3_CODECS_BY_ZARR[codecs])
+
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "'/a/t'", KEY, "chunk (1, 1)")
+    assert_only_the_first_shard_is_lost(array)
+
+
+ENCODE = {
+    "bytes": bytes,
+    "zstd": zstandard.ZstdCompressor().compress,
+    "gzip": gzip.compress,
+    "numcodecs.zlib": numcodecs.Zlib().encode,
+    "numcodecs.lz4": numcodecs.LZ4().encode,
+    "blosc-lz4-shuffle": numcodecs.Blosc(cname="lz4").encode,
+    "crc32c": lambda raw: raw + google_crc32c.value(raw).to_bytes(4, "little"),
+}
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 23, 25, 48, 5000])
+@pytest.mark.parametrize("codecs", ENCODE)
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_chunk_of_another_decoded_length(request, kind, codecs, nbytes):
+    encoded = ENCODE[codecs](bytes(nbytes))
+    array = damaged(request.getfixturevalue(kind), changed_chunk(lambda _chunk: bytes(encoded)), **V3_CODECS[codecs])
+
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "24", "chunk (1, 1)")
+    assert_only_the_first_shard_is_lost(array)
+
+
+GIANTS = {
+    "numcodecs.lz4": lambda chunk: (2**28).to_bytes(4, "little") + chunk[4:],
+    "blosc-lz4-shuffle": lambda chunk: chunk[:4] + (2**28).to_bytes(4, "little") + chunk[8:],
+    "zstd": lambda chunk: b"\x28\xb5\x2f\xfd\xe0" + (2**28).to_bytes(8, "little") + chunk[6:],
+}
+"""Frames that claim to decode to 256 MiB."""
+
+
+@pytest.fixture
+def traced_memory():
+    """Return a function that says how many bytes Python allocated at most."""
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codecs", GIANTS)
+def test_absurd_declared_length_is_refused_before_it_is_allocated(memory, codecs, traced_memory):
+    array = damaged(memory, changed_chunk(GIANTS[codecs]), **V3_CODECS[codecs])
+
+    with pytest.raises(CorruptChunkError):
+        read(array)
+
+    assert traced_memory() < 2**25
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 191, 193, 400])
+@pytest.mark.parametrize("codecs", ["bytes", "crc32c"])
+def test_unsharded_object_of_another_length(store, codecs, nbytes):
+    array = write(store, DATA, name="a/t", chunks=(4, 12), **V3_CODECS[codecs])
+    put(store, KEY, ENCODE[codecs](bytes(nbytes)))
+
+    with pytest.raises(CorruptChunkError) as caught:
+        read(array)
+
+    assert_explains(caught.value, "192", "chunk (0, 0)", KEY)
+    assert_only_the_first_shard_is_lost(array)
+
+
+def one_chunk(codecs):
+    """Return an array of one compressible chunk, its store and its key."""
+    store = MemoryStore()
+    data = np.repeat(counting((40,)), 5).reshape(10, 20)
+    return write(store, data, name="t", chunks=(10, 20), **V3_CODECS[codecs]), store, data
+
+
+def outcomes(codecs, mutants):
+    """Read every mutant of the chunk: how many gave the right numbers, other numbers, an error."""
+    array, store, data = one_chunk(codecs)
+    counts = {"right": 0, "wrong": 0, "error": 0}
+    for mutant in mutants(take(store, "t/c/0/0")):
+        put(store, "t/c/0/0", mutant)
+        try:
+            right = np.array_equal(read(array), data)
+        except CorruptChunkError:
+            counts["error"] += 1
+        else:
+            counts["right" if right else "wrong"] += 1
+    return counts
+
+
+def flipped(chunk, bit):
+    return chunk[: bit // 8] + bytes([chunk[bit // 8] ^ 1 << bit % 8]) + chunk[bit // 8 + 1 :]
+
+
+def bits_flipped(chunk):
+    """Flip every bit of the header, and some three hundred others."""
+    n_bits = 8 * len(chunk)
+    return [flipped(chunk, bit) for bit in sorted({*range(min(n_bits, 256)), *range(0, n_bits, n_bits // 300 + 1)})]
+
+
+def every_truncation(chunk):
+    return [chunk[:at] for at in range(0, len(chunk), len(chunk) // 200 + 1)] + [chunk[:-1]]
+
+
+CHECKED = [
+    *("zstd-checksum", "gzip", "numcodecs.gzip", "numcodecs.zlib"),
+    *("crc32c", "zstd+crc32c", "crc32c+zstd", "crc32c+crc32c"),
+]
+UNCHECKED = [c for c in BULK if c not in CHECKED]
+
+
+@pytest.mark.parametrize("codecs", CHECKED)
+def test_flipped_bits_never_give_other_numbers_where_a_checksum_is_stored(codecs):
+    counts = outcomes(codecs, bits_flipped)
+
+    assert counts["wrong"] == 0
+    assert counts["error"] > counts["right"]
+
+
+@pytest.mark.parametrize("codecs", UNCHECKED)
+def test_flipped_bits_give_numbers_or_a_package_error(codecs):
+    assert sum(outcomes(codecs, bits_flipped).values()) >= 64
+
+
+@pytest.mark.parametrize("codecs", BULK)
+def test_truncated_chunk_never_gives_other_numbers(codecs):
+    counts = outcomes(codecs, every_truncation)
+
+    assert counts["wrong"] == 0
+    assert counts["error"] > 10 * counts["right"]
+
+
+@pytest.mark.parametrize("n_bytes", [1, 2, 3, 4])
+@pytest.mark.parametrize("codecs", ["zstd-checksum", "gzip", "numcodecs.zlib"])
+def test_cut_checksum_is_an_error(codecs, n_bytes):
+    array, store, _ = one_chunk(codecs)
+    put(store, "t/c/0/0", take(store, "t/c/0/0")[:-n_bytes])
+
+    with pytest.raises(CorruptChunkError):
+        read(array)
+
+
+@pytest.mark.parametrize("codecs", BULK)
+@given(data=st.data())
+def test_random_bytes_instead_of_a_chunk_give_a_package_error_or_numbers(codecs, data):
+    array, store, _ = one_chunk(codecs)
+    chunk = take(store, "t/c/0/0")
+    at = data.draw(st.integers(0, len(chunk)))
+    put(store, "t/c/0/0", chunk[:at] + data.draw(st.binary(max_size=40)))
+
+    assert_error_or(array, lambda got: got.shape == (10, 20))

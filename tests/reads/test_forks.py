@@ -1,0 +1,24 @@
+"""Forks while other threads read: the child's first read works, or says at once what to do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+]
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(("kind", "n"), [("files", 12), ("store", 12), ("progress", 20), ("zip", 4), ("cuda", 4)])
+def test_a_process_that_was_forked_off_reads_or_says_what_to_do(kind, n):
+    command = [sys.executable, "-W", "ignore", "-m", "helpers.forked_reads", kind, str(n)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
+
+    assert (done.returncode, done.stderr) == (0, "")

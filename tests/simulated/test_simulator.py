@@ -1,0 +1,300 @@
+"""The simulated device keeps its promises: freedom of order within what the events allow, poison, limits, counts."""
+
+import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import zstandard
+from helpers.simulated.memory import POISON
+from helpers.simulated.programs import BYTE, NEEDED, Log, N, memory_at, note, order, pipeline, recorded, simulated
+from helpers.simulated.simulator import SimulatedDevice
+from helpers.simulated.streams import MODES, Point
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xarray_gpuzarr.cuda.api import DeviceApi, Kernel
+from xarray_gpuzarr.cuda.nvcomp import Batch
+from xarray_gpuzarr.errors import DeviceMemoryError
+
+pytestmark = pytest.mark.timeout(120)
+
+SEEDS = range(40)
+LAZY, EAGER = MODES.index("lazy"), MODES.index("eager")
+WALL = {name: member for name, member in vars(DeviceApi).items() if not name.startswith("_")}
+METHODS = [name for name, member in WALL.items() if inspect.isfunction(member)]
+
+
+def notes(seed, enqueue):
+    """Return the order in which the notes are taken that `enqueue(device, s, t)` asks for."""
+    log = Log()
+    device = simulated(seed, run_kernel=log)
+    enqueue(device, device.stream(), device.stream())
+    device.check()
+    return tuple(log.seen)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_those_of_the_wall(name):
+    ours, theirs = inspect.signature(getattr(SimulatedDevice, name)), inspect.signature(WALL[name])
+    assert list(ours.parameters) == list(theirs.parameters)
+
+
+@pytest.mark.parametrize("name", sorted(WALL.keys() - METHODS))
+def test_properties_are_those_of_the_wall(name):
+    assert hasattr(simulated(), name)
+
+
+def test_streams_that_nothing_orders_run_in_any_order():
+    def enqueue(device, s, t):
+        for number, stream in ((1, s), (10, t), (2, s), (20, t)):
+            note(device, number, stream)
+
+    a, b = (1, 2), (10, 20)
+    assert {notes(seed, enqueue) for seed in range(100)} == {
+        *((*a, *b), (1, 10, 2, 20), (1, 10, 20, 2)),
+        *((*b, *a), (10, 1, 20, 2), (10, 1, 2, 20)),
+    }
+
+
+def test_the_legacy_stream_is_not_ordered_with_others():
+    def enqueue(device, s, t):
+        note(device, 1, s)
+        note(device, 2, device.consumer_stream())
+
+    assert {notes(seed, enqueue) for seed in SEEDS} == {(1, 2), (2, 1)}
+
+
+def test_a_seed_draws_one_order():
+    def enqueue(device, s, t):
+        for number in range(20):
+            note(device, number, (s, t)[number % 2])
+
+    assert notes(7, enqueue) == notes(7, enqueue)
+
+
+def test_lazy_runs_what_is_waited_for_and_eager_runs_at_once():
+    seen = {}
+    for seed in (LAZY, EAGER):
+        log = Log()
+        device = simulated(seed, run_kernel=log)
+        s, t, u = device.stream(), device.stream(), device.stream()
+        for number, stream in ((1, s), (2, t), (3, u)):
+            note(device, number, stream)
+        order(device, s, t)
+        before = tuple(log.seen)
+        device.synchronize(s)
+        seen[seed] = (before, tuple(log.seen))
+    assert seen == {LAZY: ((), (1, 2)), EAGER: ((1, 2, 3), (1, 2, 3))}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wait_is_for_the_event_as_it_was_recorded_last(seed):
+    def enqueue(device, s, t):
+        event = device.event()
+        device.wait(t, event)  # never recorded: complete
+        note(device, 1, s)
+        device.record(event, s)
+        device.wait(t, event)
+        note(device, 2, t)
+        device.wait(s, recorded(device, t))
+        note(device, 3, s)
+        device.record(event, s)  # if this moved the wait above, it would be a deadlock
+
+    assert notes(seed, enqueue) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_synchronizing_reaches_its_point(seed):
+    log = Log()
+    device = simulated(seed, run_kernel=log)
+    stream, event = device.stream(), device.event()
+    device.synchronize_event(event)
+    note(device, 1, stream)
+    device.record(event, stream)
+    note(device, 2, stream)
+    device.synchronize_event(event)
+    assert log.seen[0] == 1
+    device.synchronize(stream)
+    assert log.seen == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_deadlock_is_an_error(seed):
+    device = simulated(seed)
+    stream, event = device.stream(), device.event()
+    event.point = Point(stream, 99)
+    with pytest.raises(AssertionError, match="deadlock; stream 0x"):
+        [device.wait(stream, event), device.synchronize(stream)]
+
+
+def test_what_was_freed_last_is_handed_out_first():
+    device = simulated(LAZY)
+    s, t = device.stream(), device.stream()
+    first, second = device.allocate(N, s), device.allocate(N, s)
+    second.free()
+    first.free()
+    other = device.allocate(N, t)
+    again = device.allocate(N, s)
+    device.synchronize(s)
+    late = device.allocate(N, t)
+    assert first.address % 256 == 0
+    assert other.address not in {first.address, second.address}  # the stream has not come to the frees
+    assert again.address == first.address
+    assert late.address == second.address
+
+
+def test_memory_is_poison_when_it_is_new_and_when_it_is_used_again():
+    device = simulated(LAZY)
+    stream = device.stream()
+    pinned = device.allocate_pinned(N)
+    assert (pinned.array == POISON).all()
+    pinned.array[:] = 1
+    for _ in range(2):
+        memory = device.allocate(N, stream)
+        device.synchronize(stream)
+        assert (memory_at(memory.address) == POISON).all()
+        device.upload(memory.address, pinned.array, stream)
+        memory.free()
+    device.check()
+
+
+def test_memory_ends():
+    device = SimulatedDevice(LAZY, 10_000, pinned_nbytes=N, fail_allocations=lambda nbytes: nbytes == 13)
+    stream = device.stream()
+    for allocate in (partial(device.allocate, 10_001), partial(device.empty, (5001,), np.dtype("i2"))):
+        with pytest.raises(DeviceMemoryError, match="not enough device memory"):
+            allocate(stream)
+    with pytest.raises(DeviceMemoryError, match="13 bytes"):
+        device.allocate(13, stream)
+    pinned = device.allocate_pinned(N)
+    with pytest.raises(DeviceMemoryError, match="not enough pinned host memory"):
+        device.allocate_pinned(1)
+    del pinned
+    device.allocate_pinned(N)
+    assert device.peak_pinned_nbytes == N
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_freed_memory_comes_back_to_all_streams_and_whole(seed):
+    device = SimulatedDevice(seed, 1 << 20)
+    streams = device.stream(), device.stream()
+    for i in range(6):
+        whole = device.allocate(1 << 20, streams[i % 2])
+        assert device.memory_nbytes() == (0, 1 << 20)
+        whole.free()
+        for part in [device.allocate(1 << n, streams[(i + n) % 2]) for n in range(20)]:
+            part.free()
+    device.check()
+    assert device.peak_nbytes == 1 << 20
+
+
+def test_devices_are_activated_by_thread():
+    device = simulated(index=1)
+    with pytest.raises(AssertionError, match="the current device is 0, not 1"):
+        device.stream()
+    with device.activate(), ThreadPoolExecutor(1) as pool:
+        device.stream()
+        assert isinstance(pool.submit(device.stream).exception(), AssertionError)
+    with pytest.raises(AssertionError):
+        device.stream()
+
+
+def run_pipeline(seed, **keywords):
+    device = simulated(seed, **keywords)
+    out, expected = pipeline(device)
+    np.testing.assert_array_equal(out.get(), expected)
+    del out
+    device.check()
+    return device
+
+
+@given(st.integers(0, 2**32))
+def test_a_right_pipeline_passes(seed):
+    device = run_pipeline(seed)
+    assert (device.nbytes_uploaded, device.nbytes_downloaded) == (7 * N, 0)
+    assert (device.n_synchronizations, device.calls["launch"]) == (9, 14)
+    assert device.peak_nbytes == 10 * N
+    assert device.memory_nbytes()[0] == 1 << 20
+
+
+@pytest.mark.parametrize("ignored", NEEDED)
+def test_a_pipeline_that_lacks_one_wait_turns_red(ignored):
+    with pytest.raises(AssertionError):
+        [run_pipeline(seed, mutations={ignored}) for seed in range(100)]
+
+
+def test_unknown_mutations_are_refused():
+    with pytest.raises(AssertionError, match="unknown"):
+        simulated(mutations={"waits:1"})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_threads_share_a_device(seed):
+    device = simulated(seed)
+    start = threading.Barrier(4)
+
+    def work(_):
+        start.wait()
+        out, expected = pipeline(device)
+        np.testing.assert_array_equal(out.get(), expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    device.check()
+
+
+def move(device):
+    """Let a kernel of the package move 800 bytes, told by a table; return (result, expected)."""
+    s, t = device.stream(), device.stream()
+    pinned, memory = device.allocate_pinned(2 * N).array, device.allocate(2 * N, s)
+    device.synchronize(s)
+    pinned[:N] = np.arange(N)
+    pinned[:24] = np.array([memory.address + 100, memory.address + N, 800], "u8").view(BYTE)
+    device.upload(memory.address, pinned[:N], s)
+    order(device, t, s)
+    device.launch(Kernel(file="move.cu", name="move"), 1, 256, [memory.address, 1, 1], t)
+    device.download(pinned[N:], memory.address + N, t)
+    device.synchronize(t)
+    memory.free()
+    device.check()
+    return pinned[N : N + 800], pinned[100:900]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kernels_run_as_built_for_the_host(seed):
+    np.testing.assert_array_equal(*move(SimulatedDevice(seed, 1 << 20)))
+
+
+def test_a_kernel_does_not_start_on_a_table_of_poison():
+    with pytest.raises(AssertionError, match="kernel move: runs before 'upload of 1000 bytes"):
+        [move(SimulatedDevice(seed, 1 << 20, mutations={"wait"})) for seed in SEEDS]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nvcomp_works_in_the_order_of_the_stream(seed):
+    device = simulated(seed)
+    stream, data = device.stream(), np.arange(N, dtype=BYTE)
+    encoded = np.frombuffer(zstandard.compress(data), BYTE)
+    temp_nbytes = device.nvcomp.temp_nbytes("zstd", n_chunks=1, max_nbytes=N, total_nbytes=N)
+    memory, temp = device.allocate(4 * N, stream), device.allocate(temp_nbytes, stream)
+    pinned = device.allocate_pinned(4 * N).array
+    columns = {"sources": memory.address + N, "source_nbytes": len(encoded), "capacity": N}
+    columns |= {"actual": 0, "outputs": memory.address + 3 * N, "statuses": 99}
+    pinned[:48] = np.array(list(columns.values()), "u8").view(BYTE)
+    pinned[N : N + len(encoded)] = encoded
+    batch = Batch(**{name: memory.address + 8 * i for i, name in enumerate(columns)})
+
+    device.upload(memory.address, pinned[: 3 * N], stream)
+    device.nvcomp.decompress(
+        "zstd", batch, n_chunks=1, temp=temp.address, temp_nbytes=temp_nbytes, stream=stream.handle
+    )
+    device.download(pinned[3 * N :], memory.address + 3 * N, stream)
+    temp.free()
+    memory.free()
+    device.synchronize(stream)
+
+    np.testing.assert_array_equal(pinned[3 * N :], data)
+    device.check()

@@ -1,0 +1,279 @@
+"""The simulated device turns every kind of mistake into a failing test."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from helpers.simulated.programs import BYTE, Log, N, launch, memory_at, note, order, simulated
+from helpers.simulated.streams import MODES
+
+from xarray_gpuzarr.cuda.nvcomp import Batch
+
+SEEDS = range(40)
+LAZY, EAGER = MODES.index("lazy"), MODES.index("eager")
+
+# Each program is right as it stands and a race without what it does `if right`. `pinned` is kept until the end.
+
+
+def forgotten_wait(device, pinned, right):
+    s, t = device.stream(), device.stream()
+    memory = device.allocate(N, s)
+    device.synchronize(s)
+    device.upload(memory.address, pinned[:N], s)
+    if right:
+        order(device, t, s)
+    launch(device, "add_one", [memory.address, memory.address, N], t)
+    order(device, s, t)
+    memory.free()
+
+
+def unordered_copies(device, pinned, right):
+    s, t = device.stream(), device.stream()
+    memory = device.allocate(N, s)
+    device.synchronize(s)
+    device.upload(memory.address, pinned[:N], s)
+    if right:
+        order(device, t, s)
+    device.download(pinned[N:], memory.address, t)
+    device.synchronize(t)
+    memory.free()
+
+
+def stale_input(device, pinned, right):
+    s, t = device.stream(), device.stream()
+    memory = device.allocate(N, s)
+    device.upload(memory.address, pinned[:N], s)
+    device.synchronize(s)
+    launch(device, "add_one", [memory.address, memory.address, N], s)
+    if right:
+        order(device, t, s)
+    device.download(pinned[N:], memory.address, t)
+    device.synchronize(t)
+    assert (pinned[N:] == 8).all(), "stale"
+    order(device, s, t)
+    memory.free()
+
+
+def forgotten_consumer(device, pinned, right):
+    s, null = device.stream(), device.consumer_stream()
+    array, memory = device.empty((N,), BYTE, null), device.allocate(N, s)
+    order(device, s, null)
+    device.upload(memory.address, pinned[:N], s)
+    launch(device, "copy", [memory.address, device.address(array), N], s)
+    memory.free()
+    if right:
+        order(device, null, s)
+    assert (array.get() == 7).all(), "poison"
+    order(device, null, s)
+
+
+def pinned_overwrite(device, pinned, right):
+    s = device.stream()
+    memory = device.allocate(N, s)
+    device.upload(memory.address, pinned[:N], s)
+    if right:
+        device.synchronize(s)
+    pinned[N // 2] = 1
+    memory.free()
+
+
+def download_read_early(device, pinned, right):
+    s = device.stream()
+    memory = device.allocate(N, s)
+    device.upload(memory.address, pinned[:N], s)
+    device.download(pinned[N:], memory.address, s)
+    if right:
+        device.synchronize(s)
+    assert (pinned[N:] == 7).all(), "early"
+    memory.free()
+
+
+def free_before_consumer_is_done(device, pinned, right):
+    s, t = device.stream(), device.stream()
+    memory = device.allocate(N, s)
+    order(device, t, s)
+    launch(device, "add_one", [memory.address, memory.address, N], t)
+    if right:
+        order(device, s, t)
+    memory.free()
+
+
+def garbage_before_consumer_is_done(device, pinned, right):
+    s, null = device.stream(), device.consumer_stream()
+    array = device.empty((N,), BYTE, null)
+    order(device, s, null)
+    device.download(pinned[:N], device.address(array), s)
+    if right:
+        order(device, null, s)
+    del array
+
+
+def use_before_allocation(device, pinned, right):
+    s, t = device.stream(), device.stream()
+    memory = device.allocate(N, s)
+    if right:
+        order(device, t, s)
+    device.upload(memory.address, pinned[:N], t)
+    device.synchronize(t)
+    memory.free()
+
+
+RACES = {
+    forgotten_wait: "kernel add_one: runs before 'upload of 1000 bytes",
+    unordered_copies: "download of 1000 bytes .* runs before 'upload of 1000 bytes",
+    stale_input: "stale",
+    forgotten_consumer: "poison",
+    pinned_overwrite: "pinned memory was overwritten before its copy ran",
+    download_read_early: "early",
+    free_before_consumer_is_done: "free of 1000 bytes .* runs before 'kernel add_one'",
+    garbage_before_consumer_is_done: "free of 1000 bytes .* runs before 'download of 1000 bytes",
+    use_before_allocation: "upload of 1000 bytes .* runs before 'allocation of 1000 bytes",
+}
+
+
+def carry_out(program, seed, **keywords):
+    device = simulated(seed)
+    pinned = device.allocate_pinned(2 * N)
+    pinned.array[:] = 7
+    program(device, pinned.array, **keywords)
+    device.check()
+
+
+@pytest.mark.parametrize("program", RACES, ids=lambda p: p.__name__)
+def test_a_race_passes_where_work_runs_at_once_and_fails_where_it_is_late(program):
+    carry_out(program, EAGER, right=False)
+    with pytest.raises(AssertionError, match=RACES[program]):
+        [carry_out(program, seed, right=False) for seed in SEEDS]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("program", RACES, ids=lambda p: p.__name__)
+def test_the_mended_program_passes(program, seed):
+    carry_out(program, seed, right=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_kernel_may_be_told_the_start_of_memory_of_which_it_uses_another_part(seed):
+    device = simulated(seed)
+    s, t = device.stream(), device.stream()
+    pinned, memory = device.allocate_pinned(N).array, device.allocate(N, s)
+    pinned[:] = 7
+    device.upload(memory.address, pinned, s)
+    device.synchronize(s)
+    device.upload(memory.address, pinned[:10], s)
+    note(device, memory.address, t)
+    device.synchronize(t)
+    device.synchronize(s)
+    memory.free()
+    device.check()
+
+
+def write_after_free(device, stream, memory):
+    memory.free()
+    device.synchronize(stream)
+    memory_at(memory.address)[5] = 1
+
+
+def poisoned_batch(device, handle, memory):
+    batch = Batch(**dict.fromkeys(Batch.__slots__, memory.address))
+    device.nvcomp.decompress("lz4", batch, n_chunks=1, temp=0, temp_nbytes=0, stream=handle)
+
+
+def batch_after_fault(device, stream, memory):
+    launch(device, "fail", [], stream)
+    with pytest.raises(AssertionError):
+        device.synchronize(stream)
+    poisoned_batch(device, stream.handle, memory)
+
+
+# device, stream, 1000 bytes of device memory, 1000 of pinned memory
+MISTAKES = {
+    "upload out of bounds": (
+        lambda d, s, m, p: d.upload(m.address + 1, p, s),
+        "upload of 1000 bytes .* are out of bounds of 1000 bytes",
+    ),
+    "download out of bounds": (
+        lambda d, s, m, p: d.download(p, m.address - 1, s),
+        "download of 1000 bytes .* are out of bounds of 1000 bytes",
+    ),
+    "kernel argument out of bounds": (
+        lambda d, s, m, p: note(d, m.address + N + 1, s),
+        "kernel note: .* are out of bounds of 1000 bytes",
+    ),
+    "upload after free": (
+        lambda d, s, m, p: [m.free(), d.upload(m.address, p, s)],
+        "upload of 1000 bytes .* are freed or never allocated",
+    ),
+    "kernel argument after free": (
+        lambda d, s, m, p: [m.free(), note(d, m.address, s)],
+        "kernel note: .* are freed or never allocated",
+    ),
+    "write past the end": (
+        lambda d, s, m, p: launch(d, "add_one", [m.address, m.address, N + 1], s),
+        "the red zones of 1000 bytes .* was written: 1 bytes",
+    ),
+    "write past the end, found when it is freed": (
+        lambda d, s, m, p: [launch(d, "add_one", [m.address, m.address, N + 1], s), m.free(), d.synchronize(s)],
+        "free of 1000 bytes .*: the red zones of 1000 bytes .* was written: 1 bytes",
+    ),
+    "write after free": (
+        lambda d, s, m, p: write_after_free(d, s, m),
+        "memory that was free was written: 1 bytes",
+    ),
+    "write after free, found when it is used again": (
+        lambda d, s, m, p: [write_after_free(d, s, m), d.allocate(N, s).free(), d.synchronize(s)],
+        "allocation of 1000 bytes .*: memory that was free was written: 1 bytes",
+    ),
+    "free twice": (lambda d, s, m, p: [m.free(), m.free()], "are freed twice"),
+    "host memory that is not pinned": (
+        lambda d, s, m, p: d.upload(m.address, np.zeros(N, BYTE), s),
+        "1000 bytes of host memory at .* are not pinned",
+    ),
+    "host memory pinned for another device": (
+        lambda d, s, m, p: d.download(simulated().allocate_pinned(N).array, m.address, s),
+        "are not pinned",
+    ),
+    "host memory with gaps": (lambda d, s, m, p: d.upload(m.address, p[::2], s), "not contiguous bytes"),
+    "pinned memory that is garbage": (
+        lambda d, s, m, p: d.upload(m.address, d.allocate_pinned(N).array, s),
+        "pinned memory was given back before its copy ran",
+    ),
+    "host writes into a download": (
+        lambda d, s, m, p: [d.download(p, m.address, s), p.fill(1)],
+        "pinned memory was written before its copy ran",
+    ),
+    "another device's stream": (
+        lambda d, s, m, p: d.synchronize(simulated().stream()),
+        "synchronize: .* is of another device",
+    ),
+    "another device's event": (lambda d, s, m, p: d.wait(s, simulated().event()), "wait: .* is of another device"),
+    "failing kernel": (lambda d, s, m, p: launch(d, "fail", [], s), "kernel fail: in a kernel"),
+    "empty grid": (lambda d, s, m, p: launch(d, "note", [1], s, n_blocks=0), "kernel note: 0 blocks"),
+    "batch of poison": (lambda d, s, m, p: poisoned_batch(d, s.handle, m), "nvCOMP: .*LZ4: a chunk of more than"),
+    "batch on no stream": (lambda d, s, m, p: poisoned_batch(d, 5, m), "nvCOMP: there is no stream 0x5"),
+    "batch after a failing kernel": (lambda d, s, m, p: batch_after_fault(d, s, m), "kernel fail: in a kernel"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_turns_red(name):
+    program, message = MISTAKES[name]
+    device = simulated(LAZY)
+    stream = device.stream()
+    memory, pinned = device.allocate(N, stream), device.allocate_pinned(N)
+    with pytest.raises(AssertionError, match=message):
+        [program(device, stream, memory, pinned.array), device.check()]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_fails_in_a_stream_fails_the_next_wait_and_all_that_follows(seed):
+    log = Log()
+    device = simulated(seed, run_kernel=log)
+    stream = device.stream()
+    with pytest.raises(AssertionError, match="kernel fail: in a kernel") as caught:
+        [launch(device, "fail", [], stream), note(device, 1, stream), device.synchronize(stream)]
+    assert isinstance(caught.value.__cause__.__cause__, ZeroDivisionError)
+    for call in (device.event, device.check, partial(note, device, 2, stream)):
+        with pytest.raises(AssertionError, match="kernel fail: in a kernel"):
+            call()
+    assert log.seen == []

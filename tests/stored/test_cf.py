@@ -1,0 +1,303 @@
+"""CF decoding, bit for bit as xarray does it."""
+
+import warnings
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.compare import assert_same_dataset, assert_same_values
+from helpers.data.corpus import NUMERIC_DTYPES, edge_values
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from xarray.backends.zarr import FillValueCoder
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.decoders.host.placing import cast_array, place
+from xarray_gpuzarr.stored.cf import Cast, parse_cast
+
+pytestmark = [
+    pytest.mark.every_decoder,
+    pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning"),
+]
+
+SIGNED = [f"{order}{kind}" for kind in ("i1", "i2", "i4", "i8") for order in "<>"]
+UNSIGNED = [f"{order}{kind}" for kind in ("u1", "u2", "u4", "u8") for order in "<>"]
+FLOATS = [f"{order}{kind}" for kind in ("f2", "f4", "f8") for order in "<>"]
+COMPLEX = [f"{order}{kind}" for kind in ("c8", "c16") for order in "<>"]
+
+scales = st.sampled_from([1, 2, -3, 0, 1.0, 0.1, 1e-3, -0.5, 1e300, float("inf")])
+offsets = st.sampled_from([0, 1, 10**6, -7, 0.0, -0.0, 273.15, -1e-30, 2**53 + 1])
+json_numbers = st.integers(-(2**63), 2**64 - 1) | st.floats() | st.sampled_from([0, -1, 1e20, 255, -128, 65535])
+
+
+def opened(store, engine, **keywords):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return xr.open_dataset(store, engine=engine, consolidated=False, **keywords)
+
+
+def written(data, attrs, zarr_format=3, fill_value=0):
+    """Write one variable, its last chunks missing, and return its store."""
+    store = MemoryStore()
+    zarr.create_group(store, zarr_format=zarr_format)
+    sharded = {"shards": (8,), "dimension_names": ["x"]} if zarr_format == 3 else {}
+    named = {} if zarr_format == 3 else {"_ARRAY_DIMENSIONS": ["x"]}
+    array = zarr.create_array(
+        store, name="v", shape=data.shape, dtype=data.dtype, chunks=(4,), zarr_format=zarr_format,
+        fill_value=fill_value, attributes=attrs | named, **sharded,
+    )  # fmt: skip
+    array[: len(data) - 3] = data[: len(data) - 3]
+    return store
+
+
+def assert_decodes_alike(store, **keywords):
+    """Open a store with both engines and compare everything."""
+    ours, stock = opened(store, "gpuzarr", device="host", **keywords), opened(store, "zarr", **keywords)
+    assert_same_dataset(ours.load(), stock.load())
+
+
+def xarray_can_decode(store):
+    """Say whether xarray itself accepts the attributes; else its error is the user's."""
+    try:
+        opened(store, "zarr").load()
+    except (TypeError, ValueError, OverflowError, AttributeError, KeyError):
+        return False
+    return True
+
+
+@st.composite
+def variables(draw):
+    """(data, attributes) of a packed or masked variable, with elements that meet the masks."""
+    dtype = np.dtype(draw(st.sampled_from(SIGNED + UNSIGNED + FLOATS)))
+    data = edge_values(dtype, (13,), seed=draw(st.integers(0, 99)))
+    attrs = {}
+    if draw(st.booleans()):
+        attrs["missing_value"] = draw(
+            json_numbers | st.lists(json_numbers, max_size=3) | st.just(data[0].item()) | st.just(data[:2].tolist())
+        )
+    if draw(st.booleans()):
+        attrs["scale_factor"] = draw(scales)
+    if draw(st.booleans()):
+        attrs["add_offset"] = draw(offsets)
+    if draw(st.booleans()) and dtype.isnative:  # the other byte order has a test of its own
+        attrs["_Unsigned"] = draw(st.sampled_from(["true", "false", "maybe"]))
+    if draw(st.booleans()):
+        attrs["_FillValue"] = data[draw(st.integers(0, 12))]
+    return data, attrs
+
+
+def xarray_decoded(data, attrs):
+    """Return what xarray makes of a variable in memory, None if it refuses the attributes."""
+    try:
+        return xr.conventions.decode_cf_variable("v", xr.Variable("x", data, dict(attrs))).load()
+    except (TypeError, ValueError, OverflowError, AttributeError, KeyError):
+        return None
+
+
+@given(variables())
+@example((np.array([2**53, 2**53 + 1], "<i8"), {"missing_value": 2**53 + 1}))
+@example((np.array([2**64 - 1, 0], "<u8"), {"missing_value": 2**64 - 1}))
+@example((np.array([0.1, 0.2], "<f2"), {"missing_value": 0.1}))
+@example((np.array([1e20, 0.2], "<f4"), {"missing_value": 1e20}))
+@example((np.array([-1, 1], "<i1"), {"missing_value": [-1, 255], "_FillValue": np.int8(-1), "_Unsigned": "true"}))
+def test_cast_gives_what_xarray_gives(variable):
+    data, attrs = variable
+    expected = xarray_decoded(data, attrs)
+    assume(expected is not None)
+
+    cast = parse_cast(attrs, stored=data.dtype, decoded=expected.dtype)
+
+    assume(cast is not None)  # xarray then decodes the variable itself
+    assert_same_values(cast_array(cast, data), expected.values)
+
+
+@given(variables(), st.booleans())
+def test_v3_variable_decodes_as_in_xarray(variable, mask_and_scale):
+    data, attrs = variable
+    store = written(data, attrs | encoded_fill(attrs.pop("_FillValue", None)), fill_value=data[1])
+    assume(xarray_can_decode(store))
+
+    assert_decodes_alike(store, mask_and_scale=mask_and_scale)
+
+
+@given(variables(), st.booleans())
+def test_v2_variable_decodes_as_in_xarray(variable, mask_and_scale):
+    data, attrs = variable
+    store = written(data, attrs, zarr_format=2, fill_value=attrs.pop("_FillValue", None))
+    assume(xarray_can_decode(store))
+
+    assert_decodes_alike(store, mask_and_scale=mask_and_scale)
+
+
+def encoded_fill(value):
+    """Write ``_FillValue`` as xarray does in format 3."""
+    return {} if value is None else {"_FillValue": FillValueCoder.encode(value.item(), value.dtype)}
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("dtype", [*NUMERIC_DTYPES, ">i2", ">u8", ">f2", ">f4", ">f8", ">c8", ">c16"])
+def test_plain_variable_of_every_dtype(dtype, zarr_format):
+    data = edge_values(dtype, (13,))
+
+    assert_decodes_alike(written(data, {"units": "m", "valid_min": 0}, zarr_format, fill_value=data[2]))
+
+
+@pytest.mark.parametrize("dtype", [d for d in NUMERIC_DTYPES if d != "?"])
+def test_fill_value_masks_every_dtype(dtype):
+    data = edge_values(dtype, (13,))
+    fill = np.zeros((), data.dtype)[()]
+    data[::4] = fill
+
+    assert_decodes_alike(written(data, encoded_fill(fill), fill_value=data[1]))
+
+
+@pytest.mark.parametrize("dtype", FLOATS + COMPLEX)
+def test_nan_fill_value_leaves_values_alone(dtype):
+    data = np.array([1, np.nan, 3, 4, 5, 6, 7, 8], dtype)
+    fill = data[1]
+
+    assert_decodes_alike(written(data, encoded_fill(fill), fill_value=fill))
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        pytest.param({"valid_min": 2, "valid_max": 5}, id="valid_min and valid_max"),
+        pytest.param({"valid_range": [2, 5]}, id="valid_range"),
+        pytest.param({"missing_value": 3}, id="missing_value"),
+        pytest.param({"missing_value": [3, 4, 300]}, id="several missing values"),
+        pytest.param({"missing_value": []}, id="no missing value in a list"),
+        pytest.param({"missing_value": float("nan")}, id="NaN as missing value of integers"),
+        pytest.param({"missing_value": None}, id="null as missing value"),
+        pytest.param({"missing_value": "none"}, id="text as missing value"),
+        pytest.param({"missing_value": "3"}, id="a number in text as missing value"),
+        pytest.param({"missing_value": True}, id="a boolean as missing value"),
+        pytest.param({"missing_value": 3.5}, id="missing value that no element can have"),
+        pytest.param({"missing_value": 1e400}, id="infinite missing value"),
+        pytest.param({"scale_factor": 0.1}, id="scale"),
+        pytest.param({"scale_factor": 2}, id="scale that is an integer"),
+        pytest.param({"add_offset": 3}, id="offset that is an integer"),
+        pytest.param({"add_offset": -0.0}, id="offset of minus zero"),
+        pytest.param({"scale_factor": [0.1], "add_offset": [5.0]}, id="scale and offset in lists"),
+        pytest.param({"scale_factor": 0.1, "add_offset": 5.0, "missing_value": [3, 5]}, id="all together"),
+        pytest.param({"_Unsigned": "true"}, id="unsigned"),
+        pytest.param({"_Unsigned": "true", "scale_factor": 0.5, "missing_value": -2}, id="unsigned and packed"),
+        pytest.param({"_Unsigned": "false"}, id="_Unsigned that changes nothing"),
+        pytest.param({"dtype": "bool"}, id="boolean"),
+        pytest.param({"dtype": "bool", "missing_value": 3}, id="boolean with a missing value"),
+        pytest.param({"dtype": "bool", "scale_factor": 2.0}, id="boolean with a scale"),
+        pytest.param({"dtype": "int8"}, id="dtype attribute that means nothing"),
+        pytest.param({"units": "days"}, id="a timedelta"),
+        pytest.param({"units": "days since 2000-01-01"}, id="a time"),
+        pytest.param({"units": "days since 2000-01-01", "missing_value": 3}, id="a time with a missing value"),
+        pytest.param({"flag_values": [1, 2], "flag_meanings": "a b"}, id="flags"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["<i2", ">i4", "|i1", "<f4"])
+def test_attributes_decode_as_in_xarray(attrs, dtype):
+    data = np.array([0, 1, 2, 3, 4, 5, -2, -1], dtype)
+
+    assert_decodes_alike(written(data, attrs, fill_value=4))
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        pytest.param({"units": "days since whenever"}, id="a time that cannot be read"),
+        pytest.param({"scale_factor": [1.0, 2.0]}, id="two scales"),
+        pytest.param({"_Unsigned": "true", "_FillValue": 300}, id="fill value outside its dtype"),
+        pytest.param({"_FillValue": "none"}, id="text as fill value"),
+    ],
+)
+def test_attributes_that_xarray_refuses_give_its_own_error(memory, attrs):
+    zarr.create_group(memory)
+    zarr.create_array(
+        memory, name="v", data=np.zeros(8, "i1"), chunks=(4,), dimension_names=["x"], attributes=attrs
+    )  # fmt: skip
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever xarray raises
+        opened(memory, "zarr")
+
+    with pytest.raises(expected.type) as caught:
+        opened(memory, "gpuzarr", device="host")
+
+    assert str(caught.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("attrs", [{}, {"scale_factor": 0.5}, {"missing_value": 3}, {"_Unsigned": "true"}])
+def test_variable_without_dimensions(memory, zarr_format, attrs):
+    zarr.create_group(memory, zarr_format=zarr_format)
+    named = {"dimension_names": []} if zarr_format == 3 else {}
+    attributes = attrs | ({} if named else {"_ARRAY_DIMENSIONS": []})
+    array = zarr.create_array(
+        memory, name="v", shape=(), dtype="i2", zarr_format=zarr_format, attributes=attributes, **named
+    )  # fmt: skip
+    array[...] = 3
+
+    assert_decodes_alike(memory)
+
+
+@pytest.mark.parametrize("stored", UNSIGNED)
+def test_signed_view_of_unsigned_integers(stored):
+    data = edge_values(stored, (13,))
+
+    assert_decodes_alike(written(data, {"_Unsigned": "false", "scale_factor": 0.5}, fill_value=data[0]))
+
+
+@pytest.mark.parametrize("dtype", ["<i2", ">i2"])
+def test_unsigned_fill_value_masks_what_it_masks_in_xarray(dtype):
+    data = np.array([1, 256, -2, -513, 1, 2, 3], dtype)
+
+    assert_decodes_alike(written(data, {"_Unsigned": "true"}, zarr_format=2, fill_value=data[2]))
+
+
+@pytest.mark.parametrize("use_zarr_fill_value_as_mask", [True, False, None])
+@pytest.mark.parametrize("dtype", ["<i2", "<f4", ">f8", "?"])
+def test_v2_fill_value_is_a_mask(memory, use_zarr_fill_value_as_mask, dtype):
+    data = np.array([0, 1, 0, 1, 1, 0], dtype)
+    zarr.create_group(memory, zarr_format=2)
+    array = zarr.create_array(
+        memory, name="v", shape=(6,), dtype=dtype, chunks=(2,), zarr_format=2, fill_value=data[1],
+        attributes={"_ARRAY_DIMENSIONS": ["x"]},
+    )  # fmt: skip
+    array[:] = data
+    stock = xr.open_dataset(
+        xr.backends.ZarrStore.open_group(
+            memory, consolidated=False, use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask
+        )
+    )
+
+    ours = opened(memory, "gpuzarr", device="host", use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask)
+
+    assert_same_dataset(ours.load(), stock.load())
+
+
+@pytest.mark.parametrize(
+    ("cast", "text"),
+    [
+        (Cast(dtype="<f4"), "none"),
+        (Cast(dtype="<f4", view="u1"), "as uint8"),
+        (Cast(dtype="<f4", mask=(-1, 2.5), scale=0.01, offset=273.15), "mask -1, 2.5, * 0.01, + 273.15"),
+    ],
+)
+def test_cast_says_what_it_does(cast, text):
+    assert str(cast) == text
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("stored", ["i1", "u1", "i2", "u2", ">i2", "i4", "u4", "i8", "f4"])
+@pytest.mark.parametrize("decoded", ["f4", "f8", "c16"])
+@pytest.mark.parametrize("mask", [(7,), (7.0,), (0.1,), (7, -3.0), (-1,), (10**6,), (np.inf,)], ids=str)
+def test_values_are_masked_as_after_conversion(stored, decoded, mask):
+    values = np.array([0, 1, 3, 7, 7, 100, 127], stored)
+    limits = np.iinfo(stored) if values.dtype.kind in "iu" else np.finfo(stored)
+    values = np.append(values, [0.1, limits.min, limits.max]).astype(stored)
+    result = np.empty(values.shape, decoded)
+
+    place(Cast(dtype=decoded, mask=mask), values, result, np.empty_like(result))
+
+    expected = values.astype(decoded)
+    hit = np.any([expected == value for value in mask], axis=0)
+    expected[hit] = complex(np.nan, np.nan) if decoded == "c16" else np.nan
+    np.testing.assert_array_equal(result, expected)

@@ -1,0 +1,154 @@
+"""A few hundred mutated metadata documents, and sizes that no machine has; the helper reads any number of them."""
+
+import json
+
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data import metadata_mutants
+from helpers.data.corpus import counting
+from helpers.data.damage import assert_explains
+from helpers.data.datasets import open_ours
+from helpers.stores.fakes import put, take
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import HostMemoryError, MetadataError, read_array
+from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.read import read_points, stored_array
+
+pytestmark = [
+    pytest.mark.every_decoder,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(300),
+]
+
+
+UNPLANNED = ShardingCodec(chunk_shape=(2,), index_codecs=[BytesCodec(), Crc32cCodec(), Crc32cCodec()])
+"""Shards whose index only zarr-python reads."""
+
+
+@pytest.mark.doubtful_frames
+def test_mutated_metadata_are_refused_or_read_right():
+    counts = metadata_mutants.fuzz(250, seed=5)
+
+    assert min(counts[kind] for kind in ("read alike", "opened alike", "refused")) > 10
+
+
+def test_values_that_nobody_wrote_are_found_out(monkeypatch):
+    monkeypatch.setattr(
+        metadata_mutants,
+        "read_array",
+        lambda array, corner, **_: metadata_mutants.host_memory.empty((2, 2), np.dtype("i4")),
+    )
+
+    with pytest.raises(AssertionError):
+        metadata_mutants.fuzz(50, seed=1)
+
+
+def sharded(memory, shard, chunk):
+    """Return an array whose metadata name other shards than it was written in."""
+    zarr.create_group(memory)
+    array = zarr.create_array(
+        memory, name="t", shape=(8, 12), dtype="f8", chunks=(2, 3), shards=(4, 6), dimension_names=["y", "x"]
+    )
+    array[...] = counting((8, 12), "f8")
+    document = json.loads(take(memory, "t/zarr.json"))
+    document["chunk_grid"]["configuration"]["chunk_shape"] = shard
+    document["codecs"][0]["configuration"]["chunk_shape"] = chunk
+    put(memory, "t/zarr.json", json.dumps(document).encode())
+    return zarr.open_array(memory, path="t", mode="r")
+
+
+@pytest.mark.parametrize(
+    ("shard", "chunk"),
+    [
+        pytest.param([2**32, 2**32], [1, 1], id="chunks of a shard that wrap around to 0"),
+        pytest.param([2**32, 2**31], [1, 1], id="chunks of a shard that wrap around to a negative number"),
+        pytest.param([2**63, 6], [2**62, 3], id="an axis that wraps around"),
+        pytest.param([2**40, 2**40], [2**40, 2**40], id="a chunk that no machine addresses"),
+    ],
+)
+def test_sizes_that_no_machine_has_are_refused(memory, shard, chunk):
+    array = sharded(memory, shard, chunk)
+
+    with pytest.raises(MetadataError) as caught:
+        read_array(array, device="host")
+    with pytest.raises(MetadataError):
+        open_ours(memory, consolidated=False)
+
+    assert_explains(caught.value, "'/t'")
+
+
+@pytest.mark.parametrize("length", [2**63, 2**70])
+def test_axes_that_no_integer_counts_are_refused_when_a_store_is_opened(memory, length):
+    sharded(memory, [4, 6], [2, 3])
+    document = json.loads(take(memory, "t/zarr.json"))
+    document["shape"][0] = length
+    put(memory, "t/zarr.json", json.dumps(document).encode())
+
+    with pytest.raises(MetadataError, match="'/t'") as caught:
+        open_ours(memory)
+
+    assert_explains(caught.value)
+
+
+def test_a_chunk_that_memory_does_not_suffice_for(memory):
+    array = zarr.create_array(memory, shape=(8, 12), chunks=(2**25, 2**24), dtype="f8")
+    put(memory, "c/0/0", bytes(99))
+
+    with pytest.raises(HostMemoryError) as caught:
+        read_array(array, device="host")
+
+    assert_explains(caught.value, "'/'", str(2**52), "Unable to allocate")
+
+
+@pytest.mark.parametrize("how", [{"dtype": "S3"}, {"dtype": "i4", "serializer": UNPLANNED}], ids=["text", "shards"])
+@pytest.mark.parametrize("selection", [0, (-1,), [0, 0], slice(None, None, -2), slice(3)])
+def test_lengths_beyond_any_machine_of_arrays_that_zarr_reads(memory, how, selection):
+    zarr.create_array(memory, name="t", shape=(8,), chunks=(4,), **how)
+    document = json.loads(take(memory, "t/zarr.json"))
+    put(memory, "t/zarr.json", json.dumps(document | {"shape": [2**64]}).encode())
+
+    with pytest.raises(MetadataError):
+        read_array(zarr.open_array(memory, path="t", mode="r"), selection, device="host")
+
+
+@pytest.mark.parametrize("shape", [(2**62,), (2**40, 2**40), (3, 2**61, 2**62)])
+@pytest.mark.parametrize("layout", ["sharded", "unsharded"])
+def test_arrays_of_more_elements_than_any_memory_are_read_in_part(shape, layout):
+    ones = (1,) * (len(shape) - 1)
+    grid = {"chunks": (*ones, 3), "shards": (*ones, 6)} if layout == "sharded" else {"chunks": (*ones, 3)}
+    array = zarr.create_array(MemoryStore(), shape=shape, dtype="i4", fill_value=7, **grid)
+    last = tuple(slice(n - 1, n) for n in shape[:-1])
+    array[(*last, slice(shape[-1] - 5, None))] = np.arange(5, dtype="i4").reshape((*ones, 5))
+    points = tuple(np.array([0, n - 1]) for n in shape)
+
+    got = read_array(array, (*last, slice(shape[-1] - 7, None)), device="host")
+
+    assert_same_bits(got.ravel(), np.array([7, 7, 0, 1, 2, 3, 4], "i4"))
+    assert_same_bits(read_points(stored_array(array), points, decoder_for("host")), np.array([7, 4], "i4"))
+
+
+@pytest.mark.parametrize("step", [2**60, -(2**60), 2**61 - 1])
+def test_long_steps_touch_only_the_chunks_of_their_elements(memory, step):
+    array = zarr.create_array(memory, shape=(2**62,), chunks=(3,), dtype="i4", fill_value=7)
+    array[2**61 - 1] = 1
+    array[2**61] = 2
+    array[2**62 - 2**60 - 1] = 3
+
+    got = read_array(array, slice(None, None, step), device="host")
+
+    expected = {2**60: [7, 7, 2, 7], -(2**60): [7, 3, 1, 7], 2**61 - 1: [7, 1, 7]}[step]
+    assert got.tolist() == expected
+
+
+@pytest.mark.parametrize("selection", [..., (slice(0), slice(None)), (slice(None, None, 2), 0)])
+def test_more_than_memory_holds_is_an_error_that_says_so(memory, selection):
+    array = zarr.create_array(memory, shape=(2**61, 2**61), chunks=(1, 3), dtype="i4")
+
+    with pytest.raises(HostMemoryError) as caught:
+        read_array(array, selection, device="host")
+
+    assert_explains(caught.value, "'/'")

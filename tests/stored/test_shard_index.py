@@ -1,0 +1,179 @@
+"""Shard indexes: the right columns, or a `ShardIndexError`; never anything else."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from helpers.effort import many
+from helpers.stores.shards import MISSING, index_bytes
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from xarray_gpuzarr import ShardIndexError
+from xarray_gpuzarr.stored.shard_index import MISSING as NO_BYTES
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec, decode_shard_index
+
+SHARD_NBYTES = 1000
+
+
+def spec_of(n_chunks, **changes):
+    return ShardIndexSpec(**{"location": "end", "endian": "little", "checksum": True, "n_chunks": n_chunks} | changes)
+
+
+def decode(encoded, spec, shard_nbytes=SHARD_NBYTES):
+    return decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where="'c/0' of array '/t'")
+
+
+specs = st.builds(
+    ShardIndexSpec,
+    n_chunks=st.integers(0, 5),
+    location=st.sampled_from(["start", "end"]),
+    endian=st.sampled_from(["little", "big"]),
+    checksum=st.booleans(),
+)
+entries = st.tuples(st.integers(0, 1200), st.integers(0, 200)) | st.just((MISSING, MISSING))
+wild_numbers = st.integers(0, MISSING) | st.sampled_from([0, MISSING, MISSING - 1, 2**63, 2**63 - 1, 2**62])
+
+
+def is_sound(table, spec, shard_nbytes):
+    """Say whether an index can be true, by comparing every pair of ranges."""
+    floor = spec.nbytes * (spec.location == "start")
+    ceiling = shard_nbytes - spec.nbytes * (spec.location == "end")
+    ranges = {(o, o + n) for o, n in table if (o, n) != (MISSING, MISSING)}
+    apart = all(a_end <= b or b_end <= a for (a, a_end), (b, b_end) in combinations(sorted(ranges), 2))
+    return apart and all(floor <= start and end <= ceiling for start, end in ranges)
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("endian", ["little", "big"])
+@pytest.mark.parametrize("checksum", [False, True])
+def test_entries_become_columns(location, endian, checksum):
+    spec = spec_of(3, location=location, endian=endian, checksum=checksum)
+    table = [(300, 20), (MISSING, MISSING), (100, 200)]
+
+    index = decode(index_bytes(table, endian=endian, checksum=checksum), spec)
+
+    assert index.offset.tolist() == [300, 0, 100]
+    assert index.nbytes.tolist() == [20, NO_BYTES, 200]
+    assert index.offset.dtype == index.nbytes.dtype == np.int64
+
+
+@pytest.mark.parametrize(("checksum", "nbytes"), [(False, 160), (True, 164)])
+def test_encoded_length_is_known_beforehand(checksum, nbytes):
+    assert spec_of(10, checksum=checksum).nbytes == nbytes
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        pytest.param([(900, 200), (0, 1)], "900", id="past the end"),
+        pytest.param([(970, 1), (0, 1)], "970", id="inside the index"),
+        pytest.param([(2**63, 1), (0, 1)], str(2**63), id="offset beyond 63 bits"),
+        pytest.param([(0, 2**63), (0, 1)], str(2**63), id="length beyond 63 bits"),
+        pytest.param([(MISSING - 4, 10), (0, 1)], str(MISSING - 4), id="sum that wraps around"),
+        pytest.param([(MISSING, 10), (0, 1)], str(MISSING), id="half of the missing mark"),
+        pytest.param([(10, MISSING), (0, 1)], str(MISSING), id="the other half"),
+        pytest.param([(0, 2**62), (0, 1)], str(2**62), id="absurd length"),
+        pytest.param([(0, 100), (99, 10)], "overlap", id="overlap"),
+        pytest.param([(0, 100), (10, 10)], "overlap", id="one inside another"),
+        pytest.param([(0, 100), (0, 99)], "overlap", id="same start"),
+        pytest.param([(0, 100), (1, 99)], "overlap", id="same end"),
+    ],
+)
+@pytest.mark.parametrize("checksum", [False, True])
+def test_range_that_cannot_be_true_is_refused(table, found, checksum):
+    spec = spec_of(2, checksum=checksum)
+
+    with pytest.raises(ShardIndexError) as caught:
+        decode(index_bytes(table, checksum=checksum), spec)
+
+    assert found in caught.value.found
+    assert "'c/0' of array '/t'" in str(caught.value)
+
+
+def test_chunk_inside_an_index_at_the_start_is_refused():
+    spec = spec_of(2, location="start")
+
+    with pytest.raises(ShardIndexError, match="outside"):
+        decode(index_bytes([(35, 10), (MISSING, MISSING)]), spec)
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_ranges_that_touch_the_borders_are_accepted(location):
+    spec = spec_of(2, location=location)
+    table = {"start": [(36, 10), (46, 954)], "end": [(0, 10), (10, 954)]}[location]
+
+    assert decode(index_bytes(table), spec).nbytes.tolist() == [10, 954]
+
+
+def test_two_chunks_may_share_their_bytes():
+    assert decode(index_bytes([(10, 5), (10, 5)]), spec_of(2)).offset.tolist() == [10, 10]
+
+
+def test_length_of_the_shard_need_not_be_known():
+    assert decode(index_bytes([(10**12, 5)]), spec_of(1), shard_nbytes=None).offset.tolist() == [10**12]
+
+
+@pytest.mark.parametrize("keep", range(36))
+def test_truncated_index_is_refused(keep):
+    encoded = index_bytes([(0, 10), (10, 10)])
+
+    with pytest.raises(ShardIndexError, match=f"{keep} bytes where 36"):
+        decode(encoded[:keep], spec_of(2))
+
+
+def test_index_that_is_too_long_is_refused():
+    with pytest.raises(ShardIndexError, match="37 bytes where 36"):
+        decode(index_bytes([(0, 10), (10, 10)]) + b"\0", spec_of(2))
+
+
+@many
+@given(st.integers(0, 8 * 36 - 1))
+def test_checksum_finds_every_flipped_bit(bit):
+    encoded = bytearray(index_bytes([(0, 10), (10, 10)]))
+    encoded[bit // 8] ^= 1 << bit % 8
+
+    with pytest.raises(ShardIndexError, match="checksum"):
+        decode(bytes(encoded), spec_of(2))
+
+
+@many
+@given(specs, st.binary(max_size=90))
+def test_random_bytes_are_refused_or_sound(spec, encoded):
+    try:
+        index = decode(encoded, spec)
+    except ShardIndexError:
+        return
+    stored = index.nbytes != NO_BYTES
+    table = zip(index.offset[stored].tolist(), index.nbytes[stored].tolist(), strict=True)
+    assert is_sound(table, spec, SHARD_NBYTES)
+
+
+@many
+@given(specs, st.data())
+def test_index_is_accepted_just_if_it_can_be_true(spec, data):
+    table = data.draw(st.lists(entries, min_size=spec.n_chunks, max_size=spec.n_chunks))
+    encoded = index_bytes(table, endian=spec.endian, checksum=spec.checksum)
+
+    try:
+        index = decode(encoded, spec)
+    except ShardIndexError:
+        assert not is_sound(table, spec, SHARD_NBYTES)
+        return
+    assert is_sound(table, spec, SHARD_NBYTES)
+    expected = [(0, NO_BYTES) if entry == (MISSING, MISSING) else entry for entry in table]
+    assert list(zip(index.offset.tolist(), index.nbytes.tolist(), strict=True)) == expected
+
+
+@many
+@given(st.lists(st.tuples(wild_numbers, wild_numbers), min_size=1, max_size=4))
+@example([(0, MISSING), (MISSING, 0)])
+@example([(2**63, 2**63)])
+def test_wild_numbers_without_a_known_length_never_wrap(table):
+    try:
+        index = decode(index_bytes(table), spec_of(len(table)), shard_nbytes=None)
+    except ShardIndexError:
+        return
+    assert (index.offset >= 0).all()
+    assert (index.nbytes >= NO_BYTES).all()
+    assert (index.offset + np.maximum(index.nbytes, 0) >= 0).all()

@@ -1,0 +1,182 @@
+"""Names of dask tasks: what dashboards show, and which opens give the same tasks."""
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from dask.utils import key_split
+from helpers.data.datasets import open_ours, write_weather
+from zarr.storage import LocalStore, MemoryStore, ZipStore
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Consolidated"),
+    pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning"),
+]
+
+VARIABLES = ("u10", "t2m", "count", "height")
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "weather.zarr"
+    write_weather(path)
+    return path
+
+
+def name_of(store, variable="u10", **keywords):
+    return open_ours(store, **({"chunks": {}} | keywords))[variable].data.name
+
+
+def write_variables(store, *names):
+    xr.Dataset({name: ("x", np.arange(4.0)) for name in names}).to_zarr(store, zarr_format=3)
+
+
+@pytest.mark.parametrize(
+    ("variable", "shown"),
+    [
+        ("air", "gpuzarr-air"),
+        ("t2m", "gpuzarr_t2m"),
+        ("sea-ice", "gpuzarr-sea-ice"),
+        ("wind-10m", "gpuzarr_wind_10m"),
+        ("deadbeef", "gpuzarr_deadbeef"),
+        ("2t", "gpuzarr_2t"),
+        ("été", "gpuzarr-été"),
+        ("a b", "gpuzarr_a b"),
+    ],
+)
+def test_dask_shows_the_variable(variable, shown):
+    store = MemoryStore()
+    write_variables(store, variable)
+
+    name = name_of(store, variable)
+
+    assert name.startswith(f"{shown}-")
+    assert key_split((name, 0)) == key_split(name) == shown
+
+
+def test_arrays_that_zarr_python_reads_are_named_too():
+    store = MemoryStore()
+    group = zarr.create_group(store)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        group.create_array("odd", shape=(4,), chunks=[[1, 3]], dtype="f4", dimension_names=["x"])
+
+        assert key_split(name_of(store, "odd", consolidated=False)) == "gpuzarr-odd"
+
+
+def test_selections_that_are_read_keep_the_name(path):
+    picked = open_ours(path, chunks={})["u10"].isel(time=slice(1, 9))
+
+    (optimized,) = dask.optimize(picked)
+
+    assert "gpuzarr_u10-getitem" in set(map(key_split, optimized.__dask_graph__()))
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        pytest.param(str, id="text"),
+        pytest.param(lambda path: path, id="path"),
+        pytest.param(os.path.relpath, id="relative"),
+        pytest.param(LocalStore, id="store"),
+        pytest.param(lambda path: f"{path}/", id="slash"),
+    ],
+)
+def test_the_same_call_gives_the_same_tasks(path, spelled):
+    assert name_of(spelled(path)) == name_of(spelled(path))
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"mask_and_scale": False}, {"chunks": {"time": 8}}, {"chunks": -1}, {"device": "workers"}]
+)
+def test_what_changes_values_or_blocks_changes_names(path, keywords):
+    assert name_of(path, "t2m", **keywords) != name_of(path, "t2m")
+
+
+def test_variables_of_the_same_name_in_other_groups_are_other_tasks(tmp_path):
+    for group in ("a", "b"):
+        xr.Dataset({"x": ("d", np.arange(4.0))}).to_zarr(tmp_path / "s.zarr", group=group, mode="a")
+
+    assert name_of(tmp_path / "s.zarr", "x", group="a") != name_of(tmp_path / "s.zarr", "x", group="b")
+
+
+def test_a_store_that_was_written_anew_is_other_tasks(path):
+    before = name_of(path)
+    metadata = path / "u10" / "zarr.json"
+    stat = metadata.stat()
+    os.utime(metadata, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
+
+    assert name_of(path) != before
+
+
+def test_names_are_the_same_in_another_process(path):
+    code = f"""
+        import sys
+        sys.path[:0] = {sys.path!r}
+        from helpers.datasets import open_ours
+        print(*(open_ours({str(path)!r}, chunks={{}})[name].data.name for name in {VARIABLES!r}))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == [name_of(str(path), name) for name in VARIABLES]
+
+
+@pytest.mark.parametrize("store", ["memory", "zip"])
+def test_other_stores_are_the_same_tasks_when_opened_twice(tmp_path, store):
+    opened = MemoryStore() if store == "memory" else ZipStore(tmp_path / "s.zip", mode="w")
+    write_variables(opened, "a", "b")
+    opened.close()
+    opened = opened if store == "memory" else ZipStore(tmp_path / "s.zip", mode="r")
+
+    first, second = ({name: name_of(opened, name) for name in "ab"} for _ in range(2))
+
+    assert first == second
+    assert first["a"] != first["b"]
+
+
+def test_later_chunking_is_named_too(path):
+    lazy = open_ours(path)["u10"].isel(time=slice(2, None))
+
+    first, second = (lazy.chunk(time=4).data.name for _ in range(2))
+
+    assert first == second
+    assert key_split(first) == "gpuzarr_u10"
+    assert first != open_ours(path)["u10"].chunk(time=4).data.name
+
+
+@pytest.mark.parametrize("named", ["mine", f"mine-{'0' * 31}", "xarray-mine"])
+def test_names_that_users_choose_are_kept(path, named):
+    lazy = open_ours(path)
+
+    assert lazy["u10"].variable.chunk({}, name=named).data.name == named
+    assert lazy.chunk(name_prefix="mine-")["u10"].data.name.startswith("mine-u10-")
+
+
+@pytest.mark.parametrize("named", [None, True])
+def test_dask_may_be_left_to_name_tasks(path, named):
+    lazy = open_ours(path)["u10"].variable
+
+    assert key_split(lazy.chunk({}, from_array_kwargs={"name": named}).data.name) == "gpuzarr_u10"
+
+
+def test_names_that_are_never_the_same(path):
+    lazy = open_ours(path)["u10"].variable
+
+    one, two = (lazy.chunk({}, from_array_kwargs={"name": False}).data for _ in range(2))
+
+    assert one.name != two.name
+    np.testing.assert_array_equal(one.compute(), two.compute())
+
+
+def test_names_survive_pickle(path):
+    ds = open_ours(path)
+
+    assert pickle.loads(pickle.dumps(ds)).chunk()["u10"].data.name == ds.chunk()["u10"].data.name
