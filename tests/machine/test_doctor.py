@@ -382,8 +382,8 @@ from pytest import MonkeyPatch
 from helpers import simulated_gpu
 from test_doctor import IDENTITY
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.diagnosis.samples import sample_of
+from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.machine.diagnosis.samples import sample_of
 
 gpu, decode, by_host = simulated_gpu.in_use(MonkeyPatch()), HostDecoder.decode, []
 gpu.api.identity = IDENTITY

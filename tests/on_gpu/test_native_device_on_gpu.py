@@ -296,7 +296,7 @@ def place(device, stream, values, cast):
 BREAK_THE_DEVICE = """
 from xarray_gpuzarr.cuda import device as native
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.options import ResourceOptions
+from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.errors import CudaError
 
 device = native.NativeDevice(0, ResourceOptions())

@@ -141,7 +141,7 @@ def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
 def test_a_forked_process_has_all_its_cores():
     script = """
         import os
-        from xarray_gpuzarr.cores import cores
+        from xarray_gpuzarr.process.cores import cores
 
         def fork():
             child = os.fork()

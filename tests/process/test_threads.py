@@ -242,7 +242,7 @@ def test_budget_on_a_dask_worker_is_its_threads():
     result = run_python(
         """
         from distributed import Client, LocalCluster
-        from xarray_gpuzarr.decoders.threads import thread_budget
+        from xarray_gpuzarr.process.threads import thread_budget
 
         if __name__ == "__main__":
             with LocalCluster(n_workers=2, threads_per_worker=3, processes=False, dashboard_address=None) as cluster:

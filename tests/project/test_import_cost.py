@@ -52,7 +52,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
         (f"{ENTRY}; e.load()().guess_can_open('a.zarr')", LIGHT),
         (
             "import xarray_gpuzarr; xarray_gpuzarr.OptionError",
-            LIGHT | {f"xarray_gpuzarr.{m}" for m in ("errors", "visible_text")},
+            LIGHT | {"xarray_gpuzarr.errors"},
         ),
         ("import xarray_gpuzarr; dir(xarray_gpuzarr); xarray.Dataset.gpuzarr", LIGHT),
     ],
@@ -86,7 +86,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     main({arguments})
 """
 
-    modules = {f"xarray_gpuzarr.{name}" for name in ("cli", "errors", "visible_text")}
+    modules = {f"xarray_gpuzarr.{name}" for name in ("cli", "errors")}
     assert brought("", command) == {"xarray_gpuzarr"} | modules
 
 
