@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from helpers.simulated.simulator import SimulatedDevice
-from xarray_gpuzarr import read
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
+from xarray_gpuzarr.read import trunk
 
 SMALL = ResourceOptions(
     slot_nbytes=64 * 1024, n_slots=2, batch_nbytes=96 * 1024, batch_chunks=3, scratch_nbytes=1 << 28
@@ -84,6 +84,6 @@ def use(decoder: str, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     patch.setattr(in_force, "options", SMALL)
     patch.setattr(Stager, "stage_decoded", _noting(Stager.stage_decoded))
     downloaded = Downloaded(native_device if device is None else lambda: device)
-    for module in (read, lazy_array):
+    for module in (trunk, lazy_array):
         patch.setattr(module, "decoder_for", lambda _: downloaded)
     return lambda: None if device is None else device.check()

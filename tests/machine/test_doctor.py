@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import xarray_gpuzarr
-from xarray_gpuzarr import GpuZarrWarning, read, read_array
+from xarray_gpuzarr import GpuZarrWarning, read_array
 from xarray_gpuzarr.cli import doctor as command
 from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
@@ -34,6 +34,7 @@ from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, sample_of
 from xarray_gpuzarr.machine.diagnosis.sweep import Grid, codec_times, rising
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.device_options import resource_options
+from xarray_gpuzarr.read import trunk
 
 VERSIONS = {"CuPy": "14.0", "RMM": "26.10", "nvCOMP": "6.0.0", "CUDA runtime": "13.0"}
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -99,7 +100,7 @@ def gpu(monkeypatch):
     """A simulated GPU that answers rightly, with all that it needs."""
     gpu = simulated_gpu.in_use(monkeypatch)
     monkeypatch.setattr(gpu.api, "identity", IDENTITY)
-    monkeypatch.setattr(device, "decoder_for", read.decoder_for)
+    monkeypatch.setattr(device, "decoder_for", trunk.decoder_for)
     for module in (examine, damage):
         monkeypatch.setattr(module, "current_device", lambda: gpu.api)
     for module in (machine, choice):

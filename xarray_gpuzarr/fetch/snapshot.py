@@ -1,8 +1,8 @@
 """One read's view of its shards: every chunk comes from the version of its shard that the index was read from.
 
-`Snapshot` is the source that a decoder is given. It finds the index of each shard, in the cache or in the store, asks
-for index and chunks of a small shard at once, and lets requests for chunks fail if the shard was replaced since. `read`
-then takes another snapshot. Decodes nothing but indexes.
+`Snapshot` is asked for the index of each shard, which it finds in the cache or in the store, and is then the source of
+chunks that a decoder is given. It asks for index and chunks of a small shard at once, and lets requests for chunks fail
+if the shard was replaced since: `read` then takes another snapshot. It decodes nothing but indexes, and plans nothing.
 
 Where the store is several servers that tag one object differently (`mirrors`), requests are repeated until the tag is
 that of the index, or each shard is asked for as a whole: one answer is of one version.
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from xarray_gpuzarr.fetch import (
     UNTAGGED,
@@ -33,14 +34,27 @@ from xarray_gpuzarr.fetch.counted import counted, counted_objects, counted_strea
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
-from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_read
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
+from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
 
-PendingPlan = Callable[[], ReadPlan]
-"""Wait for the index of a block's shard; return the plan of the block."""
+Column = npt.NDArray[np.int64]
+
+
+@record
+class FoundIndex:
+    """What was found out about a shard."""
+
+    index: ShardIndex | None
+    """None if there is no such shard."""
+    from_cache: bool = False
+    """Whether only requests for chunks will show that the shard was replaced since."""
+
+
+PendingIndex = Callable[[], FoundIndex]
+"""Wait for the index of a shard."""
 
 _PARTS_AT_ONCE = 4
 """A shard that would take so many requests comes in one: that saves a round trip, and what each request costs."""
@@ -74,7 +88,7 @@ class Snapshot:
         self.is_remote = source.is_remote
         self.storage = source.storage
         self._versions: dict[str, Version] = {}
-        self._whole: dict[str, _Whole] = {}
+        self._whole: dict[str, _WholeShard] = {}
         self._longest_seen = 0
 
     def local_path(self, key: str) -> str:
@@ -107,46 +121,55 @@ class Snapshot:
             return lambda: MemoryStream(data)
         return counted_stream(self._source.start_stream(key, wanted, self._versions.get(key)))
 
-    def start_plan(self, target: Target, block: Block) -> PendingPlan:
-        """Ask for the index of a block's shard, unless it is in the cache.
+    def start_index(self, key: str, n_wanted: int, *, ask: bool = False) -> PendingIndex:
+        """Ask for the index of a shard, unless it is in the cache.
 
         Parameters
         ----------
-        target : BoxTarget or PointTarget
-        block : Block
-            From `plan_blocks` with this target.
+        key : str
+            Of the shard.
+        n_wanted : int
+            Chunks of the shard that will be asked for: with most of a small shard, all of it comes at once.
+        ask : bool
+            Ask the store for the index alone, whatever the cache has.
 
         Returns
         -------
         callable
             Raises StoreReadError or ShardIndexError if the shard cannot be read.
         """
-        spec, key = self._spec.index, block.key
-        if spec is None or key is None:
-            return lambda: plan_read(self._spec, target, block, None)
+        assert self._spec.index is not None
+        spec = self._spec.index
+        if ask:
+            return self._ask(key, spec)
         cached = index_cache.cache.get((self._source.identity, key, spec)) if self._use_cache else None
         if cached is not None:
-            return lambda: self._plan_from_cache(target, block, spec, cached)
-        if self._suits_one_request(block, spec) and self._has_room(spec):
-            return self._start_whole(target, block, spec)
+            return lambda: self._known(key, cached)
+        if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
+            return self._start_whole(key, spec)
         if self._one_answer:  # too long to be under way beside others
-            return partial(self._read_whole, target, block, spec)
-        asked = self._ask(key, spec)
-        return lambda: self._plan(target, block, spec, asked)
+            return partial(self._read_whole, key, spec)
+        return self._ask(key, spec)
 
-    def _read_whole(self, target: Target, block: Block, spec: ShardIndexSpec) -> ReadPlan:
-        return self._start_whole(target, block, spec)()
+    def will_ask(self, key: str, offset: Column, nbytes: Column) -> None:
+        """Hear which bytes of a shard will be asked for: one that came whole is let go of with the last of them.
 
-    def _start_whole(self, target: Target, block: Block, spec: ShardIndexSpec) -> PendingPlan:
-        key = str(block.key)
-        self._whole[key] = whole = _Whole(self._expected(spec))
-        asked = self._source.start_whole(key)
-        return lambda: self._plan(target, block, spec, asked, whole)
+        Parameters
+        ----------
+        key : str
+        offset, nbytes : int64 of shape (n,)
+            Byte ranges of chunks.
+        """
+        whole = self._whole.get(key)
+        if whole is not None:
+            whole.wait_for(offset, nbytes)
+            if not whole.left_nbytes:
+                del self._whole[key]
 
-    def should_wait(self, block: Block) -> bool:
-        """Say whether a plan had better be started once earlier ones are carried out."""
+    def should_wait(self, n_wanted: int) -> bool:
+        """Say whether an index had better be asked for once chunks of earlier shards have been."""
         spec = self._spec.index
-        return spec is not None and self._suits_one_request(block, spec) and not self._has_room(spec)
+        return spec is not None and self._suits_one_request(n_wanted, spec) and not self._has_room(spec)
 
     def __enter__(self) -> Self:
         return self
@@ -156,14 +179,23 @@ class Snapshot:
         self._source.give_up()
         self._whole.clear()
 
-    def _ask(self, key: str, spec: ShardIndexSpec) -> PendingEdge:
-        return self._source.start_edge(key, spec.location, spec.nbytes)
+    def _ask(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
+        asked = self._source.start_edge(key, spec.location, spec.nbytes)
+        return lambda: self._arrived(key, spec, asked)
 
-    def _suits_one_request(self, block: Block, spec: ShardIndexSpec) -> bool:
+    def _read_whole(self, key: str, spec: ShardIndexSpec) -> FoundIndex:
+        return self._start_whole(key, spec)()
+
+    def _start_whole(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
+        self._whole[key] = whole = _WholeShard(self._expected(spec))
+        asked = self._source.start_whole(key)
+        return lambda: self._arrived(key, spec, asked, whole)
+
+    def _suits_one_request(self, n_wanted: int, spec: ShardIndexSpec) -> bool:
         """Say whether one request for a shard beats one for its index and then some for chunks, or must do."""
         if self._one_answer:
             return True
-        most_is_wanted = 2 * len(block.row) >= spec.n_chunks
+        most_is_wanted = 2 * n_wanted >= spec.n_chunks
         return self.is_remote and most_is_wanted and self._longest(spec) <= _PARTS_AT_ONCE * self.rule.max_nbytes
 
     def _longest(self, spec: ShardIndexSpec) -> int:
@@ -177,37 +209,29 @@ class Snapshot:
     def _has_room(self, spec: ShardIndexSpec) -> bool:
         return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= _WHOLE_NBYTES
 
-    def _plan_from_cache(self, target: Target, block: Block, spec: ShardIndexSpec, cached: CachedIndex) -> ReadPlan:
-        key = str(block.key)
+    def _known(self, key: str, cached: CachedIndex) -> FoundIndex:
         self._versions[key] = cached.version
-        plan = plan_read(self._spec, target, block, cached.index)
-        if len(plan.offset):
-            return plan
-        # No request for a chunk will show whether the shard has been replaced.
-        return self._plan(target, block, spec, self._ask(key, spec))
+        return FoundIndex(index=cached.index, from_cache=True)
 
-    def _plan(
-        self, target: Target, block: Block, spec: ShardIndexSpec, asked: PendingEdge, whole: _Whole | None = None
-    ) -> ReadPlan:
-        key, edge = str(block.key), asked()
+    def _arrived(
+        self, key: str, spec: ShardIndexSpec, asked: PendingEdge, whole: _WholeShard | None = None
+    ) -> FoundIndex:
+        edge = asked()
         self._versions.pop(key, None)
         if edge is None:
             self._whole.pop(key, None)
-            return plan_read(self._spec, target, block, None)
+            return FoundIndex(index=None)
         encoded, shard_nbytes = edge.data, edge.object_nbytes
-        if whole:
+        if whole is not None:
             encoded, shard_nbytes = _index_of(edge.data, spec), len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
         index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where=where)
         self._keep(key, spec, index, edge)
-        plan = plan_read(self._spec, target, block, index)
         if whole is not None:
             self._longest_seen = max(self._longest_seen, len(edge.data))
-            whole.arrived(edge.data, plan)
-            if not whole.left_nbytes:
-                del self._whole[key]
+            whole.data = edge.data
         counters.add(read_nbytes=len(edge.data))
-        return plan
+        return FoundIndex(index=index)
 
     def _keep(self, key: str, spec: ShardIndexSpec, index: ShardIndex, edge: Edge) -> None:
         """Remember which version an index is of, and the index itself if a change of the shard will show."""
@@ -230,7 +254,7 @@ class Snapshot:
         return data
 
 
-class _Whole:
+class _WholeShard:
     """A shard that is asked for together with its index."""
 
     __slots__ = ("_end", "_offset", "data", "left_nbytes", "nbytes")
@@ -242,10 +266,10 @@ class _Whole:
         self.left_nbytes = 0
         """Bytes of chunks that have not been asked for."""
 
-    def arrived(self, data: memoryview, plan: ReadPlan) -> None:
-        """Hold the shard until all chunks of a plan have been taken."""
-        self.data, self.left_nbytes = data, int(plan.nbytes.sum())
-        self._offset, self._end = plan.offset, plan.offset + plan.nbytes
+    def wait_for(self, offset: Column, nbytes: Column) -> None:
+        """Hold the shard until all of some chunks have been taken."""
+        self.left_nbytes = int(nbytes.sum())
+        self._offset, self._end = offset, offset + nbytes
 
     def take(self, wanted: ByteRange) -> memoryview:
         """Return a range of bytes, and count those of it that are chunks' and not between two."""

@@ -114,6 +114,11 @@ class ReadPlan:
         return self.target.chunk(self.row)
 
     @property
+    def n_chunks(self) -> int:
+        """Chunks of the block, stored or not."""
+        return len(self.row) + len(self.missing_row)
+
+    @property
     def decoded_nbytes(self) -> int:
         """Bytes of all stored chunks of the block once decoded, known before any of them is read."""
         return len(self.offset) * self.spec.chunk_nbytes

@@ -19,7 +19,6 @@ from helpers.simulated.simulator import SimulatedDevice
 from helpers.simulated.streams import SimulatedEvent, SimulatedStream, touch_of
 from helpers.simulated.worker import SimulatedGpu as SimulatedWorker
 from helpers.simulated.worker import here
-from xarray_gpuzarr import read
 from xarray_gpuzarr.backend import lazy_array, open_options
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Kernel
@@ -27,6 +26,7 @@ from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.device_options import in_force
+from xarray_gpuzarr.read import trunk
 from xarray_gpuzarr.stored.cf import Cast
 
 
@@ -116,6 +116,6 @@ def in_use(patch: pytest.MonkeyPatch) -> SimulatedGpu:
 def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
     """Let reads with ``device="cuda"`` go to the simulator; the host's stay there."""
     decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder(), "workers": decoder_for("workers")}
-    for module in (read, lazy_array):
+    for module in (trunk, lazy_array):
         patch.setattr(module, "decoder_for", decoders.__getitem__)
     patch.setattr(open_options, "resolve_device", lambda device: device)

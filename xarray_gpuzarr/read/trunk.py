@@ -1,97 +1,34 @@
-"""The trunk: index -> plan -> fetch -> decode.
-
-`StoredArray` is everything needed to read one array again later, in another thread or process; `read` reads a selection
-of it with one decoder. Indexes of the next shards are asked for while earlier shards are decoded.
-"""
+"""The trunk: selection -> plans -> bytes -> one array, by one decoder."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import zarr
 
-from xarray_gpuzarr.decoders import Decoder, Route, by_usable, decoder_for, resolve_storage
-from xarray_gpuzarr.decoders.protocol import FileReader
-from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError, StoreReadError
-from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, Storage, byte_source
+from xarray_gpuzarr.decoders import Decoder, by_usable, decoder_for, resolve_storage
+from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError
+from xarray_gpuzarr.fetch import ObjectChangedError
 from xarray_gpuzarr.fetch.counted import CountedPlans
 from xarray_gpuzarr.fetch.mirrors import Attempts
-from xarray_gpuzarr.fetch.snapshot import PendingPlan, Snapshot
+from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.plan.points import group_points
-from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
+from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.progress_bar import watch
-from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec, Unplanned
-from xarray_gpuzarr.stored.cf import Cast
-from xarray_gpuzarr.stored.metadata import parse_array, require_array
+from xarray_gpuzarr.read.by_zarr import read_by_zarr
+from xarray_gpuzarr.read.plans import draw_plans
+from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
+from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
+from xarray_gpuzarr.stored.metadata import require_array
 
 _MOST_ELEMENTS = 2**56
 """Of a result: NumPy counts bytes in int64."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredArray:
-    """One array of a store: picklable, holds no open file."""
-
-    shape: tuple[int, ...]
-    spec: ArraySpec | Unplanned
-    source: ObjectSource | None
-    """Where planned reads fetch from; None if `zarr_array` is asked instead."""
-    zarr_array: zarr.Array[Any] | None
-    """The array itself, if it cannot be planned."""
-    cast: Cast
-
-    def route(self, decoder: Decoder) -> Route:
-        """Say where this array is decoded and why."""
-        if isinstance(self.spec, Unplanned):
-            return Route(where="host, by zarr-python", why=self.spec.reason)
-        return decoder.route(self.spec, self.cast)
-
-    def how_read(self, decoder: Decoder) -> str:
-        """Say how stored bytes reach the decoder's device, and why; empty where there is nothing to choose."""
-        if isinstance(self.spec, Unplanned) or self.source is None or self.source.is_remote:
-            return ""
-        if not isinstance(decoder, FileReader):
-            return ""
-        why_not = (
-            "asked for"
-            if self.source.storage == "posix"
-            else decoder.why_staged(self.spec, self.cast, self.source.storage)
-        )
-        return "gds" if why_not is None else f"posix: {why_not}"
-
-
-def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Storage = "auto") -> StoredArray:
-    """Describe an open zarr array so that `read` can read it.
-
-    Parameters
-    ----------
-    array : zarr.Array
-    cast : Cast or None
-        None keeps the stored values and the dtype that zarr-python gives them.
-    storage : "auto", "posix" or "gds"
-        How local files reach a GPU.
-
-    Raises
-    ------
-    OptionError
-        ``"gds"`` for an array that is not in local files.
-    """
-    spec = parse_array(array)
-    planned = isinstance(spec, ArraySpec)
-    return StoredArray(
-        shape=tuple(array.shape),
-        spec=spec,
-        source=byte_source(array.store, storage) if planned else None,
-        zarr_array=None if planned else array,
-        cast=cast or Cast(dtype=array.dtype.str),
-    )
 
 
 def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
@@ -117,7 +54,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
 def _read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     outer = outer_selection(selection, stored.shape)
     if isinstance(stored.spec, Unplanned):
-        return outer.restore(_read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder))
+        return outer.restore(read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder))
     spec = stored.spec
 
     def planned() -> Any:
@@ -144,7 +81,7 @@ def _read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder)
     arrays = np.broadcast_arrays(*points)
     flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):
-        return _read_by_zarr(stored, lambda a: a.vindex[tuple(flat)], decoder).reshape(arrays[0].shape)
+        return read_by_zarr(stored, lambda a: a.vindex[tuple(flat)], decoder).reshape(arrays[0].shape)
     spec = stored.spec
 
     def planned() -> Any:
@@ -192,63 +129,14 @@ def _read_snapshot(stored: StoredArray, spec: ArraySpec, target: Target, decoder
     assert stored.source is not None
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     with Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache) as snapshot:
-        plans = CountedPlans(_plans(spec, target, snapshot))
+        plans = CountedPlans(draw_plans(spec, target, snapshot))
         with (
-            watch(iter(plans), _n_chunks, n_chunks=_n_touched(target), nbytes=nbytes) as watched,
+            watch(iter(plans), attrgetter("n_chunks"), n_chunks=target.n_chunks, nbytes=nbytes) as watched,
             counters.stage("decode"),
         ):
             result = decoder.decode(watched, snapshot, spec=spec, target=target, cast=stored.cast)
     plans.done()
     return result
-
-
-def _n_chunks(plan: ReadPlan) -> int:
-    return len(plan.row) + len(plan.missing_row)
-
-
-def _n_touched(target: Target) -> int:
-    """Return the number of chunks that all plans of a target cover."""
-    if isinstance(target, PointTarget):
-        return len(target.groups.chunk)
-    return math.prod(len(pieces.chunk) for pieces in target.pieces)
-
-
-def _plans(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[ReadPlan]:
-    """Plan block after block, with the next blocks' indexes already asked for."""
-    waiting: deque[PendingPlan] = deque()
-    for block in plan_blocks(spec, target):
-        while len(waiting) > snapshot.lookahead or (waiting and snapshot.should_wait(block)):
-            yield waiting.popleft()()
-        waiting.append(snapshot.start_plan(target, block))
-    while waiting:
-        yield waiting.popleft()()
-
-
-def _read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], decoder: Decoder) -> Any:
-    """Let zarr-python read a selection of an array that cannot be planned; what no device holds stays on the host."""
-    array = stored.zarr_array
-    assert array is not None
-    try:
-        with counters.stage("zarr"):
-            block = _as_array(pick(array), array.dtype)
-    except Exception as err:  # stores and codecs of any kind; whatever they raise is named
-        raise StoreReadError(
-            f"zarr-python cannot read array '/{array.path}'",
-            tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",
-            found=f"{type(err).__name__}: {err}",
-            do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
-        ) from err
-    counters.add(n_reads=1, decoded_nbytes=block.nbytes)
-    return decoder.upload(block, stored.cast) if block.dtype.kind in NUMERIC_KINDS else block
-
-
-def _as_array(block: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return what zarr-python read as an array: it gives scalars, which know too little of their dtype, for no axes."""
-    if isinstance(block, np.ndarray):
-        return block
-    array = np.empty((), dtype)
-    array[()] = block
-    return array
 
 
 def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "auto", storage: str = "auto") -> Any:

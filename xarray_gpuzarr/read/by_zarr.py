@@ -1,0 +1,42 @@
+"""Arrays that cannot be planned: zarr-python reads the whole selection, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zarr
+
+from xarray_gpuzarr.decoders import Decoder, decoder_for
+from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.read.stored_array import StoredArray
+from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
+
+
+def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], decoder: Decoder) -> Any:
+    """Let zarr-python read a selection of an array that cannot be planned; what no device holds stays on the host."""
+    array = stored.zarr_array
+    assert array is not None
+    try:
+        with counters.stage("zarr"):
+            block = _as_array(pick(array), array.dtype)
+    except Exception as err:  # stores and codecs of any kind; whatever they raise is named
+        raise StoreReadError(
+            f"zarr-python cannot read array '/{array.path}'",
+            tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",
+            found=f"{type(err).__name__}: {err}",
+            do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
+        ) from err
+    counters.add(n_reads=1, decoded_nbytes=block.nbytes)
+    return decoder.upload(block, stored.cast) if block.dtype.kind in NUMERIC_KINDS else block
+
+
+def _as_array(block: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return what zarr-python read as an array: it gives scalars, which know too little of their dtype, for no axes."""
+    if isinstance(block, np.ndarray):
+        return block
+    array = np.empty((), dtype)
+    array[()] = block
+    return array

@@ -1,0 +1,74 @@
+"""`StoredArray`: all that is needed to read one array again later, in another thread or process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import zarr
+
+from xarray_gpuzarr.decoders import Decoder, Route
+from xarray_gpuzarr.decoders.protocol import FileReader
+from xarray_gpuzarr.fetch import ObjectSource, Storage, byte_source
+from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.metadata import parse_array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredArray:
+    """One array of a store: picklable, holds no open file."""
+
+    shape: tuple[int, ...]
+    spec: ArraySpec | Unplanned
+    source: ObjectSource | None
+    """Where planned reads fetch from; None if `zarr_array` is asked instead."""
+    zarr_array: zarr.Array[Any] | None
+    """The array itself, if it cannot be planned."""
+    cast: Cast
+
+    def route(self, decoder: Decoder) -> Route:
+        """Say where this array is decoded and why."""
+        if isinstance(self.spec, Unplanned):
+            return Route(where="host, by zarr-python", why=self.spec.reason)
+        return decoder.route(self.spec, self.cast)
+
+    def how_read(self, decoder: Decoder) -> str:
+        """Say how stored bytes reach the decoder's device, and why; empty where there is nothing to choose."""
+        if isinstance(self.spec, Unplanned) or self.source is None or self.source.is_remote:
+            return ""
+        if not isinstance(decoder, FileReader):
+            return ""
+        why_not = (
+            "asked for"
+            if self.source.storage == "posix"
+            else decoder.why_staged(self.spec, self.cast, self.source.storage)
+        )
+        return "gds" if why_not is None else f"posix: {why_not}"
+
+
+def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Storage = "auto") -> StoredArray:
+    """Describe an open zarr array so that `read` can read it.
+
+    Parameters
+    ----------
+    array : zarr.Array
+    cast : Cast or None
+        None keeps the stored values and the dtype that zarr-python gives them.
+    storage : "auto", "posix" or "gds"
+        How local files reach a GPU.
+
+    Raises
+    ------
+    OptionError
+        ``"gds"`` for an array that is not in local files.
+    """
+    spec = parse_array(array)
+    planned = isinstance(spec, ArraySpec)
+    return StoredArray(
+        shape=tuple(array.shape),
+        spec=spec,
+        source=byte_source(array.store, storage) if planned else None,
+        zarr_array=None if planned else array,
+        cast=cast or Cast(dtype=array.dtype.str),
+    )
