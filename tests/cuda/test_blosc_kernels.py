@@ -326,8 +326,8 @@ def test_sanitizers_find_nothing() -> None:
 OUTSIDE = """
 import os
 import numpy as np
-from helpers.host_kernels import HostLaunches
-from helpers.kernel_runs import aligned
+from helpers.kernels.on_host import HostLaunches
+from helpers.kernels.runs import aligned
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 
 source, target, result = aligned(70000), aligned(70000), np.zeros(2, np.uint64)

@@ -158,8 +158,8 @@ def test_sanitizers_find_nothing() -> None:
 OUTSIDE = """
 import os
 import numpy as np
-from helpers.host_kernels import HostLaunches
-from helpers.kernel_runs import aligned
+from helpers.kernels.on_host import HostLaunches
+from helpers.kernels.runs import aligned
 from xarray_gpuzarr.cuda.checksum import checksum
 
 message = aligned(70000, 8)

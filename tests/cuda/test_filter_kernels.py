@@ -326,7 +326,7 @@ OUTSIDE = """
 import os
 import numpy as np
 import test_filter_kernels as tests
-from helpers.filter_runs import run_filter
+from helpers.kernels.filter_runs import run_filter
 
 for name, encoded_nbytes, n_elements in CASES:
     if not os.fork():

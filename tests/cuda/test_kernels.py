@@ -386,8 +386,8 @@ def test_sanitizers_find_nothing() -> None:
 OUTSIDE = """
 import os
 import numpy as np
-from helpers.host_kernels import HostLaunches
-from helpers.kernel_runs import aligned
+from helpers.kernels.on_host import HostLaunches
+from helpers.kernels.runs import aligned
 from test_kernels import cast_of, one_axis
 from xarray_gpuzarr.cuda.launch import Scatter
 

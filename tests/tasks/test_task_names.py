@@ -119,7 +119,7 @@ def test_names_are_the_same_in_another_process(path):
     code = f"""
         import sys
         sys.path[:0] = {sys.path!r}
-        from helpers.datasets import open_ours
+        from helpers.data.datasets import open_ours
         print(*(open_ours({str(path)!r}, chunks={{}})[name].data.name for name in {VARIABLES!r}))
     """
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
