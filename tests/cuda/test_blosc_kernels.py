@@ -369,7 +369,7 @@ def test_sanitizers_catch_wrong_tables() -> None:
 
 
 LEFT_OUT = """
-from helpers import host_kernels
+from helpers.kernels import on_host as host_kernels
 from xarray_gpuzarr.cuda.api import Kernel
 
 host_kernels.kernel_source = lambda kernel: '''

@@ -380,7 +380,7 @@ def test_a_calibration_is_kept_and_found_by_itself(gpu, folder, capsys):
 READ_ONE_CHUNK = """
 import sys
 from pytest import MonkeyPatch
-from helpers import simulated_gpu
+from helpers.simulated import gpu as simulated_gpu
 from test_doctor import IDENTITY
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -407,7 +407,7 @@ def test_the_next_process_goes_by_the_calibration(gpu, folder, setting, n_by_hos
     if setting:
         monkeypatch.setenv("XARRAY_GPUZARR_CALIBRATION", setting)
     tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}{os.pathsep}{tests.parent}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tests, tests / "machine", tests.parent))))
 
     done = subprocess.run(
         [sys.executable, "-c", READ_ONE_CHUNK], capture_output=True, text=True, timeout=120, check=False

@@ -84,7 +84,7 @@ def sanitized_environment() -> dict[str, str]:
 
 def run_child(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in another process, where this package's tests can be imported."""
-    environment = environment | {"PYTHONPATH": f"{_TESTS}:{_TESTS.parent}"}
+    environment = environment | {"PYTHONPATH": f"{_TESTS}:{_TESTS}/cuda:{_TESTS.parent}"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=_TESTS.parent)
 

@@ -95,7 +95,7 @@ def _has_arrays(results: Sequence[Any]) -> bool:
 
 def _unpack(host: npt.NDArray[Any]) -> Any:
     """Return a CuPy array where there is a GPU; schedulers that have none pass a stand-in on."""
-    if importlib.import_module("xarray_gpuzarr.decoders").missing_for_cuda():
+    if importlib.import_module("xarray_gpuzarr.decoders.choice").missing_for_cuda():
         return CupyStandIn(host)
     api = importlib.import_module("xarray_gpuzarr.decoders.cuda").native_device()
     with api.activate():
