@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
 
 N_WORKERS, N_THREADS = 2, 2
 SMALL = {"slot_nbytes": 64 * 1024, "n_slots": 2, "scratch_nbytes": 1 << 26}
-LANE_NBYTES = 2 * 64 * 1024 + 10 * 256 * 1024
+WORKSPACE_NBYTES = 2 * 64 * 1024 + 10 * 256 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ class TestPlugin:
 
         assert of_devices(client, "shared") == [["if plain"]] * N_WORKERS
         assert all(built[-len(usual_kernels()) :] == usual_kernels() for built in of_devices(client, "built"))
-        assert set(client.run(pinned_nbytes).values()) == {N_THREADS * LANE_NBYTES}
+        assert set(client.run(pinned_nbytes).values()) == {N_THREADS * WORKSPACE_NBYTES}
         assert {o.slot_nbytes for o in client.run(resource_options).values()} == {SMALL["slot_nbytes"]}
 
     def test_is_registered_once(self, client):
@@ -95,7 +95,7 @@ class TestPlugin:
         register(client, **SMALL | {"n_slots": 3})
 
         assert of_devices(client, "shared") == [["never"]] * N_WORKERS
-        assert set(client.run(pinned_nbytes).values()) == {N_THREADS * (LANE_NBYTES + 64 * 1024)}
+        assert set(client.run(pinned_nbytes).values()) == {N_THREADS * (WORKSPACE_NBYTES + 64 * 1024)}
 
     def test_gives_everything_back(self, client, ds):
         register(client, pool=True, **SMALL)
@@ -138,7 +138,7 @@ class TestPlugin:
         client.cluster.scale(N_WORKERS + 1)
         client.wait_for_workers(N_WORKERS + 1, timeout=SECONDS)
 
-        prepared = [N_THREADS * LANE_NBYTES] * (N_WORKERS + 1)
+        prepared = [N_THREADS * WORKSPACE_NBYTES] * (N_WORKERS + 1)
         assert eventually(lambda: list(client.run(pinned_nbytes).values()), prepared) == prepared
         client.cluster.scale(N_WORKERS)
         assert eventually(lambda: len(client.nthreads()), N_WORKERS) == N_WORKERS
@@ -274,7 +274,7 @@ class TestWorkersOfOneProcess:
         register(threads, device="cuda", pool=True, **SMALL)
 
         assert device.shared == ["if plain"]
-        assert pinned_nbytes() == N_WORKERS * N_THREADS * LANE_NBYTES
+        assert pinned_nbytes() == N_WORKERS * N_THREADS * WORKSPACE_NBYTES
 
     def test_last_worker_gives_everything_back(self, threads, device, ds, path):
         register(threads, device="cuda", pool=True, **SMALL)

@@ -122,11 +122,11 @@ def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
     def check() -> None:
         gc.collect()
         resources = reads.decoder._resources[device.index]
-        lane = resources.lane()
-        assert resources.turns.n_reading == 0
-        assert resources.turns._alone is None
-        assert not any(memory._lent for memory in lane._memories)
-        assert not lane._results
+        workspace = resources.workspace()
+        assert resources.lock.n_reading == 0
+        assert resources.lock._alone is None
+        assert not any(memory._lent for memory in workspace._memories)
+        assert not workspace._results
         assert not resources._lock.locked()
         device.check()
 

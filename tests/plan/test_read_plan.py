@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
-from xarray_gpuzarr.plan.output_boxes import BoxPlaces
+from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, box_target, plan_blocks, plan_read
 from xarray_gpuzarr.plan.selection import outer_selection
@@ -164,7 +164,7 @@ def test_places_of_chunks_are_those_that_numpy_gives(data):
     target = box_target(outer_selection(key, shape), grid)
     rows = np.stack([g.ravel() for g in np.indices([len(p.chunk) for p in target.pieces])], axis=1)
 
-    places = BoxPlaces(target.pieces, chunk_shape)
+    places = OutputBoxes(target.pieces, chunk_shape)
     placed = places.place(rows)
 
     flat = np.arange(np.prod(target.shape)).reshape(target.shape)
@@ -178,7 +178,7 @@ def test_places_of_chunks_are_those_that_numpy_gives(data):
 def test_whole_chunks_are_told_from_parts(sharded):
     target = box_target(outer_selection(slice(1, 6), (12,)), sharded.grid)
 
-    placed = BoxPlaces(target.pieces, (2,)).place(column(0, 1, 2)[:, None])
+    placed = OutputBoxes(target.pieces, (2,)).place(column(0, 1, 2)[:, None])
 
     assert placed.whole.tolist() == [False, True, True]
 
@@ -186,4 +186,4 @@ def test_whole_chunks_are_told_from_parts(sharded):
 def test_chunks_picked_with_a_step_are_not_whole(sharded):
     target = box_target(outer_selection(slice(0, 4, 2), (12,)), sharded.grid)
 
-    assert BoxPlaces(target.pieces, (2,)).place(column(0, 1)[:, None]).whole.tolist() == [False, False]
+    assert OutputBoxes(target.pieces, (2,)).place(column(0, 1)[:, None]).whole.tolist() == [False, False]

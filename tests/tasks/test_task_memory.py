@@ -13,7 +13,7 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, TransposeCodec, ZstdC
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.cuda.exclusive import Turns
+from xarray_gpuzarr.cuda.shared_lock import SharedLock
 from xarray_gpuzarr.decoders.cuda import decoder as cuda
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.process.device_options import ResourceOptions
@@ -175,13 +175,13 @@ def test_what_fits_for_nobody_is_an_error_for_everybody(packed, monkeypatch):
 
 class TestTurns:
     def test_reads_run_together(self):
-        turns, together = Turns(), Barrier(3, timeout=30)
+        lock, together = SharedLock(), Barrier(3, timeout=30)
 
         with ThreadPoolExecutor(3) as threads:
-            assert all(n >= 0 for n in threads.map(lambda _: turns.together(together.wait), range(3)))
+            assert all(n >= 0 for n in threads.map(lambda _: lock.shared(together.wait), range(3)))
 
     def test_one_reads_alone(self):
-        turns, log = Turns(), []
+        lock, log = SharedLock(), []
 
         def read(alone):
             log.append(("in", alone))
@@ -190,8 +190,8 @@ class TestTurns:
 
         def begin(n):
             alone = n % 3 == 0
-            turn = turns.alone if alone else turns.together
-            turn(lambda: turns.together(lambda: read(alone)))
+            turn = lock.exclusive if alone else lock.shared
+            turn(lambda: lock.shared(lambda: read(alone)))
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(begin, range(60)))
@@ -201,34 +201,34 @@ class TestTurns:
         assert all(log[at + 1] == ("out", True) for at in entered)
 
     def test_a_read_inside_a_read_does_not_wait_for_one_that_wants_to_be_alone(self):
-        turns, waiting = Turns(), Event()
+        lock, waiting = SharedLock(), Event()
 
         def want():
             waiting.set()
-            return turns.alone(lambda: "alone")
+            return lock.exclusive(lambda: "alone")
 
         def read():
             future = threads.submit(want)
             waiting.wait(30)
             time.sleep(0.01)
-            assert turns.together(lambda: not future.done())
+            assert lock.shared(lambda: not future.done())
             return future
 
         with ThreadPoolExecutor(1) as threads:
-            future = turns.together(read)
+            future = lock.shared(read)
             assert future.result(30) == "alone"
 
     def test_an_error_ends_a_turn(self):
-        turns = Turns()
+        lock = SharedLock()
 
         def fail():
             raise KeyError
 
-        for turn in (turns.together, turns.alone, turns.together):
+        for turn in (lock.shared, lock.exclusive, lock.shared):
             with pytest.raises(KeyError):
                 turn(fail)
 
-        assert turns.n_reading == 0
+        assert lock.n_reading == 0
 
 
 @pytest.mark.parametrize(

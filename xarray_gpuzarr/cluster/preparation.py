@@ -105,7 +105,7 @@ class Preparation:
             self._undo.append(decoder.close)
 
     def _take_back(self) -> None:
-        """Undo in reverse: lanes are idle and gone before the pool is, the pool before the device."""
+        """Undo in reverse: workspaces are idle and gone before the pool is, the pool before the device."""
         while self._undo:
             self._undo.pop()()
 

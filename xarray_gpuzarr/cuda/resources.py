@@ -19,9 +19,9 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Event, Stream
-from xarray_gpuzarr.cuda.exclusive import Turns
-from xarray_gpuzarr.cuda.lane_memory import LaneMemory, ResultMemory
 from xarray_gpuzarr.cuda.pinned import PinnedRing, Slot
+from xarray_gpuzarr.cuda.shared_lock import SharedLock
+from xarray_gpuzarr.cuda.workspace_memory import ResultMemory, WorkspaceMemory
 from xarray_gpuzarr.process.counters import STAGES, Stage, counters
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
@@ -32,7 +32,7 @@ MAX_BATCHES = 4
 and receipts have a slot for that one, too."""
 
 
-class Lane:
+class Workspace:
     """Streams and memory of one thread on one device.
 
     Parameters
@@ -40,7 +40,7 @@ class Lane:
     api : DeviceApi
     options : ResourceOptions
     keeps_results : bool
-        Whether nobody but this lane's `copy` stream looks at results: the array library may work on any stream.
+        Whether nobody but this workspace's `copy` stream looks at results: the array library may work on any stream.
     """
 
     def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
@@ -60,8 +60,8 @@ class Lane:
         self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
         quiet = api.stream()
-        self._device_slots = LaneMemory(api, quiet, options.n_slots * options.slot_nbytes)
-        self._device_tables, self._scratch = LaneMemory(api, quiet), LaneMemory(api, quiet)
+        self._device_slots = WorkspaceMemory(api, quiet, options.n_slots * options.slot_nbytes)
+        self._device_tables, self._scratch = WorkspaceMemory(api, quiet), WorkspaceMemory(api, quiet)
         self._results: list[Any] = []
         """Of the read that is under way: streams may write to them even if nobody else knows of them any more."""
         self._is_clean = True
@@ -134,7 +134,7 @@ class Lane:
         return self._scratch.lend(nbytes, stream)
 
     @property
-    def _memories(self) -> tuple[LaneMemory, ...]:
+    def _memories(self) -> tuple[WorkspaceMemory, ...]:
         return self._device_slots, self._device_tables, self._scratch
 
     def free(self, memory: DeviceMemory) -> None:
@@ -192,7 +192,7 @@ class Lane:
             return result
 
     def _clean(self) -> None:
-        """Bring the lane to where a read may begin."""
+        """Bring the workspace to where a read may begin."""
         if not self._is_clean:
             self.settle()
             self.free_all()
@@ -250,49 +250,49 @@ class _Staged:
 
 
 class WorkerResources:
-    """The lanes of all threads of this process on one device."""
+    """The workspaces of all threads of this process on one device."""
 
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
         self.api = api
         self.options = options
-        self.turns = Turns()
+        self.lock = SharedLock()
         self._of_thread = threading.local()
-        self._lanes: WeakSet[Lane] = WeakSet()
+        self._workspaces: WeakSet[Workspace] = WeakSet()
         self._lock = threading.Lock()
 
-    def lane(self) -> Lane:
-        """Return the calling thread's lane, made when it is first asked for; it ends with the thread."""
-        lane: Lane | None = getattr(self._of_thread, "lane", None)
-        if lane is None:
-            lane = Lane(self.api, self.options)
+    def workspace(self) -> Workspace:
+        """Return the calling thread's workspace, made when it is first asked for; it ends with the thread."""
+        workspace: Workspace | None = getattr(self._of_thread, "workspace", None)
+        if workspace is None:
+            workspace = Workspace(self.api, self.options)
             with self._lock:
-                self._lanes.add(lane)
-            self._of_thread.lane = lane
-        return lane
+                self._workspaces.add(workspace)
+            self._of_thread.workspace = workspace
+        return workspace
 
     @property
     def is_shared(self) -> bool:
         """Whether several threads have read to this device."""
-        return len(self._lanes) > 1
+        return len(self._workspaces) > 1
 
     def trim(self) -> None:
         """Give back device memory that nobody uses; only while no other thread reads."""
         self.api.trim()
         with self._lock:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            lane.trim()
+            workspaces = list(self._workspaces)
+        for workspace in workspaces:
+            workspace.trim()
 
     def close(self) -> None:
-        """Close the lanes of all threads, which waits for reads that are under way.
+        """Close the workspaces of all threads, which waits for reads that are under way.
 
         Notes
         -----
         Streams are idle before memory goes, and both are gone before whoever calls this takes the pool away.
         """
         with self._lock:
-            lanes = list(self._lanes)
-            self._lanes.clear()
+            workspaces = list(self._workspaces)
+            self._workspaces.clear()
             self._of_thread = threading.local()
-        for lane in lanes:
-            lane.close()
+        for workspace in workspaces:
+            workspace.close()

@@ -48,7 +48,7 @@ class _AxisPlaces:
     """Whether it is all there is of the output."""
 
 
-class BoxPlaces:
+class OutputBoxes:
     """Where the chunks of a box target go in a C-ordered output.
 
     Parameters

@@ -10,8 +10,8 @@ from math import prod
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.lane_memory import most_taken
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES
+from xarray_gpuzarr.cuda.workspace_memory import most_taken
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
 from xarray_gpuzarr.decoders.cuda.routes import why_not_device

@@ -23,7 +23,7 @@ from xarray_gpuzarr.decoders.cost.calibration import (
 )
 from xarray_gpuzarr.decoders.cuda import split as shares
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare, n_rows
-from xarray_gpuzarr.decoders.cuda.split import Reading
+from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.cache_folder import cache_folder
@@ -362,7 +362,7 @@ def test_all_chunks_of_a_longer_read_may_be_the_hosts(calibrated, monkeypatch):
 
 def test_reads_are_counted_while_they_are_under_way(monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "8")
-    reading = Reading()
+    reading = ReadsUnderWay()
 
     def fails():
         raise KeyError(reading.n)
@@ -380,7 +380,7 @@ def test_a_read_is_shared_out_once_those_that_begin_with_it_are_counted(calibrat
     seen, split = [], shares.best_split
     monkeypatch.setattr(shares, "best_split", lambda *a, n_reads: (seen.append(n_reads), split(*a, n_reads=n_reads))[1])
     spec = stored_array(stored()[0]).spec
-    target, reading = SimpleNamespace(n_chunks=4), Reading()
+    target, reading = SimpleNamespace(n_chunks=4), ReadsUnderWay()
 
     def plans():
         reading._under_way |= {1: None, 2: None, 3: None}

@@ -12,7 +12,7 @@ from helpers.data import known_frames as writer
 from helpers.simulated.simulator import SimulatedDevice
 
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.choice import usual_checks
 from xarray_gpuzarr.decoders.cuda.checks.known import known_frames
 from xarray_gpuzarr.decoders.cuda.checks.placing import placing
@@ -66,15 +66,15 @@ class NotingDevice(SimulatedDevice):
 
 
 def lane_of(device):
-    return Lane(device, ResourceOptions(slot_nbytes=2**20, n_slots=2, scratch_nbytes=2**26))
+    return Workspace(device, ResourceOptions(slot_nbytes=2**20, n_slots=2, scratch_nbytes=2**26))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_usual_checks_launch_every_usual_kernel(seed):
     device = NotingDevice(seed)
-    lane = lane_of(device)
+    workspace = lane_of(device)
     for check in usual_checks():
-        assert check.run(lane) > 0
+        assert check.run(workspace) > 0
     left = [kernel for kernel in usual_kernels() if kernel not in device.launched]
     assert [dict(kernel.defines) for kernel in left] == [{"KIND": "crc32c"}]  # the host sums those up
     device.check()

@@ -42,7 +42,7 @@ def assert_reads(reads, name="zstd, scattered", selection=...):
 
 
 def assert_nothing_is_left(reads):
-    """All memory is free again, but for what lanes keep; the streams are at rest."""
+    """All memory is free again, but for what workspaces keep; the streams are at rest."""
     device = reads.device
     device.check()
     gc.collect()  # the traceback of an error may be the last to know a result

@@ -67,7 +67,7 @@ def test_scenes_take_several_batches_and_segments(name):
     uploads = Counter(n.site for n in noted(name).notes if n.call == "upload")
 
     assert uploads["Tables.send"] == 4
-    assert uploads["Image.send"] >= 7
+    assert uploads["Upload.send"] >= 7
     assert uploads["upload_pageable"] == (name.startswith("gzip"))
 
 
@@ -133,7 +133,7 @@ def test_every_wait_of_a_shared_read_is_needed(name):
 def test_host_waits_for_staging_slots_and_for_the_oldest_batch_alone(name):
     blocking = {n.site for n in noted(name).notes if n.blocks}
 
-    assert blocking <= {"Image.__init__", "upload_pageable", "Read._release"}
+    assert blocking <= {"Upload.__init__", "upload_pageable", "Read._release"}
 
 
 def test_tables_and_receipts_need_a_slot_for_each_batch_under_way(monkeypatch):

@@ -62,7 +62,7 @@ class Group:
 
 
 @record
-class Work:
+class BatchPlan:
     """What happens to the chunks and streams of a batch. Stream columns are sorted by format, raw streams last."""
 
     streams: Streams
@@ -102,7 +102,7 @@ class Work:
         return max((g.temp_nbytes for g in self.groups), default=0)
 
 
-def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
+def plan_batch(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> BatchPlan:
     """Decide what happens to each chunk and stream."""
     streams = chunks.streams.by_format()
     groups = _groups(streams, nvcomp)
@@ -111,7 +111,7 @@ def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
     direct, result = placing.direct(chunks.rows)
     if streams.one_each and not len(chunks.filters) and not len(chunks.elements):
         apart = (~direct).nonzero()[0]
-        return Work(
+        return BatchPlan(
             streams=streams,
             groups=groups,
             n_coded=len(streams),
@@ -132,7 +132,7 @@ def arrange(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> Work:
     rewritten = put(compressed, chunks.filters.chunk, np.True_)
     decoded = put(rewritten, chunks.elements, np.True_)
     straight = direct & decoded
-    return Work(
+    return BatchPlan(
         streams=streams,
         groups=groups,
         n_coded=n_coded,

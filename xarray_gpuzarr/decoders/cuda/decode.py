@@ -18,9 +18,9 @@ from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
-from xarray_gpuzarr.decoders.cuda.batch_plan import Chunks, Group, Rows, Work, arrange, put
+from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Chunks, Group, Rows, plan_batch, put
 from xarray_gpuzarr.decoders.cuda.batches import aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
@@ -36,7 +36,7 @@ _NO_ADDRESSES = np.zeros(0, np.uint64)
 
 @record
 class _Scratch:
-    """One allocation, cut up; the columns are addresses, as in `Work`."""
+    """One allocation, cut up; the columns are addresses, as in `BatchPlan`."""
 
     memory: DeviceMemory
     moved: Addresses
@@ -86,14 +86,14 @@ class BatchDecoder:
 
     Parameters
     ----------
-    lane : Lane
+    workspace : Workspace
     placing : Placing
     chain : Chain
     """
 
-    def __init__(self, lane: Lane, placing: Placing, chain: Chain) -> None:
-        self._lane = lane
-        self._api = lane.api
+    def __init__(self, workspace: Workspace, placing: Placing, chain: Chain) -> None:
+        self._workspace = workspace
+        self._api = workspace.api
         self._placing = placing
         self._chain = chain
 
@@ -107,35 +107,35 @@ class BatchDecoder:
         receipt : Receipt or None
             It will tell how it went; None if nothing is decompressed.
         """
-        work = arrange(chunks, self._placing, self._api.nvcomp)
-        scratch = self._allocate(work, chunks, stream)
+        plan = plan_batch(chunks, self._placing, self._api.nvcomp)
+        scratch = self._allocate(plan, chunks, stream)
         tables = Tables()
-        offsets = self._fill_tables(tables, chunks, work, scratch)
-        memory = tables.send(self._lane, stream)
-        self._move(work, memory, offsets, stream)
-        with self._lane.stage("decode"):
-            for group, columns in zip(work.groups, offsets.groups, strict=True):
+        offsets = self._fill_tables(tables, chunks, plan, scratch)
+        memory = tables.send(self._workspace, stream)
+        self._move(plan, memory, offsets, stream)
+        with self._workspace.stage("decode"):
+            for group, columns in zip(plan.groups, offsets.groups, strict=True):
                 self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
             self._unshuffle(chunks, offset_by(memory, offsets.filters), stream)
-            self._undo_elements(len(work.elements), memory, offsets, stream)
+            self._undo_elements(len(plan.elements), memory, offsets, stream)
             self._sum_up(len(chunks.shadows), memory, offsets, stream)
-        with self._lane.stage("place"):
+        with self._workspace.stage("place"):
             self._placing.launch(memory, offsets.places, stream)
             self._placing.launch(memory, offsets.fills, stream)
         answer = None
-        if work.groups or len(work.elements) or len(chunks.shadows):
-            answer = Receipt.ask(self._lane, work, chunks.shadows, offset_by(memory, offsets.receipt[0]), stream)
+        if plan.groups or len(plan.elements) or len(chunks.shadows):
+            answer = Receipt.ask(self._workspace, plan, chunks.shadows, offset_by(memory, offsets.receipt[0]), stream)
         return [memory, scratch.memory], answer
 
-    def _allocate(self, work: Work, chunks: Chunks, stream: Stream) -> _Scratch:
+    def _allocate(self, plan: BatchPlan, chunks: Chunks, stream: Stream) -> _Scratch:
         """Take the scratch memory of a batch."""
         room = _Room()
-        moved = room.take(len(work.moved), work.streams.source_nbytes[work.moved])
-        shifted = room.take(len(work.shifted), chunks.nbytes[work.shifted])
-        apart = room.take(len(work.apart), self._chain.chunk_nbytes)
-        shuffled = room.take(len(work.shuffled), self._chain.inner_nbytes)
-        steps = [room.take(len(work.elements), nbytes) for nbytes in self._chain.step_nbytes]
-        memory = self._lane.lend_scratch(room.nbytes + aligned(work.temp_nbytes), stream)
+        moved = room.take(len(plan.moved), plan.streams.source_nbytes[plan.moved])
+        shifted = room.take(len(plan.shifted), chunks.nbytes[plan.shifted])
+        apart = room.take(len(plan.apart), self._chain.chunk_nbytes)
+        shuffled = room.take(len(plan.shuffled), self._chain.inner_nbytes)
+        steps = [room.take(len(plan.elements), nbytes) for nbytes in self._chain.step_nbytes]
+        memory = self._workspace.lend_scratch(room.nbytes + aligned(plan.temp_nbytes), stream)
 
         def addresses(offsets: Rows) -> Addresses:
             return (offsets + memory.address).view(np.uint64) if len(offsets) else _NO_ADDRESSES
@@ -150,41 +150,41 @@ class BatchDecoder:
             temp=offset_by(memory, room.nbytes),
         )
 
-    def _fill_tables(self, tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch) -> _Offsets:
+    def _fill_tables(self, tables: Tables, chunks: Chunks, plan: BatchPlan, scratch: _Scratch) -> _Offsets:
         """Add all columns."""
-        streams, at = work.streams, self._stations(chunks, work, scratch)
+        streams, at = plan.streams, self._stations(chunks, plan, scratch)
         targets = streams.per_row(at.inner) + streams.target.view(np.uint64)
-        moves, longest = _add_moves(tables, chunks, work, scratch, targets) if work.n_moves else (0, 0)
-        begin = put(work.begin, work.moved, scratch.moved)
+        moves, longest = _add_moves(tables, chunks, plan, scratch, targets) if plan.n_moves else (0, 0)
+        begin = put(plan.begin, plan.moved, scratch.moved)
         columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
         return _Offsets(
             moves=moves,
             longest_move=longest,
-            groups=[tables.add(*(column[group.rows] for column in columns)) for group in work.groups],
+            groups=[tables.add(*(column[group.rows] for column in columns)) for group in plan.groups],
             filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
-            elements=self._add_elements(tables, work, at, scratch),
-            receipt=Receipt.add(tables, work.n_coded, len(work.elements), len(chunks.shadows)),
+            elements=self._add_elements(tables, plan, at, scratch),
+            receipt=Receipt.add(tables, plan.n_coded, len(plan.elements), len(chunks.shadows)),
             shadows=self._add_shadows(tables, at.plain, chunks.shadows.rows),
             spare=tables.add(SPARE_FRAME),
-            places=self._placing.add(tables, chunks.rows[work.placed], at.plain[work.placed]),
+            places=self._placing.add(tables, chunks.rows[plan.placed], at.plain[plan.placed]),
             fills=self._placing.add_missing(tables, chunks.missing),
         )
 
-    def _stations(self, chunks: Chunks, work: Work, scratch: _Scratch) -> _Stations:
+    def _stations(self, chunks: Chunks, plan: BatchPlan, scratch: _Scratch) -> _Stations:
         """Follow chunks from their end to where they were staged."""
-        staged, filtered = put(chunks.address, work.shifted, scratch.shifted), chunks.filters.chunk
-        plain = put(np.where(work.straight, work.result, staged), work.apart, scratch.apart)
+        staged, filtered = put(chunks.address, plan.shifted, scratch.shifted), chunks.filters.chunk
+        plain = put(np.where(plan.straight, plan.result, staged), plan.apart, scratch.apart)
         outer = plain
-        if len(work.elements):
-            encoded = staged[work.elements] if self._chain.reads_staged else scratch.steps[0]
-            outer = put(plain, work.elements, encoded)
-        inner = put(put(outer, filtered, staged[filtered]), work.shuffled, scratch.shuffled)
+        if len(plan.elements):
+            encoded = staged[plan.elements] if self._chain.reads_staged else scratch.steps[0]
+            outer = put(plain, plan.elements, encoded)
+        inner = put(put(outer, filtered, staged[filtered]), plan.shuffled, scratch.shuffled)
         return _Stations(inner=inner, outer=outer, plain=plain)
 
-    def _add_elements(self, tables: Tables, work: Work, at: _Stations, scratch: _Scratch) -> list[tuple[int, int]]:
+    def _add_elements(self, tables: Tables, plan: BatchPlan, at: _Stations, scratch: _Scratch) -> list[tuple[int, int]]:
         """Add what the codecs of elements need; each writes where the next one reads."""
-        stages = self._chain.elements if len(work.elements) else ()
-        stations = [at.outer[work.elements], *scratch.steps[1:], at.plain[work.elements]]
+        stages = self._chain.elements if len(plan.elements) else ()
+        stations = [at.outer[plan.elements], *scratch.steps[1:], at.plain[plan.elements]]
         return [
             (tables.add(*stations[number : number + 2]), tables.add(stage.filter.words))
             for number, stage in enumerate(stages)
@@ -198,12 +198,12 @@ class BatchDecoder:
         table, result = offset_by(memory, offsets.shadows), offset_by(memory, offsets.receipt[4])
         checksum(self._api, stream, "crc32", table=table, n=n, max_nbytes=self._chain.chunk_nbytes, result=result)
 
-    def _move(self, work: Work, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
+    def _move(self, plan: BatchPlan, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
         table = offset_by(memory, offsets.moves)
-        move(self._api, stream, table=table, n=work.n_moves, max_nbytes=offsets.longest_move)
+        move(self._api, stream, table=table, n=plan.n_moves, max_nbytes=offsets.longest_move)
 
     def _decompress(
-        self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address, work: Stream
+        self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address, stream: Stream
     ) -> None:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
         api, n = self._api, group.n
@@ -213,9 +213,9 @@ class BatchDecoder:
         sums = offset_by(memory, checksums + 8 * group.first)
         statuses = offset_by(memory, codes + 4 * group.first)
         if group.format == "zstd":
-            check_zstd(api, work, table=table, n=n, spare=offset_by(memory, offsets.spare), refused=sums)
+            check_zstd(api, stream, table=table, n=n, spare=offset_by(memory, offsets.spare), refused=sums)
         if group.format is None:
-            blosclz(api, work, table=table, n=n, actual=actual, status=statuses)
+            blosclz(api, stream, table=table, n=n, actual=actual, status=statuses)
         else:
             batch = nvcomp.Batch(
                 sources=sources,
@@ -231,11 +231,11 @@ class BatchDecoder:
                 n_chunks=n,
                 temp=temp,
                 temp_nbytes=group.temp_nbytes,
-                stream=work.handle,
+                stream=stream.handle,
             )
         if group.inflate.checksum is not None:
             kind, longest = group.inflate.checksum, group.max_nbytes
-            checksum(api, work, kind, table=outputs, n=n, max_nbytes=longest, result=sums)
+            checksum(api, stream, kind, table=outputs, n=n, max_nbytes=longest, result=sums)
 
     def _unshuffle(self, chunks: Chunks, table: Address, stream: Stream) -> None:
         filters = chunks.filters
@@ -255,12 +255,14 @@ class BatchDecoder:
             stage.filter.launch(self._api, stream, places)
 
 
-def _add_moves(tables: Tables, chunks: Chunks, work: Work, scratch: _Scratch, targets: Addresses) -> tuple[int, int]:
+def _add_moves(
+    tables: Tables, chunks: Chunks, plan: BatchPlan, scratch: _Scratch, targets: Addresses
+) -> tuple[int, int]:
     """Add the columns that `move` wants; return where they begin, and the bytes of the longest move."""
-    streams = work.streams
-    origins = (work.begin[work.moved], chunks.address[work.shifted], work.begin[work.raw])
-    places = (scratch.moved, scratch.shifted, targets[work.raw])
-    lengths = (streams.source_nbytes[work.moved], chunks.nbytes[work.shifted], streams.source_nbytes[work.raw])
+    streams = plan.streams
+    origins = (plan.begin[plan.moved], chunks.address[plan.shifted], plan.begin[plan.raw])
+    places = (scratch.moved, scratch.shifted, targets[plan.raw])
+    lengths = (streams.source_nbytes[plan.moved], chunks.nbytes[plan.shifted], streams.source_nbytes[plan.raw])
     longest = max(int(n.max()) for n in lengths if len(n))
     return tables.add(*origins, *places, *lengths), longest
 

@@ -20,7 +20,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity, Install, Undo
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
-from xarray_gpuzarr.cuda.resources import Lane, WorkerResources
+from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
 from xarray_gpuzarr.decoders.cost.model import is_little
 from xarray_gpuzarr.decoders.cuda.chain import read_chain
 from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
@@ -30,7 +30,7 @@ from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError, choice_for
-from xarray_gpuzarr.decoders.cuda.split import Reading, shared_out, shared_route
+from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay, shared_out, shared_route
 from xarray_gpuzarr.decoders.cuda.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.host.placing import cast_array
@@ -66,7 +66,7 @@ class CudaDecoder:
     def __init__(self, current_device: Callable[[], DeviceApi] = native_device) -> None:
         self._current_device = current_device
         self._host = HostDecoder()
-        self._reading = Reading()
+        self._reading = ReadsUnderWay()
         self._resources: dict[int, WorkerResources] = {}
         self._checked: dict[int, CheckedDevice] = {}
         self._distrusted: dict[ArraySpec, str] = {}
@@ -139,17 +139,22 @@ class CudaDecoder:
         choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
         def read() -> Any:
-            lane, share = resources.lane(), None
+            workspace, share = resources.workspace(), None
             if n_host:
                 share = HostShare(
-                    lane, source, spec, n_host=n_host, n_chunks=target.n_chunks, n_threads=lambda: reading.n_threads
+                    workspace,
+                    source,
+                    spec,
+                    n_host=n_host,
+                    n_chunks=target.n_chunks,
+                    n_threads=lambda: reading.n_threads,
                 )
-            return lane.reading(
-                lambda: Read(lane, source, spec, target=target, cast=cast, choice=choice).run(plans, share)
+            return workspace.reading(
+                lambda: Read(workspace, source, spec, target=target, cast=cast, choice=choice).run(plans, share)
             )
 
         with resources.api.activate():
-            return resources.turns.together(read)
+            return resources.lock.shared(read)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
@@ -158,11 +163,11 @@ class CudaDecoder:
         api = resources.api
 
         def send() -> Any:
-            lane = resources.lane()
-            return lane.reading(lambda: _send(lane, values))
+            workspace = resources.workspace()
+            return workspace.reading(lambda: _send(workspace, values))
 
         with api.activate():
-            return resources.turns.together(send)
+            return resources.lock.shared(send)
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`; if memory does not suffice beside other threads, again while they wait.
@@ -205,7 +210,7 @@ class CudaDecoder:
             return read()
 
         # Not within ``except``: the error would keep what the read has taken.
-        return resources.turns.alone(read_patiently)
+        return resources.lock.exclusive(read_patiently)
 
     def prepare(self, install: Install) -> Undo:
         """Check nvCOMP, share memory as `install` says, and build kernels; see `PreparedDecoder.prepare`."""
@@ -224,7 +229,7 @@ class CudaDecoder:
         """Make the calling thread's streams and take its pinned memory."""
         resources = self._current_resources()
         with resources.api.activate():
-            resources.lane().prepare()
+            resources.workspace().prepare()
 
     def close(self) -> None:
         """Give back what threads hold on all devices, once their reads have ended; later reads take it anew."""
@@ -295,11 +300,11 @@ class CudaDecoder:
             return resources
 
 
-def _send(lane: Lane, values: np.ndarray[Any, Any]) -> Any:
+def _send(workspace: Workspace, values: np.ndarray[Any, Any]) -> Any:
     """Copy a block to the device, and wait until it is there."""
-    out = lane.result(values.shape, values.dtype, lane.copy)
-    upload_pageable(lane, lane.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
-    lane.api.synchronize(lane.copy)
+    out = workspace.result(values.shape, values.dtype, workspace.copy)
+    upload_pageable(workspace, workspace.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
+    workspace.api.synchronize(workspace.copy)
     return out
 
 

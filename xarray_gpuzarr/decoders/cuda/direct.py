@@ -17,7 +17,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cost.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
@@ -74,7 +74,7 @@ def why_not_unasked(identify: Identify) -> str | None:
 
 
 def stager_for(
-    lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
+    workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
 ) -> Stager:
     """Return what brings chunks of an array to the device: by itself if that is wanted and can be, or through the host.
 
@@ -84,15 +84,15 @@ def stager_for(
         ``storage="gds"`` was asked for, and this device cannot read files.
     """
     if source.storage == "posix" or why_not_chain(chain) is not None:
-        return Stager(lane, source, spec, chain=chain, choice=choice)
-    if source.storage == "auto" and why_not_unasked(lambda: lane.api.identity) is not None:
-        return Stager(lane, source, spec, chain=chain, choice=choice)
-    why_not = lane.api.why_no_files()
+        return Stager(workspace, source, spec, chain=chain, choice=choice)
+    if source.storage == "auto" and why_not_unasked(lambda: workspace.api.identity) is not None:
+        return Stager(workspace, source, spec, chain=chain, choice=choice)
+    why_not = workspace.api.why_no_files()
     if why_not is None:
-        return DirectStager(lane, source, spec, chain=chain, choice=choice)
+        return DirectStager(workspace, source, spec, chain=chain, choice=choice)
     if source.storage == "gds":
         raise no_direct_files(why_not)
-    return Stager(lane, source, spec, chain=chain, choice=choice)
+    return Stager(workspace, source, spec, chain=chain, choice=choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +136,10 @@ class DirectStager(Stager):
         ------
         CorruptChunkError, StoreReadError
         """
-        lane = self._lane
-        with lane.stage("fetch"):
+        workspace = self._workspace
+        with workspace.stage("fetch"):
             ranges, at, nbytes = _layout(pieces, self._source)
-            memory = lane.lend_device_slot(max((r.at + aligned(r.nbytes) for r in ranges), default=0))
+            memory = workspace.lend_device_slot(max((r.at + aligned(r.nbytes) for r in ranges), default=0))
             # A file must not be closed, nor memory freed, because a signal came between a read's start and its notice.
             n_read: list[int] = []
             try:
@@ -169,7 +169,8 @@ class DirectStager(Stager):
         if not len(chosen):
             return NO_SHADOWS
         encoded = [
-            memoryview(download_pageable(self._lane, int(address[row]), int(nbytes[row]))) for row in chosen.tolist()
+            memoryview(download_pageable(self._workspace, int(address[row]), int(nbytes[row])))
+            for row in chosen.tolist()
         ]
         return self._shadows(pieces, chosen, encoded)
 
@@ -178,14 +179,14 @@ class DirectStager(Stager):
 
         The bytes that each has read are added to `done`.
         """
-        lane, files = self._lane, dict[str, DeviceFile]()
-        with lane.api.activate(), ExitStack() as stack:
+        workspace, files = self._workspace, dict[str, DeviceFile]()
+        with workspace.api.activate(), ExitStack() as stack:
             reads = []
             for wanted in ranges:
                 if wanted.path not in files:
-                    files[wanted.path] = stack.enter_context(closing(lane.api.open_file(wanted.path)))
+                    files[wanted.path] = stack.enter_context(closing(workspace.api.open_file(wanted.path)))
                 to = Address(memory.address + wanted.at)
-                read = files[wanted.path].read(to, wanted.nbytes, wanted.first, lane.copy)
+                read = files[wanted.path].read(to, wanted.nbytes, wanted.first, workspace.copy)
                 stack.callback(read.finish)
                 reads.append((wanted, read))
             for wanted, read in reads:
@@ -220,26 +221,26 @@ class DirectStager(Stager):
 
         A chunk that is no longer than a sketch is there as a whole.
         """
-        lane, most = self._lane, self._lane.options.slot_nbytes // _SKETCH_NBYTES
+        workspace, most = self._workspace, self._workspace.options.slot_nbytes // _SKETCH_NBYTES
         lengths = np.minimum(nbytes, _SKETCH_NBYTES)
         sketches = np.zeros((len(nbytes), _SKETCH_NBYTES), np.uint8)
         for lo in range(0, len(nbytes), most):
             hi = min(lo + most, len(nbytes))
-            gathered = lane.lend_scratch((hi - lo) * _SKETCH_NBYTES, lane.copy)
+            gathered = workspace.lend_scratch((hi - lo) * _SKETCH_NBYTES, workspace.copy)
             table = self._gather(gathered.address, address[lo:hi], nbytes[lo:hi])
-            slot = lane.lend_slot((hi - lo) * _SKETCH_NBYTES)
+            slot = workspace.lend_slot((hi - lo) * _SKETCH_NBYTES)
             into = slot.array[: (hi - lo) * _SKETCH_NBYTES]
-            lane.api.download(into, gathered.address, lane.copy)
-            lane.api.synchronize(lane.copy)
+            workspace.api.download(into, gathered.address, workspace.copy)
+            workspace.api.synchronize(workspace.copy)
             sketches[lo:hi] = into.reshape(-1, _SKETCH_NBYTES)
-            slot.give_back(lane.copy)
-            lane.free(gathered)
-            lane.free(table)
+            slot.give_back(workspace.copy)
+            workspace.free(gathered)
+            workspace.free(table)
         return sketches.reshape(-1), lengths
 
     def _gather(self, to: int, address: npt.NDArray[np.uint64], nbytes: Column) -> DeviceMemory:
         """Move the ends of chunks to one place on the device; return what is in use until that is done."""
-        lane, n = self._lane, len(nbytes)
+        workspace, n = self._workspace, len(nbytes)
         long = nbytes > _SKETCH_NBYTES
         place = np.uint64(to) + np.arange(n, dtype=np.uint64) * np.uint64(_SKETCH_NBYTES)
         table = np.zeros((3, 2, n), np.uint64)
@@ -247,12 +248,12 @@ class DirectStager(Stager):
         table[0, 1, long] += (nbytes[long] - _EDGE_NBYTES).astype(np.uint64)
         table[1, 1] += np.uint64(_EDGE_NBYTES)
         table[2] = np.where(long, _EDGE_NBYTES, nbytes), np.where(long, _EDGE_NBYTES, 0)
-        slot = lane.lend_slot(table.nbytes)
+        slot = workspace.lend_slot(table.nbytes)
         slot.array[: table.nbytes] = table.reshape(-1).view(np.uint8)
-        memory = lane.lend_table(table.nbytes, lane.copy)
-        lane.upload(memory.address, slot.array[: table.nbytes], lane.copy)
-        slot.give_back(lane.copy)
-        move(lane.api, lane.copy, table=memory.address, n=2 * n, max_nbytes=_SKETCH_NBYTES)
+        memory = workspace.lend_table(table.nbytes, workspace.copy)
+        workspace.upload(memory.address, slot.array[: table.nbytes], workspace.copy)
+        slot.give_back(workspace.copy)
+        move(workspace.api, workspace.copy, table=memory.address, n=2 * n, max_nbytes=_SKETCH_NBYTES)
         return memory
 
     def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Column) -> Staged:

@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
 from xarray_gpuzarr.decoders.cuda.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staging import Staged
-from xarray_gpuzarr.decoders.cuda.upload import Image
+from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
 from xarray_gpuzarr.decoders.host.scratch import buffer
@@ -40,7 +40,7 @@ class HostShare:
 
     Parameters
     ----------
-    lane : Lane
+    workspace : Workspace
     source : ByteSource
     spec : ArraySpec
     n_host : int
@@ -53,7 +53,7 @@ class HostShare:
 
     def __init__(
         self,
-        lane: Lane,
+        workspace: Workspace,
         source: ByteSource,
         spec: ArraySpec,
         *,
@@ -61,7 +61,7 @@ class HostShare:
         n_chunks: int,
         n_threads: Callable[[], int],
     ) -> None:
-        self._lane = lane
+        self._workspace = workspace
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._codec = chunk_codec(spec.codecs, spec.chunk_nbytes)
@@ -78,7 +78,7 @@ class HostShare:
         self._at_once = max(1, -(-n_host // (n_threads() * max(1, rounds))))
         """Chunks that a thread takes: all threads as many."""
         few = max(n_threads() * self._at_once, -(-n_host // _N_SLOTS), _SLOT_NBYTES // self._chunk_nbytes)
-        self._most = max(1, min(few, lane.options.slot_nbytes // aligned(self._chunk_nbytes)))
+        self._most = max(1, min(few, workspace.options.slot_nbytes // aligned(self._chunk_nbytes)))
         """Chunks that are staged together."""
 
     def __bool__(self) -> bool:
@@ -134,11 +134,11 @@ class HostShare:
         ------
         CorruptChunkError, StoreReadError
         """
-        lane, requests = self._lane, self._requests
+        workspace, requests = self._workspace, self._requests
         assert requests is not None
-        image = Image(lane)
-        rooms = [image.room(self._chunk_nbytes) for _ in range(n_rows(pieces))]
-        present = np.ones(len(rooms), np.bool_)
+        upload = Upload(workspace)
+        places = [upload.allocate(self._chunk_nbytes) for _ in range(n_rows(pieces))]
+        present = np.ones(len(places), np.bool_)
         lows = accumulate((piece.hi - piece.lo for piece in pieces), initial=0)
         todo = iter([(piece, low) for piece, low in zip(pieces, lows, strict=False)])
 
@@ -149,14 +149,14 @@ class HostShare:
                 if data is None:
                     present[low] = _may_be_missing(piece.plan)
                 else:
-                    self._decode(piece, data, [view for _, view in rooms[low : low + piece.hi - piece.lo]])
+                    self._decode(piece, data, [view for _, view in places[low : low + piece.hi - piece.lo]])
 
-        with lane.stage("decode"):
+        with workspace.stage("decode"):
             threads.crew.run(drain, min(len(pieces), self._n_threads()))
-        with lane.stage("transfer"):
-            memories, address = image.send(np.array([first for first, _ in rooms]))
+        with workspace.stage("transfer"):
+            memories, address = upload.send(np.array([first for first, _ in places]))
         address[~present] = 0
-        return Staged.of_decoded(memories, address, np.full(len(rooms), self._chunk_nbytes))
+        return Staged.of_decoded(memories, address, np.full(len(places), self._chunk_nbytes))
 
     def _pieces(self, plan: ReadPlan, first: int) -> list[Piece]:
         """Return the rows of a plan from `first` on, as pieces of one request each."""

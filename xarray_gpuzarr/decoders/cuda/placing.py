@@ -11,10 +11,10 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_BOX
 from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 from xarray_gpuzarr.plan.axis_pieces import largest_box
-from xarray_gpuzarr.plan.output_boxes import BoxPlaces
+from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -53,7 +53,7 @@ class Placing:
 
     Parameters
     ----------
-    lane : Lane
+    workspace : Workspace
     spec : ArraySpec
     target : BoxTarget or PointTarget
     cast : Cast
@@ -62,13 +62,13 @@ class Placing:
         First element of the result.
     """
 
-    def __init__(self, lane: Lane, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
-        self._lane = lane
+    def __init__(self, workspace: Workspace, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
+        self._workspace = workspace
         self._out = out
         stored, result = cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype)
         element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
         self._itemsize = result.itemsize
-        self._runs: BoxPlaces | None = None
+        self._runs: OutputBoxes | None = None
         fill = np.frombuffer(spec.fill, stored)[0]
         if isinstance(target, PointTarget):
             self._kernel: Scatter | Points = _points(spec, target, element, fill)
@@ -77,7 +77,7 @@ class Placing:
             as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
             self._runs = places if as_stored and places.may_be_runs else None
         self.memory = self._send()
-        """What all launches share, sent on the lane's `first` stream; the read gives it back."""
+        """What all launches share, sent on the workspace's `first` stream; the read gives it back."""
 
     @property
     def unit_nbytes(self) -> int:
@@ -110,7 +110,7 @@ class Placing:
         """Enqueue the placing of chunks whose columns are in `table`."""
         if not places.n_rows:
             return
-        row, at, api = offset_by(table, places.row), self.memory.address, self._lane.api
+        row, at, api = offset_by(table, places.row), self.memory.address, self._workspace.api
         if places.source is None:
             self._kernel.fill(api, work, at=at, row=row, n_rows=places.n_rows)
         else:
@@ -119,10 +119,10 @@ class Placing:
 
     def _send(self) -> DeviceMemory:
         nbytes = self._kernel.nbytes
-        slot, first = self._lane.tables.lend(nbytes), self._lane.first
-        memory = self._lane.lend_table(nbytes, first)
+        slot, first = self._workspace.tables.lend(nbytes), self._workspace.first
+        memory = self._workspace.lend_table(nbytes, first)
         self._kernel.pack(slot.array[:nbytes], memory.address, self._out)
-        self._lane.upload(memory.address, slot.array[:nbytes], first)
+        self._workspace.upload(memory.address, slot.array[:nbytes], first)
         slot.give_back(first)
         return memory
 
@@ -136,17 +136,17 @@ def _strides(spec: ArraySpec) -> list[int]:
     return strides
 
 
-_scatters: dict[tuple[Any, ...], tuple[Scatter, BoxPlaces]] = {}
+_scatters: dict[tuple[Any, ...], tuple[Scatter, OutputBoxes]] = {}
 """Of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
 _MAX_SCATTERS, _MAX_PIECES = 64, 4096
 
 
-def _scatter(spec: ArraySpec, target: BoxTarget, element: ElementCast, fill: np.generic) -> tuple[Scatter, BoxPlaces]:
+def _scatter(spec: ArraySpec, target: BoxTarget, element: ElementCast, fill: np.generic) -> tuple[Scatter, OutputBoxes]:
     """Return the kernel for a box and where its chunks go, planned once for all boxes that are cut alike."""
 
-    def planned() -> tuple[Scatter, BoxPlaces]:
+    def planned() -> tuple[Scatter, OutputBoxes]:
         scatter = Scatter(_axes(spec, target), element, out=_ANYWHERE, fill=fill)
-        return scatter, BoxPlaces(target.pieces, spec.grid.chunk_shape)
+        return scatter, OutputBoxes(target.pieces, spec.grid.chunk_shape)
 
     if any(p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces):
         return planned()

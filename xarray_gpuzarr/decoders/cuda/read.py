@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event, Stream
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batch_plan import Chunks
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
@@ -65,7 +65,7 @@ class Read:
 
     Parameters
     ----------
-    lane : Lane
+    workspace : Workspace
         The calling thread's.
     source : ByteSource
     spec : ArraySpec
@@ -78,7 +78,7 @@ class Read:
 
     def __init__(
         self,
-        lane: Lane,
+        workspace: Workspace,
         source: ByteSource,
         spec: ArraySpec,
         *,
@@ -86,24 +86,24 @@ class Read:
         cast: Cast,
         choice: Choice | None = None,
     ) -> None:
-        self._lane = lane
-        self._api = lane.api
+        self._workspace = workspace
+        self._api = workspace.api
         self._chunk_nbytes = spec.chunk_nbytes
         chain = read_chain(spec)
         self._limits = BatchLimits.of(
             spec.path,
             chunk_nbytes=self._chunk_nbytes,
             needed_nbytes=needed_nbytes(spec),
-            budget_nbytes=lane.scratch_nbytes,
-            options=lane.options,
+            budget_nbytes=workspace.scratch_nbytes,
+            options=workspace.options,
         )
         self._n_chunks = target.n_chunks
-        self._stager = stager_for(lane, source, spec, chain=chain, choice=choice)
+        self._stager = stager_for(workspace, source, spec, chain=chain, choice=choice)
         self._choice = choice
         self._share: HostShare | None = None
-        self.out = lane.result(target.shape, np.dtype(cast.dtype), lane.first)
-        self._placing = Placing(lane, spec, target, cast=cast, out=self._api.address(self.out))
-        self._decoder = BatchDecoder(lane, self._placing, chain)
+        self.out = workspace.result(target.shape, np.dtype(cast.dtype), workspace.first)
+        self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(self.out))
+        self._decoder = BatchDecoder(workspace, self._placing, chain)
         self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
         self._gathering: list[Piece] = []
@@ -134,7 +134,7 @@ class Read:
         """
         if share is not None:
             self._share, self._n_chunks = share, self._n_chunks - share.n_host
-        self._lane.share(with_beside=share is not None)
+        self._workspace.share(with_beside=share is not None)
         stager, rule = self._stager, self._stager.rule
         sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
         cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
@@ -157,7 +157,7 @@ class Read:
         self._retire_all()
         for batch_and_numbers in self._doubtful:
             self._decode_again(*batch_and_numbers)
-        self._lane.free(self._placing.memory)
+        self._workspace.free(self._placing.memory)
         return self.out
 
     def _gathered(self, *, ends_batch: bool) -> None:
@@ -208,15 +208,15 @@ class Read:
     def _rest(self) -> None:
         """Wait until the device is at rest, and give all memory back that batches had."""
         self._retire_all()
-        self._lane.settle()
-        self._lane.free_all(but=[self._placing.memory])
+        self._workspace.settle()
+        self._workspace.free_all(but=[self._placing.memory])
 
     def _submit(self, batch: Batch, staged: Sequence[Staged]) -> None:
         rows = [piece.plan.row[piece.lo : piece.hi] for piece in batch.pieces]
         if not rows and not batch.missing:
             return
         chunks = self._chunks(staged, np.concatenate([*rows, *batch.missing]))
-        self._submitted.append(self._enqueue(batch, staged, chunks, self._lane.next_work()))
+        self._submitted.append(self._enqueue(batch, staged, chunks, self._workspace.next_work()))
 
     def _make_room(self) -> None:
         """Wait until another batch may take memory; the host decodes what it should meanwhile."""
@@ -232,13 +232,13 @@ class Read:
 
         As many slots of them are under way as there are pinned ones.
         """
-        if len(self._beside) >= self._lane.options.n_slots:
+        if len(self._beside) >= self._workspace.options.n_slots:
             self._release(self._beside.popleft())
         try:
             staged = share.stage(pieces)
             rows = np.concatenate([piece.plan.row[piece.lo : piece.hi] for piece in pieces])
             self._beside.append(
-                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._lane.beside)
+                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._workspace.beside)
             )
         except DeviceMemoryError:
             if not share.halve(pieces):
@@ -248,7 +248,7 @@ class Read:
     def _enqueue(self, batch: Batch, staged: Sequence[Staged], chunks: Chunks, work: Stream) -> Submitted:
         """Decode and place what was staged, once it has crossed."""
         copied, done = self._api.event(), self._api.event()
-        self._api.record(copied, self._lane.copy)
+        self._api.record(copied, self._workspace.copy)
         self._api.wait(work, copied)
         memories, receipt = self._decoder.decode(chunks, work)
         self._api.record(done, work)
@@ -303,19 +303,19 @@ class Read:
 
     def _release(self, submitted: Submitted) -> None:
         """Wait for a batch, and give its memory back."""
-        self._lane.wait_for(submitted.done)
+        self._workspace.wait_for(submitted.done)
         for memory in submitted.memories:
-            self._lane.free(memory)
+            self._workspace.free(memory)
 
     def _decode_again(self, batch: Batch, numbers: Column) -> None:
         """Let the host decode chunks of a batch that the device could not; its word is final."""
-        step = max(1, self._lane.options.slot_nbytes // self._chunk_nbytes)
+        step = max(1, self._workspace.options.slot_nbytes // self._chunk_nbytes)
         for first in range(0, len(numbers), step):
             some = numbers[first : first + step]
             staged = self._stager.stage_decoded(batch.pieces, some)
             rows = np.stack([plan.row[row] for plan, row in (row_of(batch.pieces, n) for n in some.tolist())])
             self._release(
-                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._lane.next_work())
+                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._workspace.next_work())
             )
 
 

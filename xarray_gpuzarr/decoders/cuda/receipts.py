@@ -12,8 +12,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Stream
 from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.pinned import Slot
-from xarray_gpuzarr.cuda.resources import Lane
-from xarray_gpuzarr.decoders.cuda.batch_plan import Group, Work
+from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Group
 from xarray_gpuzarr.decoders.cuda.shadows import Shadows
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables
@@ -46,14 +46,14 @@ class Receipt:
         return first, first + 8 * n, first + 16 * n, flags, flags + 8 * n_flags
 
     @classmethod
-    def ask(cls, lane: Lane, work: Work, shadows: Shadows, address: Address, stream: Stream) -> Self:
+    def ask(cls, workspace: Workspace, plan: BatchPlan, shadows: Shadows, address: Address, stream: Stream) -> Self:
         """Enqueue the download of a receipt."""
-        n = work.n_coded
-        nbytes = _nbytes(n) + 8 * (len(work.elements) + len(shadows))
-        slot = lane.receipts.lend(nbytes)
-        lane.api.download(slot.array[:nbytes], address, stream)
+        n = plan.n_coded
+        nbytes = _nbytes(n) + 8 * (len(plan.elements) + len(shadows))
+        slot = workspace.receipts.lend(nbytes)
+        workspace.api.download(slot.array[:nbytes], address, stream)
         slot.give_back(stream)
-        return cls(slot=slot, streams=work.streams, groups=work.groups, n=n, elements=work.elements, shadows=shadows)
+        return cls(slot=slot, streams=plan.streams, groups=plan.groups, n=n, elements=plan.elements, shadows=shadows)
 
     def doubtful(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the chunks that were not decoded as they should; only once the download is done."""

@@ -22,7 +22,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import BloscSpec
 
 
-class Reading:
+class ReadsUnderWay:
     """Counts the reads that are under way: they share the threads of the host, and the device."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _Forecast:
 
 
 def shared_out(
-    spec: ArraySpec, target: Target, plans: Iterator[ReadPlan], reading: Reading, identify: Identify
+    spec: ArraySpec, target: Target, plans: Iterator[ReadPlan], reading: ReadsUnderWay, identify: Identify
 ) -> tuple[int, Iterator[ReadPlan]]:
     """Return how many chunks of a read the host decodes by the calibration in force, and all its plans.
 

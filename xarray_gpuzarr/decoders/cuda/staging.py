@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, cut, row_of
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.requests import Requests
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Filters, Streams, find_streams, join, shuffled
-from xarray_gpuzarr.decoders.cuda.upload import Image, Room, upload_pageable
+from xarray_gpuzarr.decoders.cuda.upload import Destination, Upload, upload_pageable
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
@@ -49,7 +49,7 @@ class Staged:
     """Chunks on their way to the device. Columns have one row per chunk of the pieces that were staged, in order."""
 
     memories: Sequence[DeviceMemory]
-    """Where the chunks lie; belong to the lane's `copy` stream."""
+    """Where the chunks lie; belong to the workspace's `copy` stream."""
     address: Addresses
     """shape (n,): device address of the chunk; 0 if its object does not exist."""
     nbytes: Column
@@ -81,7 +81,7 @@ class Stager:
 
     Parameters
     ----------
-    lane : Lane
+    workspace : Workspace
     source : ByteSource
     spec : ArraySpec
     chain : Chain
@@ -91,16 +91,16 @@ class Stager:
     """
 
     def __init__(
-        self, lane: Lane, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
+        self, workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
     ) -> None:
-        self._lane = lane
+        self._workspace = workspace
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._chain = chain
         self._codecs = spec.codecs
         self._rule = source.rule
         self._n_threads = threads.fetching_budget()
-        self._most_nbytes = _request_nbytes(source.rule, lane.options.slot_nbytes // self._n_threads)
+        self._most_nbytes = _request_nbytes(source.rule, workspace.options.slot_nbytes // self._n_threads)
         self._requests = Requests(source)
         self._choice = choice
         self.n_decoded = 0
@@ -119,7 +119,7 @@ class Stager:
     @property
     def slot_nbytes(self) -> int:
         """Bytes that cross to the device together."""
-        return self._lane.options.slot_nbytes
+        return self._workspace.options.slot_nbytes
 
     @property
     def is_busy(self) -> bool:
@@ -135,30 +135,30 @@ class Stager:
         self._requests.forget()
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
-        """Fetch pieces, check their headers, and send them to the device on the lane's `copy` stream.
+        """Fetch pieces, check their headers, and send them to the device on the workspace's `copy` stream.
 
         Raises
         ------
         CorruptChunkError, StoreReadError
         """
-        lane = self._lane
-        image = Image(lane)
-        with lane.stage("fetch"):
-            first, length = self._fetch(pieces, image)
+        workspace = self._workspace
+        upload = Upload(workspace)
+        with workspace.stage("fetch"):
+            first, length = self._fetch(pieces, upload)
         present = first >= 0
-        ready, start, nbytes = self._checked(image, present, first, length)
-        ready, streams, filters = self._find_streams(image, ready, start, nbytes)
+        ready, start, nbytes = self._checked(upload, present, first, length)
+        ready, streams, filters = self._find_streams(upload, ready, start, nbytes)
         doubtful = NO_ROWS if streams.one_each else (present & ~ready).nonzero()[0]
         if len(doubtful):
-            encoded = [image.view(int(first[row]), int(length[row])) for row in doubtful]
-            start[doubtful] = [image.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
+            encoded = [upload.view(int(first[row]), int(length[row])) for row in doubtful]
+            start[doubtful] = [upload.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
         chosen = NO_ROWS if self._choice is None else self._choice.of(ready.nonzero()[0])
         shadows = NO_SHADOWS
         if len(chosen):
-            both = [image.view(int(first[row]), int(length[row])) for row in chosen]
+            both = [upload.view(int(first[row]), int(length[row])) for row in chosen]
             shadows = self._shadows(pieces, chosen, both)
-        with lane.stage("transfer"):
-            memories, address = image.send(start)
+        with workspace.stage("transfer"):
+            memories, address = upload.send(start)
         if not streams.one_each:
             address[~present] = 0
         return Staged(
@@ -178,12 +178,12 @@ class Stager:
         ------
         CorruptChunkError, StoreReadError
         """
-        lane = self._lane
+        workspace = self._workspace
         chunks = self._decode_on_host(pieces, numbers, self._fetch_again(pieces, numbers))
-        room = aligned(self._chunk_nbytes)
-        memory = lane.lend_device_slot(room * len(chunks))
-        upload_pageable(lane, memory.address, chunks)
-        address = memory.address + room * np.arange(len(chunks), dtype=np.uint64)
+        spacing = aligned(self._chunk_nbytes)
+        memory = workspace.lend_device_slot(spacing * len(chunks))
+        upload_pageable(workspace, memory.address, chunks)
+        address = memory.address + spacing * np.arange(len(chunks), dtype=np.uint64)
         return Staged.of_decoded([memory], address, np.full(len(chunks), self._chunk_nbytes))
 
     def _fetch_again(self, pieces: Sequence[Piece], numbers: Column) -> list[memoryview]:
@@ -196,57 +196,61 @@ class Stager:
             encoded.append(data)
         return encoded
 
-    def _fetch(self, pieces: Sequence[Piece], image: Image) -> tuple[Column, Column]:
+    def _fetch(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Column, Column]:
         """Carry out the requests of pieces on free threads.
 
         Returns
         -------
         start, nbytes : int64, shape (n,)
-            Where in the image each chunk begins, -1 if nowhere, and its length.
+            Where in the upload each chunk begins, -1 if nowhere, and its length.
         """
         sharded = pieces[0].plan.spec.index is not None
-        positions, rooms = self._ranges(pieces, image) if sharded else ([], _objects(pieces, image))
-        todo = iter(rooms)
+        positions, destinations = self._ranges(pieces, upload) if sharded else ([], _objects(pieces, upload))
+        todo = iter(destinations)
 
         def drain(go_on: Callable[[], bool]) -> None:
             while go_on() and (started := self._requests.next(todo)) is not None:
-                (room, piece), finish = started
-                data = finish(room)
+                (destination, piece), finish = started
+                data = finish(destination)
                 if data is not None:
-                    room.keep(data)
+                    destination.keep(data)
                 elif sharded:
                     raise vanished_shard(piece.plan)
 
-        threads.crew.run(drain, len(rooms), self._n_threads)
+        threads.crew.run(drain, len(destinations), self._n_threads)
         if sharded:
             return _rows(pieces, positions)
-        return np.array([room.first for room, _ in rooms]), np.array([room.nbytes for room, _ in rooms])
+        found = [(destination.first, destination.nbytes) for destination, _ in destinations]
+        first, nbytes = np.array(found, np.int64).reshape(-1, 2).T.copy()
+        return first, nbytes
 
-    def _ranges(self, pieces: Sequence[Piece], image: Image) -> tuple[list[int], list[tuple[Room, Piece]]]:
-        """Set memory aside for pieces of shards; return its positions, and the rooms of all requests."""
-        positions, rooms = [], []
+    def _ranges(self, pieces: Sequence[Piece], upload: Upload) -> tuple[list[int], list[tuple[Destination, Piece]]]:
+        """Set memory aside for pieces of shards; return its positions, and the destinations of all requests."""
+        positions, destinations = [], []
         for piece in pieces:
-            first, view = image.room(piece.nbytes)
+            first, view = upload.allocate(piece.nbytes)
             positions.append(first)
-            rooms += [(Room(image, view[at : at + n]), piece) for at, n in cut(piece.nbytes, self._most_nbytes)]
-        return positions, rooms
+            destinations += [
+                (Destination(upload, view[at : at + n]), piece) for at, n in cut(piece.nbytes, self._most_nbytes)
+            ]
+        return positions, destinations
 
     def _find_streams(
-        self, image: Image, ready: Flags, start: Column, nbytes: Column
+        self, upload: Upload, ready: Flags, start: Column, nbytes: Column
     ) -> tuple[Flags, Streams, Filters]:
         """Return which chunks the device may decode, their streams and filters."""
-        ready, streams, filters = self._find_compressed(image, ready, start, nbytes)
+        ready, streams, filters = self._find_compressed(upload, ready, start, nbytes)
         if self._chain.shuffle is not None:
             filters = shuffled(ready.nonzero()[0], self._chain.inner_nbytes, self._chain.shuffle)
         return ready, streams, filters
 
-    def _checked(self, image: Image, present: Flags, start: Column, nbytes: Column) -> tuple[Flags, Column, Column]:
+    def _checked(self, upload: Upload, present: Flags, start: Column, nbytes: Column) -> tuple[Flags, Column, Column]:
         """Return which chunks have the right checksums, and where they lie without them."""
         if not self._chain.checksums:
             return present, start, nbytes
         ready, start, nbytes = present.copy(), start.copy(), nbytes.copy()
         for row in ready.nonzero()[0].tolist():
-            payload = image.view(int(start[row]), int(nbytes[row]))
+            payload = upload.view(int(start[row]), int(nbytes[row]))
             first = 0
             try:
                 for checksum in self._chain.checksums:
@@ -260,12 +264,12 @@ class Stager:
         return ready, start, nbytes
 
     def _find_compressed(
-        self, image: Image, ready: Flags, start: Column, nbytes: Column
+        self, upload: Upload, ready: Flags, start: Column, nbytes: Column
     ) -> tuple[Flags, Streams, Filters]:
         compressor, inner_nbytes = self._chain.compressor, self._chain.inner_nbytes
         if compressor is None:
             return ready & (nbytes == inner_nbytes), Streams.none(), Filters.none()
-        arrays = list(image.arrays())
+        arrays = list(upload.arrays())
         if len(arrays) == 1 and ready.all():
             return find_streams(compressor, arrays[0][0], start, nbytes, inner_nbytes)
         trusted = np.zeros(len(start), bool)
@@ -332,13 +336,13 @@ def _request_nbytes(rule: CoalesceRule, share_nbytes: int) -> int:
     return min(rule.max_raw_nbytes, max(rule.max_nbytes, share_nbytes // _REQUESTS_PER_THREAD))
 
 
-def _objects(pieces: Sequence[Piece], image: Image) -> list[tuple[Room, Piece]]:
-    """Return rooms for objects, whose lengths are not known."""
-    return [(Room(image), piece) for piece in pieces for _ in range(piece.lo, piece.hi)]
+def _objects(pieces: Sequence[Piece], upload: Upload) -> list[tuple[Destination, Piece]]:
+    """Return destinations for objects, whose lengths are not known."""
+    return [(Destination(upload), piece) for piece in pieces for _ in range(piece.lo, piece.hi)]
 
 
 def _rows(pieces: Sequence[Piece], positions: Sequence[int]) -> tuple[Column, Column]:
-    """Return where in the image each chunk of pieces of shards begins, and its length."""
+    """Return where in the upload each chunk of pieces of shards begins, and its length."""
     start = [
         plan.offset[lo:hi] + (position - first)
         for (plan, lo, hi, first, _), position in zip(pieces, positions, strict=True)

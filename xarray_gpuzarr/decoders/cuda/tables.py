@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 
 
 class Tables:
@@ -32,14 +32,14 @@ class Tables:
         """Take in zeros; return their offset in bytes."""
         return self.add(np.zeros(n_words, np.uint64))
 
-    def send(self, lane: Lane, stream: Stream) -> DeviceMemory:
-        """Copy all columns to device memory of the lane on a stream; return it."""
+    def send(self, workspace: Workspace, stream: Stream) -> DeviceMemory:
+        """Copy all columns to device memory of the workspace on a stream; return it."""
         nbytes = 8 * self._n_words
-        slot = lane.tables.lend(nbytes)
+        slot = workspace.tables.lend(nbytes)
         packed = slot.array[:nbytes]
         np.concatenate(self._columns, out=packed.view(np.uint64))
-        memory = lane.lend_table(nbytes, stream)
-        lane.upload(memory.address, packed, stream)
+        memory = workspace.lend_table(nbytes, stream)
+        workspace.upload(memory.address, packed, stream)
         slot.give_back(stream)
         return memory
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceMemory
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import aligned
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 
@@ -20,12 +20,12 @@ _APART = 1 << 48
 """Positions from here on lie outside the slot."""
 
 
-class Image:
+class Upload:
     """Bytes that go to the device together: a pinned slot, and what did not fit or came decoded."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self._slot = lane.lend_slot(lane.options.slot_nbytes)
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._slot = workspace.lend_slot(workspace.options.slot_nbytes)
         self._slot_view = memoryview(self._slot.array)
         self._used = 0
         self._apart: list[memoryview] = []
@@ -36,7 +36,7 @@ class Image:
         """Say whether the slot has room for so much; once it has not, it never will."""
         return self._used + nbytes <= len(self._slot_view)
 
-    def room(self, nbytes: int) -> tuple[int, memoryview]:
+    def allocate(self, nbytes: int) -> tuple[int, memoryview]:
         """Set memory aside, of the slot if there is room, else of the heap; return its position and itself."""
         with self._lock:
             first, end = self._used, self._used + nbytes
@@ -71,34 +71,34 @@ class Image:
 
     def send(self, start: Column) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
         """Copy everything to the device; return the memory and the address of each position in `start`."""
-        copy, memories, moved = self._lane.copy, [], 0
+        copy, memories, moved = self._workspace.copy, [], 0
         if self._used:
-            memories.append(self._lane.lend_device_slot(self._used))
-            self._lane.upload(memories[-1].address, self._slot.array[: self._used], copy)
+            memories.append(self._workspace.lend_device_slot(self._used))
+            self._workspace.upload(memories[-1].address, self._slot.array[: self._used], copy)
             self._slot.give_back(copy)
             moved = memories[-1].address
         address = (start + moved).view(np.uint64)
         if self._apart:
-            memories.append(self._lane.lend_device_slot(self._apart_nbytes))
-            upload_pageable(self._lane, memories[-1].address, self._apart)
+            memories.append(self._workspace.lend_device_slot(self._apart_nbytes))
+            upload_pageable(self._workspace, memories[-1].address, self._apart)
             apart = start >= _APART
             address[apart] = start[apart] - _APART + memories[-1].address
         return memories, address
 
 
-class Room:
-    """Memory of an image for one answer, set aside beforehand, or once the length of the answer is known.
+class Destination:
+    """Memory of an upload for one answer, set aside beforehand, or once the length of the answer is known.
 
     Parameters
     ----------
-    image : Image
+    upload : Upload
     view : memoryview or None
     """
 
-    __slots__ = ("_image", "_view", "first", "nbytes")
+    __slots__ = ("_upload", "_view", "first", "nbytes")
 
-    def __init__(self, image: Image, view: memoryview | None = None) -> None:
-        self._image = image
+    def __init__(self, upload: Upload, view: memoryview | None = None) -> None:
+        self._upload = upload
         self._view = view
         self.first, self.nbytes = -1, 0
         """Position and length of an answer that had nothing set aside; -1 and 0 until it is there."""
@@ -106,41 +106,41 @@ class Room:
     def __call__(self, nbytes: int) -> memoryview:
         """Return the memory."""
         if self._view is None:
-            self.first, self._view = self._image.room(nbytes)
+            self.first, self._view = self._upload.allocate(nbytes)
             self.nbytes = nbytes
         return self._view
 
     def keep(self, data: memoryview) -> None:
         """Take in an answer, which lies in this memory or elsewhere."""
-        if self._view is None and not self._image.fits(len(data)):
-            self.first, self.nbytes = self._image.append(data), len(data)
+        if self._view is None and not self._upload.fits(len(data)):
+            self.first, self.nbytes = self._upload.append(data), len(data)
             return
         view = self(len(data))
         if data is not view:
             copy_bytes(data, view)
 
 
-def download_pageable(lane: Lane, start: int, nbytes: int) -> Bytes:
+def download_pageable(workspace: Workspace, start: int, nbytes: int) -> Bytes:
     """Return a copy of device memory in ordinary host memory, made on the `copy` stream; waits for it."""
     copied = np.empty(nbytes, np.uint8)
-    for first in range(0, nbytes, lane.options.slot_nbytes):
-        part = copied[first : first + lane.options.slot_nbytes]
-        slot = lane.lend_slot(len(part))
-        lane.api.download(slot.array[: len(part)], Address(start + first), lane.copy)
-        lane.api.synchronize(lane.copy)
+    for first in range(0, nbytes, workspace.options.slot_nbytes):
+        part = copied[first : first + workspace.options.slot_nbytes]
+        slot = workspace.lend_slot(len(part))
+        workspace.api.download(slot.array[: len(part)], Address(start + first), workspace.copy)
+        workspace.api.synchronize(workspace.copy)
         part[:] = slot.array[: len(part)]
-        slot.give_back(lane.copy)
+        slot.give_back(workspace.copy)
     return copied
 
 
-def upload_pageable(lane: Lane, to: int, runs: Sequence[memoryview]) -> None:
+def upload_pageable(workspace: Workspace, to: int, runs: Sequence[memoryview]) -> None:
     """Copy runs of ordinary host memory to the device, each at a multiple of 16 bytes, through pinned slots."""
     for run in runs:
         source = np.frombuffer(run, np.uint8)
-        for first in range(0, len(source), lane.options.slot_nbytes):
-            part = source[first : first + lane.options.slot_nbytes]
-            slot = lane.lend_slot(len(part))
+        for first in range(0, len(source), workspace.options.slot_nbytes):
+            part = source[first : first + workspace.options.slot_nbytes]
+            slot = workspace.lend_slot(len(part))
             slot.array[: len(part)] = part
-            lane.upload(Address(to + first), slot.array[: len(part)], lane.copy)
-            slot.give_back(lane.copy)
+            workspace.upload(Address(to + first), slot.array[: len(part)], workspace.copy)
+            slot.give_back(workspace.copy)
         to += aligned(len(source))

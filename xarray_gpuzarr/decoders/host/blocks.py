@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
-from xarray_gpuzarr.decoders.host.job import Job, Lane, Task
+from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.fetch import Allocate, Pending, PendingObjects
 from xarray_gpuzarr.frames.headers import FrameError
@@ -42,7 +42,7 @@ class Block:
     def tasks(self) -> Iterator[Task]:
         """Return the tasks that fill and decode this block."""
         if len(self.plan.missing_row):
-            yield Task(lambda _lane, _pending: self.fill_missing())
+            yield Task(lambda _workspace, _pending: self.fill_missing())
         yield from self.read_tasks()
 
     def fill_missing(self) -> None:
@@ -57,14 +57,14 @@ class Block:
         for lo, hi in pairwise(self.parts):
             yield Task(self._runner(lo, hi), self.plan.requests(lo, hi), object_nbytes=object_nbytes)
 
-    def _runner(self, lo: int, hi: int) -> Callable[[Lane, list[Any]], None]:
-        def run_objects(lane: Lane, pending: list[PendingObjects]) -> None:
-            self.place_rows(lane, pending[0](lane.staging), lo)
+    def _runner(self, lo: int, hi: int) -> Callable[[Workspace, list[Any]], None]:
+        def run_objects(workspace: Workspace, pending: list[PendingObjects]) -> None:
+            self.place_rows(workspace, pending[0](workspace.staging), lo)
 
-        def run_range(lane: Lane, pending: list[Pending]) -> None:
-            data = self.read(pending[0], lane.staging)
+        def run_range(workspace: Workspace, pending: list[Pending]) -> None:
+            data = self.read(pending[0], workspace.staging)
             assert data is not None
-            self.place_range(lane, data, lo, hi)
+            self.place_range(workspace, data, lo, hi)
 
         return run_objects if self.job.spec.index is None else run_range
 
@@ -83,12 +83,12 @@ class Block:
         if self.job.spec.index is not None:
             raise vanished_shard(self.plan)
 
-    def place_range(self, lane: Lane, data: memoryview, lo: int, hi: int) -> None:
+    def place_range(self, workspace: Workspace, data: memoryview, lo: int, hi: int) -> None:
         """Decode and place the chunks of rows ``[lo, hi)``, whose bytes are `data`."""
         first, ranges = self.offset[lo], zip(self.offset[lo:hi], self.nbytes[lo:hi], strict=True)
-        self.place_rows(lane, (data[at - first : at - first + nbytes] for at, nbytes in ranges), lo)
+        self.place_rows(workspace, (data[at - first : at - first + nbytes] for at, nbytes in ranges), lo)
 
-    def place_rows(self, lane: Lane, chunks: Iterable[memoryview | None], lo: int) -> None:
+    def place_rows(self, workspace: Workspace, chunks: Iterable[memoryview | None], lo: int) -> None:
         """Decode and place the chunks of the rows from `lo` on; None stands for one that was never written."""
         row = lo
         try:
@@ -96,11 +96,11 @@ class Block:
                 if data is None:
                     self.fill(self.rows[row])
                 else:
-                    self.decode_row(lane, data, row)
+                    self.decode_row(workspace, data, row)
         except FrameError as err:
             raise corrupt_chunk(self.plan, row, str(err)) from err
 
-    def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
+    def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode one chunk and place it; raises `FrameError`."""
         raise NotImplementedError
 
@@ -125,8 +125,8 @@ class PointBlock(Block):
         """Write the fill value to the points of one chunk."""
         self.job.out[self.groups.position[self._members(numbers)]] = self.job.fill_scalar
 
-    def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
+    def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode one chunk and pick its points."""
         members = self._members(self.rows[row])
-        points = self.job.decode(lane, src)[tuple(self.groups.within[members].T)]
+        points = self.job.decode(workspace, src)[tuple(self.groups.within[members].T)]
         self.job.out[self.groups.position[members]] = cast_array(self.job.cast, points)

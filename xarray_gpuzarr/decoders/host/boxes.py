@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
-from xarray_gpuzarr.decoders.host.job import Job, Lane, Task
+from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.errors import CorruptChunkError
@@ -54,8 +54,8 @@ class BoxBlock(Block):
         else:
             yield from super().read_tasks()
 
-    def _streamer(self, row: int) -> Callable[[Lane, list[PendingStream]], None]:
-        def run(lane: Lane, pending: list[PendingStream]) -> None:
+    def _streamer(self, row: int) -> Callable[[Workspace, list[PendingStream]], None]:
+        def run(workspace: Workspace, pending: list[PendingStream]) -> None:
             stream = pending[0]()
             if stream is None:
                 self.check_absent()
@@ -65,13 +65,13 @@ class BoxBlock(Block):
             assert codec is not None
             with closing(stream):
                 try:
-                    codec.from_stream(stream, self._destination(row) if direct else lane.scratch)
+                    codec.from_stream(stream, self._destination(row) if direct else workspace.scratch)
                 except FrameError as err:
                     raise corrupt_chunk(self.plan, row, str(err)) from err
             if direct:
                 self._swap(self._destination(row))
             else:
-                self._place(lane, lane.chunk, row)
+                self._place(workspace, workspace.chunk, row)
 
         return run
 
@@ -116,7 +116,7 @@ class BoxBlock(Block):
                 raise self._wrong_length(row, done + found)
             return dst
 
-        def run(_lane: Lane, pending: list[Pending]) -> None:
+        def run(_workspace: Workspace, pending: list[Pending]) -> None:
             data = self.read(pending[0], allocate)
             if data is None:
                 np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
@@ -134,17 +134,17 @@ class BoxBlock(Block):
         if self.job.swap:
             np.frombuffer(dst, self.job.out.dtype).byteswap(inplace=True)
 
-    def place_range(self, lane: Lane, data: memoryview, lo: int, hi: int) -> None:
+    def place_range(self, workspace: Workspace, data: memoryview, lo: int, hi: int) -> None:
         """Copy raw chunks without a look at each, if they are only copied; decode and place all others one by one."""
         job, first = self.job, self.offset[lo]
         raw = job.codec is not None and job.codec.raw and self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo)
         if not (raw and job.copies_rows and all(self.whole[lo:hi])):
-            super().place_range(lane, data, lo, hi)
+            super().place_range(workspace, data, lo, hi)
             return
         for offset, at in zip(self.offset[lo:hi], self.out_byte[lo:hi], strict=True):
             job.copy_rows(data, offset - first, at)
 
-    def decode_row(self, lane: Lane, src: memoryview, row: int) -> None:
+    def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode straight into the output where the chunk is one run of memory there, else through scratch."""
         job = self.job
         if self.direct[row] and job.codec is not None:
@@ -152,14 +152,14 @@ class BoxBlock(Block):
             job.codec.into(src, dst)
             self._swap(dst)
         elif job.copies_rows and self.whole[row] and job.codec is not None:
-            job.copy_rows(job.decoded(lane, src), 0, self.out_byte[row])
+            job.copy_rows(job.decoded(workspace, src), 0, self.out_byte[row])
         else:
-            self._place(lane, job.decode(lane, src), row)
+            self._place(workspace, job.decode(workspace, src), row)
 
-    def _place(self, lane: Lane, chunk: Array, row: int) -> None:
+    def _place(self, workspace: Workspace, chunk: Array, row: int) -> None:
         numbers = self.rows[row]
         wanted = chunk if self.whole[row] else self._wanted(chunk, numbers)
-        place(self.job.cast, wanted, self.job.out[self._out_key(numbers)], lane.work)
+        place(self.job.cast, wanted, self.job.out[self._out_key(numbers)], workspace.work)
 
     def _wanted(self, chunk: Array, numbers: list[int]) -> Array:
         """Pick the wanted elements of a chunk."""

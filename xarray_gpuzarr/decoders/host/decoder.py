@@ -18,7 +18,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host import memory as host_memory
 from xarray_gpuzarr.decoders.host.blocks import PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
-from xarray_gpuzarr.decoders.host.job import Job, Lane, Task
+from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.protocol import Device, Route
 from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
@@ -88,7 +88,7 @@ class HostDecoder:
             rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
             job = Job(spec, target, cast, out=out, rule=rule)
             queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
-            threads.crew.run(lambda go_on: queue.drain(Lane(job), go_on), most)
+            threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
             return out
 
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
@@ -131,12 +131,12 @@ class TaskQueue:
         self._n_started = 0
         self._stopped = False
 
-    def drain(self, lane: Lane, go_on: Callable[[], bool]) -> None:
+    def drain(self, workspace: Workspace, go_on: Callable[[], bool]) -> None:
         """Run tasks until none is left, another thread failed, or `go_on` says no."""
         try:
             while go_on() and (item := self._next()) is not None:
                 task, pending = item
-                task.run(lane, pending)
+                task.run(workspace, pending)
         except BaseException:
             self._stopped = True
             raise

@@ -19,7 +19,7 @@ from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.axis_pieces import largest_box
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
-from xarray_gpuzarr.plan.output_boxes import BoxPlaces
+from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -31,7 +31,7 @@ _STREAMED_NBYTES = 16 * 1024 * 1024
 """Chunks from this size on are decoded as they are read, where the codec can: no buffer holds them encoded."""
 
 
-class Lane:
+class Workspace:
     """The buffers of one thread for one job, made when they are first needed."""
 
     def __init__(self, job: Job) -> None:
@@ -64,7 +64,7 @@ class Lane:
 class Task:
     """Work for one thread: requests, and what to do with their answers."""
 
-    run: Callable[[Lane, list[Any]], None]
+    run: Callable[[Workspace, list[Any]], None]
     """Takes what `ByteSource.start`, or `start_stream`, returned for each request, or `start_objects` for all."""
     requests: Sequence[Request] = ()
     streamed: bool = False
@@ -116,9 +116,9 @@ class Job:
         return largest_box(self._pieces) if self.has_index else prod(self.spec.grid.chunk_shape)
 
     @cached_property
-    def places(self) -> BoxPlaces:
+    def places(self) -> OutputBoxes:
         """Where chunks go in the output; only for a box target."""
-        return BoxPlaces(self._pieces, self.spec.grid.chunk_shape)
+        return OutputBoxes(self._pieces, self.spec.grid.chunk_shape)
 
     @cached_property
     def copies_rows(self) -> bool:
@@ -168,7 +168,7 @@ class Job:
         """View the decoded bytes of a chunk as an array of the chunk's shape."""
         return np.ndarray(self.spec.grid.chunk_shape, self.stored, decoded, strides=self._strides)
 
-    def decode(self, lane: Lane, src: memoryview) -> Array:
+    def decode(self, workspace: Workspace, src: memoryview) -> Array:
         """Decode one chunk to an array of the chunk's shape, valid until the next call on this thread.
 
         Raises
@@ -176,15 +176,15 @@ class Job:
         FrameError
             The bytes are not a chunk of this array.
         """
-        return self._decode_by_zarr(src) if self.codec is None else self.elements(self.decoded(lane, src))
+        return self._decode_by_zarr(src) if self.codec is None else self.elements(self.decoded(workspace, src))
 
-    def decoded(self, lane: Lane, src: memoryview) -> memoryview:
+    def decoded(self, workspace: Workspace, src: memoryview) -> memoryview:
         """Decode one chunk to its bytes, valid until the next call on this thread; only if there is a `codec`."""
         assert self.codec is not None
         if self.codec.in_place:
             return self.codec.view(src)
-        self.codec.into(src, lane.scratch)
-        return lane.scratch
+        self.codec.into(src, workspace.scratch)
+        return workspace.scratch
 
     def _decode_by_zarr(self, src: memoryview) -> Array:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,5 +14,5 @@ class Check:
 
     name: str
     """Unique; remembered together with its outcome."""
-    run: Callable[[Lane], int]
-    """Decodes on the lane's device and returns the bytes that were compared; raises if they are wrong."""
+    run: Callable[[Workspace], int]
+    """Decodes on the workspace's device and returns the bytes that were compared; raises if they are wrong."""

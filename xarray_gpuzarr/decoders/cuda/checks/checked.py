@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks import remembered
 from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
@@ -239,14 +239,14 @@ def _within(answers: SimpleQueue[Answer], seconds: float) -> Answer | None:
 def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[Answer], *, until_failure: bool) -> None:
     """Run checks one after another on streams and memory of their own."""
     with api.activate(), suppress(Exception), ExitStack() as stack:
-        lane: Lane | None = None
+        workspace: Workspace | None = None
 
         def run(check: Check) -> int:
-            nonlocal lane
-            if lane is None:
-                lane = Lane(api, _LEAN, keeps_results=True)
-                stack.callback(lane.close)
-            return check.run(lane)
+            nonlocal workspace
+            if workspace is None:
+                workspace = Workspace(api, _LEAN, keeps_results=True)
+                stack.callback(workspace.close)
+            return check.run(workspace)
 
         for check in checks:
             answer = _answer(check, run)

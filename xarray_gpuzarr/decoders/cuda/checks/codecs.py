@@ -12,7 +12,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
 from xarray_gpuzarr.cuda.nvcomp import quickest
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
 from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare, download, sent
@@ -48,11 +48,11 @@ def compressor(spec: CompressorSpec, nbytes: int) -> Check:
     """Return the check of a compressor of chunks of so many decoded bytes."""
     name = compressor_name(spec, nbytes)
 
-    def run(lane: Lane) -> int:
+    def run(workspace: Workspace) -> int:
         frames = [f for f in known_frames()[name.partition(",")[0]] if compressor_name(spec, f.nbytes) == name]
         lengths = sorted({f.nbytes for f in frames})
-        n_compared = sum(_decode(lane, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
-        return n_compared + (_blosclz_kernels(lane, frames) if name == "blosc blosclz" else 0)
+        n_compared = sum(_decode(workspace, spec, [f for f in frames if f.nbytes == length]) for length in lengths)
+        return n_compared + (_blosclz_kernels(workspace, frames) if name == "blosc blosclz" else 0)
 
     return Check(name, run)
 
@@ -64,13 +64,13 @@ def compressor_name(spec: CompressorSpec, nbytes: int) -> str:
     return quickest("gzip", nbytes) if isinstance(spec, GzipSpec) else str(spec)
 
 
-def _decode(lane: Lane, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> int:
+def _decode(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> int:
     nbytes = frames[0].nbytes
     codecs = CodecPipeline(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
     shape = (len(frames) * nbytes,)
     layout = Layout(dtype="|u1", shape=shape, chunk_shape=(nbytes,), codecs=codecs, fill=b"\7")
     trial = Trial(layout, [f.frame for f in frames])
-    found, n_left = trial.by_device(lane, trial.box(...), _SEEN)
+    found, n_left = trial.by_device(workspace, trial.box(...), _SEEN)
     wrong = [f for f, values in zip(frames, found.reshape(-1, nbytes), strict=True) if values.tobytes() != f.decoded]
     if wrong:
         raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {_words(wrong[0])}")
@@ -79,7 +79,7 @@ def _decode(lane: Lane, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> i
     return found.nbytes
 
 
-def _blosclz_kernels(lane: Lane, frames: Sequence[KnownFrame]) -> int:
+def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
     """Decode streams of blosclz with each of its kernels; which one a read uses depends on how many streams it has."""
     nbytes = max(f.nbytes for f in frames)
     lengths = np.array([len(f.frame) for f in frames if f.nbytes == nbytes])
@@ -92,18 +92,20 @@ def _blosclz_kernels(lane: Lane, frames: Sequence[KnownFrame]) -> int:
     n, ends = len(of_blosclz), target_nbytes.cumsum()
 
     def run() -> list[npt.NDArray[Any]]:
-        memory, results = sent(lane, data.tobytes()), []
+        memory, results = sent(workspace, data.tobytes()), []
         for together in BLOSCLZ_TOGETHER:
-            out = sent(lane, bytes(int(ends[-1])))
+            out = sent(workspace, bytes(int(ends[-1])))
             columns = (source + memory.address, source_nbytes, ends - target_nbytes + out.address, target_nbytes)
-            table = sent(lane, np.array([*columns, *np.zeros((2, n))], np.uint64).tobytes())
+            table = sent(workspace, np.array([*columns, *np.zeros((2, n))], np.uint64).tobytes())
             actual, status = Address(table.address + 32 * n), Address(table.address + 40 * n)
-            blosclz(lane.api, lane.copy, table=table.address, n=n, actual=actual, status=status, together=together)
-            compare(download(lane, actual, (n,), np.dtype("u8")), target_nbytes.astype("u8"))
-            results.append(download(lane, out.address, (int(ends[-1]),), np.dtype("u1")))
+            blosclz(
+                workspace.api, workspace.copy, table=table.address, n=n, actual=actual, status=status, together=together
+            )
+            compare(download(workspace, actual, (n,), np.dtype("u8")), target_nbytes.astype("u8"))
+            results.append(download(workspace, out.address, (int(ends[-1]),), np.dtype("u1")))
         return results
 
-    first, *others = lane.reading(run)
+    first, *others = workspace.reading(run)
     for other in others:
         compare(other, first)
     return first.nbytes * len(BLOSCLZ_TOGETHER)
@@ -116,7 +118,7 @@ def _words(frame: KnownFrame) -> str:
 def shuffle(elementsize: int) -> Check:
     """Return the check of numcodecs' shuffle of elements of so many bytes."""
 
-    def run(lane: Lane) -> int:
+    def run(workspace: Workspace) -> int:
         expected = content("waves", 4099 // elementsize * elementsize)
         shuffled = np.frombuffer(expected, np.uint8).reshape(-1, elementsize).T.tobytes()
         spec = ShuffleSpec(elementsize=elementsize)
@@ -124,7 +126,7 @@ def shuffle(elementsize: int) -> Check:
         shape = (2 * len(expected),)
         layout = Layout(dtype="|u1", shape=shape, chunk_shape=(len(expected),), codecs=codecs, fill=b"\7")
         trial = Trial(layout, [shuffled, shuffled])
-        found, _ = trial.by_device(lane, trial.box(...), _SEEN)
+        found, _ = trial.by_device(workspace, trial.box(...), _SEEN)
         if found.tobytes() != 2 * expected:
             raise WrongAnswerError("wrong bytes")
         return found.nbytes
@@ -138,7 +140,7 @@ def elements(spec: ElementSpec) -> Check:
     decoded, n = np.dtype(spec.decoded), _N_SUMMED if isinstance(spec, DeltaSpec) else _N_ELEMENTS
     kind = str(spec).partition("(")[0]
 
-    def run(lane: Lane) -> int:
+    def run(workspace: Workspace) -> int:
         codecs = CodecPipeline(array_to_array=(spec,), array_to_bytes=_BYTES)
         codec, pairs = ChunkCodec(codecs, n * decoded.itemsize), []
         for encoded in _encoded(spec, n):
@@ -153,7 +155,7 @@ def elements(spec: ElementSpec) -> Check:
         layout = Layout(dtype=spec.decoded, shape=shape, chunk_shape=(n,), codecs=codecs, fill=fill)
         trial = Trial(layout, [encoded for encoded, _ in pairs])
         native = decoded.newbyteorder("=")
-        found, _ = trial.by_device(lane, trial.box(...), Cast(dtype=native.str))
+        found, _ = trial.by_device(workspace, trial.box(...), Cast(dtype=native.str))
         compare(found, np.concatenate([values for _, values in pairs]).astype(native))
         return found.nbytes
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import content
 from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, compare
@@ -32,9 +32,9 @@ def placing(dtype: str, cast: Cast, *, points: bool) -> Check:
         casts += [Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0)] * (result.kind == "f")
         ways = [(stored, one) for one in casts]
 
-    def run(lane: Lane) -> int:
+    def run(workspace: Workspace) -> int:
         orders = [(order, one) for way, one in ways for order in {way.newbyteorder("<").str, way.newbyteorder(">").str}]
-        return sum(_place(lane, order, one, points=points) for order, one in sorted(orders, key=str))
+        return sum(_place(workspace, order, one, points=points) for order, one in sorted(orders, key=str))
 
     return Check(name, run)
 
@@ -48,7 +48,7 @@ def _converts(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
     return not ElementCast(stored=stored, result=result).is_copy
 
 
-def _place(lane: Lane, dtype: str, cast: Cast, *, points: bool) -> int:
+def _place(workspace: Workspace, dtype: str, cast: Cast, *, points: bool) -> int:
     """Bring elements to a result in several ways, so that every width that is moved at once is used."""
     stored = np.dtype(dtype)
     widths = [n // stored.itemsize for n in UNIT_NBYTES if n >= stored.itemsize] if cast.scale is None else [1]
@@ -69,7 +69,7 @@ def _place(lane: Lane, dtype: str, cast: Cast, *, points: bool) -> int:
                 targets = [trial.box((slice(1, None, 2), slice(width, None)))]
                 targets += [trial.box(([0, 2, 5, 6], slice(1, None, 2)))] * (width == 1)
             for target in targets:
-                found, _ = trial.by_device(lane, target, cast)
+                found, _ = trial.by_device(workspace, target, cast)
                 with np.errstate(all="ignore"):
                     compare(found, trial.by_host(target, cast))
                 n_compared += found.nbytes

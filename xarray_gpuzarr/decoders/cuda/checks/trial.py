@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory
-from xarray_gpuzarr.cuda.resources import Lane
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -88,16 +88,18 @@ class Trial:
         """Return the target of single elements."""
         return PointTarget(groups=group_points([np.array(axis) for axis in points], self.spec.grid))
 
-    def by_device(self, lane: Lane, target: Target, cast: Cast) -> tuple[npt.NDArray[Any], int]:
+    def by_device(self, workspace: Workspace, target: Target, cast: Cast) -> tuple[npt.NDArray[Any], int]:
         """Return what the device makes of a selection, on the host; and how many chunks it did not decode itself."""
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
         def run() -> tuple[npt.NDArray[Any], int]:
-            read = Read(lane, self._source, self.spec, target=target, cast=cast)
+            read = Read(workspace, self._source, self.spec, target=target, cast=cast)
             out = read.run(self._plans(target))
-            return download(lane, lane.api.address(out), target.shape, np.dtype(cast.dtype)), read.n_left_to_host
+            return download(
+                workspace, workspace.api.address(out), target.shape, np.dtype(cast.dtype)
+            ), read.n_left_to_host
 
-        return lane.reading(run)
+        return workspace.reading(run)
 
     def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
         """Return what the host makes of a selection."""
@@ -110,18 +112,18 @@ class Trial:
             yield plan_read(self.spec, target, block, self._index)
 
 
-def download(lane: Lane, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return a copy of device memory that everything has been written to."""
     nbytes = math.prod(shape) * dtype.itemsize
-    return download_pageable(lane, start, nbytes).view(dtype).reshape(shape)
+    return download_pageable(workspace, start, nbytes).view(dtype).reshape(shape)
 
 
-def sent(lane: Lane, data: bytes) -> DeviceMemory:
-    """Return device memory that the lane's `copy` stream fills."""
-    slot, memory = lane.lend_slot(len(data)), lane.lend_device_slot(len(data))
+def sent(workspace: Workspace, data: bytes) -> DeviceMemory:
+    """Return device memory that the workspace's `copy` stream fills."""
+    slot, memory = workspace.lend_slot(len(data)), workspace.lend_device_slot(len(data))
     slot.array[: len(data)] = np.frombuffer(data, np.uint8)
-    lane.upload(memory.address, slot.array[: len(data)], lane.copy)
-    slot.give_back(lane.copy)
+    workspace.upload(memory.address, slot.array[: len(data)], workspace.copy)
+    slot.give_back(workspace.copy)
     return memory
 
 

@@ -1,4 +1,4 @@
-"""Reads of one device take turns where memory does not suffice for all of them at once: then one reads alone."""
+"""A lock that any number of reads of a device share; or one has it alone, where memory does not suffice for all."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from threading import Lock, get_ident
 from xarray_gpuzarr.process.waiting import Bell
 
 
-class Turns:
-    """Lets any number of reads run together, or one alone."""
+class SharedLock:
+    """Lets any number of reads run together, or one alone. Signals may interrupt whoever holds it or waits for it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -24,7 +24,7 @@ class Turns:
         """Reads that are under way."""
         return len(self._reading)
 
-    def together[Result](self, read: Callable[[], Result]) -> Result:
+    def shared[Result](self, read: Callable[[], Result]) -> Result:
         """Read beside others; waits while somebody reads alone. A read inside a read never waits."""
         mine = object()
         try:
@@ -34,7 +34,7 @@ class Turns:
             self._reading.pop(mine, None)
             self._changed.ring_for_all()
 
-    def alone[Result](self, read: Callable[[], Result]) -> Result:
+    def exclusive[Result](self, read: Callable[[], Result]) -> Result:
         """Wait until nobody else reads, and let nobody else begin."""
         me = get_ident()
         try:

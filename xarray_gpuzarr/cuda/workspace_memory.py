@@ -1,4 +1,4 @@
-"""Device memory that a lane owns: lent for one use after another, so that no read waits for the pool, or for others.
+"""Device memory that a workspace owns: lent for one use after another, so no read waits for the pool, or for others.
 
 A pool may take memory that another stream has just freed, and lets the new owner wait for that stream. So nothing is
 given back to it while work is under way: the host knows when a use has ended, and lends the memory again.
@@ -14,7 +14,7 @@ _ROUNDED_NBYTES = 16 * 1024**2
 """Memory from this length on is taken a little longer than asked for, so that it fits what the next use asks for."""
 
 
-class LaneMemory:
+class WorkspaceMemory:
     """Device memory for one purpose.
 
     Parameters
@@ -23,7 +23,7 @@ class LaneMemory:
     quiet : Stream
         Runs nothing: memory that the device is done with is freed on it, so that whoever takes it waits for nothing.
     kept_nbytes : int
-        Bytes that stay with the lane when nothing is read.
+        Bytes that stay with the workspace when nothing is read.
     """
 
     def __init__(self, api: DeviceApi, quiet: Stream, kept_nbytes: int = 0) -> None:
@@ -59,7 +59,7 @@ class LaneMemory:
         return memory.address in self._lent
 
     def take_back_all(self, but: Collection[DeviceMemory] = ()) -> None:
-        """Take everything back that is lent; only once the lane's streams are idle."""
+        """Take everything back that is lent; only once the workspace's streams are idle."""
         kept = {memory.address for memory in but}
         for memory in [m for m in self._lent.values() if m.address not in kept]:
             self.give_back(memory)
@@ -75,7 +75,7 @@ class LaneMemory:
                 memory.free_behind(self._quiet, self._quiet)
 
     def end_read(self) -> None:
-        """Free what is not to stay with the lane."""
+        """Free what is not to stay with the workspace."""
         self.free_idle(self._kept_nbytes)
 
     def _nbytes(self, number: int) -> int:
@@ -85,7 +85,7 @@ class LaneMemory:
 class ResultMemory:
     """Keeps a result's memory until nobody knows the result any more.
 
-    It was taken on a stream of the lane, for decoding to begin at once. Whoever uses the result does so on the
+    It was taken on a stream of the workspace, for decoding to begin at once. Whoever uses the result does so on the
     consumer's stream, so it is given back behind what that stream has been given by then: on a stream where nothing
     else runs, for no read is to wait for a consumer.
     """
