@@ -1,7 +1,9 @@
 """What the README and the pages show: Python blocks run, links inside the repository lead somewhere."""
 
 import re
+import tomllib
 import warnings
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ OWN_TESTS = {"stores.md"}
 COMPILES = re.compile(r"^(?:```|:::)\{code-block\} python\n(.*?)^(?:```|:::)$", re.DOTALL | re.MULTILINE)
 MAKE = re.compile(r"(?:^ *|`)make ([a-z][a-z-]+)", re.MULTILINE)
 GPUZARR = re.compile(r"^gpuzarr ([a-z]+)", re.MULTILINE)
+FILE = re.compile(r"`((?:[\w.]+/)+[\w.]*)`")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
@@ -85,3 +88,23 @@ def test_supported_versions_are_those_that_are_tested():
         oldest = re.search(rf'^  "{name}(?:\[array\])?>=(.+)",$', project, re.MULTILINE)[1]
         newest = re.search(rf"^{name}==(\d+\.\d+)", pins, re.MULTILINE)[1]
         assert rows[label] == f"{oldest} | {newest}"
+
+
+def test_files_that_pages_name_exist():
+    roots = (ROOT, ROOT / "xarray_gpuzarr")
+    first = {path.name for root in roots for path in root.iterdir() if path.is_dir()} - {"demo"}
+    named = {name for page in PAGES for name in FILE.findall(page.read_text()) if name.partition("/")[0] in first}
+
+    assert len(named) > 20
+    assert {name for name in named if not any((root / name).exists() for root in roots)} == set()
+
+
+def test_floors_of_the_page_are_those_of_the_contract():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    floors = [re.findall(r"xarray_gpuzarr\.(\w+)", floor) for floor in contracts[0]["layers"]]
+
+    shown = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| [\w,; ]+ \| (`[a-z`, ]+) \|", page, re.MULTILINE)]
+    package = {path.stem for path in (ROOT / "xarray_gpuzarr").iterdir() if not path.name.startswith(("_", "py.typed"))}
+    assert [set(floor) for floor in shown] == [set(floor) for floor in floors]
+    assert set(chain(*shown)) == package

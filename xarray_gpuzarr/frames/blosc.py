@@ -3,7 +3,7 @@
 A frame is cut into blocks and a block into splits, each a compressed stream of its own. The streams of all frames of a
 batch are found here at once, so that a device decodes them in a few batched calls and then undoes the shuffle of all
 blocks in another. Nothing is decompressed here. A frame that is damaged or unusual is left to the host codec.
-Decoders call this; `frame_columns` judges the frames of the other codecs, and the inner streams of these.
+Decoders call this; `columns` judges the frames of the other codecs, and the inner streams of these.
 
 References
 ----------

@@ -3,7 +3,7 @@
 Device decoders trust what they are given: a damaged frame may make them read or write out of bounds. So every header is
 checked here first, as columns over all chunks of a shard at once. A chunk that does not pass goes to the host codec,
 which decodes what is only unusual and says what is wrong with the rest. The compressed content itself is not looked at.
-Decoders call this; `frames` reads the header of one frame.
+Decoders call this; `headers` reads the header of one frame.
 
 References
 ----------

@@ -1,6 +1,6 @@
 """Byte ranges of stored objects and the one rule by which neighbours become a single request.
 
-Pure integer arithmetic over NumPy columns; no I/O. `plan` calls it to cut the chunks of a shard into parts.
+Pure integer arithmetic over NumPy columns; no I/O. `read_plan` calls it to cut the chunks of a shard into parts.
 """
 
 from __future__ import annotations

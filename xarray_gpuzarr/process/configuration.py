@@ -1,4 +1,4 @@
-"""`configure`: one function for all settings of a process; `cuda.options` and `fetch.options` hold and explain them."""
+"""`configure`: one function for all settings of a process; `device_options` and `fetch_options` explain them."""
 
 from __future__ import annotations
 

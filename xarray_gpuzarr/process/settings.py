@@ -1,6 +1,6 @@
 """Settings of a process: how the environment writes them, how unusable ones are refused, and which are in force.
 
-Knows no setting. `cuda.options` and `fetch.options` are records of settings that are read and kept through it.
+Knows no setting. `device_options` and `fetch_options` are records of settings that are read and kept through it.
 """
 
 from __future__ import annotations

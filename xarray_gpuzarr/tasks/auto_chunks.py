@@ -2,7 +2,7 @@
 
 dask limits automatic chunks to its ``array.chunk-size`` and cuts larger shards, which then are read once for each part.
 xarray writes numbers for words before it chunks a variable that `open_dataset` opens, and anyone may ask for the same
-numbers; so what was said has to be looked up. Called by `chunkmanager`.
+numbers; so what was said has to be looked up. Called by `backend.chunking`.
 """
 
 from __future__ import annotations

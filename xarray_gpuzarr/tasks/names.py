@@ -1,7 +1,7 @@
 """Names of dask tasks: what progress bars and dashboards show, and what makes two opens of one store the same tasks.
 
 dask shows a name up to the first word that it takes for a token, and merges tasks of the same name. Called by
-`chunkmanager`.
+`backend.chunking`.
 """
 
 from __future__ import annotations

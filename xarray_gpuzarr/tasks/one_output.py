@@ -3,7 +3,7 @@
 dask reads every block into memory of its own, then copies all of them into the result on one thread: twice the memory,
 and more time than the read itself where chunks are small. Here the tasks of one computation share the result instead.
 They exist only inside that computation. Whatever leaves the process by pickle, and whatever is made from the array, is
-plain dask. Called by `chunkmanager`.
+plain dask. Called by `backend.chunking`.
 """
 
 from __future__ import annotations

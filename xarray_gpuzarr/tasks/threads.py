@@ -1,6 +1,6 @@
 """How many threads a task of dask's own schedulers may use: what dask was given, no more.
 
-Workers of a cluster are asked by `decoders.threads`. Called by `chunkmanager`.
+Workers of a cluster are asked by `process.threads`. Called by `backend.chunking`.
 """
 
 from __future__ import annotations

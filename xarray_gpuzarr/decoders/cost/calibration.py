@@ -1,4 +1,4 @@
-"""Calibration files: what `cost` needs to know of a machine, as JSON; and which of them is in force.
+"""Calibration files: what `model` needs to know of a machine, as JSON; and which of them is in force.
 
 Written by ``gpuzarr doctor --calibrate`` into the cache folder, under a name by which reads on such a GPU and such a
 host find it; none comes with this package. A file is read when it is first needed, and again when it has changed.

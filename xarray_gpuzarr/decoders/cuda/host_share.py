@@ -2,7 +2,7 @@
 
 They are the last stored rows of every plan, in proportion. Threads fetch and decode them into pinned slots, one slot
 after another, and each slot crosses to the device in one copy, to be placed by the same kernels as all other chunks.
-`shares` says how many they are; `read` says when it is their turn.
+`split` says how many they are; `read` says when it is their turn.
 """
 
 from __future__ import annotations

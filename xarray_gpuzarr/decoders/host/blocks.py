@@ -1,7 +1,7 @@
 """What the host decoder does with one plan: tasks that fetch, decode and place its chunks.
 
 A thread reads a part into a buffer of its own that stays in its cache, then decodes each chunk to its place in the
-output. Boxes of the output have a module of their own, `box_blocks`.
+output. Boxes of the output have a module of their own, `boxes`.
 """
 
 from __future__ import annotations

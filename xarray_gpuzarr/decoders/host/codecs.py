@@ -1,7 +1,7 @@
 """Host codecs: a table from codec spec to a function that decodes one chunk into given memory.
 
 Each entry calls the library that decodes that format fastest into a caller's buffer without the GIL. A chunk that the
-fast call refuses is tried once more by `host_streams`, which accepts what zarr-python does: rarities such as gzip files
+fast call refuses is tried once more by `streams`, which accepts what zarr-python does: rarities such as gzip files
 of several members. Its word on corrupt input is final.
 """
 

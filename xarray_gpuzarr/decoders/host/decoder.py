@@ -1,7 +1,7 @@
 """The host decoder: the same plans, carried out with NumPy on threads, straight into one array.
 
-Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `host_blocks`
-and `box_blocks`.
+Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `blocks`
+and `boxes`.
 """
 
 from __future__ import annotations
