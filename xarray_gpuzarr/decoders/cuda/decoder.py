@@ -23,7 +23,6 @@ from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
 from xarray_gpuzarr.decoders.cost.model import is_little
 from xarray_gpuzarr.decoders.cuda.chain import read_chain
-from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
@@ -31,14 +30,14 @@ from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError, choice_for
 from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay, shared_out, shared_route
+from xarray_gpuzarr.decoders.cuda.trust import Trust
 from xarray_gpuzarr.decoders.cuda.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.protocol import Device, Route
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource, Storage
-from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target
-from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -68,9 +67,7 @@ class CudaDecoder:
         self._host = HostDecoder()
         self._reading = ReadsUnderWay()
         self._resources: dict[int, WorkerResources] = {}
-        self._checked: dict[int, CheckedDevice] = {}
-        self._distrusted: dict[ArraySpec, str] = {}
-        """Arrays that the host decodes, and why: the device has decoded a chunk of them to other bytes."""
+        self._trust = Trust()
         self._lock = threading.Lock()
         self._process: int | None = None
         """The process that has used a device."""
@@ -85,7 +82,8 @@ class CudaDecoder:
         found = route(spec, _native(cast))
         if found.where != "cuda":
             return found
-        why = self._why_distrusted(spec, _native(cast))
+        asked = self._device() if self._process == os.getpid() else None  # which starts CUDA
+        why = self._trust.known_failure(asked, spec, _native(cast))
         return shared_route(spec, self._identify) if why is None else Route(where=f"host, {ONE_COPY}", why=why)
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
@@ -127,11 +125,11 @@ class CudaDecoder:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
         n_host = 0
-        by_host = why_not_device(spec, cast) is not None or not fits_kernels(target) or spec in self._distrusted
+        by_host = why_not_device(spec, cast) is not None or not fits_kernels(target) or self._trust.is_distrusted(spec)
         if not by_host:
             n_host, plans = shared_out(spec, target, plans, self._reading, self._identify)
             is_given_away = n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)
-            by_host = is_given_away or self._fails(spec, target, cast)
+            by_host = is_given_away or self._trust.fails(self._device(), spec, target, cast)
         if by_host:
             block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
             return self.upload(block, Cast(dtype=cast.dtype))
@@ -178,19 +176,8 @@ class CudaDecoder:
         try:
             return self._with_memory(read)
         except DifferentValuesError as error:
-            self._distrust(error)
+            self._trust.distrust(self._device(), error)
         return self._with_memory(read)
-
-    def _distrust(self, error: DifferentValuesError) -> None:
-        identity = self._device().identity
-        on = "the GPU" if identity is None else f"{identity.name}, driver {identity.driver}"
-        self._distrusted[error.spec] = f"{on} has decoded a chunk to other bytes than the host"
-        advise(
-            f"other bytes of {error.spec}",
-            f"array '{error.spec.path}' is decoded on the host from now on; what was read of it is right",
-            found=f"{error.headline} ({on})",
-            do=error.do,
-        )
 
     def _with_memory[Result](self, read: Callable[[], Result]) -> Result:
         try:
@@ -240,30 +227,9 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
 
-    def _fails(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
-        """Say whether the device is not to be trusted with a read."""
-        return self._checked_device().why_not(spec, cast, points=isinstance(target, PointTarget)) is not None
-
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""
-        return self._checked_device().why_unusable()
-
-    def _checked_device(self) -> CheckedDevice:
-        """Return what is known of the calling thread's device."""
-        api = self._device()
-        with self._lock:
-            checked = self._checked.get(api.index)
-            if checked is None or checked.api is not api:
-                checked = self._checked[api.index] = CheckedDevice(api)
-            return checked
-
-    def _why_distrusted(self, spec: ArraySpec, cast: Cast) -> str | None:
-        """Say which check that reads of an array rest on has failed, or which chunk of it; starts no CUDA."""
-        if spec in self._distrusted:
-            return self._distrusted[spec]
-        if self._process == os.getpid():
-            return self._checked_device().known_failure(spec, cast)
-        return remembered_failure(spec, cast)
+        return self._trust.why_unusable(self._device())
 
     def _identify(self) -> DeviceIdentity | None:
         """Return what the calling thread's device is called."""

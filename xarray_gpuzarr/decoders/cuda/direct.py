@@ -22,7 +22,8 @@ from xarray_gpuzarr.decoders.cost.calibration import Identify, calibration_in_fo
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
-from xarray_gpuzarr.decoders.cuda.staging import Flags, Staged, Stager
+from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
+from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.decoders.cuda.streams import (
     ENVELOPES,
     NO_ROWS,
@@ -172,7 +173,7 @@ class DirectStager(Stager):
             memoryview(download_pageable(self._workspace, int(address[row]), int(nbytes[row])))
             for row in chosen.tolist()
         ]
-        return self._shadows(pieces, chosen, encoded)
+        return self._by_host.shadows(pieces, chosen, encoded)
 
     def _read(self, ranges: Sequence[_Range], memory: DeviceMemory, done: list[int]) -> None:
         """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`.

@@ -17,7 +17,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
 from xarray_gpuzarr.decoders.cuda.requests import Requests
-from xarray_gpuzarr.decoders.cuda.staging import Staged
+from xarray_gpuzarr.decoders.cuda.staged import Staged
 from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batch_plan import Chunks
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
@@ -25,9 +24,9 @@ from xarray_gpuzarr.decoders.cuda.direct import stager_for
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
-from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values, join_shadows
-from xarray_gpuzarr.decoders.cuda.staging import Staged
-from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, join
+from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values
+from xarray_gpuzarr.decoders.cuda.staged import Staged, put_together
+from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
@@ -215,8 +214,8 @@ class Read:
         rows = [piece.plan.row[piece.lo : piece.hi] for piece in batch.pieces]
         if not rows and not batch.missing:
             return
-        chunks = self._chunks(staged, np.concatenate([*rows, *batch.missing]))
-        self._submitted.append(self._enqueue(batch, staged, chunks, self._workspace.next_work()))
+        stored_and_missing = np.concatenate([*rows, *batch.missing])
+        self._submitted.append(self._enqueue(batch, staged, stored_and_missing, self._workspace.next_work()))
 
     def _make_room(self) -> None:
         """Wait until another batch may take memory; the host decodes what it should meanwhile."""
@@ -237,16 +236,15 @@ class Read:
         try:
             staged = share.stage(pieces)
             rows = np.concatenate([piece.plan.row[piece.lo : piece.hi] for piece in pieces])
-            self._beside.append(
-                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._workspace.beside)
-            )
+            self._beside.append(self._enqueue(Batch(pieces=()), [staged], rows, self._workspace.beside))
         except DeviceMemoryError:
             if not share.halve(pieces):
                 raise
             self._rest()
 
-    def _enqueue(self, batch: Batch, staged: Sequence[Staged], chunks: Chunks, work: Stream) -> Submitted:
-        """Decode and place what was staged, once it has crossed."""
+    def _enqueue(self, batch: Batch, staged: Sequence[Staged], rows: Column, work: Stream) -> Submitted:
+        """Decode and place what was staged, once it has crossed; `rows` as for `put_together`."""
+        chunks = put_together(staged, rows, has_elements=self._has_elements)
         copied, done = self._api.event(), self._api.event()
         self._api.record(copied, self._workspace.copy)
         self._api.wait(work, copied)
@@ -254,26 +252,6 @@ class Read:
         self._api.record(done, work)
         memories += (memory for s in staged for memory in s.memories)
         return Submitted(batch=batch, memories=memories, done=done, receipt=receipt)
-
-    def _chunks(self, staged: Sequence[Staged], rows: Column) -> Chunks:
-        """Put the segments of a batch together; `rows` are those of staged chunks, then of missing ones."""
-        if not staged:
-            staged = [Staged.of_decoded([], NO_ROWS.view(np.uint64), NO_ROWS)]
-        counts = [len(s.address) for s in staged]
-        address, streams = _joined([s.address for s in staged]), join([s.streams for s in staged], counts)
-        stored, missing = rows[: len(address)], rows[len(address) :]
-        if not streams.one_each and not address.all():
-            missing = np.concatenate([stored[address == 0], missing])
-        return Chunks(
-            address=address,
-            nbytes=_joined([s.nbytes for s in staged]),
-            rows=stored,
-            missing=missing,
-            streams=streams,
-            filters=join([s.filters for s in staged], counts),
-            elements=np.flatnonzero(_joined([s.encoded for s in staged])) if self._has_elements else NO_ROWS,
-            shadows=join_shadows([s.shadows for s in staged], counts),
-        )
 
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
@@ -314,9 +292,7 @@ class Read:
             some = numbers[first : first + step]
             staged = self._stager.stage_decoded(batch.pieces, some)
             rows = np.stack([plan.row[row] for plan, row in (row_of(batch.pieces, n) for n in some.tolist())])
-            self._release(
-                self._enqueue(Batch(pieces=()), [staged], self._chunks([staged], rows), self._workspace.next_work())
-            )
+            self._release(self._enqueue(Batch(pieces=()), [staged], rows, self._workspace.next_work()))
 
 
 def _batch(segments: Sequence[_Segment]) -> Batch:
@@ -325,7 +301,3 @@ def _batch(segments: Sequence[_Segment]) -> Batch:
         pieces=tuple(piece for segment in segments for piece in segment.pieces),
         missing=tuple(rows for segment in segments for rows in segment.missing),
     )
-
-
-def _joined[Scalar: np.generic](columns: Sequence[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)

@@ -7,73 +7,30 @@ damaged one) is decoded by the host codec, which also words the error, and cross
 
 from __future__ import annotations
 
-import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, cut, row_of
+from xarray_gpuzarr.decoders.cuda.by_host import ByHost
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.requests import Requests
-from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
+from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice
+from xarray_gpuzarr.decoders.cuda.staged import Column, Flags, Staged
 from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Filters, Streams, find_streams, join, shuffled
 from xarray_gpuzarr.decoders.cuda.upload import Destination, Upload, upload_pageable
-from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_chunk, vanished_shard
+from xarray_gpuzarr.decoders.faults import vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
-from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
-from xarray_gpuzarr.decoders.host.scratch import buffer
-from xarray_gpuzarr.fetch import ByteSource, MemoryStream
+from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.process import threads
-from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-
-Column = npt.NDArray[np.int64]
-Addresses = npt.NDArray[np.uint64]
-Flags = npt.NDArray[np.bool_]
 
 _REQUESTS_PER_THREAD = 2
 """Of a slot, for each of the threads that fill it: with one, all would wait for the slowest."""
-
-
-@record
-class Staged:
-    """Chunks on their way to the device. Columns have one row per chunk of the pieces that were staged, in order."""
-
-    memories: Sequence[DeviceMemory]
-    """Where the chunks lie; belong to the workspace's `copy` stream."""
-    address: Addresses
-    """shape (n,): device address of the chunk; 0 if its object does not exist."""
-    nbytes: Column
-    """shape (n,): length in bytes, without checksums that have been checked."""
-    streams: Streams
-    """Of the chunks that crossed encoded, numbered as the rows."""
-    filters: Filters
-    """Likewise."""
-    encoded: Flags
-    """shape (n,): whether the chunk crossed encoded."""
-    shadows: Shadows = NO_SHADOWS
-    """Of chunks that the host has decoded as well."""
-
-    @classmethod
-    def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Column) -> Self:
-        """Return chunks that cross decoded."""
-        return cls(
-            memories=memories,
-            address=address,
-            nbytes=nbytes,
-            streams=Streams.none(),
-            filters=Filters.none(),
-            encoded=np.zeros(len(address), np.bool_),
-        )
 
 
 class Stager:
@@ -97,19 +54,12 @@ class Stager:
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._chain = chain
-        self._codecs = spec.codecs
         self._rule = source.rule
         self._n_threads = threads.fetching_budget()
         self._most_nbytes = _request_nbytes(source.rule, workspace.options.slot_nbytes // self._n_threads)
         self._requests = Requests(source)
         self._choice = choice
-        self.n_decoded = 0
-        """Chunks that the host has decoded, because the device cannot be trusted with them or could not."""
-
-    @cached_property
-    def _codec(self) -> ChunkCodec:
-        """What decodes chunks that the device cannot be trusted with; most reads have none."""
-        return ChunkCodec(self._codecs, self._chunk_nbytes)
+        self._by_host = ByHost(spec)
 
     @property
     def rule(self) -> CoalesceRule:
@@ -120,6 +70,11 @@ class Stager:
     def slot_nbytes(self) -> int:
         """Bytes that cross to the device together."""
         return self._workspace.options.slot_nbytes
+
+    @property
+    def n_decoded(self) -> int:
+        """Chunks that the host has decoded, because the device cannot be trusted with them or could not."""
+        return self._by_host.n_decoded
 
     @property
     def is_busy(self) -> bool:
@@ -151,12 +106,12 @@ class Stager:
         doubtful = NO_ROWS if streams.one_each else (present & ~ready).nonzero()[0]
         if len(doubtful):
             encoded = [upload.view(int(first[row]), int(length[row])) for row in doubtful]
-            start[doubtful] = [upload.append(chunk) for chunk in self._decode_on_host(pieces, doubtful, encoded)]
+            start[doubtful] = [upload.append(chunk) for chunk in self._by_host.decode(pieces, doubtful, encoded)]
         chosen = NO_ROWS if self._choice is None else self._choice.of(ready.nonzero()[0])
         shadows = NO_SHADOWS
         if len(chosen):
             both = [upload.view(int(first[row]), int(length[row])) for row in chosen]
-            shadows = self._shadows(pieces, chosen, both)
+            shadows = self._by_host.shadows(pieces, chosen, both)
         with workspace.stage("transfer"):
             memories, address = upload.send(start)
         if not streams.one_each:
@@ -179,7 +134,7 @@ class Stager:
         CorruptChunkError, StoreReadError
         """
         workspace = self._workspace
-        chunks = self._decode_on_host(pieces, numbers, self._fetch_again(pieces, numbers))
+        chunks = self._by_host.decode(pieces, numbers, self._fetch_again(pieces, numbers))
         spacing = aligned(self._chunk_nbytes)
         memory = workspace.lend_device_slot(spacing * len(chunks))
         upload_pageable(workspace, memory.address, chunks)
@@ -284,51 +239,6 @@ class Stager:
             filters.append(blocks.numbered(rows))
         together = [0] * len(streams)
         return trusted, join(streams, together), join(filters, together)
-
-    def _decode_on_host(
-        self, pieces: Sequence[Piece], rows: Column, encoded: Sequence[memoryview]
-    ) -> Sequence[memoryview]:
-        """Decode chunks that are unusual or damaged, on free threads; the codec's word is final."""
-        decoded = [memoryview(bytearray(self._chunk_nbytes)) for _ in encoded]
-        self._each(pieces, rows, lambda number: self._decode(encoded[number], decoded[number]))
-        self.n_decoded += len(decoded)
-        return decoded
-
-    def _shadows(self, pieces: Sequence[Piece], rows: Column, encoded: Sequence[memoryview]) -> Shadows:
-        """Decode chunks that the device decodes as well, on free threads."""
-        crc = np.zeros(len(rows), np.uint32)
-
-        def decode(number: int) -> None:
-            decoded = memoryview(buffer("shadow", self._chunk_nbytes))
-            self._decode(encoded[number], decoded)
-            crc[number] = zlib.crc32(decoded)
-
-        self._each(pieces, rows, decode)
-        return Shadows(rows=rows, crc=crc)
-
-    def _each(self, pieces: Sequence[Piece], rows: Column, decode: Callable[[int], None]) -> None:
-        """Decode chunks by their numbers in `rows`, on free threads."""
-        todo = deque(range(len(rows)))
-
-        def drain(go_on: Callable[[], bool]) -> None:
-            while go_on():
-                try:
-                    number = todo.popleft()
-                except IndexError:
-                    return
-                try:
-                    decode(number)
-                except FrameError as err:
-                    todo.clear()
-                    raise corrupt_chunk(*row_of(pieces, int(rows[number])), str(err)) from err
-
-        threads.crew.run(drain, len(rows))
-
-    def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
-        if self._codec.streams:  # the way that also sees whatever follows the frame
-            self._codec.from_stream(MemoryStream(encoded), decoded)
-        else:
-            self._codec.into(encoded, decoded)
 
 
 def _request_nbytes(rule: CoalesceRule, share_nbytes: int) -> int:
