@@ -23,9 +23,9 @@ from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Chunks, Group, Rows, plan_batch, put
 from xarray_gpuzarr.decoders.cuda.batches import aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
-from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
 from xarray_gpuzarr.process.records import record
 

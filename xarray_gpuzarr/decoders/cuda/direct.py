@@ -21,12 +21,12 @@ from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cost.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
 from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.decoders.cuda.streams import (
     ENVELOPES,
-    NO_ROWS,
     Filters,
     Streams,
     find_streams,

@@ -19,6 +19,7 @@ from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
+from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
@@ -26,7 +27,6 @@ from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values
 from xarray_gpuzarr.decoders.cuda.staged import Staged, put_together
-from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target

@@ -14,8 +14,9 @@ from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.pinned import Slot
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Group
+from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.shadows import Shadows
-from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Streams
+from xarray_gpuzarr.decoders.cuda.streams import Streams
 from xarray_gpuzarr.decoders.cuda.tables import Tables
 from xarray_gpuzarr.process.records import record
 

@@ -16,10 +16,11 @@ from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, cut, row_of
 from xarray_gpuzarr.decoders.cuda.by_host import ByHost
 from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS, join
 from xarray_gpuzarr.decoders.cuda.requests import Requests
 from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice
 from xarray_gpuzarr.decoders.cuda.staged import Column, Flags, Staged
-from xarray_gpuzarr.decoders.cuda.streams import NO_ROWS, Filters, Streams, find_streams, join, shuffled
+from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, shuffled
 from xarray_gpuzarr.decoders.cuda.upload import Destination, Upload, upload_pageable
 from xarray_gpuzarr.decoders.faults import vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
