@@ -6,8 +6,9 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.corpus import counting, write
+from helpers.registered_filters import CastValue
 from helpers.simulator import SimulatedDevice
-from zarr.codecs import BloscCodec, CastValue, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 

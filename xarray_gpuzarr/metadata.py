@@ -39,12 +39,15 @@ from xarray_gpuzarr.codecs import (
     TransposeSpec,
     encoded_nbytes,
 )
-from xarray_gpuzarr.errors import ArrayTypeError, MetadataError
+from xarray_gpuzarr.errors import ArrayTypeError, MetadataError, UnsupportedCodecError
 from xarray_gpuzarr.grid import MAX_LENGTH, ChunkGrid
 from xarray_gpuzarr.shard_index import ShardIndexSpec
 
 NUMERIC_KINDS = frozenset("biufc")
 """`numpy.dtype.kind` of the dtypes that this package decodes itself."""
+
+_ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
+"""What asks for it can go when zarr-python 3.3 is the oldest supported."""
 
 _MOST_NBYTES = 2**56
 """Of a decoded chunk or a shard index: more than any machine addresses, with room for what codecs add in int64."""
@@ -150,6 +153,8 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     ------
     MetadataError
         A codec entry is malformed, shapes do not fit each other, or a chunk is larger than any machine's memory.
+    UnsupportedCodecError
+        zarr-python would have to decode it, and the installed version does so wrongly.
     """
     metadata, number = array.metadata, id(array.metadata)
     known = _parsed.get(number)
@@ -191,7 +196,25 @@ def _parse(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
         return Unplanned(reason=f"dtype {array.dtype} is not numeric")
     if isinstance(metadata, ArrayV2Metadata):
         return _parse_v2(array, metadata)
-    return _parse_v3(array, metadata)
+    spec = _parse_v3(array, metadata)
+    if _ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
+        _require_right_elements(array.path, parse_codecs(metadata.to_dict()["codecs"]))  # type: ignore[arg-type]
+    return spec
+
+
+def _require_right_elements(path: str, codecs: CodecPipeline) -> None:
+    """Refuse what zarr-python before 3.3 reads as wrong numbers: it gives swapped bytes to filters of elements."""
+    stored = codecs.array_to_bytes
+    if isinstance(stored, ShardingSpec):
+        _require_right_elements(path, stored.codecs)
+    filters = [c for c in codecs.array_to_array if not isinstance(c, TransposeSpec)]
+    if filters and isinstance(stored, BytesSpec) and stored.endian == "big":
+        raise UnsupportedCodecError(
+            f"the installed zarr-python decodes array '/{path}' to wrong numbers",
+            tried=f"{codecs}, which is left to zarr-python",
+            found=f"zarr-python {zarr.__version__}, filters of big-endian elements",
+            do="pip install 'zarr>=3.3', or leave the array out: drop_variables=[...]",
+        )
 
 
 def _parse_v2(array: zarr.Array[Any], metadata: ArrayV2Metadata) -> ArraySpec:
@@ -344,7 +367,9 @@ def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
         config=config,
         prototype=cpu.buffer_prototype,
     )
-    return get_pipeline_class().from_codecs(v3.inner_codecs).evolve_from_array_spec(spec), spec
+    pipeline = get_pipeline_class().from_codecs(v3.inner_codecs)
+    # Before 3.3, a pipeline loses its codecs when it is fitted to an array; but those of metadata fit already.
+    return (pipeline.evolve_from_array_spec(spec) if _ZARR >= (3, 3) else pipeline), spec
 
 
 def require_array(array: object) -> None:
