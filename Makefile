@@ -5,8 +5,9 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
 GPU := .venv-cuda$(CUDA)
-TOUCHING := $(addprefix tests/test_,$(addsuffix .py,accessor backend cf cli documentation formats one_output \
-	progress_bar stores xarray_contract))
+TOUCHING := $(addprefix tests/test_,$(addsuffix .py,accessor backend cf cli dask_graphs formats indexers metadata \
+	missing_objects one_output other_dtypes progress_bar selections stale_names stores supported_versions task_names \
+	virtual_stores xarray_contract))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
@@ -119,7 +120,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-$(OLDEST)/.installed: $(VENV)/.installed
+$(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
 	$(BIN)/python -m venv $(OLDEST)
 	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
