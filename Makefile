@@ -5,8 +5,8 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
 GPU := .venv-cuda$(CUDA)
-TOUCHING := $(addprefix tests/test_,$(addsuffix .py,accessor backend cf cli dask_graphs formats indexers metadata \
-	missing_objects one_output other_dtypes progress_bar selections stale_names stores supported_versions task_names \
+TOUCHING := $(addprefix tests/test_,$(addsuffix .py,accessor backend cf cli dask_graphs documentation formats indexers \
+	metadata missing_objects one_output other_dtypes progress_bar selections stale_names stores supported_versions task_names \
 	xarray_contract))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
