@@ -5,8 +5,11 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
 GPU := .venv-cuda$(CUDA)
-TOUCHING := tests/backend tests/cli tests/stored tests/project/test_documentation.py tests/reads/test_formats.py \
-	tests/tasks/test_one_output.py tests/process/test_progress_bar.py tests/fetch/test_stores.py
+TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/test_engine backend/test_indexers \
+	backend/test_xarray_contract cli/test_commands fetch/test_missing_objects fetch/test_stores \
+	process/test_progress_bar project/test_documentation project/test_supported_versions reads/test_formats \
+	reads/test_other_dtypes reads/test_selections stored/test_cf stored/test_metadata tasks/test_dask_graphs \
+	tasks/test_one_output tasks/test_stale_names tasks/test_task_names))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
@@ -119,7 +122,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-$(OLDEST)/.installed: $(VENV)/.installed
+$(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
 	$(BIN)/python -m venv $(OLDEST)
 	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'

@@ -1,13 +1,24 @@
-"""Print constraints.txt with every library that this package needs at the oldest version that pyproject.toml allows."""
+"""Print constraints.txt with every library that this package needs at the oldest version that pyproject.toml allows.
+
+Test libraries whose newest release wants newer ones are those of constraints-oldest.txt.
+"""
 
 import re
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+
+
+def pins(name):
+    """Read a file of ``name==version`` lines."""
+    return dict(line.split("==") for line in (ROOT / name).read_text().splitlines())
+
+
 project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 needed = project["dependencies"] + project["optional-dependencies"]["distributed"]
 oldest = dict(re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", line).groups() for line in needed)
-for line in (ROOT / "constraints.txt").read_text().splitlines():
-    name, _, version = line.partition("==")
-    print(f"{name}=={oldest.get(name, version)}")
+newest = pins("constraints.txt")
+wanted = {name: oldest.get(name, version) for name, version in newest.items()} | pins("constraints-oldest.txt")
+for name, version in wanted.items():
+    print(f"{name}=={version}")

@@ -12,6 +12,7 @@ import zarr
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.corpus import counting, write
 from helpers.data.datasets import SHARDS, open_ours, open_stock, write_weather
+from helpers.older_versions import needs_rectilinear_grids
 from helpers.stores.fakes import RecordingStore
 from xarray.backends import ZarrStore
 from zarr.storage import LocalStore, MemoryStore
@@ -416,6 +417,7 @@ def test_array_without_dimension_names_gives_the_error_of_the_zarr_engine(memory
         open_ours(memory, consolidated=False)
 
 
+@needs_rectilinear_grids
 def test_rectilinear_grids_open(memory):
     data = counting((12, 15))
     with zarr.config.set({"array.rectilinear_chunks": True}):

@@ -121,15 +121,15 @@ def lost(error):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exceptions_that_a_store_of_the_users_raises(memory, layout, raised, wrap):
     write(memory, DATA, **LAYOUTS[layout])
-    store = ScriptedStore(memory, lost(raised))
+    store = ScriptedStore(memory.with_read_only(read_only=True), lost(raised))
 
     assert_same_outcome(zarr.open_array(wrap(store), mode="r"), ...)
 
 
 PLACES = {
     "local": LocalStore,
-    "wrapped": lambda path: WrapperStore(LocalStore(path)),
-    "logged": lambda path: LoggingStore(LocalStore(path)),
+    "wrapped": lambda path: WrapperStore(LocalStore(path, read_only=True)),
+    "logged": lambda path: LoggingStore(LocalStore(path, read_only=True)),
     "fsspec": lambda path: FsspecStore.from_url(f"file://{path}"),
 }
 
@@ -255,4 +255,8 @@ def test_a_chunk_that_its_index_has_and_the_store_has_not_is_an_error(memory):
     write(memory, DATA, **LAYOUTS["sharded"])
 
     with pytest.raises(StoreReadError, match="disappeared"):
-        read_array(zarr.open_array(ForgettingChunks(memory), mode="r"), (slice(4), slice(2)), device="host")
+        read_array(
+            zarr.open_array(ForgettingChunks(memory.with_read_only(read_only=True)), mode="r"),
+            (slice(4), slice(2)),
+            device="host",
+        )

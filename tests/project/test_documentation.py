@@ -78,18 +78,6 @@ def test_pages_name_existing_commands():
     assert set(GPUZARR.findall(text)) - set(parser()._subparsers._group_actions[0].choices) == set()
 
 
-def test_supported_versions_are_those_that_are_tested():
-    page = (ROOT / "docs" / "installation.md").read_text()
-    rows = dict(re.findall(r"^\| (xarray|zarr-python|dask|NumPy) \| (.*) \|$", page, re.MULTILINE))
-    project = (ROOT / "pyproject.toml").read_text()
-    pins = (ROOT / "constraints.txt").read_text()
-
-    for label, name in {"xarray": "xarray", "zarr-python": "zarr", "dask": "dask", "NumPy": "numpy"}.items():
-        oldest = re.search(rf'^  "{name}(?:\[array\])?>=(.+)",$', project, re.MULTILINE)[1]
-        newest = re.search(rf"^{name}==(\d+\.\d+)", pins, re.MULTILINE)[1]
-        assert rows[label] == f"{oldest} | {newest}"
-
-
 def test_files_that_pages_name_exist():
     roots = (ROOT, ROOT / "xarray_gpuzarr")
     first = {path.name for root in roots for path in root.iterdir() if path.is_dir()} - {"demo"}

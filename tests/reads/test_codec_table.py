@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import zarr
 from helpers.data.corpus import write, write_nested_shards
+from helpers.data.registered_filters import CastValue, ScaleOffset
 from helpers.simulated.simulator import SimulatedDevice
 from zarr.codecs import (
     BloscCodec,
     BytesCodec,
-    CastValue,
     Crc32cCodec,
     GzipCodec,
-    ScaleOffset,
     TransposeCodec,
     ZstdCodec,
 )

@@ -24,6 +24,7 @@ from helpers.data.corpus import (
     write_in_shards,
     write_nested_shards,
 )
+from helpers.older_versions import needs_fused_pipeline, needs_rectilinear_grids
 from helpers.stores.fakes import put, take
 from helpers.stores.shards import MISSING, index_bytes, index_entries, with_entry
 from hypothesis import given
@@ -388,6 +389,7 @@ def test_codecs_around_the_sharding_codec(store):
     assert_same_bits(read(array), DATA)
 
 
+@needs_rectilinear_grids
 @pytest.mark.parametrize(
     "grid",
     [
@@ -404,6 +406,7 @@ def test_rectilinear_grid(store, grid):
         assert_same_bits(read(array, selection=(slice(3, 9, 2), [12, 0])), data[3:9:2][:, [12, 0]])
 
 
+@needs_fused_pipeline
 def test_fused_pipeline_of_zarr_changes_nothing(store):
     array = write(store, DATA, **SHARDED, **V3_CODECS_BY_ZARR["delta+bz2"])
     with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline"}):

@@ -9,6 +9,7 @@ import zarr
 from helpers.compare import assert_same_bits, assert_same_values
 from helpers.data.corpus import counting, write, write_nested_shards
 from helpers.data.selections import all_axis_keys, numpy_outer, points
+from helpers.older_versions import needs_selections_of_selections
 from helpers.stores.fakes import RecordingStore, take
 from helpers.stores.shards import index_entries
 from hypothesis import given
@@ -91,6 +92,7 @@ def test_lazy_variable_selects_axis_by_axis(lazy, key):
     assert_same_values(picked.values, numpy_outer(DATA, key))
 
 
+@needs_selections_of_selections
 @given(all_axis_keys(SHAPE), st.data())
 def test_selections_of_lazy_selections(lazy, key, data):
     first = lazy.isel(dict(zip(DIMS, key, strict=True)))

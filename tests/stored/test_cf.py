@@ -8,6 +8,7 @@ import xarray as xr
 import zarr
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.corpus import NUMERIC_DTYPES, edge_values
+from helpers.older_versions import ENCODES_COMPLEX_FILL_VALUES
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from xarray.backends.zarr import FillValueCoder
@@ -24,6 +25,8 @@ pytestmark = [
 SIGNED = [f"{order}{kind}" for kind in ("i1", "i2", "i4", "i8") for order in "<>"]
 UNSIGNED = [f"{order}{kind}" for kind in ("u1", "u2", "u4", "u8") for order in "<>"]
 FLOATS = [f"{order}{kind}" for kind in ("f2", "f4", "f8") for order in "<>"]
+TOO_NEW = () if ENCODES_COMPLEX_FILL_VALUES else ("c8", "c16")
+"""Dtypes whose fill values xarray does not encode yet."""
 COMPLEX = [f"{order}{kind}" for kind in ("c8", "c16") for order in "<>"]
 
 scales = st.sampled_from([1, 2, -3, 0, 1.0, 0.1, 1e-3, -0.5, 1e300, float("inf")])
@@ -143,7 +146,7 @@ def test_plain_variable_of_every_dtype(dtype, zarr_format):
     assert_decodes_alike(written(data, {"units": "m", "valid_min": 0}, zarr_format, fill_value=data[2]))
 
 
-@pytest.mark.parametrize("dtype", [d for d in NUMERIC_DTYPES if d != "?"])
+@pytest.mark.parametrize("dtype", [d for d in NUMERIC_DTYPES if d != "?" and d not in TOO_NEW])
 def test_fill_value_masks_every_dtype(dtype):
     data = edge_values(dtype, (13,))
     fill = np.zeros((), data.dtype)[()]
@@ -152,7 +155,7 @@ def test_fill_value_masks_every_dtype(dtype):
     assert_decodes_alike(written(data, encoded_fill(fill), fill_value=data[1]))
 
 
-@pytest.mark.parametrize("dtype", FLOATS + COMPLEX)
+@pytest.mark.parametrize("dtype", FLOATS if TOO_NEW else FLOATS + COMPLEX)
 def test_nan_fill_value_leaves_values_alone(dtype):
     data = np.array([1, np.nan, 3, 4, 5, 6, 7, 8], dtype)
     fill = data[1]

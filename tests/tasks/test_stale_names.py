@@ -9,8 +9,10 @@ import xarray as xr
 import zarr
 from helpers.clusters import local_cluster
 from helpers.compare import assert_same_values
+from helpers.data.corpus import checked_shards
 from helpers.data.datasets import open_ours, open_stock
-from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
+from helpers.stores.fakes import Wrapper
+from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.tasks.file_marks import file_marks
@@ -184,7 +186,7 @@ def by_obstore(path):
         lambda path: FsspecStore.from_url(f"local://{path}", read_only=True),
         by_obstore,
         lambda path: LoggingStore(LocalStore(path, read_only=True), log_level="ERROR"),
-        lambda path: WrapperStore(ZipStore(path.with_name("s.zip"), read_only=True)),
+        lambda path: Wrapper(ZipStore(path.with_name("s.zip"), read_only=True)),
     ],
     ids=["url", "fsspec", "obstore", "wrapper", "wrapped zip"],
 )
@@ -207,12 +209,13 @@ def test_local_files_in_other_stores(tmp_path, layout, change, wrapped):
 
 def test_arrays_that_zarr_python_reads(tmp_path):
     group = zarr.create_group(tmp_path)
-    with zarr.config.set({"array.rectilinear_chunks": True}):
-        array = group.create_array("odd", shape=(4,), chunks=[[1, 3]], dtype="f4", dimension_names=["x"])
-        before = open_ours(LocalStore(tmp_path), chunks={}, consolidated=False)["odd"].data.name
-        array[...] = 1
+    array = group.create_array(
+        "odd", shape=(4,), chunks=(4,), dtype="f4", dimension_names=["x"], **checked_shards((2,))
+    )
+    before = open_ours(LocalStore(tmp_path), chunks={}, consolidated=False)["odd"].data.name
+    array[...] = 1
 
-        assert open_ours(LocalStore(tmp_path), chunks={}, consolidated=False)["odd"].data.name != before
+    assert open_ours(LocalStore(tmp_path), chunks={}, consolidated=False)["odd"].data.name != before
 
 
 @pytest.mark.parametrize("shape", [(1_000_000,), (2**40, 2**40, 2**40), (0, 3), ()])
@@ -223,7 +226,7 @@ def test_few_files_are_looked_at_however_many_there_are(tmp_path, shape):
     assert len(file_marks(stored_array(array))) < 35
 
 
-class Asked(WrapperStore):
+class Asked(Wrapper):
     """Remembers all that it is asked."""
 
     def __init__(self, store):

@@ -161,7 +161,7 @@ class ShardVariable(Variable):
 
     def to_base_variable(self) -> Self:
         """Return a copy that still chunks itself; xarray asks for one of every coordinate."""
-        return self._replace()
+        return self._replace(data=self._data)
 
     to_variable = to_base_variable
 

@@ -122,7 +122,13 @@ def _naming_unknown_codecs(store: object) -> Iterator[None]:
         ) from err
 
 
-_BROUGHT_BY = {"imagecodecs_": "imagecodecs", "zfpy": "'numcodecs[zfpy]'", "pcodec": "'numcodecs[pcodec]'"}
+_BROUGHT_BY = {
+    "imagecodecs_": "imagecodecs",
+    "zfpy": "'numcodecs[zfpy]'",
+    "pcodec": "'numcodecs[pcodec]'",
+    "scale_offset": "'zarr>=3.2'",
+    "cast_value": "'zarr>=3.2' cast-value-rs",
+}
 """Part of the name of a codec -> what pip is to install."""
 
 

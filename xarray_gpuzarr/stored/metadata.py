@@ -27,18 +27,23 @@ from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
 from zarr.registry import get_pipeline_class
 
-from xarray_gpuzarr.errors import ArrayTypeError, MetadataError
+from xarray_gpuzarr.errors import ArrayTypeError, MetadataError, UnsupportedCodecError
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec, KeyEncoding, Unplanned
 from xarray_gpuzarr.stored.chunk_grid import MAX_LENGTH, ChunkGrid
 from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
 from xarray_gpuzarr.stored.codecs import (
     BytesSpec,
     ChecksumSpec,
+    CodecPipeline,
     ElementSpec,
     Endian,
     ShardingSpec,
+    TransposeSpec,
 )
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
+
+_ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
+"""What asks for it can go when zarr-python 3.3 is the oldest supported."""
 
 
 def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
@@ -53,6 +58,8 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     ------
     MetadataError
         A codec entry is malformed, shapes do not fit each other, or a chunk is larger than any machine's memory.
+    UnsupportedCodecError
+        zarr-python would have to decode it, and the installed version does so wrongly.
     """
     metadata, number = array.metadata, id(array.metadata)
     known = _parsed.get(number)
@@ -94,7 +101,25 @@ def _parse(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
         return Unplanned(reason=f"dtype {array.dtype} is not numeric")
     if isinstance(metadata, ArrayV2Metadata):
         return _parse_v2(array, metadata)
-    return _parse_v3(array, metadata)
+    spec = _parse_v3(array, metadata)
+    if _ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
+        _require_right_elements(array.path, parse_codecs(metadata.to_dict()["codecs"]))  # type: ignore[arg-type]
+    return spec
+
+
+def _require_right_elements(path: str, codecs: CodecPipeline) -> None:
+    """Refuse what zarr-python before 3.3 reads as wrong numbers: it gives swapped bytes to filters of elements."""
+    stored = codecs.array_to_bytes
+    if isinstance(stored, ShardingSpec):
+        _require_right_elements(path, stored.codecs)
+    filters = [c for c in codecs.array_to_array if not isinstance(c, TransposeSpec)]
+    if filters and isinstance(stored, BytesSpec) and stored.endian == "big":
+        raise UnsupportedCodecError(
+            f"the installed zarr-python decodes array '/{path}' to wrong numbers",
+            tried=f"{codecs}, which is left to zarr-python",
+            found=f"zarr-python {zarr.__version__}, filters of big-endian elements",
+            do="pip install 'zarr>=3.3', or leave the array out: drop_variables=[...]",
+        )
 
 
 def _parse_v2(array: zarr.Array[Any], metadata: ArrayV2Metadata) -> ArraySpec:
@@ -247,7 +272,9 @@ def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
         config=config,
         prototype=cpu.buffer_prototype,
     )
-    return get_pipeline_class().from_codecs(v3.inner_codecs).evolve_from_array_spec(spec), spec
+    pipeline = get_pipeline_class().from_codecs(v3.inner_codecs)
+    # Before 3.3, a pipeline loses its codecs when it is fitted to an array; but those of metadata fit already.
+    return (pipeline.evolve_from_array_spec(spec) if _ZARR >= (3, 3) else pipeline), spec
 
 
 def require_array(array: object) -> None:

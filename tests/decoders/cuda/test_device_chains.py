@@ -6,8 +6,9 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.data.registered_filters import CastValue
 from helpers.simulated.simulator import SimulatedDevice
-from zarr.codecs import BloscCodec, CastValue, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 

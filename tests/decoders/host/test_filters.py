@@ -6,10 +6,10 @@ import numcodecs
 import numpy as np
 import pytest
 from helpers.data.filter_cases import FLOATS, any_scaled_integers, by_numcodecs, noise
+from helpers.data.registered_filters import decode_scale_offset
 from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs.scale_offset import _decode as zarr_scale_offset
 
 from xarray_gpuzarr.decoders.host import filters as host_filters
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
@@ -128,7 +128,7 @@ def test_scale_offset_of_floats(dtype, order, scale, offset):
 
     found = decoded(spec, encoded.astype(order + dtype))
 
-    assert found == outcome(zarr_scale_offset, encoded, offset, scale, scale_repr=scale)
+    assert found == outcome(decode_scale_offset, encoded, offset, scale, scale_repr=scale)
 
 
 @pytest.mark.parametrize(

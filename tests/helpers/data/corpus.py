@@ -6,18 +6,10 @@ import numcodecs
 import numpy as np
 import tensorstore as ts
 import zarr
-from zarr.codecs import (
-    BloscCodec,
-    BytesCodec,
-    CastValue,
-    Crc32cCodec,
-    GzipCodec,
-    ScaleOffset,
-    ShardingCodec,
-    TransposeCodec,
-    ZstdCodec,
-)
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
+
+from helpers.older_versions import FILTERS_TAKE_ANY_ELEMENTS
 
 BLOSC_CNAMES = tuple(numcodecs.blosc.list_compressors())
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
@@ -88,8 +80,6 @@ V3_FILTERS: dict[str, Keywords] = {
         "filters": I4_DELTA,
         "compressors": [zn.Shuffle(elementsize=4), GzipCodec(), zn.CRC32()],
     },
-    "transpose+delta": {"filters": [TRANSPOSE, I4_DELTA]},
-    "big-endian+delta": {"filters": I4_DELTA, "serializer": BytesCodec(endian="big")},
     "fixedscaleoffset": {"filters": zn.FixedScaleOffset(offset=5, scale=2, dtype="<i4", astype="<i2")},
     "fixedscaleoffset+delta": {
         "filters": [zn.FixedScaleOffset(offset=5, scale=1, dtype="<i4", astype="<i2"), zn.Delta(dtype="<i2")],
@@ -101,24 +91,32 @@ V3_FILTERS: dict[str, Keywords] = {
         "compressors": [zn.Shuffle(elementsize=8), ZstdCodec()],
     },
     "astype+transpose": {"filters": [zn.AsType(encode_dtype="<f8", decode_dtype="<i4"), TRANSPOSE]},
-    "big-endian+astype+crc32c": {
-        "filters": zn.AsType(encode_dtype="<u2", decode_dtype="<i4"),
-        "serializer": BytesCodec(endian="big"),
-        "compressors": Crc32cCodec(),
-    },
     "elements that begin anywhere+crc32": {
         "filters": zn.AsType(encode_dtype="<f8", decode_dtype="<i4"),
         "compressors": zn.CRC32(),
     },
-    "scale_offset": {"filters": ScaleOffset(offset=5, scale=3)},
-    "scale_offset+transpose": {"filters": [ScaleOffset(offset=-5), TRANSPOSE], "compressors": zn.Zlib()},
-    "cast_value": {"filters": CastValue(data_type="int16")},
-    "big-endian+scale_offset+cast_value": {
-        "filters": [ScaleOffset(offset=-1), CastValue(data_type="uint8")],
-        "serializer": BytesCodec(endian="big"),
-    },
 }
 """Chains with filters that are decoded in bulk, for the same arrays."""
+
+if FILTERS_TAKE_ANY_ELEMENTS:
+    from zarr.codecs import CastValue, ScaleOffset
+
+    V3_FILTERS |= {
+        "transpose+delta": {"filters": [TRANSPOSE, I4_DELTA]},
+        "big-endian+delta": {"filters": I4_DELTA, "serializer": BytesCodec(endian="big")},
+        "big-endian+astype+crc32c": {
+            "filters": zn.AsType(encode_dtype="<u2", decode_dtype="<i4"),
+            "serializer": BytesCodec(endian="big"),
+            "compressors": Crc32cCodec(),
+        },
+        "scale_offset": {"filters": ScaleOffset(offset=5, scale=3)},
+        "scale_offset+transpose": {"filters": [ScaleOffset(offset=-5), TRANSPOSE], "compressors": zn.Zlib()},
+        "cast_value": {"filters": CastValue(data_type="int16")},
+        "big-endian+scale_offset+cast_value": {
+            "filters": [ScaleOffset(offset=-1), CastValue(data_type="uint8")],
+            "serializer": BytesCodec(endian="big"),
+        },
+    }
 
 V3_CODECS_BY_ZARR: dict[str, Keywords] = {
     "bz2": {"compressors": zn.BZ2(level=1)},
@@ -242,6 +240,12 @@ def write_nested_shards(store: Any, data: np.ndarray) -> zarr.Array:
     inner = ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(), ZstdCodec()])
     outer = ShardingCodec(chunk_shape=(2, 6), codecs=[inner])
     return write(store, data, chunks=(4, 6), serializer=outer, compressors=None)
+
+
+def checked_shards(chunk_shape: tuple[int, ...]) -> Keywords:
+    """Give the codecs of an array that zarr-python reads as a whole: each shard has a checksum around it."""
+    sharded = ShardingCodec(chunk_shape=chunk_shape, codecs=[BytesCodec(), ZstdCodec()])
+    return {"serializer": sharded, "compressors": Crc32cCodec()}
 
 
 def tensorstore_write(path: str, data: np.ndarray, spec: Keywords) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import example, given
 from hypothesis import strategies as st
-from zarr.codecs.scale_offset import _decode as zarr_scale_offset
 
+from helpers.data.registered_filters import decode_scale_offset
 from helpers.effort import many
 
 INTEGERS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
@@ -56,7 +56,7 @@ class ScaledIntegers:
         """Decode with zarr-python; None if it refuses."""
         try:
             with np.errstate(all="ignore"):
-                return zarr_scale_offset(self.encoded, self.offset, self.scale, scale_repr=self.scale).tobytes()
+                return decode_scale_offset(self.encoded, self.offset, self.scale, scale_repr=self.scale).tobytes()
         except ValueError:
             return None
 

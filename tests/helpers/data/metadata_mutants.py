@@ -26,10 +26,8 @@ import zarr
 from zarr.codecs import (
     BloscCodec,
     BytesCodec,
-    CastValue,
     Crc32cCodec,
     GzipCodec,
-    ScaleOffset,
     ShardingCodec,
     TransposeCodec,
 )
@@ -37,6 +35,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from helpers.data.corpus import counting
+from helpers.data.registered_filters import CastValue, ScaleOffset
 from helpers.stores.fakes import put, take
 from xarray_gpuzarr import GpuZarrError, read_array
 from xarray_gpuzarr.backend.lazy_array import find_lazy_array

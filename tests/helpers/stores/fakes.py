@@ -32,7 +32,17 @@ def is_data(key: str) -> bool:
     return not key.endswith(METADATA_NAMES)
 
 
-class RecordingStore(WrapperStore):
+class Wrapper(WrapperStore):
+    """Opened for reading, it wraps a store that cannot be written: so do those of zarr-python from 3.1.6 on."""
+
+    def with_read_only(self, read_only: bool = False) -> "Wrapper":
+        return self._with_store(self._store.with_read_only(read_only))
+
+    def _with_store(self, store: Store) -> "Wrapper":
+        return type(self)(store)
+
+
+class RecordingStore(Wrapper):
     """Remembers every request for chunk bytes."""
 
     def __init__(self, store: Store, requests: list[Request] | None = None) -> None:
@@ -64,7 +74,7 @@ class RecordingStore(WrapperStore):
         return {key for key, _ in self.requests}
 
 
-class ScriptedStore(WrapperStore):
+class ScriptedStore(Wrapper):
     """Answers requests for chunk bytes as a script says; the script may raise."""
 
     def __init__(self, store: Store, script: Callable[[str, ByteRequest | None, Any], Any]) -> None:

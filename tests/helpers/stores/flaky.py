@@ -3,12 +3,11 @@
 from typing import Any
 
 from zarr.abc.store import ByteRequest, Store
-from zarr.storage import WrapperStore
 
-from helpers.stores.fakes import is_data
+from helpers.stores.fakes import Wrapper, is_data
 
 
-class FlakyStore(WrapperStore):
+class FlakyStore(Wrapper):
     """Every third request for chunk bytes fails, in each process that it gets to.
 
     Parameters
@@ -19,9 +18,6 @@ class FlakyStore(WrapperStore):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._n_requests = 0
-
-    def _with_store(self, store: Store) -> "FlakyStore":
-        return type(self)(store)
 
     async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
         if is_data(key):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 import zarr
+from zarr.core import codec_pipeline
 
 from xarray_gpuzarr.decoders import Device, missing_for_cuda
 from xarray_gpuzarr.read import read_array
@@ -104,6 +105,9 @@ class ArrayReader:
         """Say what is missing for this reader on this machine, or None. Imports nothing."""
         if self.needs is not None and not _is_installed(self.needs[0]):
             return f"not installed (pip install {self.needs[1]})"
+        fused = PIPELINES["Fused"] in self.settings.values()
+        if fused and not hasattr(codec_pipeline, "FusedCodecPipeline"):  # can go with zarr-python 3.2
+            return "not in this zarr-python (pip install 'zarr>=3.3')"
         missing = missing_for_cuda() if self.device == "cuda" else []
         return "missing: " + ", ".join(missing) if missing else None
 
