@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.host_cases import Crew
+from benchmarks.host.cases import Crew
 from benchmarks.machine import about
 from benchmarks.measure import Case, Session
 from benchmarks.registry import all_cases
 from benchmarks.report import print_case, print_summary
 from benchmarks.results import Results
-from benchmarks.stores import cache_directory
+from benchmarks.arrays.stores import cache_directory
 
 _SMOKE_SCALE = 1e-3
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from benchmarks.host_cases import Crew, host_cases, measured
+from benchmarks.host.cases import Crew, host_cases, measured
 from benchmarks.measure import Case
-from benchmarks.published import published
-from benchmarks.workloads import WORKLOADS
+from benchmarks.arrays.published import published
+from benchmarks.arrays.workloads import WORKLOADS
 
-EXTRA_CASES: tuple[str, ...] = ("store_cases", "cluster_cases", "local_cases", "copies_cases", "host_cost")
+EXTRA_CASES: tuple[str, ...] = (
+    "remote.cases",
+    "cluster.cases",
+    "host.copies",
+    "host_cost.cases",
+)
 """Modules of this folder with a function ``cases(scale: float, folder: Path) -> list[Case]``."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
 from benchmarks.gpu.ceilings import FORMATS, device_copy, nvcomp_side_by_side, pinned_upload
 from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.cluster import ClusterCases
@@ -28,13 +28,13 @@ from benchmarks.gpu.readers import (
     open_array,
     open_boxes,
 )
-from benchmarks.gpu.scene import Scene
+from benchmarks.gpu.array_reads import Scene
 from benchmarks.gpu.stages import RecordedReads, count_calls
 from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.published import BLOG, BLOG_PRODUCTS
-from benchmarks.readers import object_boxes
-from benchmarks.stages import compute
-from benchmarks.workloads import ERA5, SHARDED_VOLUME, Workload
+from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS
+from benchmarks.host.readers import object_boxes
+from benchmarks.host.stages import compute
+from benchmarks.arrays.workloads import ERA5, SHARDED_VOLUME, Workload
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.bench.readers import ArrayReader

@@ -18,9 +18,9 @@ import numpy as np
 from distributed import Client, wait
 
 from benchmarks.gpu.readers import location_of
-from benchmarks.gpu.scene import Scene
+from benchmarks.gpu.array_reads import Scene
 from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
-from benchmarks.published import BLOG_PRODUCTS
+from benchmarks.arrays.published import BLOG_PRODUCTS
 from xarray_gpuzarr import register
 from xarray_gpuzarr.bench.readers import open_variable
 

@@ -14,16 +14,16 @@ from rich.console import Console
 
 from benchmarks.machine import about
 from benchmarks.measure import Session
-from benchmarks.plots import Picture, draw_all
+from benchmarks.page.plots import Picture, draw_all
 from benchmarks.results import Results
-from benchmarks.stores import cache_directory
+from benchmarks.arrays.stores import cache_directory
 from benchmarks.timed.cases import Scene, TimedReads
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import installed
 from benchmarks.timed.pictures import draw_shares, draw_timelines
 from benchmarks.timed.report import print_timed
 from benchmarks.timed.workloads import WORKLOADS
-from benchmarks.workloads import Workload
+from benchmarks.arrays.workloads import Workload
 
 _SMOKE_SCALE = 1e-4
 _MODELLED_CORES = 16

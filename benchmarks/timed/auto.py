@@ -24,9 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.null_device import HeaderStore, header_array
+from benchmarks.host_cost.null_device import HeaderStore, header_array
 from benchmarks.timed.device import TimedDevice
-from benchmarks.timed.turns import TurnClock, TurnCrew
+from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
 from xarray_gpuzarr.byte_range import ByteRange
 from xarray_gpuzarr.cf import Cast
 from xarray_gpuzarr.cuda.api import Address
@@ -100,8 +100,8 @@ class Machine:
     """A host and a device whose times are modelled; only inside `running`."""
 
     def __init__(self) -> None:
-        self.clock = TurnClock()
-        self.crew = TurnCrew(self.clock)
+        self.clock = VirtualClock()
+        self.crew = VirtualCrew(self.clock)
         self.device = ModelledDevice(clock=self.clock)
         self.decoder = cuda.CudaDecoder(lambda: self.device.as_api)
         self._host: Decoder = HostDecoder()

@@ -13,14 +13,14 @@ from typing import Any
 import dask
 
 from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.stores import object_files, stored_nbytes, write_workload
+from benchmarks.arrays.stores import object_files, stored_nbytes, write_workload
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import prepared_pool
 from benchmarks.timed.fetches import Fetch, ModelledFiles, read_plainly, watched
 from benchmarks.timed.limits import RESOURCES, decoding_limit, idle_shares
 from benchmarks.timed.simulation import Interval
 from benchmarks.timed.timeline import Timeline
-from benchmarks.workloads import Workload
+from benchmarks.arrays.workloads import Workload
 from xarray_gpuzarr import index_cache
 from xarray_gpuzarr.bench.readers import Location, open_variable
 from xarray_gpuzarr.decoders.cuda import CudaDecoder

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.null_device import NullDevice, NullNvcomp
+from benchmarks.host_cost.null_device import NullDevice, NullNvcomp
 from benchmarks.timed.clock import Clock, WallClock
 from benchmarks.timed.memory import DeviceBytes
 from benchmarks.timed.rates import Rates

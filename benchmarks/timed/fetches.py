@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.timed.simulation import Simulation, Stream
-from benchmarks.workloads import Workload
+from benchmarks.arrays.workloads import Workload
 from xarray_gpuzarr.blosc_frames import walk_blosc
 from xarray_gpuzarr.fetch import LocalSource
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.drawing import INK, OURS, PEERS
+from benchmarks.page.drawing import INK, OURS, PEERS
 from benchmarks.results import CaseRows
 from benchmarks.timed.limits import bound
 from benchmarks.timed.timeline import Bar, Timeline

@@ -1,0 +1,199 @@
+"""Cases of the host: one for each operation of each workload, every reader in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.host.child import Answer, Child, Failure, Fingerprint
+from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
+from benchmarks.host.task import Task
+from benchmarks.arrays.published import CONCURRENCIES, shard_nbytes
+from benchmarks.host.readers import READERS, Reader
+from benchmarks.results import Peak, Sample
+from benchmarks.host.stages import shard_stored_nbytes
+from benchmarks.arrays.stores import stored_nbytes, write_workload
+from benchmarks.arrays.workloads import Operation, Workload
+
+
+class ReaderError(Exception):
+    """A reader raised in its process, or the process ended; the message says what."""
+
+
+class Crew:
+    """The processes of all readers, started when first needed and kept until `stop`."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, Child] = {}
+
+    def start(self, names: Iterable[str]) -> None:
+        """Start processes that do not run yet; they import side by side."""
+        for name in names:
+            if name not in self._children:
+                self._children[name] = Child(name)
+
+    def ask(self, name: str, command: Any) -> Answer:
+        """Ask the process of a reader."""
+        return answered(self._children[name].ask(command))
+
+    def stop(self) -> None:
+        """End all processes."""
+        for child in self._children.values():
+            child.stop()
+        self._children.clear()
+
+
+def answered(answer: Answer) -> Answer:
+    """Return an answer, or raise what it says.
+
+    Raises
+    ------
+    AbsentError, ReaderError
+    """
+    if isinstance(answer, Failure):
+        raise (AbsentError if answer.absent else ReaderError)(answer.message)
+    return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCase:
+    """One operation on one workload."""
+
+    workload: Workload
+    operation: Operation
+    concurrency: int = 1
+
+    @property
+    def name(self) -> str:
+        """What ``--only`` selects by."""
+        at_once = f" x{self.concurrency}" if self.operation == "chunks" else ""
+        return f"{self.workload.name}/{self.operation}{at_once}"
+
+    @property
+    def nbytes(self) -> int:
+        """Decoded bytes that one run delivers."""
+        return shard_nbytes(self.workload) if self.operation == "stages" else self.workload.nbytes
+
+    def readers(self) -> list[Reader]:
+        """Return the readers that can do this, in the order of the registry."""
+        return [reader for reader in READERS.values() if self.operation in reader.operations]
+
+
+def host_cases(workloads: Iterable[Workload]) -> Iterator[HostCase]:
+    """Return one case for each operation of each workload, and each concurrency."""
+    for workload in workloads:
+        for operation in workload.operations:
+            for n in CONCURRENCIES if operation == "chunks" else (1,):
+                yield HostCase(workload=workload, operation=operation, concurrency=n)
+
+
+class Scene:
+    """What the contestants of one case share: the store, the processes, and the values of the first reader.
+
+    Parameters
+    ----------
+    case : HostCase
+    crew : Crew
+    folder : pathlib.Path
+        Cache of stores.
+    with_memory : bool
+        Whether memory is measured too, which takes a fresh process for each reader.
+    """
+
+    def __init__(self, case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> None:
+        self._case = case
+        self._crew = crew
+        self._folder = folder
+        self._with_memory = with_memory
+        self._reference: Fingerprint | None = None
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """What readers are asked to open; writes the store if need be."""
+        path = write_workload(self._case.workload, self._folder)
+        return Task(
+            workload=self._case.workload,
+            path=path,
+            operation=self._case.operation,
+            concurrency=self._case.concurrency,
+        )
+
+    def contestants(self) -> list[Contestant]:
+        """Return the readers; their processes start."""
+        readers = self._case.readers()
+        assert self.task
+        self._crew.start(r.name for r in readers if not (r.shipped and r.shipped.why_absent()))
+        return [
+            Contestant(
+                name=reader.name,
+                side=reader.side,
+                nbytes=self._case.nbytes,
+                prepare=functools.partial(self._prepare, reader),
+            )
+            for reader in readers
+        ]
+
+    def about(self) -> Mapping[str, Any]:
+        """Return what was read."""
+        stages = self._case.operation == "stages"
+        return {
+            "operation": self._case.operation,
+            "concurrency": self._case.concurrency,
+            "workload": asdict(self._case.workload),
+            "nbytes": self._case.nbytes,
+            "stored_nbytes": shard_stored_nbytes(self.task) if stages else stored_nbytes(self.task.path),
+        }
+
+    def _prepare(self, reader: Reader) -> Ready:
+        absent = reader.shipped.why_absent() if reader.shipped else None
+        if absent:
+            raise AbsentError(absent)
+        self._crew.ask(reader.name, self.task)
+        self._compare(self._crew.ask(reader.name, "fingerprint"))
+        ask = functools.partial(self._crew.ask, reader.name)
+        peak = functools.partial(self._peak, reader.name) if self._with_memory else lambda: None
+        return Ready(measure=lambda: _sample(ask), close=lambda: ask("close"), peak=peak)
+
+    def _compare(self, found: Answer) -> None:
+        if not isinstance(found, Fingerprint):
+            return
+        self._reference = self._reference or found
+        if not found.agrees_with(self._reference):
+            raise WrongValuesError(f"other values than the first reader: {found}, expected {self._reference}")
+
+    def _peak(self, name: str) -> Peak | None:
+        """Measure a first read: buffers that a process keeps for later reads count."""
+        child = Child(name)
+        try:
+            answered(child.ask(self.task))
+            answer = answered(child.ask("peak"))
+        except (ReaderError, AbsentError):
+            return None
+        finally:
+            child.stop()
+        return answer if isinstance(answer, Peak) else None
+
+
+def _sample(ask: Callable[[Any], Answer]) -> Sample:
+    answer = ask("sample")
+    assert isinstance(answer, Sample)
+    return answer
+
+
+def measured(case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> Case:
+    """Return a case as the runner takes it."""
+    scene = Scene(case, crew, folder, with_memory=with_memory)
+    return Case(
+        name=case.name,
+        summary=case.workload.summary,
+        each_seconds=_EACH_SECONDS,
+        contestants=scene.contestants,
+        about=scene.about,
+    )
+
+
+_EACH_SECONDS = 15.0
+"""Time for the runs of one reader in one case: the slowest ones have fewer rounds."""
