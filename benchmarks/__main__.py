@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.host.cases import Crew
+from benchmarks.arrays.published import published
+from benchmarks.arrays.stores import cache_directory
+from benchmarks.arrays.workloads import WORKLOADS
+from benchmarks.cluster import cases as cluster
+from benchmarks.cluster import graphs
+from benchmarks.host import copies
+from benchmarks.host.cases import Crew, host_cases, measured
+from benchmarks.host_cost import cases as host_cost
 from benchmarks.machine import about
 from benchmarks.measure import Case, Session
-from benchmarks.registry import all_cases
+from benchmarks.remote import cases as remote
 from benchmarks.report import print_case, print_summary
 from benchmarks.results import Results
-from benchmarks.arrays.stores import cache_directory
+
+CaseBuilder = Callable[[float, Path], Sequence[Case]]
+"""Returns cases at a scale; stores go to the folder."""
 
 _SMOKE_SCALE = 1e-3
+MORE_CASES: tuple[CaseBuilder, ...] = (
+    remote.cases,
+    cluster.cases,
+    graphs.cases,
+    copies.cases,
+    host_cost.cases,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.smoke:
         options.scale, options.rounds, options.memory = _SMOKE_SCALE, 1, False
     crew = Crew()
-    every = all_cases(crew, cache_directory(), scale=options.scale, full=options.full, with_memory=options.memory)
+    every = _all_cases(crew, cache_directory(), options)
     cases = [case for case in every if any(word in case.name for word in options.only or [""])]
     if not cases:
         print(f"nothing is named like {options.only}; known: {', '.join(c.name for c in every)}", file=sys.stderr)
@@ -37,6 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         crew.stop()
     return int(any(row.status == "failed" for row in results.rows))
+
+
+def _all_cases(crew: Crew, folder: Path, options: argparse.Namespace) -> list[Case]:
+    scale = options.scale
+    workloads = [w if scale == 1 else w.scaled(scale) for w in (*WORKLOADS, *published(full=options.full))]
+    cases = [measured(case, crew, folder, with_memory=options.memory) for case in host_cases(workloads)]
+    return [*cases, *(case for build in MORE_CASES for case in build(scale, folder))]
 
 
 def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 from benchmarks.arrays.workloads import ERA5, SERIES, VOLUME, Workload
 
@@ -60,7 +59,6 @@ _BLOG = replace(
     summary="1-D float32, zstd, 8 shards x 400 chunks x 1.024 MB",
     shape=(8 * 400 * 256_000,),
     shards=(400 * 256_000,),
-    operations=("read", "compute", "stages"),
 )
 BLOG = Pair(
     full=_BLOG,
@@ -224,8 +222,3 @@ def published(*, full: bool) -> list[Workload]:
     """Return every published workload in one size, and the full-size dataset with the full ones."""
     found = [pair.of(full=full) for pair in (BLOG, *ZARRS_VOLUMES, *study())]
     return [*found, ERA5_FULL] if full else found
-
-
-def shard_nbytes(workload: Workload) -> int:
-    """Return the decoded bytes of one stored object of a workload."""
-    return prod(workload.whole) * workload.itemsize

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from benchmarks.arrays.compressors import Compressor
 from benchmarks.arrays.fields import FieldName, make_field
 
-Operation = Literal["read", "load", "mean", "chunks", "compute", "stages"]
+Operation = Literal["read", "load", "mean", "chunks"]
 """Stored values as one array; the decoded xarray variable; its mean, NaN skipped; shard after shard (chunk after chunk
-where there are none), each dropped; the same, and products of each; the stages of one shard alone."""
+where there are none), each dropped."""
 
 N_TILES = 64
 """Distinct chunks of an array, at most; the others repeat them."""

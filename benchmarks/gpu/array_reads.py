@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu.ceilings import nvcomp_alone, pinned_upload
 from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.readers import Reader
 from benchmarks.gpu.stores import Stored, write
 from benchmarks.measure import Case, Contestant, Ready, WrongValuesError
-from benchmarks.arrays.workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class ArrayReads:
     """One array, and the contestants that read it."""
 
     gpu: Gpu
@@ -116,7 +116,7 @@ class Scene:
             run()
             return Ready(measure=lambda: wall_seconds(self.gpu, run))
 
-        return Contestant(name="read", side="limit", nbytes=self.shard_nbytes, prepare=prepare)
+        return Contestant(name="read", side="bare", nbytes=self.shard_nbytes, prepare=prepare)
 
     def products(self, n: int) -> Contestant:
         """Return the computation on one decoded shard: its product with itself, so many times."""
@@ -127,4 +127,4 @@ class Scene:
             measure()
             return Ready(measure=measure)
 
-        return Contestant(name="compute", side="limit", nbytes=self.shard_nbytes, prepare=prepare)
+        return Contestant(name="compute", side="bare", nbytes=self.shard_nbytes, prepare=prepare)

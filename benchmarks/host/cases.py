@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.host.child import Answer, Child, Failure, Fingerprint
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
-from benchmarks.host.task import Task
-from benchmarks.arrays.published import CONCURRENCIES, shard_nbytes
-from benchmarks.host.readers import READERS, Reader
-from benchmarks.results import Peak, Sample
-from benchmarks.host.stages import shard_stored_nbytes
+from benchmarks.arrays.published import CONCURRENCIES
 from benchmarks.arrays.stores import stored_nbytes, write_workload
 from benchmarks.arrays.workloads import Operation, Workload
+from benchmarks.host.child import Answer, Child, Failure, Fingerprint
+from benchmarks.host.readers import READERS, Reader
+from benchmarks.host.task import Task
+from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
+from benchmarks.results import Peak, Sample
 
 
 class ReaderError(Exception):
@@ -72,11 +71,6 @@ class HostCase:
         at_once = f" x{self.concurrency}" if self.operation == "chunks" else ""
         return f"{self.workload.name}/{self.operation}{at_once}"
 
-    @property
-    def nbytes(self) -> int:
-        """Decoded bytes that one run delivers."""
-        return shard_nbytes(self.workload) if self.operation == "stages" else self.workload.nbytes
-
     def readers(self) -> list[Reader]:
         """Return the readers that can do this, in the order of the registry."""
         return [reader for reader in READERS.values() if self.operation in reader.operations]
@@ -90,7 +84,7 @@ def host_cases(workloads: Iterable[Workload]) -> Iterator[HostCase]:
                 yield HostCase(workload=workload, operation=operation, concurrency=n)
 
 
-class Scene:
+class SharedStore:
     """What the contestants of one case share: the store, the processes, and the values of the first reader.
 
     Parameters
@@ -130,7 +124,7 @@ class Scene:
             Contestant(
                 name=reader.name,
                 side=reader.side,
-                nbytes=self._case.nbytes,
+                nbytes=self._case.workload.nbytes,
                 prepare=functools.partial(self._prepare, reader),
             )
             for reader in readers
@@ -138,13 +132,12 @@ class Scene:
 
     def about(self) -> Mapping[str, Any]:
         """Return what was read."""
-        stages = self._case.operation == "stages"
         return {
             "operation": self._case.operation,
             "concurrency": self._case.concurrency,
             "workload": asdict(self._case.workload),
-            "nbytes": self._case.nbytes,
-            "stored_nbytes": shard_stored_nbytes(self.task) if stages else stored_nbytes(self.task.path),
+            "nbytes": self._case.workload.nbytes,
+            "stored_nbytes": stored_nbytes(self.task.path),
         }
 
     def _prepare(self, reader: Reader) -> Ready:
@@ -158,8 +151,7 @@ class Scene:
         return Ready(measure=lambda: _sample(ask), close=lambda: ask("close"), peak=peak)
 
     def _compare(self, found: Answer) -> None:
-        if not isinstance(found, Fingerprint):
-            return
+        assert isinstance(found, Fingerprint)
         self._reference = self._reference or found
         if not found.agrees_with(self._reference):
             raise WrongValuesError(f"other values than the first reader: {found}, expected {self._reference}")
@@ -185,13 +177,13 @@ def _sample(ask: Callable[[Any], Answer]) -> Sample:
 
 def measured(case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> Case:
     """Return a case as the runner takes it."""
-    scene = Scene(case, crew, folder, with_memory=with_memory)
+    shared = SharedStore(case, crew, folder, with_memory=with_memory)
     return Case(
         name=case.name,
         summary=case.workload.summary,
         each_seconds=_EACH_SECONDS,
-        contestants=scene.contestants,
-        about=scene.about,
+        contestants=shared.contestants,
+        about=shared.about,
     )
 
 

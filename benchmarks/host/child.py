@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import zarr
 
-from benchmarks.host.task import Opened, Task
 from benchmarks.host.readers import READERS
+from benchmarks.host.task import Opened, Task
 from benchmarks.results import Peak, Sample
 from xarray_gpuzarr.bench.child import checksum
 from xarray_gpuzarr.bench.readers import ReaderAbsentError
@@ -28,8 +28,7 @@ from xarray_gpuzarr.bench.readers import ReaderAbsentError
 _ANSWER_SECONDS = 600
 
 Command = Task | Literal["fingerprint", "sample", "peak", "close"]
-"""Requests: open a store, or what to do with the open one; answered with None, `Fingerprint` or None, `Sample`, `Peak`,
-None."""
+"""Requests: open a store, or what to do with the open one; answered with None, `Fingerprint`, `Sample`, `Peak`, None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,26 +145,28 @@ def _back_memory(nbytes: int) -> None:
     np.empty(nbytes, np.uint8).fill(0)
 
 
-def _fingerprint(opened: Opened) -> Fingerprint | None:
-    if not opened.compared:
-        opened.run()
-        return None
+def _fingerprint(opened: Opened) -> Fingerprint:
     result = opened.values()
     scalar = float(result) if result.ndim == 0 else 0.0
     number = 0 if result.ndim == 0 else checksum(result)
     return Fingerprint(dtype=result.dtype.str, shape=result.shape, checksum=number, scalar=scalar)
 
 
-def _peak(opened: Opened) -> Peak:
+def allocated_nbytes(read: Callable[[], Any]) -> Peak:
+    """Return the most memory that a read allocates at once."""
     import memray  # noqa: PLC0415 - only here, it is slow to import
 
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory) / "record"
         destination = memray.FileDestination(record)
         with memray.Tracker(destination=destination, file_format=memray.FileFormat.AGGREGATED_ALLOCATIONS):
-            result: Any = opened.run()
+            result: Any = read()
         nbytes = result.nbytes if isinstance(result, np.ndarray) else 0
         return Peak(peak_nbytes=memray.FileReader(record).metadata.peak_memory, result_nbytes=nbytes)
 
 
-_ANSWERS: dict[str, Callable[[Opened], Answer]] = {"fingerprint": _fingerprint, "sample": _sample, "peak": _peak}
+_ANSWERS: dict[str, Callable[[Opened], Answer]] = {
+    "fingerprint": _fingerprint,
+    "sample": _sample,
+    "peak": lambda opened: allocated_nbytes(opened.run),
+}

@@ -1,4 +1,4 @@
-"""Where every stored chunk of a workload lies, and where it goes: the input of the plain loop in `speed_of_light`.
+"""Where every stored chunk of a workload lies, and where it goes: the input of the plain loop.
 
 Reads shard indexes by itself and shares no code with xarray_gpuzarr. Not timed.
 
@@ -17,15 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.host.task import Array
 from benchmarks.arrays.stores import object_file
 from benchmarks.arrays.workloads import Workload
 
 _PART_NBYTES = 2 * 1024 * 1024
 """Encoded bytes of one read: they stay in a core's L2 until they are decoded (2 MiB a core, Sapphire Rapids)."""
-_RAW_PART_NBYTES = 8 * 1024 * 1024
-_MAX_VECTORS = 512
-"""Below IOV_MAX, which is 1024 on Linux."""
 _ENTRY_NBYTES = 16
 _CRC_NBYTES = 4
 _MISSING = 2**64 - 1
@@ -39,8 +35,7 @@ class Piece:
     """In its object, bytes."""
     nbytes: int
     out_start: int
-    """In the chunk-ordered output, bytes."""
-    out_nbytes: int
+    """In an array whose chunks follow each other, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +56,9 @@ class Part:
         return self.pieces[-1].offset + self.pieces[-1].nbytes - self.offset
 
 
-def read_parts(workload: Workload, path: Path, *, whole_chunks: bool = False) -> list[Part]:
-    """Return the reads that fetch all chunks of the array at `path`; raw chunks may be cut unless told otherwise."""
-    cut = workload.codec == "none" and not whole_chunks
+def read_parts(workload: Workload, path: Path, *, cut: bool) -> list[Part]:
+    """Return the reads that fetch all chunks of the array at `path`; chunks longer than a read may be cut."""
     return [part for file, pieces in _objects(workload, path) for part in _parts(file, pieces, cut=cut)]
-
-
-def in_array_order(chunks: Array, workload: Workload) -> Array:
-    """Put chunk-ordered elements where they belong in the array."""
-    counts, ndim = workload.grid, len(workload.shape)
-    tiled = chunks.reshape(*counts, *workload.chunks)
-    order = [axis for pair in zip(range(ndim), range(ndim, 2 * ndim), strict=True) for axis in pair]
-    padded = tiled.transpose(order).reshape([n * c for n, c in zip(counts, workload.chunks, strict=True)])
-    return np.ascontiguousarray(padded[tuple(slice(n) for n in workload.shape)])
 
 
 def _objects(workload: Workload, path: Path) -> Iterator[tuple[Path, list[Piece]]]:
@@ -86,7 +71,7 @@ def _objects(workload: Workload, path: Path) -> Iterator[tuple[Path, list[Piece]
         inside = np.indices(per_shard).reshape(len(per_shard), -1) + first
         slots = np.ravel_multi_index(tuple(inside), counts).tolist()
         stored = sorted((*entry, slot) for entry, slot in zip(entries, slots, strict=True) if entry[0] != _MISSING)
-        yield file, [Piece(offset, n, slot * nbytes, nbytes) for offset, n, slot in stored]
+        yield file, [Piece(offset, n, slot * nbytes) for offset, n, slot in stored]
 
 
 def _index(file: Path, n_chunks: int) -> list[tuple[int, int]]:
@@ -96,11 +81,10 @@ def _index(file: Path, n_chunks: int) -> list[tuple[int, int]]:
 
 
 def _parts(file: Path, stored: Iterable[Piece], *, cut: bool) -> Iterator[Part]:
-    """Group neighbouring pieces; where told so, those that are larger than a part are cut."""
-    limit = _RAW_PART_NBYTES if cut else _PART_NBYTES
+    """Group neighbouring pieces."""
     group: list[Piece] = []
     for piece in (piece for whole in stored for piece in (_cut(whole) if cut else [whole])):
-        if group and _must_end(group, piece, limit):
+        if group and _must_end(group, piece):
             yield Part(str(file), tuple(group))
             group = []
         group.append(piece)
@@ -108,12 +92,11 @@ def _parts(file: Path, stored: Iterable[Piece], *, cut: bool) -> Iterator[Part]:
         yield Part(str(file), tuple(group))
 
 
-def _must_end(group: list[Piece], piece: Piece, limit: int) -> bool:
+def _must_end(group: list[Piece], piece: Piece) -> bool:
     apart = piece.offset != group[-1].offset + group[-1].nbytes
-    return apart or len(group) == _MAX_VECTORS or piece.offset + piece.nbytes - group[0].offset > limit
+    return apart or piece.offset + piece.nbytes - group[0].offset > _PART_NBYTES
 
 
 def _cut(piece: Piece) -> list[Piece]:
-    starts = range(0, piece.nbytes, _RAW_PART_NBYTES)
-    lengths = [min(_RAW_PART_NBYTES, piece.nbytes - s) for s in starts]
-    return [Piece(piece.offset + s, n, piece.out_start + s, n) for s, n in zip(starts, lengths, strict=True)]
+    starts = range(0, piece.nbytes, _PART_NBYTES)
+    return [Piece(piece.offset + s, min(_PART_NBYTES, piece.nbytes - s), piece.out_start + s) for s in starts]

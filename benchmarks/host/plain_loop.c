@@ -1,8 +1,9 @@
-/* Read, decode and place the chunks of one array with plain threads: the limit for chunks that lie scattered in it.
+/* Read, decode and place the chunks of one array with plain threads.
  *
- * Called by placing_limit.py, which makes the tables, lends the memory and finds the decoders. Threads take the next
+ * Called by plain_loop.py, which makes the tables, lends the memory and finds the decoders. Threads take the next
  * part that is left; each reads it into memory of its own, decodes its chunks one by one, and copies every row of a
- * chunk along the last axis to its place in the output. Nothing is planned or checked but lengths.
+ * chunk along the last axis to its place in the output. Where chunks follow each other there, they are decoded, or read,
+ * straight into it. Nothing is planned or checked but lengths.
  */
 #define _FILE_OFFSET_BITS 64
 #include <fcntl.h>
@@ -16,6 +17,7 @@ enum codec { RAW, ZSTD, BLOSC, GZIP };
 
 typedef struct {
     int64_t n_threads, n_parts, ndim, codec, chunk_nbytes, staging_nbytes;
+    int64_t in_order;             /* whether chunks are whole, and follow each other in the output */
     const char *const *paths;     /* of each part */
     const int64_t *part_offset;   /* in its file */
     const int64_t *part_nbytes;
@@ -62,16 +64,34 @@ static void place(const char *src, char *dst, const int64_t *extent, const int64
         place(src + i * *from, dst + i * *to, extent + 1, from + 1, to + 1, axes - 1);
 }
 
+static int read_at(int file, char *to, int64_t nbytes, int64_t offset)
+{
+    return pread(file, to, (size_t)nbytes, offset) != nbytes;
+}
+
 static int run_part(const job_t *job, void *context, int64_t part, char *staging, char *decoded)
 {
     int64_t nbytes = job->part_nbytes[part];
     int file = open(job->paths[part], O_RDONLY);
     if (file < 0) return 1;
-    int64_t found = pread(file, staging, (size_t)nbytes, job->part_offset[part]);
+    int64_t first = job->part_first[part], end = job->part_first[part + 1];
+    if (job->codec == RAW && job->in_order) {
+        int failed = 0;
+        for (int64_t i = first; i < end && !failed; i++)
+            failed = read_at(file, job->out + job->piece_out[i], job->piece_nbytes[i],
+                             job->part_offset[part] + job->piece_start[i]);
+        close(file);
+        return failed;
+    }
+    int failed = read_at(file, staging, nbytes, job->part_offset[part]);
     close(file);
-    if (found != nbytes) return 1;
-    for (int64_t i = job->part_first[part]; i < job->part_first[part + 1]; i++) {
+    if (failed) return 1;
+    for (int64_t i = first; i < end; i++) {
         const char *chunk = staging + job->piece_start[i];
+        if (job->in_order) {
+            if (decode_chunk(job, context, chunk, (size_t)job->piece_nbytes[i], job->out + job->piece_out[i])) return 1;
+            continue;
+        }
         if (job->codec != RAW) {
             if (decode_chunk(job, context, chunk, (size_t)job->piece_nbytes[i], decoded)) return 1;
             chunk = decoded;

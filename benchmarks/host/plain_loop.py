@@ -1,8 +1,8 @@
-"""The limit where chunks lie scattered in the array: plain C threads that read, decode and place them in N-D.
+"""The plain loop: C threads that read, decode and place every chunk, and plan and check nothing.
 
-Compiles `placing_limit.c` with the machine's C compiler into the cache directory, and lends it the decoders that
-imagecodecs carries, which are those that xarray_gpuzarr calls. `speed_of_light` falls back to its own loop, which puts
-nothing into place, if either is lacking.
+No reader, and no limit either: one that keeps memory in cache or asks for better lengths is quicker. Compiles
+`plain_loop.c` with the machine's C compiler into the cache directory, and lends it the decoders that imagecodecs carries,
+which are those that xarray_gpuzarr calls.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.host.chunk_table import Part, read_parts
 from benchmarks.arrays.compressors import Family
-from benchmarks.host.task import Array
 from benchmarks.arrays.stores import cache_directory
 from benchmarks.arrays.workloads import Workload
+from benchmarks.host.chunk_table import Part, read_parts
+from benchmarks.host.task import Array, Opened, Task
+from xarray_gpuzarr.bench.readers import ReaderAbsentError
 from xarray_gpuzarr.decoders import host_memory
 
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -41,15 +42,11 @@ _COLUMNS = (
 )
 
 
-class CannotPlaceError(Exception):
-    """There is no such limit on this machine or for this workload; the message says why."""
-
-
 class _Job(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_int64)
-            for name in ("n_threads", "n_parts", "ndim", "codec", "chunk_nbytes", "staging_nbytes")
+            for name in ("n_threads", "n_parts", "ndim", "codec", "chunk_nbytes", "staging_nbytes", "in_order")
         ),
         ("paths", ctypes.POINTER(ctypes.c_char_p)),
         *((name, ctypes.c_void_p) for name in (*_COLUMNS, "out", "staging", "decoded")),
@@ -85,27 +82,41 @@ _LIBRARIES: Mapping[Family, _Library] = {
 }
 
 
-def is_scattered(workload: Workload) -> bool:
-    """Say whether chunks are no single runs of memory in the array."""
-    split = [axis for axis, (n, c) in enumerate(zip(workload.shape, workload.chunks, strict=True)) if c < n]
-    return bool(split) and any(c > 1 for c in workload.chunks[: split[-1]])
+def open_plain_loop(task: Task) -> Opened:
+    """Open a workload for the plain loop; see `Opened`."""
+    return Opened(run=PlainLoop(task.workload, task.path / task.workload.variable).read)
 
 
-class PlacingLoop:
+def _is_in_order(workload: Workload) -> bool:
+    """Say whether chunks are whole, and follow each other in the array."""
+    axes = list(zip(workload.shape, workload.chunks, strict=True))
+    split = [axis for axis, (n, c) in enumerate(axes) if c < n]
+    return not any(n % c for n, c in axes) and not any(c > 1 for c in workload.chunks[: max(split, default=0)])
+
+
+class PlainLoop:
     """The chunks of one array, read by C threads into an array in its own order.
+
+    Parameters
+    ----------
+    workload : Workload
+    path : pathlib.Path
+        The array.
 
     Raises
     ------
-    CannotPlaceError
+    ReaderAbsentError
+        There is no C compiler, or no decoder for the workload.
     """
 
     def __init__(self, workload: Workload, path: Path) -> None:
         self.workload = workload
         self._read_and_place = _compiled()
-        parts = read_parts(workload, path, whole_chunks=True)
+        in_order = _is_in_order(workload)
+        parts = read_parts(workload, path, cut=in_order and workload.codec == "none")
         codec = _library(workload)
         n_threads = len(os.sched_getaffinity(0))
-        columns = _columns(workload, parts)
+        columns = _columns(workload, parts, in_order=in_order)
         columns["staging"] = np.empty(n_threads * int(columns["part_nbytes"].max()), np.uint8)
         columns["decoded"] = host_memory.aligned(n_threads * workload.chunk_nbytes)
         self._kept = columns, (ctypes.c_char_p * len(parts))(*(os.fsencode(part.path) for part in parts))
@@ -116,6 +127,7 @@ class PlacingLoop:
             codec=codec.number,
             chunk_nbytes=workload.chunk_nbytes,
             staging_nbytes=columns["staging"].nbytes // n_threads,
+            in_order=in_order,
             paths=self._kept[1],
             **{name: column.ctypes.data for name, column in columns.items()},
             **{
@@ -136,15 +148,16 @@ class PlacingLoop:
 def _library(workload: Workload) -> _Library:
     family = workload.compressor.family
     if family not in _LIBRARIES:
-        raise CannotPlaceError(f"written for {', '.join(_LIBRARIES)}")
+        raise ReaderAbsentError(f"written for {', '.join(_LIBRARIES)}")
     return _LIBRARIES[family]
 
 
-def _columns(workload: Workload, parts: list[Part]) -> dict[str, Array]:
+def _columns(workload: Workload, parts: list[Part], *, in_order: bool) -> dict[str, Array]:
     """Return what the C file needs to know of each part and each piece."""
     pieces = [piece for part in parts for piece in part.pieces]
     nbytes, itemsize = workload.chunk_nbytes, workload.itemsize
-    slots = np.array([piece.out_start for piece in pieces]) // nbytes
+    starts_in_order = np.array([piece.out_start for piece in pieces])
+    slots = starts_in_order // nbytes
     origin = np.stack(np.unravel_index(slots, workload.grid), axis=1) * workload.chunks
     extent = np.clip(np.array(workload.shape) - origin, 0, workload.chunks)
     extent[:, -1] *= itemsize
@@ -156,7 +169,7 @@ def _columns(workload: Workload, parts: list[Part]) -> dict[str, Array]:
         "part_first": np.cumsum([0, *(len(part.pieces) for part in parts)]),
         "piece_start": starts,
         "piece_nbytes": [piece.nbytes for piece in pieces],
-        "piece_out": origin @ out_strides,
+        "piece_out": starts_in_order if in_order else origin @ out_strides,
         "piece_extent": extent,
         "chunk_strides": _strides(workload.chunks, itemsize),
         "out_strides": out_strides,
@@ -176,24 +189,24 @@ def _address(module: str, name: str) -> int | None:
         library = ctypes.CDLL(import_module(module).__file__)
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     except (ImportError, OSError, AttributeError) as err:
-        raise CannotPlaceError(f"no {name} in {module}") from err
+        raise ReaderAbsentError(f"no {name} in {module}") from err
 
 
 @cache
 def _compiled() -> ctypes._NamedFuncPointer:
     """Compile the C file, once for each of its versions, and return its function."""
     version = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    built = cache_directory() / f"placing-limit-{version}.so"
+    built = cache_directory() / f"plain-loop-{version}.so"
     if not built.exists():
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if compiler is None:
-            raise CannotPlaceError("no C compiler")
+            raise ReaderAbsentError("no C compiler")
         built.parent.mkdir(parents=True, exist_ok=True)
         new = built.with_suffix(f".{os.getpid()}")
         command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-o", str(new), str(_SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise CannotPlaceError(f"{compiler}: {done.stderr.strip()[:200]}")
+            raise ReaderAbsentError(f"{compiler}: {done.stderr.strip()[:200]}")
         new.replace(built)
     function = ctypes.CDLL(str(built)).read_and_place
     function.argtypes, function.restype = [ctypes.POINTER(_Job)], ctypes.c_int

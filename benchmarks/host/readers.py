@@ -1,4 +1,4 @@
-"""All readers of the host, and what each does with a store: the shipped registry, and the limits.
+"""All readers of the host, and what each does with a store: the shipped registry, and the plain loop.
 
 How a library opens an array and reads a box of it stands in `xarray_gpuzarr.bench.readers`, which ``gpuzarr bench``
 uses too; here it becomes a whole read, a read in pieces, or a mean. Readers to a GPU are in `gpu.readers`.
@@ -14,11 +14,10 @@ from typing import get_args
 
 import numpy as np
 
+from benchmarks.arrays.workloads import Operation, Workload
+from benchmarks.host.plain_loop import open_plain_loop
 from benchmarks.host.task import Array, Opened, Task
 from benchmarks.results import Side
-from benchmarks.host.speed_of_light import open_limit
-from benchmarks.host.stages import compute, open_compute_stage, open_decode_stage, open_read_stage
-from benchmarks.arrays.workloads import Operation, Workload
 from xarray_gpuzarr.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.bench.readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
 
@@ -57,13 +56,7 @@ def _open_boxes(reader: ArrayReader, task: Task) -> Opened:
     if task.operation == "read":
         box = whole_box(workload)
         return Opened(run=lambda: np.asarray(read_box(box)))
-    boxes = list(object_boxes(workload))
-    if task.operation == "compute":
-        return Opened(
-            run=lambda: [compute(np.asarray(read_box(box))) for box in boxes],
-            check=lambda: np.asarray(read_box(whole_box(workload))),
-        )
-    return _open_pieces(read_box, boxes, task)
+    return _open_pieces(read_box, list(object_boxes(workload)), task)
 
 
 def _open_pieces(read_box: ReadBox, boxes: list[Box], task: Task) -> Opened:
@@ -102,7 +95,7 @@ def _engine_of(name: str) -> tuple[str, Chunking]:
 
 def _from_shipped(reader: ArrayReader) -> Reader:
     stored = reader.operation == "read"
-    operations: tuple[Operation, ...] = ("read", "chunks", "compute") if stored else ("load", "mean")
+    operations: tuple[Operation, ...] = ("read", "chunks") if stored else ("load", "mean")
 
     def open_reader(task: Task) -> Opened:
         return (_open_boxes if stored else _open_load)(reader, task)
@@ -117,18 +110,11 @@ def _from_shipped(reader: ArrayReader) -> Reader:
     )
 
 
-_LIMITS: tuple[tuple[str, tuple[Operation, ...], Callable[[Task], Opened]], ...] = (
-    ("limit", ("read", "load", "mean", "chunks"), open_limit),
-    ("read", ("stages",), open_read_stage),
-    ("decode", ("stages",), open_decode_stage),
-    ("compute", ("stages",), open_compute_stage),
-)
-
 READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
         *(_from_shipped(reader) for reader in SHIPPED.values() if reader.device == "host"),
-        *(Reader(name=name, side="limit", operations=ops, open=opener) for name, ops, opener in _LIMITS),
+        Reader(name="plain loop", side="bare", operations=("read",), open=open_plain_loop),
     )
 }
 """Name -> reader, in the order in which they start; the first one's values are the reference."""

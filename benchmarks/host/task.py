@@ -34,8 +34,6 @@ class Opened:
     """The timed part. Every call starts from the stored bytes."""
     check: Callable[[], Array] | None = None
     """Read once more; return values in the order that all readers are compared in. If left out, `run` does."""
-    compared: bool = True
-    """Whether there are values to compare."""
 
     def values(self) -> Array:
         """Read once more, and return what readers are compared by."""

@@ -5,17 +5,11 @@ thread. Counted is all that the host does for a shard but I/O and the copying of
 index, planning, handing requests over, checking frames, tables, launches, receipts. A read of one shard also pays for
 the read itself; a shard of a long read is what one costs in a pipeline. Caches are warm, and time is that of the
 thread on its core.
-
-``python -m benchmarks.host_cost`` prints microseconds; the same cases are part of ``python -m benchmarks``.
 """
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import pstats
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,21 +17,16 @@ from pathlib import Path
 from time import thread_time
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.gpu.stages import count_calls
-from benchmarks.machine import about
-from benchmarks.measure import Case, Contestant, Ready, Session
 from benchmarks.host_cost.null_device import NullDevice, header_array
-from benchmarks.results import CaseRows, Results
 from benchmarks.host_cost.stopwatch import Stopwatch
+from benchmarks.measure import Case, Contestant, Ready
 from xarray_gpuzarr import plan, snapshot
 from xarray_gpuzarr.decoders import threads
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, decode, receipts, staging
 from xarray_gpuzarr.read import read
 
-_N_SHARDS = 32
+N_SHARDS = 32
 _N_WARM = 32
 """Shards that are read before a read is timed."""
 _MEANINGFUL_SCALE = 0.01
@@ -125,7 +114,7 @@ def cases(scale: float, _folder: Path) -> list[Case]:
     scale : float
         Below 0.01, the longest read is short.
     """
-    longest = _N_SHARDS if scale >= _MEANINGFUL_SCALE else 2
+    longest = N_SHARDS if scale >= _MEANINGFUL_SCALE else 2
     return [
         Case(
             name="host cost",
@@ -151,47 +140,3 @@ def _measure(reads: NullReads, n_shards: int) -> dict[str, float]:
     with reads.listened():
         stages = reads.seconds(n_shards)
     return {label: seconds / n_shards for label, seconds in ({"": whole} | stages).items()}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; return 1 if it failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.host_cost", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=50, help="reads of each kind (default 50)")
-    parser.add_argument("--out", type=Path, help="JSON file")
-    parser.add_argument("--profile", action="store_true", help="print the functions that take most of the time instead")
-    options = parser.parse_args(arguments)
-    if options.profile:
-        for layout in LAYOUTS:
-            _profile(layout, options.rounds)
-        return 0
-    results = Results(about("benchmarks.host_cost", {"rounds": options.rounds}), options.out)
-    session = Session(results, n_rounds=options.rounds)
-    for case in cases(1, Path()):
-        _print(session.run(case))
-    results.finished = True
-    results.save()
-    return int(any(row.status == "failed" for row in results.rows))
-
-
-def _print(case: CaseRows) -> None:
-    table = Table("us a shard", "median", "min", title=f"{case.name}: {case.summary}")
-    for row in case.rows:
-        if row.samples:
-            table.add_row(row.name, f"{row.wall_s * 1e6:.0f}", f"{row.spread_s[0] * 1e6:.0f}")
-        else:
-            table.add_row(f"{row.name}: {row.status} {row.note}", "", "")
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
-def _profile(layout: Layout, rounds: int) -> None:
-    reads = NullReads(layout, _N_SHARDS)
-    profile = cProfile.Profile()
-    with profile:
-        for _ in range(rounds):
-            reads.run(_N_SHARDS)
-    print(f"{layout.name}: {rounds} reads of {_N_SHARDS} shards")
-    pstats.Stats(profile).sort_stats("tottime").print_stats(40)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from benchmarks.results import CaseRows, Row
 
 INK = "#7b7b7b"
 """Text and axes: a contrast of 4.2 to white and of 4.4 to the dark of the pages."""
 OURS = "#e8590c"
-PEERS = ("#3b8bd0", "#2f9e8f", "#9b6fc4", "#b58a1f", "#c2608f", "#6f7fd6", "#7d9a3a")
-LIMIT = "#8a8a8a"
-MARKERS = "os^vPX*"
+BARE = "#8a8a8a"
+PEER = "#3b8bd0"
+_COLOURS = {"default": PEER, "Fused": "#2f9e8f", "zarrs": "#9b6fc4", "TensorStore": "#b58a1f"}
+"""Of peers, by a part of their names."""
+_MARKS = {"chunks={}": "o", "chunks=shards": "s", "no dask": "^", "": "o"}
+"""Of peers, by how their names end."""
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -43,76 +46,58 @@ STYLE: Any = {
     "legend.labelcolor": INK,
     "savefig.transparent": True,
 }
+WIDTH = 8.2
+"""Of every figure, inches."""
 
 
-Value = Callable[[Row, CaseRows], tuple[float, float, float] | None]
-"""Returns the value of a row, and the ends of its spread."""
-
-
-def looks(names: Sequence[str], cases: Sequence[CaseRows]) -> Iterator[tuple[str, str, str]]:
-    """Return a colour and a mark for each reader: ours stand out."""
-    ours = {row.name for case in cases for row in case.rows if row.side == "ours"}
-    peers = [name for name in names if name not in ours]
-    for name in names:
-        if name in ours:
-            yield name, OURS, "Dd"[[n for n in names if n in ours].index(name) % 2]
+def looks(cases: Sequence[CaseRows]) -> Iterator[tuple[str, str, str]]:
+    """Return name, colour and mark of each row: ours stand out, what is no reader is grey."""
+    sides = {row.name: row.side for case in cases for row in case.rows if row.samples}
+    ours = [name for name, side in sides.items() if side == "ours"]
+    for name, side in sides.items():
+        if side == "ours":
+            yield name, OURS, "Dd"[ours.index(name) % 2]
+        elif side == "bare":
+            yield name, BARE, "|"
         else:
-            i = peers.index(name)
-            yield name, PEERS[i % len(PEERS)], MARKERS[i % len(MARKERS)]
+            colour = next((colour for part, colour in _COLOURS.items() if part in name), PEER)
+            yield name, colour, next(mark for end, mark in _MARKS.items() if name.endswith(end))
 
 
-def lines(axes: Axes, cases: Sequence[CaseRows], value: Value) -> None:
-    names = list(dict.fromkeys(row.name for case in cases for row in case.rows if row.side != "limit"))
-    limits = list(dict.fromkeys(row.name for case in cases for row in case.rows if row.side == "limit"))
-    every = [*looks(names, cases), *((name, LIMIT, "") for name in limits)]
-    for name, colour, marker in every:
-        found = [(c.about["concurrency"], v) for c in cases if (row := c.row(name)) and (v := value(row, c))]
-        if not found:
-            continue
-        at = [n for n, _ in found]
-        middle, low, high = np.array([v for _, v in found]).T
-        axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(at, middle, color=colour, marker=marker or None, markersize=5, linewidth=1.4, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    ticks = sorted({c.about["concurrency"] for c in cases})
-    axes.set_xticks(ticks, [str(n) for n in ticks])
-    plain_numbers(axes, "y")
+def rates(row: Row) -> tuple[float, float, float]:
+    """Return the median rate of a row and the ends of its spread, GB/s of values."""
+    shortest, longest = row.spread_s
+    return row.rate / 1e9, row.nbytes / longest / 1e9, row.nbytes / shortest / 1e9
 
 
-def plain_numbers(axes: Axes, which: str) -> None:
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    low, high = axis.get_view_interval()
-    narrow = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
-    axis.set_minor_formatter(narrow if high / max(low, 1e-12) < 1500 else NullFormatter())
-
-
-def dots(cases: Sequence[CaseRows], labels: Sequence[str], value: Value, title: str) -> Figure | None:
-    """Draw one line a case and one mark a reader, with its spread, on a logarithmic axis."""
+def dots(cases: Sequence[CaseRows], labels: Sequence[str], title: str) -> Figure | None:
+    """Draw one line a case and one mark a reader, with its spread, on a logarithmic axis of rates."""
     if not cases:
         return None
-    names = list(dict.fromkeys(row.name for case in cases for row in case.rows if value(row, case)))
-    shown = {name: name.removeprefix("xarray ") for name in names}
-    n_columns = min(len(names), max(2, 104 // (max(map(len, shown.values())) + 5)))
-    figure = Figure(figsize=(8.2, 1 + 0.34 * len(cases) + 0.22 * -(-len(names) // n_columns)), layout="constrained")
+    every = list(looks(cases))
+    shown = {name: name.removeprefix("xarray ") for name, *_ in every}
+    n_columns = min(len(every), max(2, 104 // (max(map(len, shown.values())) + 5)))
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.27 * len(cases) + 0.22 * -(-len(every) // n_columns)), layout="constrained")
     axes = figure.subplots()
-    for name, colour, marker in looks(names, cases):
-        places, values = [], []
-        for i, case in enumerate(cases):
-            row = case.row(name)
-            found = value(row, case) if row else None
-            if found:
-                places.append(len(cases) - 1 - i)
-                values.append(found)
-        middle, low, high = np.array(values).T
-        axes.hlines(places, low, high, color=colour, alpha=0.35, linewidth=3)
-        looks_like: dict[str, Any] = {"marker": marker, "s": 58 if colour == OURS else 38, "linewidths": 0}
-        axes.scatter(middle, places, color=colour, label=shown[name], zorder=3, **looks_like)
+    for name, colour, marker in every:
+        found = [(len(cases) - 1 - i, rates(row)) for i, case in enumerate(cases) if (row := case.row(name))]
+        places = [place for place, _ in found]
+        middle, low, high = np.array([value for _, value in found]).T
+        axes.hlines(places, low, high, color=colour, alpha=0.3, linewidth=3)
+        mark: dict[str, Any] = {"s": 58 if colour == OURS else 38, "linewidths": 0}
+        if colour == BARE:
+            mark = {"s": 110, "linewidths": 2}
+        axes.scatter(middle, places, color=colour, label=shown[name], zorder=3, marker=marker, **mark)
     axes.set_xscale("log")
-    plain_numbers(axes, "x")
+    plain_numbers(axes)
     axes.set_yticks(range(len(cases)), labels[::-1])
     axes.set_ylim(-0.6, len(cases) - 0.4)
     axes.set_xlabel(title)
     figure.legend(loc="outside upper center", ncols=n_columns, handletextpad=0.1, columnspacing=1.2)
     return figure
+
+
+def plain_numbers(axes: Axes) -> None:
+    """Write the numbers of a logarithmic axis out, at 1, 2 and 5."""
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from benchmarks.arrays.published import Figure, Source
 from benchmarks.report import facts_text, geometric_mean, milliseconds, speedups
@@ -10,12 +11,16 @@ from benchmarks.results import CaseRows, Row
 from benchmarks.timed.report import COLUMNS, cells
 
 _GROUPS = (
-    ("reading arrays", "gpuzarr", ("/read",)),
-    ("reading chunk by chunk", "gpuzarr", ("/chunks",)),
-    ("loading through xarray, no dask", "xarray gpuzarr, no dask", ("/load",)),
-    ("loading through xarray, `chunks={}`", "xarray gpuzarr, chunks={}", ("/load",)),
-    ("means through xarray, `chunks={}`", "xarray gpuzarr, chunks={}", ("/mean",)),
+    ("arrays", "gpuzarr", "/read"),
+    ("through xarray", "xarray gpuzarr, no dask", "/load"),
+    ("through xarray and dask", "xarray gpuzarr, chunks={}", "/load"),
+    ("means by dask", "xarray gpuzarr, chunks={}", "/mean"),
+    ("means on a cluster", "gpuzarr, chunks={}", "cluster/mean"),
+    ("stores behind a server", "gpuzarr, obstore", "store/"),
+    ("chunk by chunk", "gpuzarr", "/chunks"),
 )
+"""Title, reader of ours, and a part of the names of its cases."""
+_PLAIN_LOOP = "plain loop"
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int = 1) -> str:
@@ -27,30 +32,43 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_t
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *found))
 
 
-def in_short(cases: Sequence[CaseRows]) -> str:
-    """Return the ratios to the best peer of each case: range and geometric mean."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Times of the best peer of each case over one reader's of ours."""
+
+    title: str
+    n: int
+    mean: float
+    """Geometric."""
+    lowest: float
+    highest: float
+
+
+def summaries(cases: Sequence[CaseRows]) -> list[Summary]:
+    """Return a summary of each group of cases."""
     found = speedups(cases)
-    rows = []
-    for title, reader, endings in _GROUPS:
-        ratios = [r for case, r in found.get(reader, {}).items() if any(ending in case for ending in endings)]
+    groups = []
+    for title, reader, part in _GROUPS:
+        ratios = [r for case, r in found.get(reader, {}).items() if part in case]
         if ratios:
-            span = f"{min(ratios):.2f} to {max(ratios):.2f}"
-            rows.append((title, str(len(ratios)), span, f"{geometric_mean(ratios):.2f}"))
-    title = "Time of the best peer of each case over ours; above 1, ours is quicker:"
-    return f"{title}\n\n" + markdown_table(("", "cases", "range", "geometric mean"), rows)
+            mean = geometric_mean(ratios)
+            groups.append(Summary(title=title, n=len(ratios), mean=mean, lowest=min(ratios), highest=max(ratios)))
+    return groups
 
 
 def best_peers(cases: Sequence[CaseRows]) -> str:
-    """Return one line for each case and reader of ours: against the best peer and the limit."""
-    columns = ("", "reader", "best peer", "its ms", "our ms", "peer / ours", "ours / limit", "extra MB", "GB/s")
-    return markdown_table(columns, (line for case in cases for line in _against_best(case)), n_text=3)
+    """Return one line for each case and reader of ours: against the best peer and, for reads, the plain loop."""
+    columns = ["", "reader", "best peer", "its ms", "our ms", "peer / ours", "extra MB", "GB/s", "ours / plain loop"]
+    lines = [line for case in cases for line in _against_best(case)]
+    n = len(columns) if any(line[-1] for line in lines) else -1
+    return markdown_table(columns[:n], (line[:n] for line in lines), n_text=3)
 
 
 def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
     peer = case.best("peer")
     for row in case.rows:
         if row.side == "ours" and row.samples and peer is not None:
-            limit = case.of_limit(row)
+            loop = case.row(_PLAIN_LOOP) if case.about["operation"] == "read" else None
             yield (
                 case.name,
                 _short(row.name),
@@ -58,9 +76,9 @@ def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
                 milliseconds(peer.wall_s),
                 milliseconds(row.wall_s),
                 f"{peer.wall_s / row.wall_s:.2f}",
-                "" if limit is None else f"{limit:.2f}",
                 "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
                 f"{row.rate / 1e9:.2f}",
+                "" if loop is None else f"{row.wall_s / loop.wall_s:.2f}",
             )
 
 
@@ -84,7 +102,7 @@ def rows_table(case: CaseRows) -> str:
         "stored GB/s": [_timed(row, lambda r: f"{stored / r.wall_s / 1e9:.2f}") if stored else "" for row in case.rows],
         "CPU ms": ["" if row.cpu_s is None else milliseconds(row.cpu_s) for row in case.rows],
         "extra MB": ["" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}" for row in case.rows],
-        "/ limit": [_of_limit(row, case) for row in case.rows],
+        "/ bare": [_of_bare(row, case) for row in case.rows],
         "": [_remark(row) for row in case.rows],
     }
     known = {name: cells for name, cells in columns.items() if any(cells)}
@@ -96,8 +114,8 @@ def _timed(row: Row, cell: object) -> str:
     return str(cell(row)) if row.samples else ""
 
 
-def _of_limit(row: Row, case: CaseRows) -> str:
-    found = case.of_limit(row) if row.samples else None
+def _of_bare(row: Row, case: CaseRows) -> str:
+    found = case.of_bare(row) if row.samples else None
     return "" if found is None else f"{found:.2f}"
 
 
@@ -121,7 +139,7 @@ def concurrency_table(cases: Sequence[CaseRows]) -> str:
     """Return times and peaks of reads chunk by chunk: a line for each volume and reader, a column for each number."""
     found: dict[tuple[str, str], dict[int, Row]] = {}
     for case in cases:
-        for row in case.rows:
+        for row in case.without_bare().rows:
             if row.samples:
                 found.setdefault((case.about["workload"]["name"], row.name), {})[case.about["concurrency"]] = row
     at = sorted({n for by_n in found.values() for n in by_n})

@@ -19,8 +19,8 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.timed.simulation import Simulation, Stream
 from benchmarks.arrays.workloads import Workload
+from benchmarks.timed.simulation import Simulation, Stream
 from xarray_gpuzarr.blosc_frames import walk_blosc
 from xarray_gpuzarr.fetch import LocalSource
 

@@ -208,7 +208,7 @@ def printed(case, **keywords):
     return {name.strip(): [cell.strip() for cell in cells] for name, *cells in rows if cells}, lines
 
 
-def test_a_table_compares_with_the_best_peer_and_with_the_limit():
+def test_a_table_compares_with_the_best_peer_and_with_the_slowest_bare_row():
     case = CaseRows(
         name="case",
         summary="what",
@@ -217,8 +217,8 @@ def test_a_table_compares_with_the_best_peer_and_with_the_limit():
             row("a", "peer", 4.0, peak=Peak(peak_nbytes=3 * 10**6, result_nbytes=10**6)),
             row("b", "peer", 2.0),
             row("ours", "ours", 1.0, 9.0, 1.5),
-            row("upload", "limit", 0.5),
-            row("decode", "limit", 0.75),
+            row("upload", "bare", 0.5),
+            row("decode", "bare", 0.75),
             Row(case="case", name="gone", side="peer", status="absent", note="not installed"),
             Row(case="case", name="bad", side="peer", status="failed", note="wrong"),
         ],
@@ -227,7 +227,7 @@ def test_a_table_compares_with_the_best_peer_and_with_the_limit():
     cells, lines = printed(case)
 
     assert lines[0] == "case: what; 1000.0 MB, ratio 2.0"
-    assert cells["reader"] == ["ms", "min-max", "GB/s", "CPU ms", "extra MB", "/ best peer", "/ limit"]
+    assert cells["reader"] == ["ms", "min-max", "GB/s", "CPU ms", "extra MB", "/ best peer", "/ bare"]
     assert cells["a"] == ["4000", "4000-4000", "0.25", "8000", "2.0", "2.00", "5.33"]
     assert cells["ours"] == ["1500", "1000-9000", "0.67", "3000", "", "0.75", "2.00"]
     assert cells["decode"][-1] == "1.00"
@@ -241,14 +241,14 @@ def test_kernels_are_compared_with_the_copy():
     assert dict(zip(cells["reader"], cells["fill"], strict=True))["of copy"] == "0.25"
 
 
-def test_limits_are_not_compared_with_limits():
-    cells, _ = printed(CaseRows(name="ceilings", rows=[row("copy", "limit", 1.0), row("upload", "limit", 2.0)]))
-    assert "/ limit" not in cells["reader"]
+def test_bare_rows_are_not_compared_with_each_other():
+    cells, _ = printed(CaseRows(name="ceilings", rows=[row("copy", "bare", 1.0), row("upload", "bare", 2.0)]))
+    assert "/ bare" not in cells["reader"]
 
 
 def test_stages_have_the_rate_of_stored_bytes_too():
     about = {"operation": "stages", "nbytes": 10**9, "stored_nbytes": 2 * 10**8}
-    cells, _ = printed(CaseRows(name="stages", about=about, rows=[row("decode", "limit", 0.5)]))
+    cells, _ = printed(CaseRows(name="stages", about=about, rows=[row("decode", "bare", 0.5)]))
     assert dict(zip(cells["reader"], cells["decode"], strict=True))["stored GB/s"] == "0.40"
 
 

@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look 
 from helpers import simulated_gpu
 
 from benchmarks.arrays import stores
+from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu import sanitize
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.cluster import ClusterCases
@@ -19,7 +20,6 @@ from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
 from benchmarks.measure import AbsentError
-from benchmarks.arrays.workloads import Workload
 from xarray_gpuzarr import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.read import stored_array

@@ -17,17 +17,17 @@ sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look 
 
 from benchmarks import child, host_cases, placing_limit, registry, speed_of_light
 from benchmarks.__main__ import main
-from benchmarks.host.child import Failure, Fingerprint
 from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES, Compressor
-from benchmarks.host.cases import Crew, HostCase, Scene
-from benchmarks.measure import Session
-from benchmarks.host.task import Opened, Task
 from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS, CONCURRENCIES, ZARRS_VOLUMES, published, study
-from benchmarks.range_server import RangeServer
-from benchmarks.host.readers import READERS, Reader
-from benchmarks.results import Results
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
+from benchmarks.host.cases import Crew, HostCase, Scene
+from benchmarks.host.child import Failure, Fingerprint
+from benchmarks.host.readers import READERS, Reader
+from benchmarks.host.task import Opened, Task
+from benchmarks.measure import Session
+from benchmarks.range_server import RangeServer
+from benchmarks.results import Results
 from xarray_gpuzarr.bench.readers import ReaderAbsentError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")

@@ -11,13 +11,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
+from benchmarks.arrays.published import BLOG, BLOG_SOURCE, CONCURRENCIES, ZARRS_VOLUMES, study
+from benchmarks.arrays.workloads import ERA5, SERIES
 from benchmarks.page import __main__ as page_module
 from benchmarks.page.__main__ import FIGURES, KINDS, PAGE, Run, newest, page
-from benchmarks.page.tables import best_peers, concurrency_table, in_short, published_table, study_table
 from benchmarks.page.plots import PICTURES, draw_all
-from benchmarks.arrays.published import BLOG, BLOG_SOURCE, CONCURRENCIES, ZARRS_VOLUMES, study
+from benchmarks.page.tables import best_peers, concurrency_table, in_short, published_table, study_table
 from benchmarks.results import CaseRows, Peak, Row, Sample
-from benchmarks.arrays.workloads import ERA5, SERIES
 
 ABOUT = {
     "date": "2026-11-21T00:00:00+00:00",

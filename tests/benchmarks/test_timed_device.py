@@ -10,6 +10,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
+from benchmarks.timed.limits import bound, covered, decoding_limit, idle_shares
+from benchmarks.timed.timeline import Timeline
 from helpers.still_clock import StillClock
 
 from benchmarks.page.__main__ import _timed, load
@@ -17,10 +19,8 @@ from benchmarks.results import CaseRows, Row, Sample
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.device import TimedDevice, runs
 from benchmarks.timed.engine import installed
-from benchmarks.timed.limits import bound, covered, decoding_limit, idle_shares
 from benchmarks.timed.rates import HostCosts, Rates
 from benchmarks.timed.simulation import Interval
-from benchmarks.timed.timeline import Timeline
 from xarray_gpuzarr import decoders
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch

@@ -6,22 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from benchmarks.results import CaseRows, Row
 from benchmarks.timed.simulation import Group, Interval
 
 Span = tuple[float, float]
 """Start and end in seconds."""
 RESOURCES = ("decoder", "copy engine", "kernels", "fetch")
-"""What limits, and what may stand still."""
+"""What bounds reads, and what may stand still."""
 
 
-def bound(case: CaseRows) -> Row | None:
-    """Return the limit of the slowest resource of a case, as far as limits were measured."""
-    limits = [row for row in case.rows if row.side == "limit" and row.samples]
-    return max(limits, key=lambda row: row.wall_s, default=None)
-
-
-def decoding_limit(groups: Iterable[Group], n_slots: int) -> float:
+def decoding_bound(groups: Iterable[Group], n_slots: int) -> float:
     """Return the shortest time in which slots decode chunks, all there from the beginning.
 
     Exact if all chunks take equally long; else it is no more than the best schedule takes.
