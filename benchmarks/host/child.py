@@ -28,7 +28,8 @@ from xarray_gpuzarr.bench.readers import ReaderAbsentError
 _ANSWER_SECONDS = 600
 
 Command = Task | Literal["fingerprint", "sample", "peak", "close"]
-"""Requests: open a store, or what to do with the open one; answered with None, `Fingerprint`, `Sample`, `Peak`, None."""
+"""Requests: open a store, or what to do with the open one; answered with None, `Fingerprint`, `Sample`, `Peak`,
+None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

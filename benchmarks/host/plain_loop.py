@@ -1,8 +1,8 @@
 """The plain loop: C threads that read, decode and place every chunk, and plan and check nothing.
 
 No reader, and no limit either: one that keeps memory in cache or asks for better lengths is quicker. Compiles
-`plain_loop.c` with the machine's C compiler into the cache directory, and lends it the decoders that imagecodecs carries,
-which are those that xarray_gpuzarr calls.
+`plain_loop.c` with the machine's C compiler into the cache directory, and lends it the decoders that imagecodecs
+carries, which are those that xarray_gpuzarr calls.
 """
 
 from __future__ import annotations

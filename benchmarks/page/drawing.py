@@ -17,10 +17,10 @@ INK = "#7b7b7b"
 OURS = "#e8590c"
 BARE = "#8a8a8a"
 PEER = "#3b8bd0"
-_COLOURS = {"default": PEER, "Fused": "#2f9e8f", "zarrs": "#9b6fc4", "TensorStore": "#b58a1f"}
-"""Of peers, by a part of their names."""
-_MARKS = {"chunks={}": "o", "chunks=shards": "s", "no dask": "^", "": "o"}
-"""Of peers, by how their names end."""
+_LOOKS = {"default": (PEER, "o"), "Fused": ("#2f9e8f", "s"), "zarrs": ("#9b6fc4", "^"), "TensorStore": ("#b58a1f", "v")}
+"""Colours and marks of peers, by a part of their names."""
+_MARKS = {"chunks={}": "o", "chunks=shards": "s", "no dask": "^"}
+"""Marks instead of these, by how names end."""
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -60,8 +60,8 @@ def looks(cases: Sequence[CaseRows]) -> Iterator[tuple[str, str, str]]:
         elif side == "bare":
             yield name, BARE, "|"
         else:
-            colour = next((colour for part, colour in _COLOURS.items() if part in name), PEER)
-            yield name, colour, next(mark for end, mark in _MARKS.items() if name.endswith(end))
+            colour, marker = next((look for part, look in _LOOKS.items() if part in name), (PEER, "o"))
+            yield name, colour, next((mark for end, mark in _MARKS.items() if name.endswith(end)), marker)
 
 
 def rates(row: Row) -> tuple[float, float, float]:

@@ -78,7 +78,7 @@ def _result(run: Run, found: list[Summary]) -> str:
     return f"""
         Reads to host memory by xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore,
         compared in one run ({machine_text(run)}): ours read {found[0].title} {found[0].mean:.2f} times as fast as the
-        quickest other reader of each case{f", and is slower at {slower}" if slower else ""}. [](measurements.md) has every
+        quickest other reader of each case{f", and slower {slower}" if slower else ""}. [](measurements.md) has every
         table; `gpuzarr bench STORE` compares on a store of yours.
     """
 

@@ -1,6 +1,5 @@
-"""The benchmark's readers, limits and stores on tiny arrays: every one gives the values that were stored."""
+"""The benchmark's readers, plain loop and stores on tiny arrays: every one gives the values that were stored."""
 
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +14,15 @@ import zarr
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
-from benchmarks import child, host_cases, placing_limit, registry, speed_of_light
+from benchmarks import __main__ as command
 from benchmarks.__main__ import main
 from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES, Compressor
 from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS, CONCURRENCIES, ZARRS_VOLUMES, published, study
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
-from benchmarks.host.cases import Crew, HostCase, Scene
+from benchmarks.host import cases as host_cases
+from benchmarks.host import child, chunk_table, plain_loop
+from benchmarks.host.cases import Crew, HostCase, SharedStore
 from benchmarks.host.child import Failure, Fingerprint
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
@@ -76,55 +77,41 @@ def who_can(operation):
         *(("boxes", "load", reader) for reader in who_can("load")),
         *(("packed", operation, reader) for operation in ("load", "mean") for reader in who_can(operation)),
         *((layout, "chunks", reader) for layout in ("boxes", "edges v2") for reader in who_can("chunks")),
-        *(("runs", "compute", reader) for reader in who_can("compute")),
     ],
 )
 def test_every_reader_gives_what_was_stored(folder, layout, operation, reader):
     with zarr.config.set(dict(READERS[reader].settings)):
         found = opened(folder, LAYOUTS[layout], operation, reader, concurrency=3)
         found.run()
-        if not found.compared:
-            return
         values = found.values()
 
     wanted = expected(folder, LAYOUTS[layout], operation)
     np.testing.assert_allclose(values, wanted, rtol=1e-9 if operation == "mean" else 0, strict=True)
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS["boxes"], EDGES])
-def test_without_a_compiler_the_limit_decodes_all_the_same(folder, layout, monkeypatch, capsys):
-    placing_limit._compiled.cache_clear()
-    monkeypatch.setattr(placing_limit.shutil, "which", lambda _: None)
-    monkeypatch.setattr(placing_limit, "cache_directory", lambda: folder / "nothing-built")
-    found = opened(folder, layout, "read", "limit")
-    placing_limit._compiled.cache_clear()
-
-    np.testing.assert_array_equal(found.values(), expected(folder, layout, "read"))
-    assert "puts nothing into place: no C compiler" in capsys.readouterr().err
+def test_without_a_compiler_there_is_no_plain_loop(folder, monkeypatch):
+    plain_loop._compiled.cache_clear()
+    monkeypatch.setattr(plain_loop.shutil, "which", lambda _: None)
+    monkeypatch.setattr(plain_loop, "cache_directory", lambda: folder / "nothing-built")
+    with pytest.raises(ReaderAbsentError, match="no C compiler"):
+        opened(folder, LAYOUTS["runs"], "read", "plain loop")
+    plain_loop._compiled.cache_clear()
 
 
-def test_the_limit_reads_each_chunk_once(folder, monkeypatch):
-    layout, decoded = LAYOUTS["boxes"], []
-    decode = speed_of_light._DECODERS["blosc"]
-    monkeypatch.setitem(speed_of_light._DECODERS, "blosc", lambda src, dst: (decoded.append(1), decode(src, dst)))
-    opened(folder, layout, "chunks", "limit").run()
-    assert len(decoded) == np.prod(layout.grid)
+@pytest.mark.parametrize("codec", ["none", "zstd 3"])
+def test_chunks_in_order_are_read_straight_into_the_array(folder, codec):
+    layout = replace(LAYOUTS["runs"], codec=codec)
+    loop = plain_loop.PlainLoop(layout, write_workload(layout, folder) / layout.variable)
+    assert (loop._job.in_order, plain_loop._is_in_order(EDGES)) == (1, False)
+    np.testing.assert_array_equal(loop.read(), expected(folder, layout, "read"))
 
 
-def test_stages_work_on_one_shard(folder):
-    layout = LAYOUTS["runs"]
-    path = write_workload(layout, folder)
-    shard = path / "data" / "c" / "0"
-    assert int(opened(folder, layout, "stages", "read").run()) == shard.stat().st_size
-    values = layout.values()[:200]
-    assert float(opened(folder, layout, "stages", "compute").run()) == pytest.approx(float(values @ values))
-    assert opened(folder, layout, "stages", "decode").run() == 0
-
-
-def test_the_decode_stage_reads_no_file(folder, monkeypatch):
-    found = opened(folder, LAYOUTS["runs"], "stages", "decode")
-    monkeypatch.setattr(os, "preadv", None)
-    found.run()
+def test_long_raw_chunks_are_read_in_pieces(folder, monkeypatch):
+    monkeypatch.setattr(chunk_table, "_PART_NBYTES", 300)
+    layout = replace(LAYOUTS["runs"], codec="none", chunks=(200,))
+    loop = plain_loop.PlainLoop(layout, write_workload(layout, folder) / layout.variable)
+    assert loop._job.n_parts == 9
+    np.testing.assert_array_equal(loop.read(), expected(folder, layout, "read"))
 
 
 # ---- compressors and workloads
@@ -172,7 +159,7 @@ def test_no_two_cases_have_one_name_and_all_can_be_tiny(full):
     assert len(names) == len(set(names))
     for workload in workloads:
         assert workload.scaled(1e-3).nbytes < max(10**7, workload.nbytes / 400)
-        assert workload.compressor.family in speed_of_light._DECODERS.keys() | {"none"}
+        assert workload.compressor.family in plain_loop._LIBRARIES
 
 
 def test_reduced_workloads_are_the_same_kind_and_fit_two_cores():
@@ -218,9 +205,9 @@ class HereAndNow:
 def here(monkeypatch):
     """Readers answer in this process."""
     monkeypatch.setattr(host_cases, "Child", HereAndNow)
-    monkeypatch.setattr(registry, "published", lambda **_: [replace(LAYOUTS["runs"], operations=("compute", "stages"))])
-    monkeypatch.setattr(registry, "EXTRA_CASES", ())
-    monkeypatch.setattr(registry, "WORKLOADS", [replace(LAYOUTS["boxes"], operations=("read", "chunks"))])
+    monkeypatch.setattr(command, "published", lambda **_: [LAYOUTS["runs"]])
+    monkeypatch.setattr(command, "MORE_CASES", ())
+    monkeypatch.setattr(command, "WORKLOADS", [replace(LAYOUTS["boxes"], operations=("read", "chunks"))])
 
 
 def fake(name, side, values):
@@ -232,8 +219,8 @@ def rows_of(case, folder, readers, monkeypatch, *, with_memory=False):
     by_name = {reader.name: reader for reader in readers}
     for module in (host_cases, sys.modules[__name__]):
         monkeypatch.setattr(module, "READERS", by_name)
-    scene = Scene(case, Crew(), folder, with_memory=with_memory)
-    measured = host_cases.Case(name=case.name, summary="", contestants=scene.contestants, about=scene.about)
+    shared = SharedStore(case, Crew(), folder, with_memory=with_memory)
+    measured = host_cases.Case(name=case.name, summary="", contestants=shared.contestants, about=shared.about)
     return Session(Results({}, None), n_rounds=1).run(measured)
 
 
@@ -297,7 +284,7 @@ def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypat
     assert main(["--rounds", "1", "--no-memory", "--out", str(out), "--only", "chunks x4", "runs"]) == 0
 
     names = [case.name for case in Results.load(out)]
-    assert names == ["boxes/chunks x4", "runs/compute", "runs/stages"]
+    assert names == ["boxes/chunks x4", "runs/read"]
     assert "best peer / ours" in capsys.readouterr().out
 
 

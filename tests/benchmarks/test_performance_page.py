@@ -1,4 +1,4 @@
-"""docs/performance.md is what benchmarks/results gives; nothing on it is typed, and every figure can be drawn."""
+"""The pages of measurements are what benchmarks/results gives; nothing on them is typed, and every figure can be drawn."""
 
 import json
 import re
@@ -13,10 +13,12 @@ sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look 
 
 from benchmarks.arrays.published import BLOG, BLOG_SOURCE, CONCURRENCIES, ZARRS_VOLUMES, study
 from benchmarks.arrays.workloads import ERA5, SERIES
-from benchmarks.page import __main__ as page_module
-from benchmarks.page.__main__ import FIGURES, KINDS, PAGE, Run, newest, page
-from benchmarks.page.plots import PICTURES, draw_all
-from benchmarks.page.tables import best_peers, concurrency_table, in_short, published_table, study_table
+from benchmarks.page import __main__ as command
+from benchmarks.page import measurements, performance
+from benchmarks.page.__main__ import DOCS
+from benchmarks.page.figures import FIGURES, draw_all
+from benchmarks.page.runs import KINDS, Run, newest
+from benchmarks.page.tables import best_peers, concurrency_table, published_table, study_table, summaries
 from benchmarks.results import CaseRows, Peak, Row, Sample
 
 ABOUT = {
@@ -27,6 +29,7 @@ ABOUT = {
     "revision": "abc",
     "versions": {"zarr": "3.4.2", "zarrs": "absent"},
 }
+PAGES = {"performance.md": performance.page, "measurements.md": measurements.page}
 
 
 def committed():
@@ -44,7 +47,10 @@ def case(workload, operation, concurrency=1, name="", readers=("zarr default", "
         for i, reader in enumerate(readers)
     ]
     ours = "xarray gpuzarr, chunks={}" if operation in ("load", "mean") else "gpuzarr"
-    rows += [row(ours, "ours", 1.25, peak=Peak(peak_nbytes=2 * 10**6, result_nbytes=10**6)), row("limit", "limit", 1.0)]
+    rows += [
+        row(ours, "ours", 1.25, peak=Peak(peak_nbytes=2 * 10**6, result_nbytes=10**6)),
+        row("plain loop", "bare", 1),
+    ]
     about = {
         "operation": operation,
         "concurrency": concurrency,
@@ -57,23 +63,30 @@ def case(workload, operation, concurrency=1, name="", readers=("zarr default", "
     return CaseRows(name=name, summary=workload.summary, about=about, rows=rows)
 
 
+def behind_a_server(codec, ms):
+    names = {"gpuzarr, obstore": "ours", "TensorStore": "peer", "gpuzarr, local files": "bare", "bare obstore": "bare"}
+    rows = [row(name, side, 1.0 + ms) for name, side in names.items()]
+    return CaseRows(name=f"store/{codec} {ms} ms", summary="one array", about={}, rows=rows)
+
+
 def everything():
     """Return made-up cases of every kind on a host."""
     return [
         case(SERIES, "read"),
         case(ERA5, "load"),
         case(ERA5, "mean"),
-        case(BLOG.reduced, "compute"),
-        case(BLOG.reduced, "stages"),
+        case(BLOG.reduced, "read"),
         *(case(pair.reduced, "read") for pair in ZARRS_VOLUMES),
         *(case(pair.reduced, "chunks", n) for pair in ZARRS_VOLUMES for n in CONCURRENCIES),
         *(case(pair.reduced, "read", readers=("zarr default", "TensorStore")) for pair in study()),
-        CaseRows(name="requests of a shard", summary="counted", rows=[row("ours", "ours", 1.0, facts={"requests": 3})]),
+        *(behind_a_server(codec, ms) for codec in ("none", "zstd 3") for ms in (0, 10)),
+        CaseRows(name="cluster/task", summary="a task", rows=[row("ours", "ours", 1.0, facts={"requests": 3})]),
+        CaseRows(name="host cost", summary="of a shard", rows=[row("1-D", "ours", 1.0)]),
     ]
 
 
 def on_a_gpu():
-    readers = [row("gpuzarr cuda", "ours", 0.1), row("zarr enable_gpu", "peer", 3.0), row("upload", "limit", 0.05)]
+    readers = [row("gpuzarr cuda", "ours", 0.1), row("zarr enable_gpu", "peer", 3.0), row("upload", "bare", 0.05)]
     absent = Row(case="", name="kvikio", side="peer", status="absent", note="not installed")
     return [CaseRows(name="blog, warm", summary="all of it", about={"operation": "read"}, rows=[*readers, absent])]
 
@@ -90,37 +103,37 @@ def run(tmp_path):
     return made
 
 
-# ---- the page in the repository
+# ---- the pages in the repository
 
 
-def test_the_page_is_what_the_newest_results_give():
-    assert PAGE.read_text() == page(committed()), "run `make performance`"
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_newest_results_give(name):
+    assert (DOCS / name).read_text() == PAGES[name](committed()), "run `make performance`"
 
 
 def test_the_figures_on_the_page_are_made_from_the_newest_results():
     runs = committed()
-    named = re.findall(r"!\[[^]]+\]\(figures/(.+?)/(.+?)\.svg\)", PAGE.read_text())
-    assert named
-    for kind, name in named:
-        svg = (FIGURES / kind / f"{name}.svg").read_text()
-        assert runs[kind].origin in svg, "run `make performance`"
-        assert (FIGURES / kind / f"{name}.png").stat().st_size > 1000
+    named = set(re.findall(r"!\[[^]]+\]\(figures/(.+?)\.svg\)", (DOCS / "performance.md").read_text()))
+    assert {path.name for path in (DOCS / "figures").iterdir()} == {f"{name}.svg" for name in named}
+    for figure in FIGURES:
+        if figure.name in named:
+            assert runs[figure.kind].origin in (DOCS / "figures" / f"{figure.name}.svg").read_text()
 
 
-def test_no_figure_is_left_over():
-    named = set(re.findall(r"figures/(.+?)\.svg", PAGE.read_text()))
-    assert {str(p.relative_to(FIGURES).with_suffix("")) for p in FIGURES.rglob("*.*g")} == named
+def test_the_page_is_a_screen_and_three_figures():
+    text = (DOCS / "performance.md").read_text()
+    assert text.count("![") == 3
+    assert len(text.splitlines()) < 80
 
 
-def test_the_command_writes_page_and_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_module, "ROOT", tmp_path)
-    monkeypatch.setattr(page_module, "PAGE", tmp_path / "performance.md")
-    monkeypatch.setattr(page_module, "FIGURES", tmp_path / "figures")
+def test_the_command_writes_pages_and_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "DOCS", tmp_path)
 
-    assert page_module.main() == 0
+    assert command.main() == 0
 
-    assert (tmp_path / "performance.md").read_text() == PAGE.read_text()
-    assert {p.name for p in (tmp_path / "figures").rglob("*.svg")} == {p.name for p in FIGURES.rglob("*.svg")}
+    for name in PAGES:
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text()
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {p.name for p in (DOCS / "figures").iterdir()}
 
 
 def test_the_newest_results_of_a_kind_are_found_by_their_date(tmp_path):
@@ -131,62 +144,85 @@ def test_the_newest_results_of_a_kind_are_found_by_their_date(tmp_path):
     assert newest("gpu", tmp_path) is None
 
 
-# ---- what a page says
+# ---- what the pages say
 
 
-def test_every_section_and_figure_of_a_host(run):
-    text = page({"host": run("host", everything())})
+def test_without_a_gpu_the_page_says_so_first(run):
+    text = performance.page({"host": run("host", everything())})
 
-    assert "on a processor, 7 cores, 3 GiB of memory at a scale of 0.5" in text
-    assert "`python -m benchmarks --made-up` measures it again" in text
+    assert text.index("On a GPU: not measured yet") < text.index("a processor, 7 cores, 2026-11-21")
+    assert "ours read arrays 1.60 times as fast" in " ".join(text.split())
+    assert "| arrays | 29 | 1.60 | 1.60 | 1.60 |" in text
+    assert "| `series-1mb-zstd` | 1000 MB | 1-D float32, zstd, 1.024 MB chunks, 100 a shard |" in text
+    assert re.findall(r"\(figures/(.+?)\.svg\)", text) == ["arrays", "xarray", "stores"]
+
+
+def test_groups_in_which_ours_is_slower_are_named(run):
+    slow = replace(case(ZARRS_VOLUMES[0].reduced, "chunks"), rows=[row("zarrs", "peer", 1), row("gpuzarr", "ours", 2)])
+    text = performance.page({"host": run("host", [case(SERIES, "read"), slow])})
+    assert "and slower chunk by chunk (0.50)" in " ".join(text.split())
+
+
+def test_every_table_of_a_host(run):
+    text = measurements.page({"host": run("host", everything())})
+
+    assert "with 3 GiB of memory at a scale of 0.5" in " ".join(text.split())
+    assert "`python -m benchmarks --made-up` measures it again" in " ".join(text.split())
     assert "zarr 3.4.2" in text
     assert "absent" not in text
-    for name in ("limit", "xarray", "memory", "concurrency", "compressors", "chunk-edges"):
-        assert f"](figures/host/{name}.svg)" in text
-    assert "| reading arrays | 28 | 1.60 to 1.60 | 1.60 |" in text
-    assert "| series-1mb-zstd/read | gpuzarr | zarr default | 2000 | 1250 | 1.60 | 1.25 | 1.0 | 0.80 |" in text
-    assert "### requests of a shard\n\n**requests of a shard**: counted" in text
+    assert "| series-1mb-zstd/read | gpuzarr | zarr default | 2000 | 1250 | 1.60 | 1.0 | 0.80 | 1.25 |" in text
+    assert "### On a cluster\n\n**task**: a task" in text
     assert "requests 3" in text
-    assert "no GPU has run it yet" in text
     assert BLOG_SOURCE.url in text
-    assert "![" in text
     assert not re.search(r"\n\n\n", text)
 
 
+def test_logs_are_folded(run):
+    text = measurements.page({"host": run("host", everything())})
+    folded = "".join(re.findall(r":::\{dropdown\} \d+ tables\n(.*?)\n:::", text, re.DOTALL))
+    assert "**none 10 ms**" in folded
+    assert "**host cost**: of a shard" in folded
+    assert "**task**" not in folded
+
+
+def test_nothing_is_called_a_limit(run):
+    text = measurements.page({"host": run("host", everything()), "gpu": run("gpu", on_a_gpu(), gpu={"name": "x"})})
+    assert "limit |" not in text
+    assert "| / bare |" in text
+
+
 def test_full_size_and_gpu_results_have_their_own_sections(run):
-    gpu = {"gpu": {"name": "NVIDIA H200"}}
     runs = {"host": run("host", everything()), "host-full": run("host-full", everything())}
-    text = page({**runs, "gpu": run("gpu", on_a_gpu(), **gpu)})
+    runs["gpu"] = run("gpu", on_a_gpu(), gpu={"name": "NVIDIA H200"})
 
+    text = measurements.page(runs)
     assert "## Published workloads in full size" in text
-    assert "(figures/host-full/concurrency.svg)" in text
-    assert "NVIDIA H200" in text
-    assert "(figures/gpu/gpu-reads.svg)" in text
     assert "| kvikio |  |  |  |  |  | absent: not installed |" in text
-    assert "no GPU has run it" not in text
+    text = performance.page(runs)
+    assert "NVIDIA H200" in text
+    assert "(figures/gpu-reads.svg)" in text
+    assert "not measured" not in text
 
 
-def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path):
-    written = draw_all([*everything(), *on_a_gpu()], tmp_path, "made up")
+def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path, run):
+    draw_all({"host": run("host", everything()), "gpu": run("gpu", on_a_gpu())}, tmp_path)
 
-    assert [picture.name for picture in written] == [picture.name for picture in PICTURES]
-    for picture in PICTURES:
-        svg = (tmp_path / f"{picture.name}.svg").read_text()
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {figure.name for figure in FIGURES}
+    for path in tmp_path.glob("*.svg"):
+        svg = path.read_text()
         ET.fromstring(svg)  # our own
-        assert "made up" in svg
-        assert (tmp_path / f"{picture.name}.png").read_bytes().startswith(b"\x89PNG")
-        assert re.search(r"\(|ms|limit|ratio", svg)  # a unit, or what it is relative to
+        assert "SHA-256" in svg
+        assert re.search(r"GB of values a second|\(ms\)|GB/s", svg)
 
 
-def test_cases_that_do_not_suffice_give_no_figure(tmp_path):
-    assert draw_all([], tmp_path, "nothing") == []
-    assert list(tmp_path.iterdir()) == []
+def test_cases_that_do_not_suffice_give_no_figure(tmp_path, run):
+    draw_all({"host": run("host", [])}, tmp_path / "figures")
+    assert list((tmp_path / "figures").iterdir()) == []
 
 
 def test_tables_are_empty_where_there_is_nothing():
-    assert best_peers([]) == concurrency_table([]) == ""
-    assert in_short([]).endswith("quicker:\n\n")
-    assert study_table([]) == ""
+    assert best_peers([]) == concurrency_table([]) == study_table([]) == ""
+    assert summaries([]) == []
 
 
 def test_reads_chunk_by_chunk_have_a_column_for_each_number():
@@ -194,6 +230,7 @@ def test_reads_chunk_by_chunk_have_a_column_for_each_number():
     lines = concurrency_table(chunked).splitlines()
     assert lines[0] == "| volume | reader | ms, 1 at once | ms, 32 at once | peak MB, 1 | peak MB, 32 |"
     assert lines[2] == "| zarrs-none | zarr default | 2000 | 2000 | 5 | 5 |"
+    assert not any("plain loop" in line for line in lines)
 
 
 def test_published_figures_have_their_source_and_date():

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
-from benchmarks.timed.limits import bound, covered, decoding_limit, idle_shares
-from benchmarks.timed.timeline import Timeline
 from helpers.still_clock import StillClock
 
-from benchmarks.page.__main__ import _timed, load
+from benchmarks.page import measurements
+from benchmarks.page.runs import load
 from benchmarks.results import CaseRows, Row, Sample
 from benchmarks.timed.__main__ import main
+from benchmarks.timed.bounds import covered, decoding_bound, idle_shares
 from benchmarks.timed.device import TimedDevice, runs
 from benchmarks.timed.engine import installed
 from benchmarks.timed.rates import HostCosts, Rates
@@ -238,17 +239,17 @@ def test_published_chunk_takes_30_ms_in_one_of_528_slots():
     assert rates.slots["decode"] == 528
 
 
-# ---- limits and shares
+# ---- bounds and shares
 
 
-def test_limit_of_equal_chunks_is_a_number_of_waves():
-    assert decoding_limit([(400, 0.03)] * 8, 528) == pytest.approx(7 * 0.03)  # 3200 / 528 = 6.06
+def test_bound_of_equal_chunks_is_a_number_of_waves():
+    assert decoding_bound([(400, 0.03)] * 8, 528) == pytest.approx(7 * 0.03)  # 3200 / 528 = 6.06
 
 
-def test_limit_of_other_chunks_is_their_sum_over_slots_or_the_longest():
-    assert decoding_limit([(10, 1.0), (5, 2.0)], 4) == (10 * 1 + 5 * 2) / 4
-    assert decoding_limit([(2, 1.0), (1, 9.0)], 4) == 9
-    assert decoding_limit([], 4) == 0
+def test_bound_of_other_chunks_is_their_sum_over_slots_or_the_longest():
+    assert decoding_bound([(10, 1.0), (5, 2.0)], 4) == (10 * 1 + 5 * 2) / 4
+    assert decoding_bound([(2, 1.0), (1, 9.0)], 4) == 9
+    assert decoding_bound([], 4) == 0
 
 
 def test_spans_that_overlap_are_covered_once():
@@ -258,7 +259,7 @@ def test_spans_that_overlap_are_covered_once():
 
 
 def interval(resource, start_s, end_s, n_slots=1):
-    return Interval(resource, start_s, end_s, n_slots, "", 1, 0)
+    return Interval(resource, start_s, end_s, n_slots, "")
 
 
 def test_idle_shares_are_what_is_not_occupied():
@@ -287,23 +288,13 @@ def test_the_bound_is_the_slowest_resource_that_was_measured():
 
     rows = [
         row("1 thread", "ours", 9),
-        row("decoder", "limit", 2),
-        row("fetch", "limit", 1, 3, 8),
-        row("kernels", "limit"),
+        row("decoder", "bare", 2),
+        row("fetch", "bare", 1, 3, 8),
+        row("kernels", "bare"),
     ]
 
-    assert bound(CaseRows(name="", rows=rows)).name == "fetch"
-    assert bound(CaseRows(name="", rows=rows[:1])) is None
-
-
-def test_timeline_counts_occupied_slots():
-    intervals = [interval("decode", 1, 3, 2), interval("decode", 2, 4, 1), interval("upload", 1, 1.5)]
-
-    line = Timeline.of(intervals, [], [], (1, 5))
-
-    assert line.decoding == [(0.0, 0), (0.0, 2), (1000.0, 3), (2000.0, 1), (3000.0, 0)]
-    assert line.uploads == [(0.0, 500.0)]
-    assert Timeline.from_json(json.loads(json.dumps(line.as_json()))).wall_ms == 4000
+    assert CaseRows(name="", rows=rows).bare.name == "fetch"
+    assert CaseRows(name="", rows=rows[:1]).bare is None
 
 
 # ---- the command
@@ -316,7 +307,7 @@ def command(tmp_path, monkeypatch):
 
     def run(*arguments):
         out = tmp_path / "timed.json"
-        written = ["--out", str(out), "--figures", str(tmp_path / "figures")]
+        written = ["--out", str(out)]
         assert main(["--smoke", "--threads", "1", "2", *written, *arguments]) == 0
         document = json.loads(out.read_text())
         assert all(row["status"] == "measured" for case in document["cases"] for row in case["rows"])
@@ -325,7 +316,7 @@ def command(tmp_path, monkeypatch):
     return run
 
 
-def test_command_reads_every_workload_and_draws_it(command, tmp_path, capsys):
+def test_command_reads_every_workload_and_the_page_has_it(command, tmp_path, capsys):
     document = command()
 
     assert document["finished"]
@@ -337,11 +328,10 @@ def test_command_reads_every_workload_and_draws_it(command, tmp_path, capsys):
         assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
-    assert len(list((tmp_path / "figures").glob("*.svg"))) == 1 + len(names)
-    text = "\n".join(_timed(load(tmp_path / "timed.json")))
-    assert "no figure below is a GPU's" in text
+    timed = load(tmp_path / "timed.json")
+    text = measurements.page({"host": replace(timed, cases=[]), "timed": timed})
+    assert "no number below is a GPU's" in text
     assert re.search(r"\| small shards \| 2 threads \| .+ GB/s \| \d+% \|", text)
-    assert "](figures/timed/timed-shares.svg)" in text
 
 
 def test_the_device_is_there_only_as_long_as_it_is_asked_for(device):
@@ -362,12 +352,12 @@ def test_modelled_files_have_what_the_host_looks_at(command, tmp_path, monkeypat
     document = command("--fetch", "modelled", "--case", "64 kB", "volume")
 
     assert document["settings"]["cores"] == 16
-    limits = {name: [] for name in ("fetch", "copy engine")}
-    for row in (row for case in document["cases"] for row in case["rows"] if row["reader"] in limits):
-        limits[row["reader"]].append(row["median_s"])
+    bounds = {name: [] for name in ("fetch", "copy engine")}
+    for row in (row for case in document["cases"] for row in case["rows"] if row["reader"] in bounds):
+        bounds[row["reader"]].append(row["median_s"])
     shards = sum(file.stat().st_size for file in (tmp_path / "stores").glob("*/data/c/**/*") if file.is_file())
-    assert sum(limits["fetch"]) == pytest.approx(shards / (8 * 5.7e9))
-    assert sum(limits["copy engine"]) == pytest.approx(shards / 50e9)
+    assert sum(bounds["fetch"]) == pytest.approx(shards / (8 * 5.7e9))
+    assert sum(bounds["copy engine"]) == pytest.approx(shards / 50e9)
 
 
 def test_real_files_are_not_decoded_by_the_host(command, monkeypatch):
