@@ -1,4 +1,4 @@
-"""The pages of measurements are what benchmarks/results gives; nothing on them is typed, and every figure can be drawn."""
+"""The pages of measurements are what benchmarks/results gives; nothing is typed, and every figure can be drawn."""
 
 import json
 import re
