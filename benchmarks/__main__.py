@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +21,7 @@ from benchmarks.machine import about
 from benchmarks.measure import Case, Session
 from benchmarks.remote import cases as remote
 from benchmarks.report import print_case, print_summary
-from benchmarks.results import Results
+from benchmarks.results import Results, default_out
 
 CaseBuilder = Callable[[float, Path], Sequence[Case]]
 """Returns cases at a scale; stores go to the folder."""
@@ -63,7 +62,7 @@ def _all_cases(crew: Crew, folder: Path, options: argparse.Namespace) -> list[Ca
 
 
 def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:
-    out = options.out or (None if options.smoke else _default_out(full=options.full))
+    out = options.out or (None if options.smoke else default_out("host-full" if options.full else "host"))
     console = Console(width=None if sys.stdout.isatty() else 140)
     settings = {"only": options.only, "rounds": options.rounds, "scale": options.scale, "full": options.full}
     results = Results(about("benchmarks", settings), out)
@@ -77,11 +76,6 @@ def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:
     if out is not None:
         console.print(f"written: {out}")
     return results
-
-
-def _default_out(*, full: bool) -> Path:
-    kind = "host-full" if full else "host"
-    return Path(__file__).parent / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
 
 
 def _parser() -> argparse.ArgumentParser:

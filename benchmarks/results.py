@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -172,6 +173,11 @@ class CaseRows:
         return None if bare is None or only_bare else row.wall_s / bare.wall_s
 
 
+def default_out(kind: str) -> Path:
+    """Return where results of a kind go, by today's date."""
+    return Path(__file__).parent / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
+
+
 class Results:
     """All rows so far.
 
@@ -240,11 +246,6 @@ class Results:
         before = self._rows.get((row.case, row.name), row)
         if status == "failed" or not before.samples:
             self.add(before.ended(status, note))
-
-    @classmethod
-    def load(cls, path: Path) -> list[CaseRows]:
-        """Return the cases of a file."""
-        return [CaseRows.from_json(case) for case in json.loads(path.read_text())["cases"]]
 
     def save(self) -> None:
         """Write everything; a reader of the file never sees half of it."""

@@ -81,17 +81,6 @@ BLOG_SOURCE = Source(
         Figure(reader="custom/CuPy", seconds=0.478),
     ),
 )
-STAGES_SOURCE = replace(
-    BLOG_SOURCE,
-    workload="one shard of it: 77.5 MB stored, 409.6 MB decoded, page cache partly warm",
-    figures=(
-        Figure(reader="read", seconds=0.0136),
-        Figure(reader="transfer", seconds=0.0015),
-        Figure(reader="decode", seconds=0.045, note="25 to 45 ms"),
-        Figure(reader="compute", seconds=0.150),
-    ),
-)
-
 # ---- the volume benchmark of zarrs: no codec, blosclz, blosclz in shards
 
 _ZARRS = replace(

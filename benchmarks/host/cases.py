@@ -3,58 +3,59 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from benchmarks.arrays.published import CONCURRENCIES
 from benchmarks.arrays.stores import stored_nbytes, write_workload
 from benchmarks.arrays.workloads import Operation, Workload
-from benchmarks.host.child import Answer, Child, Failure, Fingerprint
+from benchmarks.host import child
+from benchmarks.host.child import Fingerprint
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
 from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
-from benchmarks.results import Peak, Sample
+from benchmarks.results import Peak
+from xarray_gpuzarr.bench.readers import ReaderAbsentError
+
+_EACH_SECONDS = 15.0
+"""Time for the runs of one reader in one case: the slowest ones have fewer rounds."""
 
 
-class ReaderError(Exception):
-    """A reader raised in its process, or the process ended; the message says what."""
+def _process() -> ProcessPoolExecutor:
+    """Return a process that is spawned, not forked, when it is first asked."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
 class Crew:
     """The processes of all readers, started when first needed and kept until `stop`."""
 
     def __init__(self) -> None:
-        self._children: dict[str, Child] = {}
+        self._processes: dict[str, ProcessPoolExecutor] = {}
 
     def start(self, names: Iterable[str]) -> None:
         """Start processes that do not run yet; they import side by side."""
         for name in names:
-            if name not in self._children:
-                self._children[name] = Child(name)
+            if name not in self._processes:
+                self._processes[name] = _process()
+                self._processes[name].submit(os.getpid)
 
-    def ask(self, name: str, command: Any) -> Answer:
-        """Ask the process of a reader."""
-        return answered(self._children[name].ask(command))
+    def ask[T](self, do: Callable[..., T], reader: str, *arguments: object) -> T:
+        """Call a function of `child` in the process of a reader."""
+        try:
+            return self._processes[reader].submit(do, reader, *arguments).result()
+        except ReaderAbsentError as error:
+            raise AbsentError(str(error)) from error
 
     def stop(self) -> None:
         """End all processes."""
-        for child in self._children.values():
-            child.stop()
-        self._children.clear()
-
-
-def answered(answer: Answer) -> Answer:
-    """Return an answer, or raise what it says.
-
-    Raises
-    ------
-    AbsentError, ReaderError
-    """
-    if isinstance(answer, Failure):
-        raise (AbsentError if answer.absent else ReaderError)(answer.message)
-    return answer
+        for process in self._processes.values():
+            process.shutdown(cancel_futures=True)
+        self._processes.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,35 +145,22 @@ class SharedStore:
         absent = reader.shipped.why_absent() if reader.shipped else None
         if absent:
             raise AbsentError(absent)
-        self._crew.ask(reader.name, self.task)
-        self._compare(self._crew.ask(reader.name, "fingerprint"))
-        ask = functools.partial(self._crew.ask, reader.name)
-        peak = functools.partial(self._peak, reader.name) if self._with_memory else lambda: None
-        return Ready(measure=lambda: _sample(ask), close=lambda: ask("close"), peak=peak)
-
-    def _compare(self, found: Answer) -> None:
-        assert isinstance(found, Fingerprint)
+        found = self._crew.ask(child.open_task, reader.name, self.task)
         self._reference = self._reference or found
         if not found.agrees_with(self._reference):
             raise WrongValuesError(f"other values than the first reader: {found}, expected {self._reference}")
+        return Ready(
+            measure=functools.partial(self._crew.ask, child.sample, reader.name),
+            close=functools.partial(self._crew.ask, child.close, reader.name),
+            peak=functools.partial(self._peak, reader.name) if self._with_memory else lambda: None,
+        )
 
     def _peak(self, name: str) -> Peak | None:
-        """Measure a first read: buffers that a process keeps for later reads count."""
-        child = Child(name)
-        try:
-            answered(child.ask(self.task))
-            answer = answered(child.ask("peak"))
-        except (ReaderError, AbsentError):
-            return None
-        finally:
-            child.stop()
-        return answer if isinstance(answer, Peak) else None
-
-
-def _sample(ask: Callable[[Any], Answer]) -> Sample:
-    answer = ask("sample")
-    assert isinstance(answer, Sample)
-    return answer
+        with _process() as process:
+            try:
+                return process.submit(child.first_peak, name, self.task).result()
+            except Exception:  # noqa: BLE001 - peers raise anything; the row keeps its times
+                return None
 
 
 def measured(case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> Case:
@@ -185,7 +173,3 @@ def measured(case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> 
         contestants=shared.contestants,
         about=shared.about,
     )
-
-
-_EACH_SECONDS = 15.0
-"""Time for the runs of one reader in one case: the slowest ones have fewer rounds."""

@@ -1,20 +1,18 @@
-"""One process per reader: opens stores and reads them when told to, and says how long that took.
+"""What is done in the process of one reader: open a store, read it, and say how long that took.
 
-`Child` is the parent's end. Processes are spawned, not forked: codec pipelines and thread pools are global to one.
+Called through a process pool of one: codec pipelines and thread pools are global to a process.
 """
 
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import zarr
@@ -23,13 +21,6 @@ from benchmarks.host.readers import READERS
 from benchmarks.host.task import Opened, Task
 from benchmarks.results import Peak, Sample
 from xarray_gpuzarr.bench.child import checksum
-from xarray_gpuzarr.bench.readers import ReaderAbsentError
-
-_ANSWER_SECONDS = 600
-
-Command = Task | Literal["fingerprint", "sample", "peak", "close"]
-"""Requests: open a store, or what to do with the open one; answered with None, `Fingerprint`, `Sample`, `Peak`,
-None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,80 +40,26 @@ class Fingerprint:
         return same_form and bool(np.isclose(self.scalar, other.scalar, rtol=1e-9, atol=0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A reader raised, or its process ended."""
-
-    message: str
-    absent: bool = False
-    """Whether it cannot take part here, which is no fault."""
+_opened: dict[str, tuple[Opened, int]] = {}
+"""By reader: what it reads, and the bytes of the largest result of that."""
 
 
-Answer = Fingerprint | Sample | Peak | Failure | None
-
-
-class Child:
-    """The process of one reader."""
-
-    def __init__(self, reader_name: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, reader_name), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def ask(self, command: Command) -> Answer:
-        """Send a request and wait for its answer."""
-        try:
-            self._connection.send(command)
-            if not self._connection.poll(_ANSWER_SECONDS):
-                self.stop()
-                return Failure(message=f"no answer in {_ANSWER_SECONDS} s")
-            answer: Answer = self._connection.recv()
-        except (EOFError, OSError):
-            self._process.join(5)
-            return Failure(message=f"its process ended with exit status {self._process.exitcode}")
-        return answer
-
-    def stop(self) -> None:
-        """End the process."""
-        self._process.terminate()
-        self._process.join()
-        self._connection.close()
-
-
-def serve(connection: Connection, reader_name: str) -> None:
-    """Answer requests until the parent closes the connection."""
+def open_task(reader: str, task: Task) -> Fingerprint:
+    """Let a reader open a store and read it once; return what it read."""
     warnings.simplefilter("ignore")
-    reader = READERS[reader_name]
-    zarr.config.set(dict(reader.settings))
-    opened: Opened | None = None
-    nbytes = 0
-    while True:
-        try:
-            command: Command = connection.recv()
-        except EOFError:
-            return
-        answer: Answer = None
-        try:
-            if isinstance(command, Task):
-                opened, nbytes = reader.open(command), _most_nbytes(command)
-            elif command == "close":
-                opened = None
-                gc.collect()
-            else:
-                assert opened is not None
-                if command == "sample":
-                    _back_memory(nbytes)
-                answer = _ANSWERS[command](opened)
-        except ReaderAbsentError as err:
-            answer = Failure(message=str(err), absent=True)
-        except Exception as err:  # noqa: BLE001 - peers raise anything; the report names it
-            answer = Failure(message=f"{type(err).__name__}: {err}")
-        connection.send(answer)
+    zarr.config.set(dict(READERS[reader].settings))
+    opened = READERS[reader].open(task)
+    _opened[reader] = opened, _most_nbytes(task)
+    result = opened.values()
+    scalar = float(result) if result.ndim == 0 else 0.0
+    number = 0 if result.ndim == 0 else checksum(result)
+    return Fingerprint(dtype=result.dtype.str, shape=result.shape, checksum=number, scalar=scalar)
 
 
-def _sample(opened: Opened) -> Sample:
+def sample(reader: str) -> Sample:
+    """Read on the clock."""
+    opened, nbytes = _opened[reader]
+    _back_memory(nbytes)
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
     result = opened.run()
@@ -131,26 +68,17 @@ def _sample(opened: Opened) -> Sample:
     return Sample(wall_s=wall_s, cpu_s=cpu_s)
 
 
-def _most_nbytes(task: Task) -> int:
-    """Return the bytes of the largest result that a task has."""
-    workload = task.workload
-    return workload.nbytes // workload.itemsize * 8 if workload.packed else workload.nbytes
+def close(reader: str) -> None:
+    """Give back what a reader holds."""
+    del _opened[reader]
+    gc.collect()
 
 
-def _back_memory(nbytes: int) -> None:
-    """Touch as much free memory as the result will need.
-
-    A virtual machine's host takes back what is free for a while, and giving it again costs up to fifteen times a page
-    fault: whoever happens to run next would pay for that.
-    """
-    np.empty(nbytes, np.uint8).fill(0)
-
-
-def _fingerprint(opened: Opened) -> Fingerprint:
-    result = opened.values()
-    scalar = float(result) if result.ndim == 0 else 0.0
-    number = 0 if result.ndim == 0 else checksum(result)
-    return Fingerprint(dtype=result.dtype.str, shape=result.shape, checksum=number, scalar=scalar)
+def first_peak(reader: str, task: Task) -> Peak:
+    """Open a store and return what the first read of it allocates: buffers that are kept for later reads count."""
+    warnings.simplefilter("ignore")
+    zarr.config.set(dict(READERS[reader].settings))
+    return allocated_nbytes(READERS[reader].open(task).run)
 
 
 def allocated_nbytes(read: Callable[[], Any]) -> Peak:
@@ -166,8 +94,16 @@ def allocated_nbytes(read: Callable[[], Any]) -> Peak:
         return Peak(peak_nbytes=memray.FileReader(record).metadata.peak_memory, result_nbytes=nbytes)
 
 
-_ANSWERS: dict[str, Callable[[Opened], Answer]] = {
-    "fingerprint": _fingerprint,
-    "sample": _sample,
-    "peak": lambda opened: allocated_nbytes(opened.run),
-}
+def _most_nbytes(task: Task) -> int:
+    """Return the bytes of the largest result that a task has."""
+    workload = task.workload
+    return workload.nbytes // workload.itemsize * 8 if workload.packed else workload.nbytes
+
+
+def _back_memory(nbytes: int) -> None:
+    """Touch as much free memory as the result will need.
+
+    A virtual machine's host takes back what is free for a while, and giving it again costs up to fifteen times a page
+    fault: whoever happens to run next would pay for that.
+    """
+    np.empty(nbytes, np.uint8).fill(0)

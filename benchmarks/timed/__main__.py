@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +14,7 @@ from benchmarks.arrays.stores import cache_directory
 from benchmarks.arrays.workloads import Workload
 from benchmarks.machine import about
 from benchmarks.measure import Session
-from benchmarks.results import Results
+from benchmarks.results import Results, default_out
 from benchmarks.timed.cases import Setup, TimedReads
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import installed
@@ -45,7 +44,9 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
     device, console = TimedDevice(), Console(width=None if sys.stdout.isatty() else 160)
     settings = {"case": options.case, "rounds": options.rounds, "fetch": options.fetch, "cores": n_cores}
     description = about("benchmarks.timed", settings) | {"modelled": True, "rates": asdict(device.rates)}
-    out = options.out or (None if options.smoke else _default_out(options.fetch))
+    out = options.out or (
+        None if options.smoke else default_out("timed" if options.fetch == "real" else "timed-modelled-fetch")
+    )
     results = Results(description, out)
     with console.status("") as status, installed(device, n_cores) as decoder:
         session = Session(results, n_rounds=options.rounds, progress=status.update)
@@ -63,11 +64,6 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
     if out is not None:
         console.print(f"written: {out}")
     return results
-
-
-def _default_out(fetch: str) -> Path:
-    kind = "timed" if fetch == "real" else "timed-modelled-fetch"
-    return Path(__file__).parents[1] / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
@@ -23,10 +23,11 @@ from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WO
 from benchmarks.host import cases as host_cases
 from benchmarks.host import child, chunk_table, plain_loop
 from benchmarks.host.cases import Crew, HostCase, SharedStore
-from benchmarks.host.child import Failure, Fingerprint
+from benchmarks.host.child import Fingerprint
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
 from benchmarks.measure import Session
+from benchmarks.page.runs import load
 from benchmarks.range_server import RangeServer
 from benchmarks.results import Results
 from xarray_gpuzarr.bench.readers import ReaderAbsentError
@@ -176,35 +177,22 @@ def test_reduced_workloads_are_the_same_kind_and_fit_two_cores():
 # ---- cases
 
 
-class HereAndNow:
+class HereAndNow(Executor):
     """Stands in for a process: answers at once, through the same code."""
 
-    def __init__(self, name):
-        self._reader = READERS[name]
-        self._opened = None
-
-    def ask(self, command):
+    def submit(self, do, *arguments):
+        future = Future()
         try:
-            if isinstance(command, Task):
-                self._opened = self._reader.open(command)
-            elif command == "close":
-                self._opened = None
-            else:
-                return child._ANSWERS[command](self._opened)
-        except ReaderAbsentError as error:
-            return Failure(message=str(error), absent=True)
+            future.set_result(do(*arguments))
         except Exception as error:  # noqa: BLE001  # as the process does
-            return Failure(message=f"{type(error).__name__}: {error}")
-        return None
-
-    def stop(self):
-        """There is nothing to end."""
+            future.set_exception(error)
+        return future
 
 
 @pytest.fixture
 def here(monkeypatch):
     """Readers answer in this process."""
-    monkeypatch.setattr(host_cases, "Child", HereAndNow)
+    monkeypatch.setattr(host_cases, "_process", HereAndNow)
     monkeypatch.setattr(command, "published", lambda **_: [LAYOUTS["runs"]])
     monkeypatch.setattr(command, "MORE_CASES", ())
     monkeypatch.setattr(command, "WORKLOADS", [replace(LAYOUTS["boxes"], operations=("read", "chunks"))])
@@ -217,7 +205,7 @@ def fake(name, side, values):
 
 def rows_of(case, folder, readers, monkeypatch, *, with_memory=False):
     by_name = {reader.name: reader for reader in readers}
-    for module in (host_cases, sys.modules[__name__]):
+    for module in (host_cases, child):
         monkeypatch.setattr(module, "READERS", by_name)
     shared = SharedStore(case, Crew(), folder, with_memory=with_memory)
     measured = host_cases.Case(name=case.name, summary="", contestants=shared.contestants, about=shared.about)
@@ -250,7 +238,7 @@ def test_other_values_and_failures_are_rows(folder, here, monkeypatch):
         "first": ("measured", ""),
         "other": ("failed", "WrongValuesError"),
         "nan": ("failed", "WrongValuesError"),
-        "broken": ("failed", "ReaderError"),
+        "broken": ("failed", "OSError"),
         "remote": ("absent", "local folders only"),
     }
     assert found.about["stored_nbytes"] > 0
@@ -283,7 +271,7 @@ def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypat
 
     assert main(["--rounds", "1", "--no-memory", "--out", str(out), "--only", "chunks x4", "runs"]) == 0
 
-    names = [case.name for case in Results.load(out)]
+    names = [case.name for case in load(out).cases]
     assert names == ["boxes/chunks x4", "runs/read"]
     assert "best peer / ours" in capsys.readouterr().out
 
@@ -294,21 +282,19 @@ def test_the_command_refuses_unknown_cases(here, capsys):
 
 
 def test_a_process_of_its_own_reads_and_reports(folder):
-    process = child.Child("gpuzarr")
-    try:
-        task = Task(workload=EDGES, path=write_workload(EDGES, folder), operation="read")
-        assert process.ask(task) is None
-        fingerprint = process.ask("fingerprint")
-        sample, peak = process.ask("sample"), process.ask("peak")
-        lost = process.ask(replace(task, path=folder / "nonesuch"))
-    finally:
-        process.stop()
+    task = Task(workload=EDGES, path=write_workload(EDGES, folder), operation="read")
+    with host_cases._process() as process:
+        fingerprint = process.submit(child.open_task, "gpuzarr", task).result()
+        sample, peak = (
+            process.submit(child.sample, "gpuzarr").result(),
+            process.submit(child.first_peak, "gpuzarr", task).result(),
+        )
+        lost = process.submit(child.open_task, "gpuzarr", replace(task, path=folder / "nonesuch")).exception()
 
     assert (fingerprint.dtype, fingerprint.shape) == ("<u2", EDGES.shape)
     assert sample.wall_s > 0
     assert peak.result_nbytes == EDGES.nbytes
-    assert isinstance(lost, Failure)
-    assert isinstance(process.ask("sample"), Failure)
+    assert isinstance(lost, FileNotFoundError)
 
 
 def test_a_line_lets_through_no_more_than_it_says(tmp_path):
