@@ -77,7 +77,7 @@ def dots(cases: Sequence[CaseRows], labels: Sequence[str], title: str) -> Figure
     every = list(looks(cases))
     shown = {name: name.removeprefix("xarray ") for name, *_ in every}
     n_columns = min(len(every), max(2, 104 // (max(map(len, shown.values())) + 5)))
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.27 * len(cases) + 0.22 * -(-len(every) // n_columns)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.23 * len(cases) + 0.22 * -(-len(every) // n_columns)), layout="constrained")
     axes = figure.subplots()
     for name, colour, marker in every:
         found = [(len(cases) - 1 - i, rates(row)) for i, case in enumerate(cases) if (row := case.row(name))]

@@ -50,7 +50,7 @@ def draw_stores(cases: Sequence[CaseRows]) -> Drawn | None:
     panels = {title: _by_latency(cases, codec) for codec, title in _STORES.items()}
     if not all(len(found) > 1 for found in panels.values()):
         return None
-    figure = Drawn(figsize=(WIDTH, 3.4), layout="constrained")
+    figure = Drawn(figsize=(WIDTH, 3.1), layout="constrained")
     every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, found) in zip(every, panels.items(), strict=True):
         for name, colour, marker in looks([case.without_bare(but=_BARE) for case in found.values()]):

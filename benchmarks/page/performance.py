@@ -48,12 +48,12 @@ _NOT_YET = """:::{important}
 **On a GPU: not measured yet.** [](gpu-proof.md) has the commands. What follows is the host decoder.
 :::"""
 _SUMMARY_TEXT = """
-Time of the quickest other reader of each case over ours: above 1, ours is quicker; means are geometric.
+Time of the quickest other reader over ours; above 1, ours is quicker; geometric means.
 """
 _ARRAYS_TEXT = """
-Stored values as one NumPy array, from local files in the page cache. *plain loop* is no reader: threads that read and
-decode the same chunks with the same libraries, and plan and check nothing. All values are made up: *series* as an
-instrument's record, *volume* and *shards* as a microscope's image, *single* as noise, *era5* as temperatures with gaps.
+Stored values as one NumPy array, from local files in the page cache. *plain loop* is no reader: threads that decode the
+same chunks by the same libraries, and plan and check nothing. Values are made up: *series* like an instrument's record,
+*volume* and *shards* like a microscope's image, *era5* like temperatures with gaps.
 """
 _XARRAY_TEXT = """
 Rows of the same key, as `xarray.open_dataset` gives them, decoded by CF; *mean* is one number of all of them.
@@ -93,5 +93,4 @@ def _figure(name: str, runs: dict[str, Run]) -> str:
 def _key(cases: list[CaseRows]) -> str:
     """Return what the rows of a figure are: a line for each workload."""
     by_name = {case.about["workload"]["name"]: case for case in cases}
-    rows = ((f"`{name}`", f"{case.about['nbytes'] / 1e6:.0f} MB", case.summary) for name, case in by_name.items())
-    return markdown_table(("row", "size", "what it is"), rows, n_text=3)
+    return "\\\n".join(f"`{name}`: {c.about['nbytes'] / 1e6:.0f} MB, {c.summary}" for name, c in by_name.items())

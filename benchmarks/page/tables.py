@@ -14,7 +14,6 @@ _GROUPS = (
     ("arrays", "gpuzarr", "/read"),
     ("through xarray", "xarray gpuzarr, no dask", "/load"),
     ("through xarray and dask", "xarray gpuzarr, chunks={}", "/load"),
-    ("means by dask", "xarray gpuzarr, chunks={}", "/mean"),
     ("means on a cluster", "gpuzarr, chunks={}", "cluster/mean"),
     ("stores behind a server", "gpuzarr, obstore", "store/"),
     ("chunk by chunk", "gpuzarr", "/chunks"),
