@@ -93,4 +93,5 @@ def _figure(name: str, runs: dict[str, Run]) -> str:
 def _key(cases: list[CaseRows]) -> str:
     """Return what the rows of a figure are: a line for each workload."""
     by_name = {case.about["workload"]["name"]: case for case in cases}
-    return "\\\n".join(f"`{name}`: {c.about['nbytes'] / 1e6:.0f} MB, {c.summary}" for name, c in by_name.items())
+    lines = (f"`{name}`: {c.about['nbytes'] / 1e6:.0f} MB, {c.summary}" for name, c in by_name.items())
+    return "\\\n".join(lines).replace("^3", "³")
