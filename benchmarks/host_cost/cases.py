@@ -4,7 +4,13 @@ The real decoder reads through a device that does nothing and a store that is al
 thread. Counted is all that the host does for a shard but I/O and the copying of its bytes: parsing and checking the
 index, planning, handing requests over, checking frames, tables, launches, receipts. A read of one shard also pays for
 the read itself; a shard of a long read is what one costs in a pipeline. Caches are warm, and time is that of the
-thread on its core.
+thread on its core. Telling stages apart costs time: they add up to a tenth more than the whole.
+
+- **index** parses and checks the shard index, **plan** makes a plan of it, **coalesce** looks for gaps in it;
+- **batches and the rest** cuts plans into segments and batches, and keeps them in order;
+- **requests** starts and finishes reads, **staging** lays segments out in pinned memory, **headers** checks frames;
+- **tables** arranges a batch and writes its tables, **launches** enqueues copies and kernels, **receipt** asks for what
+  the device says, and reads it.
 """
 
 from __future__ import annotations
