@@ -3,14 +3,17 @@
 import io
 import json
 import sys
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, Session, WrongValuesError
+from benchmarks.measure import AbsentError, Case, Contestant, Ready, Session, Shared, WrongValuesError
 from benchmarks.report import geometric_mean, print_case, speedups
 from benchmarks.results import CaseRows, Peak, Results, Row, Sample
 
@@ -125,6 +128,34 @@ def test_facts_alone_are_a_row():
     counted = Contestant(name="requests", nbytes=0, prepare=lambda: Ready(measure=dict, facts={"requests": 3}))
     row = run([counted], n_rounds=2)["requests"]
     assert (row.status, row.facts, row.samples) == ("measured", {"requests": 3}, ())
+
+
+def test_what_is_shared_is_made_once_and_ends_with_the_last_of_its_users():
+    calls = []
+
+    @contextmanager
+    def making():
+        calls.append("made")
+        yield 7
+        calls.append("ended")
+
+    def broken(_):
+        raise ValueError("broke")
+
+    shared = Shared(making, 3)
+    users = {"a": lambda value: Ready(measure=lambda: float(value)), "b": broken, "c": lambda _: Ready(measure=dict)}
+    found = run([Contestant(name=n, nbytes=1, prepare=partial(shared.prepare, use)) for n, use in users.items()])
+
+    assert calls == ["made", "ended"]
+    assert walls(found) == {"a": (7.0,), "b": (), "c": ()}
+
+
+@pytest.mark.parametrize("n_left", [0, 1])
+def test_what_is_shared_stays_while_somebody_uses_it(n_left):
+    calls = []
+    shared = Shared(lambda: closing(SimpleNamespace(close=lambda: calls.append("ended"))), 1 + n_left)
+    run([Contestant(name="a", nbytes=1, prepare=lambda: shared.prepare(lambda _: Ready(measure=lambda: 1.0)))])
+    assert calls == [["ended"], []][n_left]
 
 
 def test_memory_is_measured_once_all_are_closed():
