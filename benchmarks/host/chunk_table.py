@@ -9,94 +9,77 @@ Zarr v3 sharding-indexed 1.0, "Binary shard format".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.arrays.stores import object_file
 from benchmarks.arrays.workloads import Workload
 
 _PART_NBYTES = 2 * 1024 * 1024
 """Encoded bytes of one read: they stay in a core's L2 until they are decoded (2 MiB a core, Sapphire Rapids)."""
-_ENTRY_NBYTES = 16
 _CRC_NBYTES = 4
 _MISSING = 2**64 - 1
 
+Column = npt.NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One encoded chunk, or a piece of a raw one."""
 
-    offset: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTable:
+    """Encoded chunks, or pieces of raw ones, in the order in which they are read: a column for each number."""
+
+    file: Column
+    """Number of the object."""
+    offset: Column
     """In its object, bytes."""
-    nbytes: int
-    out_start: int
+    nbytes: Column
+    out_start: Column
     """In an array whose chunks follow each other, bytes."""
+    part_first: Column
+    """First row of each part, and the number of rows. A part is read at once: its rows are neighbours in one object."""
+    files: list[Path]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Neighbouring pieces of one object, read at once."""
-
-    path: str
-    pieces: tuple[Piece, ...]
-
-    @property
-    def offset(self) -> int:
-        """First byte."""
-        return self.pieces[0].offset
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to read."""
-        return self.pieces[-1].offset + self.pieces[-1].nbytes - self.offset
+def chunk_table(workload: Workload, path: Path, *, cut: bool) -> ChunkTable:
+    """Return all chunks of the array at `path`; those that are longer than a read may be cut."""
+    per_shard = workload.chunks_per_shard
+    keys = list(product(*(range(n // p) for n, p in zip(workload.grid, per_shard, strict=True))))
+    files = [object_file(workload, path, key) for key in keys]
+    rows = np.concatenate([_stored(workload, i, *each) for i, each in enumerate(zip(files, keys, strict=True))])
+    file, offset, nbytes, out_start = (_cut(rows) if cut else rows).T.copy()
+    end = offset + nbytes
+    neighbours = (file[1:] == file[:-1]) & (offset[1:] == end[:-1])
+    within = (end[1:] - 1) // _PART_NBYTES == (end[:-1] - 1) // _PART_NBYTES
+    first = np.flatnonzero(~(neighbours & within)) + 1
+    part_first = np.concatenate([[0], first, [len(file)]])
+    return ChunkTable(file=file, offset=offset, nbytes=nbytes, out_start=out_start, part_first=part_first, files=files)
 
 
-def read_parts(workload: Workload, path: Path, *, cut: bool) -> list[Part]:
-    """Return the reads that fetch all chunks of the array at `path`; chunks longer than a read may be cut."""
-    return [part for file, pieces in _objects(workload, path) for part in _parts(file, pieces, cut=cut)]
+def _stored(workload: Workload, number: int, file: Path, key: tuple[int, ...]) -> Column:
+    """Return a row for each stored chunk of one object, in file order."""
+    per_shard = workload.chunks_per_shard
+    inside = np.indices(per_shard).reshape(len(per_shard), -1) + np.multiply(key, per_shard)[:, None]
+    slots = np.ravel_multi_index(tuple(inside), workload.grid)
+    index = np.array([[0, file.stat().st_size]], np.uint64)
+    if workload.shards:
+        n = prod(per_shard)
+        index = np.fromfile(file, np.uint8)[-(16 * n + _CRC_NBYTES) : -_CRC_NBYTES].view("<u8").reshape(n, 2)
+    is_there = index[:, 0] != _MISSING
+    offset, nbytes = index[is_there].astype(np.int64).T
+    rows = np.stack([np.full(len(offset), number), offset, nbytes, slots[is_there] * workload.chunk_nbytes], axis=1)
+    return rows[np.argsort(offset, kind="stable")]
 
 
-def _objects(workload: Workload, path: Path) -> Iterator[tuple[Path, list[Piece]]]:
-    """Return each object with its stored chunks in file order."""
-    nbytes, counts, per_shard = workload.chunk_nbytes, workload.grid, workload.chunks_per_shard
-    for key in product(*(range(n // p) for n, p in zip(counts, per_shard, strict=True))):
-        file = object_file(workload, path, key)
-        entries = _index(file, prod(per_shard)) if workload.shards else [(0, file.stat().st_size)]
-        first = np.multiply(key, per_shard)[:, None]
-        inside = np.indices(per_shard).reshape(len(per_shard), -1) + first
-        slots = np.ravel_multi_index(tuple(inside), counts).tolist()
-        stored = sorted((*entry, slot) for entry, slot in zip(entries, slots, strict=True) if entry[0] != _MISSING)
-        yield file, [Piece(offset, n, slot * nbytes) for offset, n, slot in stored]
-
-
-def _index(file: Path, n_chunks: int) -> list[tuple[int, int]]:
-    """Return (offset, nbytes) of every chunk of a shard whose index stands at the end."""
-    data = np.fromfile(file, np.uint8)[-(_ENTRY_NBYTES * n_chunks + _CRC_NBYTES) : -_CRC_NBYTES]
-    return [(offset, nbytes) for offset, nbytes in data.view("<u8").reshape(-1, 2).tolist()]
-
-
-def _parts(file: Path, stored: Iterable[Piece], *, cut: bool) -> Iterator[Part]:
-    """Group neighbouring pieces."""
-    group: list[Piece] = []
-    for piece in (piece for whole in stored for piece in (_cut(whole) if cut else [whole])):
-        if group and _must_end(group, piece):
-            yield Part(str(file), tuple(group))
-            group = []
-        group.append(piece)
-    if group:
-        yield Part(str(file), tuple(group))
-
-
-def _must_end(group: list[Piece], piece: Piece) -> bool:
-    apart = piece.offset != group[-1].offset + group[-1].nbytes
-    return apart or piece.offset + piece.nbytes - group[0].offset > _PART_NBYTES
-
-
-def _cut(piece: Piece) -> list[Piece]:
-    starts = range(0, piece.nbytes, _PART_NBYTES)
-    return [Piece(piece.offset + s, min(_PART_NBYTES, piece.nbytes - s), piece.out_start + s) for s in starts]
+def _cut(rows: Column) -> Column:
+    """Cut rows into pieces that are no longer than a part."""
+    n_pieces = -(-rows[:, 2] // _PART_NBYTES)
+    cut = np.repeat(rows, n_pieces, axis=0)
+    start = _PART_NBYTES * (np.arange(len(cut)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces))
+    cut[:, 1] += start
+    cut[:, 3] += start
+    cut[:, 2] = np.minimum(_PART_NBYTES, cut[:, 2] - start)
+    return cut

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.arrays.compressors import Family
 from benchmarks.arrays.stores import cache_directory
 from benchmarks.arrays.workloads import Workload
-from benchmarks.host.chunk_table import Part, read_parts
+from benchmarks.host.chunk_table import ChunkTable, chunk_table
 from benchmarks.host.task import Array, Opened, Task
 from xarray_gpuzarr.bench.readers import ReaderAbsentError
 from xarray_gpuzarr.decoders import host_memory
@@ -113,16 +113,17 @@ class PlainLoop:
         self.workload = workload
         self._read_and_place = _compiled()
         in_order = _is_in_order(workload)
-        parts = read_parts(workload, path, cut=in_order and workload.codec == "none")
+        table = chunk_table(workload, path, cut=in_order and workload.codec == "none")
         codec = _library(workload)
         n_threads = len(os.sched_getaffinity(0))
-        columns = _columns(workload, parts, in_order=in_order)
+        columns = _columns(workload, table, in_order=in_order)
         columns["staging"] = np.empty(n_threads * int(columns["part_nbytes"].max()), np.uint8)
         columns["decoded"] = host_memory.aligned(n_threads * workload.chunk_nbytes)
-        self._kept = columns, (ctypes.c_char_p * len(parts))(*(os.fsencode(part.path) for part in parts))
+        paths = [os.fsencode(table.files[n]) for n in table.file[table.part_first[:-1]].tolist()]
+        self._kept = columns, (ctypes.c_char_p * len(paths))(*paths)
         self._job = _Job(
             n_threads=n_threads,
-            n_parts=len(parts),
+            n_parts=len(paths),
             ndim=len(workload.shape),
             codec=codec.number,
             chunk_nbytes=workload.chunk_nbytes,
@@ -152,24 +153,22 @@ def _library(workload: Workload) -> _Library:
     return _LIBRARIES[family]
 
 
-def _columns(workload: Workload, parts: list[Part], *, in_order: bool) -> dict[str, Array]:
+def _columns(workload: Workload, table: ChunkTable, *, in_order: bool) -> dict[str, Array]:
     """Return what the C file needs to know of each part and each piece."""
-    pieces = [piece for part in parts for piece in part.pieces]
-    nbytes, itemsize = workload.chunk_nbytes, workload.itemsize
-    starts_in_order = np.array([piece.out_start for piece in pieces])
-    slots = starts_in_order // nbytes
+    itemsize, first = workload.itemsize, table.part_first[:-1]
+    slots = table.out_start // workload.chunk_nbytes
     origin = np.stack(np.unravel_index(slots, workload.grid), axis=1) * workload.chunks
     extent = np.clip(np.array(workload.shape) - origin, 0, workload.chunks)
     extent[:, -1] *= itemsize
     out_strides = _strides(workload.shape, itemsize)
-    starts = [piece.offset - part.offset for part in parts for piece in part.pieces]
+    part_offset = table.offset[first]
     columns = {
-        "part_offset": [part.offset for part in parts],
-        "part_nbytes": [part.nbytes for part in parts],
-        "part_first": np.cumsum([0, *(len(part.pieces) for part in parts)]),
-        "piece_start": starts,
-        "piece_nbytes": [piece.nbytes for piece in pieces],
-        "piece_out": starts_in_order if in_order else origin @ out_strides,
+        "part_offset": part_offset,
+        "part_nbytes": np.add.reduceat(table.nbytes, first),
+        "part_first": table.part_first,
+        "piece_start": table.offset - np.repeat(part_offset, np.diff(table.part_first)),
+        "piece_nbytes": table.nbytes,
+        "piece_out": table.out_start if in_order else origin @ out_strides,
         "piece_extent": extent,
         "chunk_strides": _strides(workload.chunks, itemsize),
         "out_strides": out_strides,
