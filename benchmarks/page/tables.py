@@ -1,4 +1,4 @@
-"""Tables of the performance page, as Markdown: rows of results in, text out."""
+"""Tables of the pages, as Markdown: rows of results in, text out."""
 
 from __future__ import annotations
 
