@@ -94,7 +94,7 @@ bench-full: $(VENV)/.installed ## The same with published workloads in their ful
 bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device: what stands still? (four minutes)
 	$(BIN)/python -m benchmarks.timed $(BENCH_FLAGS)
 
-performance: $(VENV)/.installed ## Write docs/performance.md and its figures from the newest results
+performance: $(VENV)/.installed ## Write docs/performance.md, its figures and docs/measurements.md from the newest results
 	$(BIN)/python -m benchmarks.page
 
 bench-smoke: $(VENV)/.installed ## The same on tiny data, to see that it runs

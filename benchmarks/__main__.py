@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.host_cases import Crew
+from benchmarks.arrays.published import published
+from benchmarks.arrays.stores import cache_directory
+from benchmarks.arrays.workloads import WORKLOADS
+from benchmarks.cluster import cases as cluster
+from benchmarks.cluster import graphs
+from benchmarks.host import copies
+from benchmarks.host.cases import Crew, host_cases, measured
+from benchmarks.host_cost import cases as host_cost
 from benchmarks.machine import about
 from benchmarks.measure import Case, Session
-from benchmarks.registry import all_cases
+from benchmarks.remote import cases as remote
 from benchmarks.report import print_case, print_summary
-from benchmarks.results import Results
-from benchmarks.stores import cache_directory
+from benchmarks.results import Results, default_out
+
+CaseBuilder = Callable[[float, Path], Sequence[Case]]
+"""Returns cases at a scale; stores go to the folder."""
 
 _SMOKE_SCALE = 1e-3
+MORE_CASES: tuple[CaseBuilder, ...] = (
+    remote.cases,
+    cluster.cases,
+    graphs.cases,
+    copies.cases,
+    host_cost.cases,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.smoke:
         options.scale, options.rounds, options.memory = _SMOKE_SCALE, 1, False
     crew = Crew()
-    every = all_cases(crew, cache_directory(), scale=options.scale, full=options.full, with_memory=options.memory)
+    every = _all_cases(crew, cache_directory(), options)
     cases = [case for case in every if any(word in case.name for word in options.only or [""])]
     if not cases:
         print(f"nothing is named like {options.only}; known: {', '.join(c.name for c in every)}", file=sys.stderr)
@@ -39,8 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(row.status == "failed" for row in results.rows))
 
 
+def _all_cases(crew: Crew, folder: Path, options: argparse.Namespace) -> list[Case]:
+    scale = options.scale
+    workloads = [w if scale == 1 else w.scaled(scale) for w in (*WORKLOADS, *published(full=options.full))]
+    cases = [measured(case, crew, folder, with_memory=options.memory) for case in host_cases(workloads)]
+    return [*cases, *(case for build in MORE_CASES for case in build(scale, folder))]
+
+
 def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:
-    out = options.out or (None if options.smoke else _default_out(full=options.full))
+    out = options.out or (None if options.smoke else default_out("host-full" if options.full else "host"))
     console = Console(width=None if sys.stdout.isatty() else 140)
     settings = {"only": options.only, "rounds": options.rounds, "scale": options.scale, "full": options.full}
     results = Results(about("benchmarks", settings), out)
@@ -54,11 +76,6 @@ def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:
     if out is not None:
         console.print(f"written: {out}")
     return results
-
-
-def _default_out(*, full: bool) -> Path:
-    kind = "host-full" if full else "host"
-    return Path(__file__).parent / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from xarray_gpuzarr.decoders.cost.calibration import processor
+
 HOST_PACKAGES = (
     "xarray-gpuzarr",
     "zarr",
@@ -66,19 +68,12 @@ def about(module: str, settings: dict[str, object], packages: Sequence[str] = HO
 def machine() -> dict[str, object]:
     """Return processor, cores, memory and system."""
     return {
-        "model": _cpu_model(),
+        "model": processor(),
         "n_cores": len(os.sched_getaffinity(0)),
         "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": [round(x, 2) for x in os.getloadavg()],
     }
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def revision() -> str:

@@ -5,9 +5,11 @@ Knows no Zarr and no CUDA. Whatever a contestant raises becomes a row of the res
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +39,40 @@ class Ready:
     """Give back what it holds."""
     peak: Callable[[], Peak | None] = lambda: None
     """Measure memory, once all contestants are closed."""
+
+
+class Shared[T]:
+    """What contestants of one case share: made when first asked for, and ended once the last of them is closed.
+
+    Parameters
+    ----------
+    make : callable
+        Returns a context manager.
+    n_users : int
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]], n_users: int) -> None:
+        self._make = make
+        self._n_users = n_users
+        self._stack = ExitStack()
+
+    def prepare(self, use: Callable[[T], Ready]) -> Ready:
+        """Let a contestant prepare with it; it lets go when it is closed, or fails to prepare."""
+        try:
+            ready = use(self._value)
+        except BaseException:
+            self._let_go()
+            raise
+        return replace(ready, close=self._let_go)
+
+    @functools.cached_property
+    def _value(self) -> T:
+        return self._stack.enter_context(self._make())
+
+    def _let_go(self) -> None:
+        self._n_users -= 1
+        if self._n_users == 0:
+            self._stack.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

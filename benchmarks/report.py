@@ -71,7 +71,7 @@ def _columns(copy_rate: float | None) -> Mapping[str, Cell]:
         "CPU ms": lambda row, _: "" if row.cpu_s is None else milliseconds(row.cpu_s),
         "extra MB": lambda row, _: "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
         "/ best peer": lambda row, case: _ratio(row, case.best("peer")),
-        "/ limit": lambda row, case: "" if case.of_limit(row) is None else f"{case.of_limit(row):.2f}",
+        "/ bare": lambda row, case: "" if case.of_bare(row) is None else f"{case.of_bare(row):.2f}",
         "of copy": lambda row, _: f"{row.moved_rate / copy_rate:.2f}" if row.moved_rate and copy_rate else "",
     }
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 Facts = Mapping[str, float | str]
-Side = Literal["ours", "peer", "limit"]
+Side = Literal["ours", "peer", "bare"]
+"""``"bare"`` is no reader: one stage alone, a plain loop, a client that decodes nothing. Readers may be quicker."""
 Status = Literal["not run", "measured", "absent", "failed", "out of time"]
 
 COPY_ROW = ("ceilings", "device to device copy")
@@ -155,16 +157,25 @@ class CaseRows:
         rows = [row for row in self.rows if row.side == side and row.samples and row.status == "measured"]
         return min(rows, key=lambda row: row.wall_s, default=None)
 
-    @property
-    def limit_s(self) -> float | None:
-        """Time of the slowest limit: stages that overlap can be no faster than the slowest of them."""
-        limits = [row.wall_s for row in self.rows if row.side == "limit" and row.samples]
-        return max(limits, default=None)
+    def without_bare(self, *, but: str = "") -> CaseRows:
+        """Return the case with its readers alone, and perhaps one row that is none."""
+        return replace(self, rows=[row for row in self.rows if row.side != "bare" or row.name == but])
 
-    def of_limit(self, row: Row) -> float | None:
-        """Return a row's time over the limit's; None where only limits were measured."""
-        limit, only_limits = self.limit_s, all(r.side == "limit" for r in self.rows)
-        return None if limit is None or only_limits else row.wall_s / limit
+    @property
+    def bare(self) -> Row | None:
+        """The slowest row that is no reader: of stages that overlap, the one that counts."""
+        rows = [row for row in self.rows if row.side == "bare" and row.samples]
+        return max(rows, key=lambda row: row.wall_s, default=None)
+
+    def of_bare(self, row: Row) -> float | None:
+        """Return a row's time over that of `bare`; None where there are no readers."""
+        bare, only_bare = self.bare, all(r.side == "bare" for r in self.rows)
+        return None if bare is None or only_bare else row.wall_s / bare.wall_s
+
+
+def default_out(kind: str) -> Path:
+    """Return where results of a kind go, by today's date."""
+    return Path(__file__).parent / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
 
 
 class Results:
@@ -235,11 +246,6 @@ class Results:
         before = self._rows.get((row.case, row.name), row)
         if status == "failed" or not before.samples:
             self.add(before.ended(status, note))
-
-    @classmethod
-    def load(cls, path: Path) -> list[CaseRows]:
-        """Return the cases of a file."""
-        return [CaseRows.from_json(case) for case in json.loads(path.read_text())["cases"]]
 
     def save(self) -> None:
         """Write everything; a reader of the file never sees half of it."""

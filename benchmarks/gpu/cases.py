@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS
+from benchmarks.arrays.workloads import ERA5, SHARDED_VOLUME, Workload
+from benchmarks.gpu.array_reads import ArrayReads
 from benchmarks.gpu.ceilings import FORMATS, device_copy, nvcomp_side_by_side, pinned_upload
 from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.cluster import ClusterCases
@@ -28,13 +31,9 @@ from benchmarks.gpu.readers import (
     open_array,
     open_boxes,
 )
-from benchmarks.gpu.scene import Scene
 from benchmarks.gpu.stages import RecordedReads, count_calls
+from benchmarks.host.readers import object_boxes
 from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.published import BLOG, BLOG_PRODUCTS
-from benchmarks.readers import object_boxes
-from benchmarks.stages import compute
-from benchmarks.workloads import ERA5, SHARDED_VOLUME, Workload
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.machine.bench.readers import ArrayReader
@@ -62,10 +61,10 @@ class Cases:
         self._chunk_scale = min(1.0, 100 * scale)
         self._per_shard = max(4, round(BLOG.full.chunks_per_shard[0] * scale))
         self._chunk = round(BLOG.full.chunks[0] * self._chunk_scale)
-        self.blog = self._scene(self._series("blog", n_shards=8))
+        self.blog = self._reads_of(self._series("blog", n_shards=8))
         """The published array."""
         volume = self._volume("blosc zstd 5 shuffle")
-        self._boxes = self._scene(replace(volume, name="boxes", shape=volume.whole))
+        self._boxes = self._reads_of(replace(volume, name="boxes", shape=volume.whole))
         """A shard whose chunks are unshuffled, and lie scattered in the result."""
 
     def all(self) -> list[Case]:
@@ -92,8 +91,8 @@ class Cases:
             *ClusterCases(blog, least_seconds=self._chunk_scale).all(),
         ]
 
-    def _scene(self, workload: Workload) -> Scene:
-        return Scene(gpu=self._gpu, workload=workload, folder=self._folder)
+    def _reads_of(self, workload: Workload) -> ArrayReads:
+        return ArrayReads(gpu=self._gpu, workload=workload, folder=self._folder)
 
     def _series(self, name: str, *, n_shards: int = 1, codec: str = "zstd 3") -> Workload:
         n = self._per_shard * self._chunk
@@ -102,9 +101,9 @@ class Cases:
     # ---- the blog's array
 
     def _warm(self) -> list[Contestant]:
-        scene = self.blog
-        blocks = Contestant(name=OURS_BLOCKS.name, nbytes=scene.workload.nbytes, prepare=self._prepare_blocks)
-        return [*map(scene.contestant, READERS), blocks, scene.upload(), scene.nvcomp()]
+        reads = self.blog
+        blocks = Contestant(name=OURS_BLOCKS.name, nbytes=reads.workload.nbytes, prepare=self._prepare_blocks)
+        return [*map(reads.contestant, READERS), blocks, reads.upload(), reads.nvcomp()]
 
     def _prepare_blocks(self) -> Ready:
         run = OURS_BLOCKS.open(self._gpu, self.blog.stored)
@@ -116,13 +115,13 @@ class Cases:
         return [self.blog.contestant(reader, cold=True) for reader in readers]
 
     def _blog_stages(self) -> list[Contestant]:
-        scene, n = self.blog, self._per_shard
-        transfer = pinned_upload(self._gpu, lambda: scene.stored.files[:1], nbytes=scene.shard_nbytes)
+        reads, n = self.blog, self._per_shard
+        transfer = pinned_upload(self._gpu, lambda: reads.stored.files[:1], nbytes=reads.shard_nbytes)
         return [
-            scene.file_read(),
+            reads.file_read(),
             replace(transfer, name="transfer"),
-            replace(scene.nvcomp(n), name="decode"),
-            scene.products(BLOG_PRODUCTS),
+            replace(reads.nvcomp(n), name="decode"),
+            reads.products(BLOG_PRODUCTS),
         ]
 
     def _compute(self) -> list[Contestant]:
@@ -141,7 +140,7 @@ class Cases:
         boxes = list(object_boxes(self.blog.workload))
 
         def on_host() -> list[Any]:
-            return [compute(np.asarray(read_box(box))) for box in boxes]
+            return [_products(np.asarray(read_box(box)).reshape(-1)) for box in boxes]
 
         def on_device() -> list[Any]:
             shards = (read_box(box) for box in boxes)
@@ -164,39 +163,39 @@ class Cases:
             Contestant(name=f"{n} of 8", nbytes=n * each, prepare=functools.partial(prepare, n)) for n in (1, 2, 4, 8)
         ]
 
-    # ---- what limits it, and where its time goes
+    # ---- each stage alone, and where the time goes
 
     def _ceilings(self) -> list[Contestant]:
-        scene, n = self.blog, self._per_shard
-        nbytes = scene.workload.nbytes
+        reads, n = self.blog, self._per_shard
+        nbytes = reads.workload.nbytes
         return [
             device_copy(self._gpu, round(2**32 * self._scale)),
-            scene.upload(),
-            scene.nvcomp(n),
-            scene.nvcomp(),
-            nvcomp_side_by_side(self._gpu, lambda: scene.stored, n, n_streams=8, nbytes=nbytes),
+            reads.upload(),
+            reads.nvcomp(n),
+            reads.nvcomp(),
+            nvcomp_side_by_side(self._gpu, lambda: reads.stored, n, n_streams=8, nbytes=nbytes),
         ]
 
     def _kernels(self) -> list[Contestant]:
         return kernel_contestants(self._gpu, self._scale)
 
     def _stages(self) -> list[Contestant]:
-        def prepare(scene: Scene) -> Ready:
-            reads = _first_shard(scene, with_marks=True)
-            reads.run()
-            return Ready(measure=reads.stages)
+        def prepare(reads: ArrayReads) -> Ready:
+            recorded = _first_shard(reads, with_marks=True)
+            recorded.run()
+            return Ready(measure=recorded.stages)
 
-        return [_of_one_shard(scene, prepare) for scene in (self.blog, self._boxes)]
+        return [_of_one_shard(reads, prepare) for reads in (self.blog, self._boxes)]
 
     def _host_cost(self) -> list[Contestant]:
-        def prepare(scene: Scene) -> Ready:
-            reads = _first_shard(scene, with_marks=False)
-            reads.run()
-            python, native = count_calls(reads.run)
-            n = prod(scene.workload.chunks_per_shard)
-            return Ready(measure=reads.host_seconds, facts={"chunks": n, "Python calls": python, "C calls": native})
+        def prepare(reads: ArrayReads) -> Ready:
+            recorded = _first_shard(reads, with_marks=False)
+            recorded.run()
+            python, native = count_calls(recorded.run)
+            n = prod(reads.workload.chunks_per_shard)
+            return Ready(measure=recorded.host_seconds, facts={"chunks": n, "Python calls": python, "C calls": native})
 
-        return [_of_one_shard(scene, prepare) for scene in (self.blog, self._boxes)]
+        return [_of_one_shard(reads, prepare) for reads in (self.blog, self._boxes)]
 
     # ---- other chunks, other codecs
 
@@ -213,15 +212,15 @@ class Cases:
         return self._reads(self._series(f"codec {codec}", codec=codec), 8)
 
     def _reads(self, workload: Workload, seconds: float, more: Iterable[Reader] = ()) -> Case:
-        """Return a case of ours on both sides, and what limits them: the upload, and nvCOMP where it is one call."""
-        scene = self._scene(workload)
+        """Return a case of ours on both sides, and of single stages: the upload, and nvCOMP where it is one call."""
+        reads = self._reads_of(workload)
 
         def contestants() -> list[Contestant]:
-            alone = [scene.upload()]
-            alone += [scene.nvcomp()] if workload.compressor.family in FORMATS else []
-            return [*(scene.contestant(r) for r in (OURS, OURS_UPLOAD, *more)), *alone]
+            alone = [reads.upload()]
+            alone += [reads.nvcomp()] if workload.compressor.family in FORMATS else []
+            return [*(reads.contestant(r) for r in (OURS, OURS_UPLOAD, *more)), *alone]
 
-        return scene.case(workload.name, workload.codec, seconds, contestants)
+        return reads.case(workload.name, workload.codec, seconds, contestants)
 
     def _volumes(self) -> Iterator[Case]:
         for codec in ("zstd 3", "blosc zstd 5 shuffle", "blosc lz4 5 bitshuffle", "none"):
@@ -250,12 +249,12 @@ class Cases:
             chunks=(1, *chunks),
             shards=(steps, *(2 * n for n in chunks)),
         )
-        scene = self._scene(workload)
+        reads = self._reads_of(workload)
 
         def contestants() -> list[Contestant]:
-            return [*(scene.contestant(reader) for reader in (OURS_XARRAY, *OURS_DASK[1:])), scene.upload()]
+            return [*(reads.contestant(reader) for reader in (OURS_XARRAY, *OURS_DASK[1:])), reads.upload()]
 
-        return scene.case(workload.name, "int16 packed, masked and scaled", 12, contestants)
+        return reads.case(workload.name, "int16 packed, masked and scaled", 12, contestants)
 
     def _blosc(self, cname: str) -> Case:
         """Return a case of all shuffles of one inner codec."""
@@ -264,9 +263,9 @@ class Cases:
             found = []
             for shuffle in SHUFFLES:
                 codec = f"blosc {cname} 5 {shuffle}"
-                scene = self._scene(self._series(codec, codec=codec))
+                reads = self._reads_of(self._series(codec, codec=codec))
                 found += [
-                    replace(scene.contestant(reader), name=f"{shuffle}: {reader.name}")
+                    replace(reads.contestant(reader), name=f"{shuffle}: {reader.name}")
                     for reader in (OURS, OURS_UPLOAD)
                 ]
             return found
@@ -274,12 +273,17 @@ class Cases:
         return Case(name=f"blosc {cname}", summary="float32, three shuffles", seconds=13, contestants=contestants)
 
 
-def _first_shard(scene: Scene, *, with_marks: bool) -> RecordedReads:
-    box = tuple(slice(0, n) for n in scene.workload.whole)
-    return RecordedReads(scene.gpu, stored_array(open_array(scene.stored)), box, with_marks=with_marks)
+def _products(shard: Any) -> Any:
+    """Return the product of a shard with itself, computed as often as the blog does."""
+    return [shard @ shard for _ in range(BLOG_PRODUCTS)][-1]
 
 
-def _of_one_shard(scene: Scene, prepare: Callable[[Scene], Ready]) -> Contestant:
-    workload = scene.workload
+def _first_shard(reads: ArrayReads, *, with_marks: bool) -> RecordedReads:
+    box = tuple(slice(0, n) for n in reads.workload.whole)
+    return RecordedReads(reads.gpu, stored_array(open_array(reads.stored)), box, with_marks=with_marks)
+
+
+def _of_one_shard(reads: ArrayReads, prepare: Callable[[ArrayReads], Ready]) -> Contestant:
+    workload = reads.workload
     name = f"{workload.codec}, {'boxes' if len(workload.shape) > 1 else 'runs'}"
-    return Contestant(name=name, nbytes=scene.shard_nbytes, prepare=functools.partial(prepare, scene))
+    return Contestant(name=name, nbytes=reads.shard_nbytes, prepare=functools.partial(prepare, reads))

@@ -29,7 +29,7 @@ def device_copy(gpu: Gpu, nbytes: int) -> Contestant:
 
         return Ready(measure=lambda: device_seconds(gpu, space.stream, launch), close=space.close)
 
-    return Contestant(name=COPY_ROW[1], side="limit", nbytes=nbytes, moved_nbytes=2 * nbytes, prepare=prepare)
+    return Contestant(name=COPY_ROW[1], side="bare", nbytes=nbytes, moved_nbytes=2 * nbytes, prepare=prepare)
 
 
 def pinned_upload(gpu: Gpu, stored_files: Callable[[], Sequence[Path]], *, nbytes: int) -> Contestant:
@@ -51,7 +51,7 @@ def pinned_upload(gpu: Gpu, stored_files: Callable[[], Sequence[Path]], *, nbyte
         facts = {"stored GB": sum(lengths) / 1e9}
         return Ready(measure=lambda: device_seconds(gpu, space.stream, launch), facts=facts, close=space.close)
 
-    return Contestant(name="upload of the stored bytes, pinned", side="limit", nbytes=nbytes, prepare=prepare)
+    return Contestant(name="upload of the stored bytes, pinned", side="bare", nbytes=nbytes, prepare=prepare)
 
 
 def resident(gpu: Gpu, stored: Stored, n: int) -> Resident:
@@ -74,7 +74,7 @@ def nvcomp_alone(gpu: Gpu, stored: Callable[[], Stored], n: int, *, nbytes: int)
         measure = functools.partial(device_seconds, gpu, batch.space.stream, batch.launch)
         return Ready(measure=measure, close=batch.space.close)
 
-    return Contestant(name=f"nvCOMP alone, one call, chunks: {n}", side="limit", nbytes=nbytes, prepare=prepare)
+    return Contestant(name=f"nvCOMP alone, one call, chunks: {n}", side="bare", nbytes=nbytes, prepare=prepare)
 
 
 def nvcomp_side_by_side(gpu: Gpu, stored: Callable[[], Stored], n: int, *, n_streams: int, nbytes: int) -> Contestant:
@@ -87,7 +87,7 @@ def nvcomp_side_by_side(gpu: Gpu, stored: Callable[[], Stored], n: int, *, n_str
         return Ready(measure=lambda: wall_seconds(gpu, launch_all), close=close_all)
 
     name = f"nvCOMP alone, {n_streams} streams, chunks on each: {n}"
-    return Contestant(name=name, side="limit", nbytes=nbytes, prepare=prepare)
+    return Contestant(name=name, side="bare", nbytes=nbytes, prepare=prepare)
 
 
 def _each(calls: Sequence[Callable[[], object]]) -> None:

@@ -9,7 +9,7 @@ import functools
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +17,10 @@ import dask.array as da
 import numpy as np
 from distributed import Client, wait
 
+from benchmarks.arrays.published import BLOG_PRODUCTS
+from benchmarks.gpu.array_reads import ArrayReads
 from benchmarks.gpu.readers import location_of
-from benchmarks.gpu.scene import Scene
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
-from benchmarks.published import BLOG_PRODUCTS
+from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared, WrongValuesError
 from xarray_gpuzarr import register
 from xarray_gpuzarr.machine.bench.readers import open_variable
 
@@ -32,14 +32,14 @@ class ClusterCases:
 
     Parameters
     ----------
-    scene : Scene
+    reads : ArrayReads
         A one-dimensional array.
     least_seconds : float
         How long one measurement repeats a read: the driver says only some times a second what the GPU does.
     """
 
-    def __init__(self, scene: Scene, least_seconds: float) -> None:
-        self._scene = scene
+    def __init__(self, reads: ArrayReads, least_seconds: float) -> None:
+        self._reads = reads
         self._least_seconds = least_seconds
 
     def all(self) -> Iterator[Case]:
@@ -47,27 +47,34 @@ class ClusterCases:
         for n in N_THREADS:
             name = f"cluster, {n} thread{'s'[: n > 1]}"
             contestants = functools.partial(self._contestants, n)
-            yield self._scene.case(name, "of one worker; blocks stay on the GPU", 20, contestants)
+            yield self._reads.case(name, "of one worker; blocks stay on the GPU", 20, contestants)
 
     def _contestants(self, n_threads: int) -> list[Contestant]:
         ways = {"read": self._persist, f"read, {BLOG_PRODUCTS} products of each shard": self._multiply}
-        worker = _Worker(lambda: self._scene.gpu.start_worker(n_threads), n_users=len(ways))
-        nbytes = self._scene.workload.nbytes
+        worker = Shared(functools.partial(self._started, n_threads), n_users=len(ways))
+        nbytes = self._reads.workload.nbytes
         return [
-            Contestant(name=name, nbytes=nbytes, prepare=functools.partial(self._prepare, worker, way))
+            Contestant(
+                name=name,
+                nbytes=nbytes,
+                prepare=functools.partial(worker.prepare, functools.partial(self._prepare, way)),
+            )
             for name, way in ways.items()
         ]
 
-    def _prepare(self, worker: _Worker, way: Callable[[Client, da.Array], Callable[[], object]]) -> Ready:
-        try:
-            location = location_of(self._scene.stored)
-            blocks = open_variable(location, "gpuzarr", "chunks={}", device="workers").data
-            run = way(worker.client, blocks)
-            run()
-        except BaseException:
-            worker.close()
-            raise
-        return Ready(measure=lambda: self._measure(run), close=worker.close)
+    @contextmanager
+    def _started(self, n_threads: int) -> Iterator[Client]:
+        """Start a cluster; yield a client of it, whose worker is ready to read."""
+        with self._reads.gpu.start_worker(n_threads) as client:
+            register(client, device="cuda")
+            yield client
+
+    def _prepare(self, way: Callable[[Client, da.Array], Callable[[], object]], client: Client) -> Ready:
+        location = location_of(self._reads.stored)
+        blocks = open_variable(location, "gpuzarr", "chunks={}", device="workers").data
+        run = way(client, blocks)
+        run()
+        return Ready(measure=lambda: self._measure(run))
 
     def _measure(self, run: Callable[[], object]) -> dict[str, float]:
         """Return the seconds of a run, and how many of them the GPU was busy, if that can be known."""
@@ -77,7 +84,7 @@ class ClusterCases:
             n += 1
         took = (time.perf_counter() - start) / n
         try:
-            return {"": took, "GPU busy": took * self._scene.gpu.busy(first, time.time())}
+            return {"": took, "GPU busy": took * self._reads.gpu.busy(first, time.time())}
         except AbsentError:
             return {"": took}
 
@@ -100,31 +107,9 @@ class ClusterCases:
 
     @cached_property
     def _checksums(self) -> list[int]:
-        values = self._scene.workload.values()
-        shards = np.split(values, range(self._scene.workload.whole[0], len(values), self._scene.workload.whole[0]))
+        values = self._reads.workload.values()
+        shards = np.split(values, range(self._reads.workload.whole[0], len(values), self._reads.workload.whole[0]))
         return [zlib.crc32(shard) for shard in shards]
-
-
-class _Worker:
-    """A cluster that starts when its client is first asked for, and stops when the last of its users has closed it."""
-
-    def __init__(self, start: Callable[[], Any], n_users: int) -> None:
-        self._start = start
-        self._n_users = n_users
-        self._stack = ExitStack()
-
-    @cached_property
-    def client(self) -> Client:
-        """A client of the cluster, whose worker is ready to read."""
-        client: Client = self._stack.enter_context(self._start())
-        register(client, device="cuda")
-        return client
-
-    def close(self) -> None:
-        """Let one user go."""
-        self._n_users -= 1
-        if self._n_users == 0:
-            self._stack.close()
 
 
 def _by_block(blocks: da.Array, function: Callable[[Any], Any], dtype: Any) -> da.Array:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +16,7 @@ from benchmarks.gpu.device import Gpu, NativeGpu
 from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
 from benchmarks.measure import AbsentError, Case, Session
 from benchmarks.report import print_case
-from benchmarks.results import COPY_ROW, Results
+from benchmarks.results import COPY_ROW, Results, default_out
 from xarray_gpuzarr.machine.diagnosis.device import going_by
 
 MakeGpu = Callable[[], Gpu]
@@ -95,8 +94,3 @@ def exit_status(results: Results | None) -> int:
 def copy_rate(results: Results) -> float | None:
     """Return the bytes a second that a copy within the device reads and writes, once it was measured."""
     return next((r.moved_rate for r in results.rows if (r.case, r.name) == COPY_ROW and r.samples), None)
-
-
-def default_out(kind: str) -> Path:
-    """Return where results of a kind go, by today's date."""
-    return Path(__file__).parents[1] / "results" / f"{kind}-{datetime.now(UTC).date()}.json"

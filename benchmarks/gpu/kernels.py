@@ -12,7 +12,7 @@ import imagecodecs
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.fields import make_field
+from benchmarks.arrays.fields import make_field
 from benchmarks.gpu.clocks import device_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.memory import Workspace

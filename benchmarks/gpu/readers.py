@@ -17,8 +17,8 @@ import zarr
 
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.stores import Stored
+from benchmarks.host.readers import whole_box
 from benchmarks.measure import AbsentError
-from benchmarks.readers import whole_box
 from benchmarks.results import Side
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Location, ReaderAbsentError, open_variable

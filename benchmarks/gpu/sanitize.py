@@ -18,13 +18,13 @@ import zarr
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from benchmarks.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu.device import Gpu, NativeGpu
 from benchmarks.gpu.kernels import kernel_contestants
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import Stored, write
 from benchmarks.measure import AbsentError
-from benchmarks.workloads import Workload
 from xarray_gpuzarr import configure, read_array
 
 _SCALE = 1e-3

@@ -20,14 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compressors import INNER_CODECS, SHUFFLES
-from benchmarks.gpu.command import Command, MakeGpu, default_out
+from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
+from benchmarks.arrays.workloads import SERIES, VOLUME, Workload
+from benchmarks.gpu.command import Command, MakeGpu
 from benchmarks.gpu.device import Gpu, NativeGpu
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import Stored, write
 from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
 from benchmarks.measure import AbsentError
-from benchmarks.workloads import SERIES, VOLUME, Workload
+from benchmarks.results import default_out
 from xarray_gpuzarr import configure, read_array
 
 _MIB = 2**20

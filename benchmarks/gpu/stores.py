@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.stores import object_files, write_tiled
-from benchmarks.workloads import Workload
+from benchmarks.arrays.stores import object_files, write_tiled
+from benchmarks.arrays.workloads import Workload
 
 
 class Stored:

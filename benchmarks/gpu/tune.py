@@ -8,15 +8,17 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.cases import Cases
+from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
-from benchmarks.gpu.configured import seconds_with
 from benchmarks.gpu.device import Gpu, NativeGpu
 from benchmarks.gpu.readers import open_array
 from benchmarks.measure import Case, Contestant, Ready
+from benchmarks.results import Sample
 from xarray_gpuzarr import configure, read_array
 
 _MIB = 2**20
@@ -29,28 +31,37 @@ KNOBS: Mapping[str, Sequence[int]] = {
 }
 
 
-def cases(gpu: Gpu, folder: Path, scale: float) -> list[Case]:
+def cases(gpu: Gpu, folder: Path, scale: float) -> Iterator[Case]:
     """Return a case for each budget."""
-    return list(_knobs(gpu, folder, scale))
-
-
-def _knobs(gpu: Gpu, folder: Path, scale: float) -> Iterator[Case]:
-    scene = Cases(gpu, folder, scale).blog
+    reads = Cases(gpu, folder, scale).blog
     for option, values in KNOBS.items():
 
         def contestants(option: str = option, values: Sequence[int] = values) -> list[Contestant]:
-            array = open_array(scene.stored)
+            array = open_array(reads.stored)
 
             def prepare(value: int) -> Ready:
                 run = functools.partial(read_array, array, device=gpu.device)
                 return Ready(measure=lambda: seconds_with(gpu, run, **{option: value}))
 
             return [
-                Contestant(name=f"{value:,}", nbytes=scene.workload.nbytes, prepare=functools.partial(prepare, value))
+                Contestant(name=f"{value:,}", nbytes=reads.workload.nbytes, prepare=functools.partial(prepare, value))
                 for value in values
             ]
 
         yield Case(name=option, summary="the blog's array, read_array", seconds=8, contestants=contestants)
+
+
+def seconds_with(gpu: Gpu, run: Callable[[], Any], **options: Any) -> Sample:
+    """Return how long a read takes with options of `configure`, which are put back.
+
+    A read before it warms up: other options make streams and pinned memory anew, and that is not what is asked.
+    """
+    configure(**options)
+    try:
+        run()
+        return wall_seconds(gpu, run)
+    finally:
+        configure()
 
 
 COMMAND = Command(
@@ -59,7 +70,7 @@ COMMAND = Command(
     description="Compare budgets of reads.",
     seconds=60.0,
     rounds=3,
-    cases=cases,
+    cases=lambda *given: list(cases(*given)),
 )
 
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.arrays.stores import cache_directory
+from benchmarks.arrays.workloads import Workload
 from benchmarks.machine import about
 from benchmarks.measure import Session
-from benchmarks.plots import Picture, draw_all
-from benchmarks.results import Results
-from benchmarks.stores import cache_directory
-from benchmarks.timed.cases import Scene, TimedReads
+from benchmarks.results import Results, default_out
+from benchmarks.timed.cases import Setup, TimedReads
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import installed
-from benchmarks.timed.pictures import draw_shares, draw_timelines
 from benchmarks.timed.report import print_timed
 from benchmarks.timed.workloads import WORKLOADS
-from benchmarks.workloads import Workload
 
 _SMOKE_SCALE = 1e-4
 _MODELLED_CORES = 16
@@ -48,11 +44,13 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
     device, console = TimedDevice(), Console(width=None if sys.stdout.isatty() else 160)
     settings = {"case": options.case, "rounds": options.rounds, "fetch": options.fetch, "cores": n_cores}
     description = about("benchmarks.timed", settings) | {"modelled": True, "rates": asdict(device.rates)}
-    out = options.out or (None if options.smoke else _default_out(options.fetch))
+    out = options.out or (
+        None if options.smoke else default_out("timed" if options.fetch == "real" else "timed-modelled-fetch")
+    )
     results = Results(description, out)
     with console.status("") as status, installed(device, n_cores) as decoder:
         session = Session(results, n_rounds=options.rounds, progress=status.update)
-        scene = Scene(
+        setup = Setup(
             device=device,
             decoder=decoder,
             folder=cache_directory(),
@@ -60,28 +58,12 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
             modelled_fetch=modelled_fetch,
         )
         for workload in workloads:
-            print_timed(session.run(TimedReads(scene, workload).case), console)
+            print_timed(session.run(TimedReads(setup, workload).case), console)
     results.finished = True
     results.save()
     if out is not None:
         console.print(f"written: {out}")
-    if options.figures or not options.smoke:
-        folder = options.figures or cache_directory() / "timed-figures"
-        draw_all(results.cases, folder, "modelled", list(_pictures(workloads)))
-        console.print(f"drawn: {folder}")
     return results
-
-
-def _pictures(workloads: Sequence[Workload]) -> Iterator[Picture]:
-    yield Picture(name="shares", alt="Share of the bound that each read reached", draw=draw_shares)
-    for workload in workloads:
-        name, alt = f"timeline-{workload.name.replace(' ', '-')}", f"When each resource worked: {workload.name}"
-        yield Picture(name=name, alt=alt, draw=partial(draw_timelines, workload.name))
-
-
-def _default_out(fetch: str) -> Path:
-    kind = "timed" if fetch == "real" else "timed-modelled-fetch"
-    return Path(__file__).parents[1] / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fetch", choices=("real", "modelled"), default="real", help="modelled: files cost no core")
     parser.add_argument("--cores", type=int, help="cores that the engine believes to have (modelled fetch: 16)")
     parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/timed-<date>.json)")
-    parser.add_argument("--figures", type=Path, help="folder for pictures (default: beside the stores)")
     parser.add_argument("--smoke", action="store_true", help="tiny data, one round; writes JSON only with --out")
     return parser
 

@@ -24,9 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.null_device import HeaderStore, header_array
+from benchmarks.host_cost.null_device import HeaderStore, header_array
 from benchmarks.timed.device import TimedDevice
-from benchmarks.timed.turns import TurnClock, TurnCrew
+from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.decoders.cost.calibration import as_document
 from xarray_gpuzarr.decoders.cost.model import Calibration, CodecTimes
@@ -101,8 +101,8 @@ class Machine:
     """A host and a device whose times are modelled; only inside `running`."""
 
     def __init__(self) -> None:
-        self.clock = TurnClock()
-        self.crew = TurnCrew(self.clock)
+        self.clock = VirtualClock()
+        self.crew = VirtualCrew(self.clock)
         self.device = ModelledDevice(clock=self.clock)
         self.decoder = cuda.CudaDecoder(lambda: self.device.as_api)
         self._host: Decoder = HostDecoder()
@@ -164,15 +164,15 @@ class Machine:
         self.n_decoded += 1
         self.crew.spend(len(decoded) / CODECS["zstd" if codec.streams else "lz4"])
 
-    def _upload(self, lane: Any, to: int, runs: Sequence[memoryview]) -> None:
+    def _upload(self, workspace: Any, to: int, runs: Sequence[memoryview]) -> None:
         """Take the time of `image.upload_pageable`, and copy nothing."""
         for run in runs:
-            for first in range(0, len(run), lane.options.slot_nbytes):
-                nbytes = min(lane.options.slot_nbytes, len(run) - first)
-                slot = lane.lend_slot(nbytes)
+            for first in range(0, len(run), workspace.options.slot_nbytes):
+                nbytes = min(workspace.options.slot_nbytes, len(run) - first)
+                slot = workspace.lend_slot(nbytes)
                 self.clock.sleep(nbytes / _COPY_RATE)
-                lane.upload(Address(to + first), slot.array[:nbytes], lane.copy)
-                slot.give_back(lane.copy)
+                workspace.upload(Address(to + first), slot.array[:nbytes], workspace.copy)
+                slot.give_back(workspace.copy)
 
     def calibrated(self, codecs: Sequence[str]) -> Calibration:
         """Return what a sweep of either side says, as `diagnosis.sweep` does of a machine's."""

@@ -1,4 +1,4 @@
-"""Cases: one a workload, of real reads through xarray on the modelled device, and of the limit of each resource."""
+"""Cases: one a workload, of real reads through xarray on the modelled device, and of each resource alone."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Any
 
 import dask
 
+from benchmarks.arrays.stores import object_files, stored_nbytes, write_workload
+from benchmarks.arrays.workloads import Workload
 from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.stores import object_files, stored_nbytes, write_workload
+from benchmarks.timed.bounds import RESOURCES, decoding_bound, idle_shares
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import prepared_pool
 from benchmarks.timed.fetches import Fetch, ModelledFiles, read_plainly, watched
-from benchmarks.timed.limits import RESOURCES, decoding_limit, idle_shares
 from benchmarks.timed.simulation import Interval
-from benchmarks.timed.timeline import Timeline
-from benchmarks.workloads import Workload
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.machine.bench.readers import Location, open_variable
@@ -35,7 +34,7 @@ def dask_name(n_threads: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Setup:
     """What all cases share."""
 
     device: TimedDevice
@@ -54,8 +53,6 @@ class Run:
     end_s: float
     intervals: Sequence[Interval]
     fetches: Sequence[Fetch]
-    waits: Sequence[tuple[int, float, float]]
-    """Thread, start and end, of waits for the device."""
     peak_nbytes: int
     overrun_s: float
 
@@ -70,13 +67,13 @@ class TimedReads:
 
     Parameters
     ----------
-    scene : Scene
+    setup : Setup
     workload : Workload
     """
 
-    def __init__(self, scene: Scene, workload: Workload) -> None:
-        self._scene = scene
-        self._device = scene.device
+    def __init__(self, setup: Setup, workload: Workload) -> None:
+        self._setup = setup
+        self._device = setup.device
         self.workload = workload
         self._runs: dict[str, list[Run]] = {}
         """Those that count, by contestant."""
@@ -94,11 +91,11 @@ class TimedReads:
         )
 
     def _contestants(self) -> list[Contestant]:
-        path = write_workload(self.workload, self._scene.folder)
+        path = write_workload(self.workload, self._setup.folder)
         self._path = path
         for file in object_files(self.workload, path):
             file.read_bytes()  # into the page cache
-        self._files = self._modelled_files() if self._scene.modelled_fetch else None
+        self._files = self._modelled_files() if self._setup.modelled_fetch else None
         self._about |= {
             "workload": asdict(self.workload),
             "operation": "timed",
@@ -106,16 +103,15 @@ class TimedReads:
             "n_decoding": self._device.rates.n_decoding,
             "nbytes": self.workload.nbytes,
             "stored_nbytes": stored_nbytes(path),
-            "timelines": {},
         }
         make = partial(Contestant, nbytes=self.workload.nbytes)
         ours = [make(name=NO_DASK, prepare=partial(self._prepare, NO_DASK, self._lazy))]
         ours += [
             make(name=dask_name(n), prepare=partial(self._prepare, dask_name(n), partial(self._by_dask, n)))
-            for n in self._scene.n_threads
+            for n in self._setup.n_threads
         ]
-        limits = [make(name=name, side="limit", prepare=partial(self._prepare_limit, name)) for name in RESOURCES]
-        return [*ours, *limits]
+        bounds = [make(name=name, side="bare", prepare=partial(self._prepare_bound, name)) for name in RESOURCES]
+        return [*ours, *bounds]
 
     def _modelled_files(self) -> ModelledFiles:
         rates = self._device.rates
@@ -137,7 +133,7 @@ class TimedReads:
 
     def _by_dask(self, n_threads: int) -> tuple[Callable[[], Any], Callable[[], object]]:
         """Return what reads with so many threads of dask, blocks kept apart, and what ends them."""
-        blocks, pool = self._variable("chunks={}").data, prepared_pool(self._scene.decoder, n_threads)
+        blocks, pool = self._variable("chunks={}").data, prepared_pool(self._setup.decoder, n_threads)
 
         def run() -> Any:
             with dask.config.set(scheduler="threads", pool=pool):
@@ -155,7 +151,6 @@ class TimedReads:
             done = self._once(run)
             self._runs[name].append(done)
             facts.update(self._facts(name))
-            self._note_timeline(name)
             return done.end_s - done.start_s
 
         return Ready(measure=measure, facts=facts, close=close)
@@ -166,7 +161,6 @@ class TimedReads:
         gc.collect()
         index_cache.cache.clear()
         device.simulation.intervals.clear()
-        device.waits.clear()
         device.memory.restart()
         overrun_s, now = device.overrun_s, device.clock.now
         with watched(now, self._files.serve if self._files else None) as fetches:
@@ -179,7 +173,6 @@ class TimedReads:
             end_s=end_s,
             intervals=[i for i in device.simulation.intervals if i.start_s < end_s],
             fetches=fetches,
-            waits=list(device.waits),
             peak_nbytes=device.memory.peak_nbytes,
             overrun_s=device.overrun_s - overrun_s,
         )
@@ -196,30 +189,23 @@ class TimedReads:
             each.append(row | {"peak GB": run.peak_nbytes / 1e9, "overrun ms": run.overrun_s * 1e3})
         return {key: round(median(row[key] for row in each), 4) for key in each[0]}
 
-    def _note_timeline(self, name: str) -> None:
-        """Keep the run whose time is the median, as pictures are made of it."""
-        ordered = sorted(self._runs[name], key=lambda run: run.end_s - run.start_s)
-        typical = ordered[len(ordered) // 2]
-        timeline = Timeline.of(typical.intervals, typical.fetches, typical.waits, (typical.start_s, typical.end_s))
-        self._about["timelines"][name] = timeline.as_json()
-
-    def _prepare_limit(self, name: str) -> Ready:
+    def _prepare_bound(self, name: str) -> Ready:
         measure: Callable[[], float]
-        if name == "fetch" and not self._scene.modelled_fetch:
+        if name == "fetch" and not self._setup.modelled_fetch:
             measure = lambda: read_plainly(self._first.fetches, n_cores())  # noqa: E731
         else:
-            seconds = self._limits()[name]
+            seconds = self._bounds()[name]
             measure = lambda: seconds  # noqa: E731
         return Ready(measure=measure)
 
-    def _limits(self) -> Mapping[str, float]:
+    def _bounds(self) -> Mapping[str, float]:
         """Return the seconds that each resource needs at least, by what was asked of it."""
         rates, first = self._device.rates, self._first
         kernels = [i for i in first.intervals if i.resource == "kernel" and i.what != "zstd_blocks"]  # which only waits
         nbytes = sum(fetch.nbytes for fetch in first.fetches)
         chunks = [(i.n_slots, i.end_s - i.start_s) for i in first.intervals if i.resource == "decode"]
         return {
-            "decoder": decoding_limit(chunks, rates.n_decoding),
+            "decoder": decoding_bound(chunks, rates.n_decoding),
             "copy engine": nbytes / rates.copy_rate,
             "kernels": sum(i.end_s - i.start_s - rates.kernel_latency_s for i in kernels),
             "fetch": nbytes / rates.lane_rate / rates.n_lanes,

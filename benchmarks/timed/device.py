@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.null_device import NullDevice, NullNvcomp
+from benchmarks.host_cost.null_device import NullDevice, NullNvcomp
 from benchmarks.timed.clock import Clock, WallClock
 from benchmarks.timed.memory import DeviceBytes
 from benchmarks.timed.rates import Rates
@@ -99,8 +99,6 @@ class TimedDevice(NullDevice):
         self.simulation = Simulation(self.rates.slots, self.clock)
         self.memory = DeviceBytes(self.simulation)
         self.nvcomp = TimedNvcomp(self)
-        self.waits: list[tuple[int, float, float]] = []
-        """Thread, start and end of every wait of the host that was not over at once."""
         self.overrun_s = 0.0
         """What calls took longer than they should, all threads together: the simulation is slower than a driver."""
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
@@ -140,16 +138,11 @@ class TimedDevice(NullDevice):
 
     def synchronize(self, of: Stream) -> None:
         """Sleep until a stream is idle."""
-        self._wait_for(of.last)
+        self.simulation.wait_for(of.last)
 
     def synchronize_event(self, of: TimedEvent) -> None:
         """Sleep until an event is reached."""
-        self._wait_for(of.operation)
-
-    def _wait_for(self, operation: Operation | None) -> None:
-        start_s = self.clock.now()
-        if self.simulation.wait_for(operation):
-            self.waits.append((threading.get_ident(), start_s, self.clock.now()))
+        self.simulation.wait_for(of.operation)
 
     def allocate(self, nbytes: int, stream: Stream) -> _Memory:
         """Return addresses of nothing."""
@@ -181,7 +174,6 @@ class TimedDevice(NullDevice):
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Let the engine that copies up take its time."""
         with self.taking(self.rates.host.copy_s):
-            stream.number += 1
             self._of_thread.uploads.append((to, data))
             self._copy("upload", data.nbytes, stream)
 

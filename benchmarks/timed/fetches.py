@@ -19,8 +19,8 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.arrays.workloads import Workload
 from benchmarks.timed.simulation import Simulation, Stream
-from benchmarks.workloads import Workload
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.frames.blosc import walk_blosc
 

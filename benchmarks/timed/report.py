@@ -1,4 +1,4 @@
-"""What the modelled device delivered, as a table for people: a line a row, with its limit and what stood still."""
+"""What the modelled device delivered, as a table for people: a line a row, with its bound and what stood still."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.report import milliseconds
 from benchmarks.results import CaseRows, Row
-from benchmarks.timed.limits import RESOURCES, bound
+from benchmarks.timed.bounds import RESOURCES
 
 COLUMNS = (
     "ms",
@@ -23,7 +23,7 @@ COLUMNS = (
 
 def cells(row: Row, case: CaseRows) -> tuple[str, ...]:
     """Return what stands in a line, in the order of `COLUMNS`."""
-    slowest, facts = bound(case), row.facts
+    slowest, facts = case.bare, row.facts
     idle = [f"{float(facts[c]):.0%}" for c in COLUMNS if c.endswith("idle")]
     return (
         milliseconds(row.wall_s),
@@ -49,8 +49,8 @@ def print_timed(case: CaseRows, console: Console) -> None:
         if row.side == "ours" and row.samples:
             table.add_row(row.name, *cells(row, case))
     console.print(table)
-    limits = [f"{row.name} {milliseconds(row.wall_s)}" for row in case.rows if row.side == "limit" and row.samples]
-    console.print(f"  limits in ms: {', '.join(limits)}", highlight=False, markup=False)
+    bounds = [f"{row.name} {milliseconds(row.wall_s)}" for row in case.rows if row.side == "bare" and row.samples]
+    console.print(f"  bounds in ms: {', '.join(bounds)}", highlight=False, markup=False)
     for row in case.rows:
         if row.status == "failed":
             console.print(f"  {row.name}: {row.note}", style="red", highlight=False, markup=False)

@@ -31,9 +31,6 @@ class Interval(NamedTuple):
     n_slots: int
     what: str
     """The operation."""
-    stream: int
-    number: int
-    """Of the batch, or of the segment, counted on its stream."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -41,8 +38,6 @@ class Stream:
     """Work that runs in the order in which it was given."""
 
     handle: int
-    number: int = 0
-    """Of the batch that is being given."""
     last: Operation | None = None
 
 
@@ -58,7 +53,6 @@ class Operation:
     resource: str | None = None
     groups: Sequence[Group] = ()
     what: str = ""
-    number: int = 0
     n_awaited: int = 0
     """Operations that have to end before, of which it is not known yet when they do."""
     followers: list[Operation] = field(default_factory=list)
@@ -129,7 +123,7 @@ class Simulation:
         """Give a stream an operation that occupies slots of a resource."""
         with self._lock:
             self._advance(now := self._clock.now())
-            operation = Operation(stream, next(self._order), now, resource, groups, what, stream.number)
+            operation = Operation(stream, next(self._order), now, resource, groups, what)
             self._append(operation)
             self._advance(now)
             return operation
@@ -199,11 +193,7 @@ class Simulation:
             for n, seconds in operation.groups:
                 for start_s, end_s, n_slots in slots.take(reached_s, n, seconds):
                     end = max(end, end_s)
-                    self.intervals.append(
-                        Interval(
-                            resource, start_s, end_s, n_slots, operation.what, operation.stream.handle, operation.number
-                        )
-                    )
+                    self.intervals.append(Interval(resource, start_s, end_s, n_slots, operation.what))
             self._end(operation, end)
 
     def _end(self, operation: Operation, end_s: float) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.published import BLOG
-from benchmarks.workloads import VOLUME, Workload
+from benchmarks.arrays.published import BLOG
+from benchmarks.arrays.workloads import VOLUME, Workload
 
 _PUBLISHED = replace(BLOG.full, operations=("load",))
 _CHUNK_64KB, _CHUNK_4MB = 16_000, 1_024_000

@@ -1,0 +1,1 @@
+"""What is read: arrays and stores, from a fixed seed."""

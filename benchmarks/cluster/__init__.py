@@ -1,0 +1,1 @@
+"""Reads by workers of dask.distributed, and the graphs that they are given."""

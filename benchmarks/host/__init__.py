@@ -1,0 +1,1 @@
+"""Reads of local stores on the host, by every reader."""

@@ -1,0 +1,175 @@
+"""Cases of the host: one for each operation of each workload, every reader in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arrays.published import CONCURRENCIES
+from benchmarks.arrays.stores import stored_nbytes, write_workload
+from benchmarks.arrays.workloads import Operation, Workload
+from benchmarks.host import child
+from benchmarks.host.child import Fingerprint
+from benchmarks.host.readers import READERS, Reader
+from benchmarks.host.task import Task
+from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
+from benchmarks.results import Peak
+from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
+
+_EACH_SECONDS = 15.0
+"""Time for the runs of one reader in one case: the slowest ones have fewer rounds."""
+
+
+def _process() -> ProcessPoolExecutor:
+    """Return a process that is spawned, not forked, when it is first asked."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+class Crew:
+    """The processes of all readers, started when first needed and kept until `stop`."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, ProcessPoolExecutor] = {}
+
+    def start(self, names: Iterable[str]) -> None:
+        """Start processes that do not run yet; they import side by side."""
+        for name in names:
+            if name not in self._processes:
+                self._processes[name] = _process()
+                self._processes[name].submit(os.getpid)
+
+    def ask[T](self, do: Callable[..., T], reader: str, *arguments: object) -> T:
+        """Call a function of `child` in the process of a reader."""
+        try:
+            return self._processes[reader].submit(do, reader, *arguments).result()
+        except ReaderAbsentError as error:
+            raise AbsentError(str(error)) from error
+
+    def stop(self) -> None:
+        """End all processes."""
+        for process in self._processes.values():
+            process.shutdown(cancel_futures=True)
+        self._processes.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCase:
+    """One operation on one workload."""
+
+    workload: Workload
+    operation: Operation
+    concurrency: int = 1
+
+    @property
+    def name(self) -> str:
+        """What ``--only`` selects by."""
+        at_once = f" x{self.concurrency}" if self.operation == "chunks" else ""
+        return f"{self.workload.name}/{self.operation}{at_once}"
+
+    def readers(self) -> list[Reader]:
+        """Return the readers that can do this, in the order of the registry."""
+        return [reader for reader in READERS.values() if self.operation in reader.operations]
+
+
+def host_cases(workloads: Iterable[Workload]) -> Iterator[HostCase]:
+    """Return one case for each operation of each workload, and each concurrency."""
+    for workload in workloads:
+        for operation in workload.operations:
+            for n in CONCURRENCIES if operation == "chunks" else (1,):
+                yield HostCase(workload=workload, operation=operation, concurrency=n)
+
+
+class SharedStore:
+    """What the contestants of one case share: the store, the processes, and the values of the first reader.
+
+    Parameters
+    ----------
+    case : HostCase
+    crew : Crew
+    folder : pathlib.Path
+        Cache of stores.
+    with_memory : bool
+        Whether memory is measured too, which takes a fresh process for each reader.
+    """
+
+    def __init__(self, case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> None:
+        self._case = case
+        self._crew = crew
+        self._folder = folder
+        self._with_memory = with_memory
+        self._reference: Fingerprint | None = None
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """What readers are asked to open; writes the store if need be."""
+        path = write_workload(self._case.workload, self._folder)
+        return Task(
+            workload=self._case.workload,
+            path=path,
+            operation=self._case.operation,
+            concurrency=self._case.concurrency,
+        )
+
+    def contestants(self) -> list[Contestant]:
+        """Return the readers; their processes start."""
+        readers = self._case.readers()
+        assert self.task
+        self._crew.start(r.name for r in readers if not (r.shipped and r.shipped.why_absent()))
+        return [
+            Contestant(
+                name=reader.name,
+                side=reader.side,
+                nbytes=self._case.workload.nbytes,
+                prepare=functools.partial(self._prepare, reader),
+            )
+            for reader in readers
+        ]
+
+    def about(self) -> Mapping[str, Any]:
+        """Return what was read."""
+        return {
+            "operation": self._case.operation,
+            "concurrency": self._case.concurrency,
+            "workload": asdict(self._case.workload),
+            "nbytes": self._case.workload.nbytes,
+            "stored_nbytes": stored_nbytes(self.task.path),
+        }
+
+    def _prepare(self, reader: Reader) -> Ready:
+        absent = reader.shipped.why_absent() if reader.shipped else None
+        if absent:
+            raise AbsentError(absent)
+        found = self._crew.ask(child.open_task, reader.name, self.task)
+        self._reference = self._reference or found
+        if not found.agrees_with(self._reference):
+            raise WrongValuesError(f"other values than the first reader: {found}, expected {self._reference}")
+        return Ready(
+            measure=functools.partial(self._crew.ask, child.sample, reader.name),
+            close=functools.partial(self._crew.ask, child.close, reader.name),
+            peak=functools.partial(self._peak, reader.name) if self._with_memory else lambda: None,
+        )
+
+    def _peak(self, name: str) -> Peak | None:
+        with _process() as process:
+            try:
+                return process.submit(child.first_peak, name, self.task).result()
+            except Exception:  # noqa: BLE001 - peers raise anything; the row keeps its times
+                return None
+
+
+def measured(case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> Case:
+    """Return a case as the runner takes it."""
+    shared = SharedStore(case, crew, folder, with_memory=with_memory)
+    return Case(
+        name=case.name,
+        summary=case.workload.summary,
+        each_seconds=_EACH_SECONDS,
+        contestants=shared.contestants,
+        about=shared.about,
+    )

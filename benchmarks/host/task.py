@@ -1,0 +1,40 @@
+"""What every reader is given, and what it gives back: a function to time, and one to check its values by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from benchmarks.arrays.workloads import Operation, Workload
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A store, and what is to be done with it."""
+
+    workload: Workload
+    path: Path
+    """Of the store: a group that holds `workload.variable`."""
+    operation: Operation
+    concurrency: int = 1
+    """Chunks or shards that are read at once, where they are read one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An opened store, ready to be read again and again."""
+
+    run: Callable[[], Any]
+    """The timed part. Every call starts from the stored bytes."""
+    check: Callable[[], Array] | None = None
+    """Read once more; return values in the order that all readers are compared in. If left out, `run` does."""
+
+    def values(self) -> Array:
+        """Read once more, and return what readers are compared by."""
+        return (self.check or self.run)()

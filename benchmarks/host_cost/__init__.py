@@ -1,0 +1,1 @@
+"""What a shard costs the host that gives it to a GPU; ``python -m benchmarks.host_cost``."""

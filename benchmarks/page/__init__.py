@@ -1,0 +1,1 @@
+"""Writes docs/performance.md and docs/measurements.md; ``python -m benchmarks.page``."""

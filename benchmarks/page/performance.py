@@ -1,0 +1,97 @@
+"""The page that says in one screen and three figures how quick reads are."""
+
+from __future__ import annotations
+
+from benchmarks.page.figures import FIGURES, arrays_of
+from benchmarks.page.runs import Run, machine_text, prose
+from benchmarks.page.tables import Summary, markdown_table, summaries
+from benchmarks.results import CaseRows
+
+
+def page(runs: dict[str, Run]) -> str:
+    """Return the text of the page.
+
+    Parameters
+    ----------
+    runs : dict of Run
+        By kind; see `runs.KINDS`. ``"host"`` must be there.
+    """
+    host = runs["host"]
+    found = summaries(host.cases)
+    parts = [
+        _HEAD,
+        _on_a_gpu(runs),
+        prose(_result(host, found)),
+        prose(_SUMMARY_TEXT),
+        markdown_table(
+            ("", "cases", "mean", "lowest", "highest"),
+            ((s.title, str(s.n), f"{s.mean:.2f}", f"{s.lowest:.2f}", f"{s.highest:.2f}") for s in found),
+        ),
+        "## Arrays",
+        prose(_ARRAYS_TEXT),
+        _figure("arrays", runs),
+        _key(arrays_of(host.cases)),
+        "## Through xarray",
+        prose(_XARRAY_TEXT),
+        _figure("xarray", runs),
+        "## Stores",
+        prose(_STORES_TEXT),
+        _figure("stores", runs),
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+_HEAD = """# Performance
+
+<!-- Written by `python -m benchmarks.page` from benchmarks/results. Do not edit. -->"""
+_NOT_YET = """:::{important}
+**On a GPU: not measured yet.** [](gpu-proof.md) has the commands. What follows is the host decoder.
+:::"""
+_SUMMARY_TEXT = """
+Time of the quickest other reader over ours; above 1, ours is quicker; geometric means.
+"""
+_ARRAYS_TEXT = """
+Stored values as one NumPy array, from local files in the page cache. *plain loop* is no reader: threads that decode the
+same chunks by the same libraries, and plan and check nothing. Values are made up: *series* like an instrument's record,
+*volume* and *shards* like a microscope's image, *era5* like temperatures with gaps.
+"""
+_XARRAY_TEXT = """
+Rows of the same key, as `xarray.open_dataset` gives them, decoded by CF; *mean* is one number of all of them.
+*chunks={}* makes a dask task for each shard with our engine, and for each inner chunk with engine "zarr", where
+*chunks=shards* makes one a shard.
+"""
+_STORES_TEXT = """
+One array of 393 MB in 24 shards, whole, from a server on the same machine that answers late. *bare obstore* is no
+reader: it fetches the same bytes and decodes nothing.
+"""
+
+
+def _on_a_gpu(runs: dict[str, Run]) -> str:
+    if "gpu" not in runs:
+        return _NOT_YET
+    return "\n\n".join(("## On a GPU", f"Measured on {machine_text(runs['gpu'])}.", _figure("gpu-reads", runs)))
+
+
+def _result(run: Run, found: list[Summary]) -> str:
+    """Return a sentence that says what was compared, and the result."""
+    slower = ", ".join(f"{s.title} ({s.mean:.2f})" for s in found if s.mean < 1)
+    return f"""
+        Reads to host memory by xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore,
+        compared in one run ({machine_text(run)}): ours read {found[0].title} {found[0].mean:.2f} times as fast as the
+        quickest other reader of each case{f", and slower {slower}" if slower else ""}. [](measurements.md) has every
+        table; `gpuzarr bench STORE` compares on a store of yours.
+    """
+
+
+def _figure(name: str, runs: dict[str, Run]) -> str:
+    """Return the reference to a figure, if there is one."""
+    figure = next(f for f in FIGURES if f.name == name)
+    drawn = figure.kind in runs and figure.draw(runs[figure.kind].cases)
+    return f"![{figure.alt}](figures/{name}.svg)" if drawn else ""
+
+
+def _key(cases: list[CaseRows]) -> str:
+    """Return what the rows of a figure are: a line for each workload."""
+    by_name = {case.about["workload"]["name"]: case for case in cases}
+    lines = (f"`{name}`: {c.about['nbytes'] / 1e6:.0f} MB, {c.summary}" for name, c in by_name.items())
+    return "\\\n".join(lines).replace("^3", "³")

@@ -1,0 +1,179 @@
+"""Tables of the pages, as Markdown: rows of results in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.arrays.published import Figure, Source
+from benchmarks.report import facts_text, geometric_mean, milliseconds, speedups
+from benchmarks.results import CaseRows, Row
+from benchmarks.timed.report import COLUMNS, cells
+
+_GROUPS = (
+    ("arrays", "gpuzarr", "/read"),
+    ("through xarray", "xarray gpuzarr, no dask", "/load"),
+    ("through xarray and dask", "xarray gpuzarr, chunks={}", "/load"),
+    ("means on a cluster", "gpuzarr, chunks={}", "cluster/mean"),
+    ("stores behind a server", "gpuzarr, obstore", "store/"),
+    ("chunk by chunk", "gpuzarr", "/chunks"),
+)
+"""Title, reader of ours, and a part of the names of its cases."""
+_PLAIN_LOOP = "plain loop"
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int = 1) -> str:
+    """Return a table; the first columns are text, the others numbers, on the right."""
+    found = list(rows)
+    if not found:
+        return ""
+    rule = ["---" if i < n_text else "---:" for i in range(len(columns))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Times of the best peer of each case over one reader's of ours."""
+
+    title: str
+    n: int
+    mean: float
+    """Geometric."""
+    lowest: float
+    highest: float
+
+
+def summaries(cases: Sequence[CaseRows]) -> list[Summary]:
+    """Return a summary of each group of cases."""
+    found = speedups(cases)
+    groups = []
+    for title, reader, part in _GROUPS:
+        ratios = [r for case, r in found.get(reader, {}).items() if part in case]
+        if ratios:
+            mean = geometric_mean(ratios)
+            groups.append(Summary(title=title, n=len(ratios), mean=mean, lowest=min(ratios), highest=max(ratios)))
+    return groups
+
+
+def best_peers(cases: Sequence[CaseRows]) -> str:
+    """Return one line for each case and reader of ours: against the best peer and, for reads, the plain loop."""
+    columns = ["", "reader", "best peer", "its ms", "our ms", "peer / ours", "extra MB", "GB/s", "ours / plain loop"]
+    lines = [line for case in cases for line in _against_best(case)]
+    n = len(columns) if any(line[-1] for line in lines) else -1
+    return markdown_table(columns[:n], (line[:n] for line in lines), n_text=3)
+
+
+def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
+    peer = case.best("peer")
+    for row in case.rows:
+        if row.side == "ours" and row.samples and peer is not None:
+            loop = case.row(_PLAIN_LOOP) if case.about["operation"] == "read" else None
+            yield (
+                case.name,
+                _short(row.name),
+                _short(peer.name),
+                milliseconds(peer.wall_s),
+                milliseconds(row.wall_s),
+                f"{peer.wall_s / row.wall_s:.2f}",
+                "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
+                f"{row.rate / 1e9:.2f}",
+                "" if loop is None else f"{row.wall_s / loop.wall_s:.2f}",
+            )
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("xarray ").replace("chunks={}", "`chunks={}`")
+
+
+def titled_table(case: CaseRows, title: str = "") -> str:
+    """Return all rows of one case below its name and what it is about."""
+    return f"**{title or case.name}**: {case.summary}\n\n{rows_table(case)}"
+
+
+def rows_table(case: CaseRows) -> str:
+    """Return all rows of one case; columns that nothing is known for are left out."""
+    stored = case.about.get("stored_nbytes") if case.about.get("operation") == "stages" else None
+    columns = {
+        "reader": [_short(row.name) for row in case.rows],
+        "ms": [_timed(row, lambda r: milliseconds(r.wall_s)) for row in case.rows],
+        "min to max": [_timed(row, lambda r: " to ".join(map(milliseconds, r.spread_s))) for row in case.rows],
+        "GB/s": [_timed(row, lambda r: f"{r.rate / 1e9:.2f}") if row.nbytes else "" for row in case.rows],
+        "stored GB/s": [_timed(row, lambda r: f"{stored / r.wall_s / 1e9:.2f}") if stored else "" for row in case.rows],
+        "CPU ms": ["" if row.cpu_s is None else milliseconds(row.cpu_s) for row in case.rows],
+        "extra MB": ["" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}" for row in case.rows],
+        "/ bare": [_of_bare(row, case) for row in case.rows],
+        "": [_remark(row) for row in case.rows],
+    }
+    known = {name: cells for name, cells in columns.items() if any(cells)}
+    return markdown_table(list(known), zip(*known.values(), strict=True))
+
+
+def _timed(row: Row, cell: object) -> str:
+    assert callable(cell)
+    return str(cell(row)) if row.samples else ""
+
+
+def _of_bare(row: Row, case: CaseRows) -> str:
+    found = case.of_bare(row) if row.samples else None
+    return "" if found is None else f"{found:.2f}"
+
+
+def _remark(row: Row) -> str:
+    ended = "" if row.status == "measured" else f"{row.status}: {row.note}".removesuffix(": ")
+    return "; ".join(filter(None, (facts_text(row), ended))).replace("|", "\\|")
+
+
+def timed_table(cases: Sequence[CaseRows]) -> str:
+    """Return what a modelled device delivered: a line for each workload and number of threads."""
+    lines = (
+        (case.name.removeprefix("timed/"), row.name, *cells(row, case))
+        for case in cases
+        for row in case.rows
+        if row.side == "ours" and row.samples
+    )
+    return markdown_table(("workload", "reads", *COLUMNS), lines, n_text=2)
+
+
+def concurrency_table(cases: Sequence[CaseRows]) -> str:
+    """Return times and peaks of reads chunk by chunk: a line for each volume and reader, a column for each number."""
+    found: dict[tuple[str, str], dict[int, Row]] = {}
+    for case in cases:
+        for row in case.without_bare().rows:
+            if row.samples:
+                found.setdefault((case.about["workload"]["name"], row.name), {})[case.about["concurrency"]] = row
+    at = sorted({n for by_n in found.values() for n in by_n})
+    columns = ("volume", "reader", *(f"ms, {n} at once" for n in at), *(f"peak MB, {n}" for n in (at[:1] + at[-1:])))
+    rows = []
+    for (name, reader), by_n in found.items():
+        times = [milliseconds(by_n[n].wall_s) if n in by_n else "" for n in at]
+        peaks = [by_n[n].peak if n in by_n else None for n in (at[:1] + at[-1:])]
+        rows.append((name, reader, *times, *("" if p is None else f"{p.peak_nbytes / 1e6:.0f}" for p in peaks)))
+    return markdown_table(columns, rows, n_text=2)
+
+
+def study_table(cases: Sequence[CaseRows]) -> str:
+    """Return the compressor study: ratio, and the time of every reader."""
+    names = list(dict.fromkeys(row.name for case in cases for row in case.rows))
+    rows = []
+    for case in cases:
+        ratio = case.about["nbytes"] / case.about["stored_nbytes"]
+        times = [milliseconds(row.wall_s) if (row := case.row(name)) else "" for name in names]
+        rows.append((case.name.removeprefix("study ").partition("/")[0], f"{ratio:.2f}", *times))
+    return markdown_table(("128³ unless said", "ratio", *(f"{name}, ms" for name in names)), rows)
+
+
+def published_table(sources: Sequence[Source]) -> str:
+    """Return what others have published, with where and when."""
+    rows = [(source.workload, ", ".join(map(_figure, source.figures)), source.machine) for source in sources]
+    origin = list(dict.fromkeys(f"[{s.title}]({s.url}), {s.date}" for s in sources))
+    table = markdown_table(("published elsewhere, on other data", "time", "machine"), rows, n_text=3)
+    return f"{table}\n\nSource: {'; '.join(origin)}."
+
+
+def _figure(figure: Figure) -> str:
+    note = f" ({figure.note})" if figure.note else ""
+    return f"{figure.reader} {_seconds(figure.seconds)}{note}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{milliseconds(seconds)} ms"

@@ -1,0 +1,1 @@
+"""Reads of stores behind a server on loopback."""

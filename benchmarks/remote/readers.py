@@ -1,0 +1,125 @@
+"""Who reads from the server, and how: our reader and its peers, and a bare client that decodes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import tensorstore
+import zarr
+from obstore.store import S3Store
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, ObjectStore
+
+from benchmarks.host_cost.null_device import NullDevice
+from benchmarks.range_server import LoggedRequest, RangeServer
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.machine.bench.readers import PIPELINES
+from xarray_gpuzarr.read import read, stored_array
+
+_KEYS = {"access_key_id": "bench", "secret_access_key": "bench", "region": "us-east-1"}
+
+Read = Callable[[Any], Any]
+"""Read a selection; every call starts from the stored bytes."""
+Open = Callable[[RangeServer, Path, str], Read]
+"""Open an array of a store below the folder that is served."""
+
+
+def s3_store(server: RangeServer, path: Path) -> S3Store:
+    """Return obstore's client of a store below the folder that is served; the folder's parent is the bucket."""
+    options = {"allow_http": True}
+    return S3Store("stores", prefix=path.name, endpoint=server.url, client_options=options, **_KEYS)  # type: ignore[arg-type]
+
+
+def fsspec_store(server: RangeServer, path: Path) -> FsspecStore:
+    """Return s3fs's client of the same store."""
+    options = {
+        "key": "bench",
+        "secret": "bench",
+        "endpoint_url": server.url,
+        "client_kwargs": {"region_name": "us-east-1"},
+        "config_kwargs": {"max_pool_connections": 64},
+    }
+    return FsspecStore.from_url(f"s3://stores/{path.name}", storage_options=options, read_only=True)
+
+
+def _obstore(server: RangeServer, path: Path) -> ObjectStore[S3Store]:
+    return ObjectStore(s3_store(server, path), read_only=True)
+
+
+def _open_ours(make: Callable[[RangeServer, Path], Any], server: RangeServer, path: Path, variable: str) -> Read:
+    array = zarr.open_array(make(server, path), path=variable, mode="r")
+    return lambda selection: read_array(array, selection, device="host")
+
+
+def _open_zarr(pipeline: str, server: RangeServer, path: Path, variable: str) -> Read:
+    # Strict: a codec that zarrs lacks is an error here instead of a silent change to zarr-python.
+    with zarr.config.set({"codec_pipeline.path": PIPELINES[pipeline], "codec_pipeline.strict": True}):
+        array = zarr.open_array(_obstore(server, path), path=variable, mode="r")
+    return lambda selection: array[selection]
+
+
+def _open_tensorstore(server: RangeServer, path: Path, variable: str) -> Read:
+    kvstore = {"driver": "http", "base_url": f"{server.url}/stores/{path.name}/{variable}/"}
+    array = tensorstore.open({"driver": "zarr3", "kvstore": kvstore}, open=True, read=True).result()
+    return lambda selection: np.asarray(array[selection].read(order="C").result())
+
+
+open_ours: Open = partial(_open_ours, _obstore)
+
+READERS: Mapping[str, Open] = {
+    "gpuzarr, obstore": open_ours,
+    "gpuzarr, s3fs": partial(_open_ours, fsspec_store),
+    **{f"zarr {pipeline}, obstore": partial(_open_zarr, pipeline) for pipeline in PIPELINES},
+    "TensorStore": _open_tensorstore,
+}
+
+
+def open_local(_: RangeServer, path: Path, variable: str) -> Read:
+    """Open the files themselves for our reader."""
+    array = zarr.open_array(path / variable, mode="r")
+    return lambda selection: read_array(array, selection, device="host")
+
+
+def open_to_device(server: RangeServer, path: Path, variable: str) -> Read:
+    """Open an array for the CUDA engine: all bytes come to pinned memory, and nothing is decoded."""
+    device = NullDevice()
+    stored = stored_array(zarr.open_array(_obstore(server, path), path=variable, mode="r"))
+    return lambda selection: read(stored, selection, CudaDecoder(lambda: device.as_api))
+
+
+# ---- the bare client
+
+Wanted = tuple[str, int, int]
+"""Key, first byte and end of a range."""
+
+
+def wanted(request: LoggedRequest, path: Path) -> Wanted:
+    """Return the range that a reader has asked for of a store."""
+    key = request["path"].removeprefix(f"/stores/{path.name}/")
+    length = (path / key).stat().st_size
+    first, _, last = (request["range"] or "bytes=0-").removeprefix("bytes=").partition("-")
+    if not first:
+        return key, length - int(last), length
+    return key, int(first), int(last) + 1 if last else length
+
+
+def fetch_barely(store: S3Store, ranges: list[Wanted], at_once: int) -> None:
+    """Ask obstore for ranges, so many at a time, and keep what comes until all is there."""
+
+    async def all_of_them() -> list[object]:
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(key: str, start: int, end: int) -> object:
+            async with gate:
+                return await obstore.get_range_async(store, key, start=start, end=end)
+
+        return await asyncio.gather(*(one(*each) for each in ranges))
+
+    sync(all_of_them())

@@ -1,0 +1,80 @@
+"""What no schedule can beat, resource by resource, and how long resources stand still. Arithmetic, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from benchmarks.timed.simulation import Group, Interval
+
+Span = tuple[float, float]
+"""Start and end in seconds."""
+RESOURCES = ("decoder", "copy engine", "kernels", "fetch")
+"""What bounds reads, and what may stand still."""
+
+
+def decoding_bound(groups: Iterable[Group], n_slots: int) -> float:
+    """Return the shortest time in which slots decode chunks, all there from the beginning.
+
+    Exact if all chunks take equally long; else it is no more than the best schedule takes.
+
+    Parameters
+    ----------
+    groups : iterable of (number of chunks, seconds of each)
+    n_slots : int
+    """
+    chunks: Counter[float] = Counter()
+    for n, seconds in groups:
+        chunks[round(seconds, 9)] += n
+    if not chunks:
+        return 0.0
+    if len(chunks) == 1:
+        ((seconds, n),) = chunks.items()
+        return math.ceil(n / n_slots) * seconds
+    return max(*chunks, sum(n * seconds for seconds, n in chunks.items()) / n_slots)
+
+
+def covered(spans: Iterable[Span], start_s: float, end_s: float) -> float:
+    """Return how many seconds from `start_s` to `end_s` lie in at least one span."""
+    total, until = 0.0, start_s
+    for first, last in sorted(spans):
+        begin, end = max(first, until), min(last, end_s)
+        if end > begin:
+            total += end - begin
+            until = end
+    return total
+
+
+def occupied(intervals: Iterable[Interval], start_s: float, end_s: float) -> float:
+    """Return slot-seconds between `start_s` and `end_s`."""
+    return sum(i.n_slots * max(0.0, min(i.end_s, end_s) - max(i.start_s, start_s)) for i in intervals)
+
+
+def idle_shares(
+    intervals: Sequence[Interval], reads: Iterable[Span], span: Span, slots: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the share of a span in which each resource stands still.
+
+    Parameters
+    ----------
+    intervals : sequence of Interval
+    reads : iterable of (start, end)
+        Of files, on any thread.
+    span : (start, end)
+    slots : dict of int
+        Of each resource.
+    """
+    start_s, end_s = span
+    wall_s = end_s - start_s
+
+    def idle(resource: str) -> float:
+        used = occupied([i for i in intervals if i.resource == resource], start_s, end_s)
+        return 1 - used / (slots[resource] * wall_s)
+
+    return {
+        "decoder": idle("decode"),
+        "copy engine": idle("upload"),
+        "kernels": idle("kernel"),
+        "fetch": 1 - covered(reads, start_s, end_s) / wall_s,
+    }

@@ -1,0 +1,151 @@
+"""A clock for several threads of which one runs at a time, and a crew that costs such time: runs that repeat exactly.
+
+A thread runs until it lets time pass; then the one whose time comes first goes on. Time stands still while one
+runs, so that what the benchmark itself needs counts for nothing. Work must not hold a lock while it lets time pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+from xarray_gpuzarr.process.threads import Work, thread_budget
+
+
+class VirtualClock:
+    """`Clock` of threads that take turns."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._order = count()
+        self._asleep: list[tuple[float, int, threading.Lock]] = []
+        """When threads go on, and what they wait for. A heap."""
+
+    def now(self) -> float:
+        """Return seconds since the clock was made."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Let others go on until so much time has passed."""
+        self.spin(self._now + seconds)
+
+    def spin(self, until_s: float) -> None:
+        """Let others go on until then."""
+        if self._asleep and self._asleep[0][0] <= until_s:
+            mine = self._falls_asleep(until_s)
+            self._wake_next()
+            mine.acquire()
+        self._now = max(self._now, until_s)
+
+    def run(self, jobs: Sequence[Callable[[], object]]) -> float:
+        """Run each job on a thread of its own; return how long all of them take.
+
+        Raises
+        ------
+        BaseException
+            The first that a job raised.
+        """
+        start_s, errors, over = self._now, list[BaseException](), threading.Lock()
+        over.acquire()
+        left = list(jobs)
+
+        def run(job: Callable[[], object], turn: threading.Lock) -> None:
+            turn.acquire()
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001  # the caller's thread raises it
+                errors.append(error)
+            left.remove(job)
+            if left:
+                self._wake_next()
+            else:
+                over.release()
+
+        threads = [threading.Thread(target=run, args=(job, self._falls_asleep(start_s)), daemon=True) for job in jobs]
+        for thread in threads:
+            thread.start()
+        self._wake_next()
+        over.acquire()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return self._now - start_s
+
+    def _falls_asleep(self, until_s: float) -> threading.Lock:
+        turn = threading.Lock()
+        turn.acquire()
+        heappush(self._asleep, (until_s, next(self._order), turn))
+        return turn
+
+    def _wake_next(self) -> None:
+        until_s, _, turn = heappop(self._asleep)
+        self._now = max(self._now, until_s)
+        turn.release()
+
+
+class _Run:
+    """One call of `VirtualCrew.run`."""
+
+    def __init__(self, n_threads: int, now: float) -> None:
+        self.free = [now] * n_threads
+        """When each of its threads has done what it was given; the caller's is the first."""
+        self.at = 0
+        """The thread that takes the next task."""
+
+
+class VirtualCrew:
+    """Stands in for `xarray_gpuzarr.process.threads.Crew`: one real thread does what several would, in their time.
+
+    Threads are lent and called back by the same rules.
+
+    Parameters
+    ----------
+    clock : VirtualClock
+    """
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._runs: list[_Run] = []
+        self._of_thread = threading.local()
+
+    @property
+    def n_active(self) -> int:
+        """Threads that work."""
+        return sum(len(run.free) for run in self._runs)
+
+    def run(self, work: Work, most: int, budget: int | None = None) -> None:
+        """Run `work` by up to `most` threads; see `Crew.run`."""
+        budget, clock = budget or thread_budget(), self._clock
+        n_helpers = max(0, min(most - 1, budget - self.n_active - 1))
+        run = self._of_thread.run = _Run(1 + n_helpers, clock.now())
+        self._runs.append(run)
+
+        def go_on() -> bool:
+            while True:
+                run.at = run.free.index(min(run.free))
+                clock.spin(run.free[run.at])
+                if run.at == 0 or self.n_active <= budget:
+                    return True
+                del run.free[run.at]
+
+        try:
+            work(go_on)
+            while len(run.free) > 1:  # who has nothing left to do leaves, for others to be lent
+                at = min(range(1, len(run.free)), key=run.free.__getitem__)
+                clock.spin(run.free[at])
+                del run.free[at]
+            clock.spin(run.free[0])
+        finally:
+            self._runs.remove(run)
+            del self._of_thread.run
+
+    def spend(self, seconds: float) -> None:
+        """Let the calling task, or thread, take so long."""
+        run: _Run | None = getattr(self._of_thread, "run", None)
+        if run is None:
+            self._clock.sleep(seconds)
+        else:
+            run.free[run.at] = max(run.free[run.at], self._clock.now()) + seconds

@@ -1,0 +1,300 @@
+"""How contestants take turns, what becomes of those that fail, and what rows, tables and files say of them."""
+
+import io
+import json
+import sys
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
+
+from benchmarks.measure import AbsentError, Case, Contestant, Ready, Session, Shared, WrongValuesError
+from benchmarks.report import geometric_mean, print_case, speedups
+from benchmarks.results import CaseRows, Peak, Results, Row, Sample
+
+
+def contestants(calls, **seconds):
+    """Return contestants that note their calls and say that they took so many seconds, or raise."""
+
+    def measure(name):
+        calls.append(name)
+        said = seconds[name][min(calls.count(name), len(seconds[name])) - 1]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def prepare(name):
+        return Ready(measure=lambda: measure(name), close=lambda: calls.append(f"close {name}"))
+
+    return [Contestant(name=name, nbytes=10, prepare=lambda name=name: prepare(name)) for name in seconds]
+
+
+def run(found, *, n_rounds=1, case_seconds=60.0, seconds=60.0, out=None, **of_case):
+    """Return the rows of one case, by name."""
+    results = Results({"date": "today"}, out)
+    case = Case(name="case", summary="all of it", contestants=lambda: found, **of_case)
+    rows = Session(results, n_rounds=n_rounds, seconds=seconds).run(case, case_seconds).rows
+    return {row.name: row for row in rows}
+
+
+def walls(rows):
+    return {name: tuple(sample.wall_s for sample in row.samples) for name, row in rows.items()}
+
+
+def test_contestants_take_turns_and_each_round_begins_with_another():
+    calls = []
+    found = run(contestants(calls, a=[1.0], b=[2.0], c=[3.0, 4.0]), n_rounds=3)
+
+    assert calls == [*"abcbcacab", "close a", "close b", "close c"]
+    assert walls(found) == {"a": (1.0, 1.0, 1.0), "b": (2.0, 2.0, 2.0), "c": (3.0, 4.0, 4.0)}
+
+
+@pytest.mark.parametrize("limit", [{"case_seconds": 0.0}, {"each_seconds": 0.0}])
+def test_every_contestant_runs_once_when_there_is_no_time_left(limit):
+    calls = []
+    run(contestants(calls, a=[1.0], b=[2.0]), n_rounds=5, **limit)
+    assert calls == ["a", "b", "close a", "close b"]
+
+
+def test_when_all_time_is_over_what_was_measured_stays(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Session, "_is_over", property(lambda _: len(calls) > 2))
+    found = run(contestants(calls, a=[1.0], b=[2.0]), n_rounds=5)
+
+    assert calls == ["a", "b", "b", "close a", "close b"]
+    assert {row.status for row in found.values()} == {"measured"}
+    assert walls(found) == {"a": (1.0,), "b": (2.0, 2.0)}
+
+
+def test_who_fails_later_keeps_its_times_and_has_no_more_turns():
+    calls = []
+    found = run(contestants(calls, a=[1.0, ValueError("broke\n down")], b=[2.0]), n_rounds=4)
+
+    assert calls == [*"abba", "b", "b", "close a", "close b"]
+    assert (found["a"].status, found["a"].note) == ("failed", "ValueError: broke down")
+    assert walls(found)["a"] == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "note"),
+    [
+        (AbsentError("not installed"), "absent", "not installed"),
+        (WrongValuesError("7, not 8"), "failed", "WrongValuesError: 7, not 8"),
+    ],
+)
+def test_who_cannot_be_prepared_is_a_row_with_the_reason(error, status, note):
+    def prepare():
+        raise error
+
+    found = run([Contestant(name="a", nbytes=1, prepare=prepare), *contestants([], b=[1.0])])
+
+    assert (found["a"].status, found["a"].note, found["a"].samples) == (status, note, ())
+    assert found["b"].status == "measured"
+
+
+def test_who_cannot_be_closed_has_failed():
+    def close():
+        raise RuntimeError("stuck")
+
+    found = run([Contestant(name="a", nbytes=1, prepare=lambda: Ready(measure=lambda: 1.0, close=close))])
+    assert (found["a"].status, found["a"].note) == ("failed", "RuntimeError: stuck")
+
+
+def test_a_case_that_cannot_begin_is_a_row_too():
+    def broken():
+        raise OSError("disk full")
+
+    results = Results({}, None)
+    Session(results, n_rounds=1).run(Case(name="case", summary="", contestants=broken))
+    assert [(row.name, row.status, row.note) for row in results.rows] == [("(all)", "failed", "OSError: disk full")]
+
+
+def test_times_by_label_become_rows():
+    stages = Contestant(name="read", nbytes=10, prepare=lambda: Ready(measure=lambda: {"": 3.0, "host": 1.0}))
+    assert walls(run([stages], n_rounds=2)) == {"read": (3.0, 3.0), "read: host": (1.0, 1.0)}
+
+
+def test_labels_stand_in_the_place_of_a_name():
+    stages = Contestant(name="read", nbytes=10, prepare=lambda: Ready(measure=lambda: {"host": 1.0, "device": 2.0}))
+    assert walls(run([stages], n_rounds=2)) == {"read: host": (1.0, 1.0), "read: device": (2.0, 2.0)}
+
+
+def test_facts_alone_are_a_row():
+    counted = Contestant(name="requests", nbytes=0, prepare=lambda: Ready(measure=dict, facts={"requests": 3}))
+    row = run([counted], n_rounds=2)["requests"]
+    assert (row.status, row.facts, row.samples) == ("measured", {"requests": 3}, ())
+
+
+def test_what_is_shared_is_made_once_and_ends_with_the_last_of_its_users():
+    calls = []
+
+    @contextmanager
+    def making():
+        calls.append("made")
+        yield 7
+        calls.append("ended")
+
+    def broken(_):
+        raise ValueError("broke")
+
+    shared = Shared(making, 3)
+    users = {"a": lambda value: Ready(measure=lambda: float(value)), "b": broken, "c": lambda _: Ready(measure=dict)}
+    found = run([Contestant(name=n, nbytes=1, prepare=partial(shared.prepare, use)) for n, use in users.items()])
+
+    assert calls == ["made", "ended"]
+    assert walls(found) == {"a": (7.0,), "b": (), "c": ()}
+
+
+@pytest.mark.parametrize("n_left", [0, 1])
+def test_what_is_shared_stays_while_somebody_uses_it(n_left):
+    calls = []
+    shared = Shared(lambda: closing(SimpleNamespace(close=lambda: calls.append("ended"))), 1 + n_left)
+    run([Contestant(name="a", nbytes=1, prepare=lambda: shared.prepare(lambda _: Ready(measure=lambda: 1.0)))])
+    assert calls == [["ended"], []][n_left]
+
+
+def test_memory_is_measured_once_all_are_closed():
+    calls = []
+
+    def prepare(name):
+        def peak():
+            calls.append(f"peak {name}")
+            return Peak(peak_nbytes=9, result_nbytes=4)
+
+        return Ready(measure=lambda: 1.0, close=lambda: calls.append(f"close {name}"), peak=peak)
+
+    found = run([Contestant(name=name, nbytes=1, prepare=lambda name=name: prepare(name)) for name in "ab"])
+
+    assert calls == ["close a", "close b", "peak a", "peak b"]
+    assert found["a"].peak.extra_nbytes == 5
+
+
+def test_what_a_file_says_is_what_was_measured(tmp_path):
+    out = tmp_path / "folder" / "results.json"
+    found = run(
+        [
+            Contestant(
+                name="a",
+                side="peer",
+                nbytes=4 * 10**9,
+                moved_nbytes=5,
+                prepare=lambda: Ready(measure=lambda: Sample(wall_s=2.0, cpu_s=3.0), facts={"copies": 1}),
+            ),
+            *contestants([], b=[1.0, ValueError("broke")]),
+        ],
+        n_rounds=2,
+        out=out,
+        about=lambda: {"operation": "read", "nbytes": 10, "stored_nbytes": 5},
+    )
+
+    document = json.loads(out.read_text())
+
+    assert (document["date"], document["finished"]) == ("today", False)
+    (case,) = document["cases"]
+    assert {key: case[key] for key in ("name", "summary", "operation", "nbytes", "stored_nbytes")} == {
+        "name": "case",
+        "summary": "all of it",
+        "operation": "read",
+        "nbytes": 10,
+        "stored_nbytes": 5,
+    }
+    assert case["rows"][0] == {
+        "reader": "a",
+        "side": "peer",
+        "status": "measured",
+        "note": "",
+        "nbytes": 4 * 10**9,
+        "moved_nbytes": 5,
+        "wall_s": [2.0, 2.0],
+        "cpu_s": [3.0, 3.0],
+        "memory": None,
+        "facts": {"copies": 1},
+        "median_s": 2.0,
+        "min_s": 2.0,
+        "max_s": 2.0,
+        "GB_per_s": 2.0,
+    }
+    assert [Row.from_json("case", row) for row in case["rows"]] == list(found.values())
+
+
+# ---- what tables say
+
+
+def row(name, side, *seconds, case="case", **more):
+    samples = tuple(Sample(wall_s=s, cpu_s=2 * s) for s in seconds)
+    return Row(case=case, name=name, side=side, status="measured", samples=samples, nbytes=10**9, **more)
+
+
+def printed(case, **keywords):
+    """Return the cells of a printed table by reader, and all lines."""
+    console = Console(width=200, file=io.StringIO())
+    print_case(case, console, **keywords)
+    lines = console.file.getvalue().splitlines()
+    rows = [line.replace("\u2503", "\u2502").strip("\u2502").split("\u2502") for line in lines]
+    return {name.strip(): [cell.strip() for cell in cells] for name, *cells in rows if cells}, lines
+
+
+def test_a_table_compares_with_the_best_peer_and_with_the_slowest_bare_row():
+    case = CaseRows(
+        name="case",
+        summary="what",
+        about={"nbytes": 10**9, "stored_nbytes": 5 * 10**8},
+        rows=[
+            row("a", "peer", 4.0, peak=Peak(peak_nbytes=3 * 10**6, result_nbytes=10**6)),
+            row("b", "peer", 2.0),
+            row("ours", "ours", 1.0, 9.0, 1.5),
+            row("upload", "bare", 0.5),
+            row("decode", "bare", 0.75),
+            Row(case="case", name="gone", side="peer", status="absent", note="not installed"),
+            Row(case="case", name="bad", side="peer", status="failed", note="wrong"),
+        ],
+    )
+
+    cells, lines = printed(case)
+
+    assert lines[0] == "case: what; 1000.0 MB, ratio 2.0"
+    assert cells["reader"] == ["ms", "min-max", "GB/s", "CPU ms", "extra MB", "/ best peer", "/ bare"]
+    assert cells["a"] == ["4000", "4000-4000", "0.25", "8000", "2.0", "2.00", "5.33"]
+    assert cells["ours"] == ["1500", "1000-9000", "0.67", "3000", "", "0.75", "2.00"]
+    assert cells["decode"][-1] == "1.00"
+    assert "  gone: absent (not installed)" in lines
+    assert "  bad: failed (wrong)" in lines
+
+
+def test_kernels_are_compared_with_the_copy():
+    case = CaseRows(name="kernels", rows=[row("fill", "ours", 4.0, moved_nbytes=10**9)])
+    cells, _ = printed(case, copy_rate=10**9)
+    assert dict(zip(cells["reader"], cells["fill"], strict=True))["of copy"] == "0.25"
+
+
+def test_bare_rows_are_not_compared_with_each_other():
+    cells, _ = printed(CaseRows(name="ceilings", rows=[row("copy", "bare", 1.0), row("upload", "bare", 2.0)]))
+    assert "/ bare" not in cells["reader"]
+
+
+def test_stages_have_the_rate_of_stored_bytes_too():
+    about = {"operation": "stages", "nbytes": 10**9, "stored_nbytes": 2 * 10**8}
+    cells, _ = printed(CaseRows(name="stages", about=about, rows=[row("decode", "bare", 0.5)]))
+    assert dict(zip(cells["reader"], cells["decode"], strict=True))["stored GB/s"] == "0.40"
+
+
+def test_facts_stand_below_the_table():
+    facts = Row(case="case", name="a", status="measured", facts={"x": 1.5, "y": "z"})
+    _, lines = printed(CaseRows(name="case", rows=[facts]))
+    assert "  a: x 1.5, y z" in lines
+
+
+def test_speedups_are_over_the_best_peer_that_did_not_fail():
+    failed = row("wrong", "peer", 0.1).ended("failed", "other values")
+    cases = [
+        CaseRows(name="one", rows=[failed, row("a", "peer", 6.0), row("b", "peer", 3.0), row("ours", "ours", 1.5)]),
+        CaseRows(name="two", rows=[row("a", "peer", 1.0), row("ours", "ours", 2.0)]),
+        CaseRows(name="none", rows=[row("ours", "ours", 2.0)]),
+    ]
+    assert speedups(cases) == {"ours": {"one": 2.0, "two": 0.5}}
+    assert geometric_mean([2.0, 0.5, 8.0]) == pytest.approx(2.0)

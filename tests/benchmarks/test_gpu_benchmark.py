@@ -1,0 +1,195 @@
+"""The GPU benchmark's own code, on the simulator and tiny arrays: what runs here needs no mending on a GPU."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
+
+from helpers.simulated import gpu as simulated_gpu
+
+from benchmarks.arrays import stores
+from benchmarks.arrays.workloads import Workload
+from benchmarks.gpu import sanitize
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.cluster import ClusterCases
+from benchmarks.gpu.readers import open_array
+from benchmarks.gpu.stages import WAITING, RecordedReads
+from benchmarks.gpu.stores import write
+from benchmarks.measure import AbsentError
+from xarray_gpuzarr.backend import lazy_array
+from xarray_gpuzarr.cuda.launch import all_kernels
+from xarray_gpuzarr.read import stored_array
+
+TINY = "2e-4"
+PEERS = {"zarr enable_gpu", "zarr enable_gpu, kvikio", "nvCOMP's Python classes", "CuPy: zarr enable_gpu"}
+"""They need CuPy, so the simulator does without them."""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return simulated_gpu.in_use(monkeypatch)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "folder" / "gpu.json"
+
+
+def run(gpu, out, *arguments):
+    return main(["--scale", TINY, "--rounds", "1", "--out", str(out), *arguments], lambda: gpu)
+
+
+def rows(out):
+    """Return all rows of a file, each with its case."""
+    cases = json.loads(out.read_text())["cases"]
+    return [row | {"case": case["name"]} for case in cases for row in case["rows"]]
+
+
+def test_every_case_runs(gpu, out, capsys):
+    status = run(gpu, out)
+
+    document = json.loads(out.read_text())
+    without_time = {(row["reader"], row["status"]) for row in rows(out) if row["status"] != "measured"}
+    assert without_time == {(name, "absent") for name in PEERS}
+    assert all(min(row["wall_s"]) >= 0 for row in rows(out) if row["status"] == "measured")
+    assert (status, document["finished"], document["gpu"]) == (0, True, {"name": "a simulator"})
+    assert {"date", "machine", "revision", "settings", "versions"} <= set(document)
+    printed = capsys.readouterr().out
+    assert all(row["reader"] in printed for row in rows(out))
+
+
+def test_cases_are_chosen_by_parts_of_their_names(gpu, out):
+    assert run(gpu, out, "--only", "kern") == 0
+    assert {row["case"] for row in rows(out)} == {"kernels"}
+
+
+def test_worker_of_a_cluster_is_measured(gpu, out):
+    assert run(gpu, out, "--only", "cluster, 2") == 0
+
+    found = {row["reader"]: row["wall_s"][0] for row in rows(out)}
+    products = "read, 76 products of each shard"
+    assert found.keys() == {"read", "read: GPU busy", products, f"{products}: GPU busy"}
+    assert found["read: GPU busy"] == pytest.approx(found["read"] / 2, abs=1e-8)
+
+
+def test_wrong_blocks_and_silent_drivers_of_a_cluster(gpu, out, monkeypatch):
+    def silent(*_):
+        raise AbsentError("the driver does not say")
+
+    monkeypatch.setattr(gpu, "busy", silent)
+    monkeypatch.setattr(ClusterCases, "_checksums", [0] * 8)
+
+    assert run(gpu, out, "--only", "cluster, 1") == 1
+
+    found = {row["reader"]: row["status"] for row in rows(out)}
+    assert found == {"read": "failed", "read, 76 products of each shard": "measured"}
+
+
+def test_an_unknown_case_is_refused(gpu, out, capsys):
+    assert run(gpu, out, "--only", "nonesuch") == 2
+    assert "ERA5" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_machine_without_a_gpu_is_told_so(out, capsys):
+    def no_gpu():
+        raise AbsentError("no GPU to measure on: none found")
+
+    assert main(["--out", str(out)], no_gpu) == 2
+    assert "none found" in capsys.readouterr().err
+
+
+def test_other_values_are_a_failure(gpu, out, monkeypatch):
+    monkeypatch.setattr(gpu, "same", lambda *_: False)
+
+    assert run(gpu, out, "--only", "codec none") == 1
+    failed = [row for row in rows(out) if row["status"] == "failed"]
+    assert [row["reader"] for row in failed] == ["gpuzarr cuda", "gpuzarr, then upload"]
+    assert all("other values" in row["note"] and not row["wall_s"] for row in failed)
+
+
+def test_what_there_is_no_time_for_is_listed(gpu, out):
+    assert run(gpu, out, "--seconds", "0") == 0
+    assert {row["status"] for row in rows(out)} == {"out of time"}
+    assert len({row["case"] for row in rows(out)}) > 20
+
+
+def test_a_run_that_is_killed_leaves_what_it_measured(gpu, out, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stores, "write_object", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(gpu, out, "--only", "kernels", "codec none")
+    document = json.loads(out.read_text())
+    assert not document["finished"]
+    assert {row["status"] for row in rows(out) if row["case"] == "kernels"} == {"measured"}
+
+
+# ---- what is read
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
+
+LAYOUTS = {
+    "runs": {"shape": (3 * 64,), "chunks": (16,), "shards": (64,), "field": "series", "dtype": "float32"},
+    "boxes": {"shape": (15, 12, 20), "chunks": (4, 4, 10), "shards": (8, 4, 20), "field": "volume", "dtype": "uint16"},
+    "packed": {"shape": (6, 9, 20), "chunks": (1, 5, 10), "shards": (2, 10, 20), "field": "era5", "dtype": "int16"},
+}
+
+
+KNOWN_TO_ZARR = [codec for codec in sanitize.CODECS if "snappy" not in codec]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"), [*(("boxes", c) for c in KNOWN_TO_ZARR), ("runs", "zstd 3"), ("packed", "none")]
+)
+def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
+    workload = Workload(name=name, codec=codec, **LAYOUTS[name])
+
+    values = open_array(write(workload, tmp_path))[...]
+
+    np.testing.assert_array_equal(values, workload.values(), strict=True)
+    assert len(np.unique(values)) > 1
+
+
+def test_shards_that_cut_chunks_are_refused():
+    with pytest.raises(ValueError, match="chunks of 16 in shards of 40"):
+        Workload(name="cut", codec="none", **(LAYOUTS["runs"] | {"shards": (40,)}))
+
+
+def test_stages_add_up_to_the_whole_read(gpu, tmp_path):
+    workload = Workload(name="boxes", codec="blosc zstd 5 shuffle", **LAYOUTS["boxes"])
+    stored = write(workload, tmp_path)
+    reads = RecordedReads(gpu, stored_array(open_array(stored)), ..., with_marks=True)
+
+    np.testing.assert_array_equal(reads.run().get(), workload.values())
+    found = reads.stages()
+
+    host = {label: seconds for label, seconds in found.items() if label.startswith("host, ")}
+    assert sum(host.values()) == pytest.approx(found[""], rel=0.05, abs=1e-3)
+    assert {f"host, {label}" for label in (*WAITING, "check", "transfer", "tables", "decode", "place")} <= set(host)
+    assert {"device, transfer", "device, place", "device, nvCOMP zstd", "device, receipt"} <= set(found)
+
+
+# ---- what is run under compute-sanitizer
+
+
+def test_every_kernel_family_and_codec_is_sanitized(gpu, capsys):
+    assert sanitize.main(lambda: gpu) == 0
+    assert set(gpu.launched) == {kernel.name for kernel in all_kernels()}
+    assert gpu.api.calls["nvcomp"] > 0
+    printed = capsys.readouterr().out
+    assert all(f"{codec} (31, 2999): right" in printed for codec in [*sanitize.CODECS, *sanitize.FILTERS])
+    gpu.api.check()
+
+
+def test_a_wrong_read_is_reported_to_the_sanitizers_caller(gpu, capsys, monkeypatch):
+    monkeypatch.setattr(sanitize, "CODECS", ["none", "zstd 3"])
+    monkeypatch.setattr(lazy_array, "read_points", lambda stored, points, decoder: gpu.put(np.zeros(500, "f4")))
+    assert sanitize.main(lambda: gpu) == 1
+    assert "wrong values: none, zstd 3" in capsys.readouterr().out

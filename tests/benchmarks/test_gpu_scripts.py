@@ -1,0 +1,168 @@
+"""The commands of docs/gpu-proof.md on the simulator: each runs to its end, and says so when something is wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
+
+from helpers.simulated import gpu as simulated_gpu
+
+from benchmarks.gpu import proof, soak, tune
+from benchmarks.gpu.soak import Found
+from benchmarks.measure import AbsentError
+from xarray_gpuzarr.process.device_options import resource_options
+
+TINY = ["--scale", "2e-4", "--rounds", "1"]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return simulated_gpu.in_use(monkeypatch)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "folder" / "results.json"
+
+
+def rows(out):
+    cases = json.loads(out.read_text())["cases"]
+    return {(case["name"], row["reader"]): row for case in cases for row in case["rows"]}
+
+
+@pytest.mark.parametrize("script", [soak, tune])
+def test_a_machine_without_a_gpu_is_told_so(script, tmp_path, capsys):
+    def no_gpu():
+        raise AbsentError("no GPU to measure on: none found")
+
+    assert script.main(["--out", str(tmp_path / "o.json")], no_gpu) == 2
+    assert "none found" in capsys.readouterr().err
+
+
+# ---- the soak
+
+
+def test_a_soak_reads_random_arrays_rightly(gpu, out, capsys):
+    assert soak.main(["--seconds", "0", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 0
+
+    document = json.loads(out.read_text())
+    assert (document["rounds"], document["failures"], len(document["at_rest"])) == (2, [], 2)
+    assert document["reads"] >= 4
+    assert "2 rounds" in capsys.readouterr().out
+
+
+def test_a_wrong_value_ends_in_a_failure_that_can_be_made_again(gpu, out, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "same", lambda *_: False)
+    assert soak.main(["--seconds", "0", "--seed", "7", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 1
+    assert "--seed 7: " in capsys.readouterr().out
+
+
+def test_an_error_of_a_read_is_a_finding(gpu, out, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(soak, "read_array", broken)
+    assert soak.main(["--seconds", "0", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 1
+    assert all("RuntimeError: lost" in said for said in json.loads(out.read_text())["failures"])
+
+
+@pytest.mark.parametrize(
+    ("at_rest", "growth"),
+    [
+        ([], (0, 0)),
+        ([(0.1, 5, 50), (0.3, 9, 70), (0.6, 7, 75), (1.0, 8, 60)], (-1, 5)),
+        ([(0.1, 5, 50)], (0, 0)),
+    ],
+)
+def test_growth_is_what_came_after_the_first_part(at_rest, growth):
+    assert Found(at_rest=at_rest).growth() == growth
+
+
+def test_growing_memory_is_a_failure():
+    more = soak._GROWTH_NBYTES + 1
+    assert Found(at_rest=[(0.1, 0, 0), (0.9, more - 1, 0)]).is_flat
+    assert not Found(at_rest=[(0.1, 0, 0), (0.9, 0, more)]).is_flat
+
+
+@given(seed=st.integers(0, 10**6))
+def test_selections_are_numpys(seed):
+    rng = np.random.default_rng(seed)
+    shape = soak.random_workload(rng, 0.01).shape
+    values = np.arange(np.prod(shape)).reshape(shape)
+    selection = soak.random_selection(rng, shape)
+    expected = values[np.ix_(*(np.atleast_1d(np.arange(n)[part]) for n, part in zip(shape, selection, strict=True)))]
+    found = soak._outer(values, selection)
+    np.testing.assert_array_equal(found.ravel(), expected.ravel())
+    assert found.ndim == sum(not isinstance(part, int) for part in selection)
+
+
+# ---- budgets
+
+
+def test_budgets_are_compared_and_put_back(gpu, out, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "KNOBS", {"n_slots": (2, 3), "batch_chunks": (128,)})
+    monkeypatch.setenv("XARRAY_GPUZARR_CALIBRATION", "/an/earlier/one")
+
+    assert tune.main([*TINY, "--out", str(out)], lambda: gpu) == 0
+
+    found = rows(out)
+    assert set(found) == {("n_slots", "2"), ("n_slots", "3"), ("batch_chunks", "128")}
+    assert {row["status"] for row in found.values()} == {"measured"}
+    assert resource_options().n_slots == 3
+    assert "n_slots" in capsys.readouterr().out
+
+
+# ---- all of them
+
+
+def test_every_step_runs_though_others_fail(tmp_path, capsys):
+    ran = []
+
+    def run(step, log):
+        ran.append((step.target, log))
+        return 124 if step.target == "soak-gpu" else 0
+
+    assert proof.main(["--logs", str(tmp_path / "logs")], run) == 1
+
+    assert ran == [(step.target, tmp_path / "logs" / f"{step.target}.log") for step in proof.STEPS]
+    assert "soak-gpu       exit status 124" in capsys.readouterr().out
+    assert sum(step.minutes for step in proof.STEPS) <= 30
+    assert all(step.minutes * 60 < proof.MOST_SECONDS for step in proof.STEPS)
+
+
+def test_steps_can_be_chosen(tmp_path):
+    ran = []
+    run = lambda step, _: ran.append(step.target) or 0  # noqa: E731
+    assert proof.main(["--logs", str(tmp_path), "--only", "tune-gpu", "doctor-gpu"], run) == 0
+    assert ran == ["doctor-gpu", "tune-gpu"]
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [
+        ("print('done')", 0, "done\n"),
+        ("print('bad'); raise SystemExit(3)", 3, "bad\n"),
+        ("import time; print('on', flush=True); time.sleep(60)", 124, "on\n"),
+    ],
+)
+def test_a_step_ends_with_its_time_and_leaves_a_log(tmp_path, monkeypatch, program, status, said):
+    popen = proof.subprocess.Popen
+    monkeypatch.setattr(proof.subprocess, "Popen", lambda _, **k: popen([sys.executable, "-c", program], **k))
+    monkeypatch.setattr(proof, "MOST_SECONDS", 2)
+    log = tmp_path / "step.log"
+    assert proof.run_step(proof.STEPS[0], log) == status
+    assert log.read_text() == said
+
+
+def test_every_step_is_a_target_and_stands_on_the_page():
+    root = Path(__file__).parents[2]
+    makefile, page = (root / "Makefile").read_text(), (root / "docs" / "gpu-proof.md").read_text()
+    for step in proof.STEPS:
+        assert f"\n{step.target}: " in makefile
+        assert f"`make {step.target}` | {step.minutes:g} |" in page

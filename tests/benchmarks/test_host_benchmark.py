@@ -1,0 +1,312 @@
+"""The benchmark's readers, plain loop and stores on tiny arrays: every one gives the values that were stored."""
+
+import sys
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
+
+from benchmarks import __main__ as command
+from benchmarks.__main__ import main
+from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES, Compressor
+from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS, CONCURRENCIES, ZARRS_VOLUMES, published, study
+from benchmarks.arrays.stores import write_workload
+from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
+from benchmarks.host import cases as host_cases
+from benchmarks.host import child, chunk_table, plain_loop
+from benchmarks.host.cases import Crew, HostCase, SharedStore
+from benchmarks.host.child import Fingerprint
+from benchmarks.host.readers import READERS, Reader
+from benchmarks.host.task import Opened, Task
+from benchmarks.measure import Session
+from benchmarks.page.runs import load
+from benchmarks.range_server import RangeServer
+from benchmarks.results import Results
+from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
+
+EDGES = replace(VOLUME, name="edges", shape=(9, 10, 11), chunks=(4, 5, 6), codec="zstd 3")
+LAYOUTS = {
+    "runs": replace(SERIES, name="runs", shape=(600,), chunks=(50,), shards=(200,)),
+    "boxes": replace(SHARDED_VOLUME, name="boxes", shape=(15, 12, 20), chunks=(4, 4, 10), shards=(8, 4, 20)),
+    "edges": EDGES,
+    "edges raw": replace(EDGES, codec="none"),
+    "edges v2": replace(EDGES, zarr_format=2, codec="blosc zstd 3 shuffle"),
+    "edges gzip": replace(EDGES, codec="gzip 5"),
+    "packed": replace(ERA5, name="packed", shape=(6, 9, 20), chunks=(1, 5, 10), shards=(2, 10, 20)),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("stores")
+
+
+def opened(folder, layout, operation, reader, **more):
+    """Open a tiny store as the reader's process would."""
+    path = write_workload(layout, folder)
+    task = Task(workload=layout, path=path, operation=operation, **more)
+    return READERS[reader].open(task)
+
+
+def expected(folder, layout, operation):
+    """Return what xarray's own engine, or zarr-python, makes of a tiny store."""
+    path = write_workload(layout, folder)
+    if operation in ("load", "mean"):
+        loaded = xr.open_dataset(path, engine="zarr", chunks=None, consolidated=False)[layout.variable]
+        return np.asarray(loaded.mean() if operation == "mean" else loaded)
+    return zarr.open_group(path, mode="r")[layout.variable][...]
+
+
+def who_can(operation):
+    return [name for name, reader in READERS.items() if operation in reader.operations]
+
+
+@pytest.mark.parametrize(
+    ("layout", "operation", "reader"),
+    [
+        *((layout, "read", reader) for layout in LAYOUTS for reader in who_can("read")),
+        *(("boxes", "load", reader) for reader in who_can("load")),
+        *(("packed", operation, reader) for operation in ("load", "mean") for reader in who_can(operation)),
+        *((layout, "chunks", reader) for layout in ("boxes", "edges v2") for reader in who_can("chunks")),
+    ],
+)
+def test_every_reader_gives_what_was_stored(folder, layout, operation, reader):
+    with zarr.config.set(dict(READERS[reader].settings)):
+        found = opened(folder, LAYOUTS[layout], operation, reader, concurrency=3)
+        found.run()
+        values = found.values()
+
+    wanted = expected(folder, LAYOUTS[layout], operation)
+    np.testing.assert_allclose(values, wanted, rtol=1e-9 if operation == "mean" else 0, strict=True)
+
+
+def test_without_a_compiler_there_is_no_plain_loop(folder, monkeypatch):
+    plain_loop._compiled.cache_clear()
+    monkeypatch.setattr(plain_loop.shutil, "which", lambda _: None)
+    monkeypatch.setattr(plain_loop, "cache_directory", lambda: folder / "nothing-built")
+    with pytest.raises(ReaderAbsentError, match="no C compiler"):
+        opened(folder, LAYOUTS["runs"], "read", "plain loop")
+    plain_loop._compiled.cache_clear()
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd 3"])
+def test_chunks_in_order_are_read_straight_into_the_array(folder, codec):
+    layout = replace(LAYOUTS["runs"], codec=codec)
+    loop = plain_loop.PlainLoop(layout, write_workload(layout, folder) / layout.variable)
+    assert (loop._job.in_order, plain_loop._is_in_order(EDGES)) == (1, False)
+    np.testing.assert_array_equal(loop.read(), expected(folder, layout, "read"))
+
+
+def test_long_raw_chunks_are_read_in_pieces(folder, monkeypatch):
+    monkeypatch.setattr(chunk_table, "_PART_NBYTES", 300)
+    layout = replace(LAYOUTS["runs"], codec="none", chunks=(200,))
+    loop = plain_loop.PlainLoop(layout, write_workload(layout, folder) / layout.variable)
+    assert loop._job.n_parts == 9
+    np.testing.assert_array_equal(loop.read(), expected(folder, layout, "read"))
+
+
+# ---- compressors and workloads
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["none", "lz4", "zstd 3", "gzip 5", "zlib 5"]
+    + [f"blosc {cname} 3 {shuffle}" for cname in INNER_CODECS for shuffle in SHUFFLES if cname != "snappy"],
+)
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_zarr_reads_what_a_compressor_encodes(tmp_path, text, zarr_format):
+    workload = replace(EDGES, name="c", codec=text, zarr_format=zarr_format)
+    stored = zarr.open_group(write_workload(workload, tmp_path), mode="r")["data"]
+    np.testing.assert_array_equal(stored[...], workload.values())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "zstd", "zstd x", "lz4 3", "blosc zstd shuffle", "blosc lzo 3 shuffle", "brotli 3"]
+)
+def test_unknown_compressors_are_refused(text):
+    with pytest.raises(ValueError, match="unknown compressor"):
+        Compressor.from_text(text)
+
+
+def test_shards_that_cut_chunks_are_refused():
+    with pytest.raises(ValueError, match="chunks of 50 in shards of 120"):
+        replace(LAYOUTS["runs"], shards=(120,))
+
+
+def test_published_workloads_have_their_published_sizes():
+    assert BLOG.full.nbytes == 8 * 400 * 1_024_000
+    assert BLOG.full.chunk_nbytes == 1_024_000
+    assert [pair.full.nbytes for pair in ZARRS_VOLUMES] == [2**33] * 3
+    assert {pair.full.shape for pair in study()} == {(806, 629, 629)}
+    assert {edge for pair in study() for edge in pair.full.chunks} == {32, 64, 128, 256}
+    assert {pair.full.zarr_format for pair in study()} == {2, 3}
+    assert (BLOG_PRODUCTS, CONCURRENCIES) == (76, (1, 2, 4, 8, 16, 32))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_no_two_cases_have_one_name_and_all_can_be_tiny(full):
+    workloads = [*WORKLOADS, *published(full=full)]
+    names = [case.name for case in host_cases.host_cases(workloads)]
+    assert len(names) == len(set(names))
+    for workload in workloads:
+        assert workload.scaled(1e-3).nbytes < max(10**7, workload.nbytes / 400)
+        assert workload.compressor.family in plain_loop._LIBRARIES
+
+
+def test_reduced_workloads_are_the_same_kind_and_fit_two_cores():
+    for full, reduced in zip(published(full=True), published(full=False), strict=False):
+        assert (reduced.name, reduced.codec, reduced.zarr_format, reduced.operations) == (
+            full.name,
+            full.codec,
+            full.zarr_format,
+            full.operations,
+        )
+        assert reduced.nbytes <= 410 * 10**6
+
+
+# ---- cases
+
+
+class HereAndNow(Executor):
+    """Stands in for a process: answers at once, through the same code."""
+
+    def submit(self, do, *arguments):
+        future = Future()
+        try:
+            future.set_result(do(*arguments))
+        except Exception as error:  # noqa: BLE001  # as the process does
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Readers answer in this process."""
+    monkeypatch.setattr(host_cases, "_process", HereAndNow)
+    monkeypatch.setattr(command, "published", lambda **_: [LAYOUTS["runs"]])
+    monkeypatch.setattr(command, "MORE_CASES", ())
+    monkeypatch.setattr(command, "WORKLOADS", [replace(LAYOUTS["boxes"], operations=("read", "chunks"))])
+
+
+def fake(name, side, values):
+    """Return a reader of whatever `values` returns."""
+    return Reader(name=name, side=side, operations=("read",), open=lambda _: Opened(run=values))
+
+
+def rows_of(case, folder, readers, monkeypatch, *, with_memory=False):
+    by_name = {reader.name: reader for reader in readers}
+    for module in (host_cases, child):
+        monkeypatch.setattr(module, "READERS", by_name)
+    shared = SharedStore(case, Crew(), folder, with_memory=with_memory)
+    measured = host_cases.Case(name=case.name, summary="", contestants=shared.contestants, about=shared.about)
+    return Session(Results({}, None), n_rounds=1).run(measured)
+
+
+def test_other_values_and_failures_are_rows(folder, here, monkeypatch):
+    def broken():
+        raise OSError("gone")
+
+    def elsewhere():
+        raise ReaderAbsentError("local folders only")
+
+    zeros = np.zeros(3)
+    found = rows_of(
+        HostCase(workload=LAYOUTS["runs"], operation="read"),
+        folder,
+        [
+            fake("first", "peer", lambda: zeros),
+            fake("other", "ours", lambda: zeros + 1),
+            fake("nan", "ours", lambda: np.where(zeros == 0, np.nan, 0)),
+            fake("broken", "peer", broken),
+            fake("remote", "peer", elsewhere),
+        ],
+        monkeypatch,
+    )
+
+    said = {row.name: (row.status, row.note.partition(":")[0]) for row in found.rows}
+    assert said == {
+        "first": ("measured", ""),
+        "other": ("failed", "WrongValuesError"),
+        "nan": ("failed", "WrongValuesError"),
+        "broken": ("failed", "OSError"),
+        "remote": ("absent", "local folders only"),
+    }
+    assert found.about["stored_nbytes"] > 0
+    assert found.about["workload"]["name"] == "runs"
+
+
+def test_memory_is_what_a_read_allocates_beyond_its_result(folder, here, monkeypatch):
+    def read():
+        scratch = np.ones(3_000_000, np.uint8)
+        return np.full(1_000_000, scratch[-1])
+
+    case = HostCase(workload=LAYOUTS["runs"], operation="read")
+    found = rows_of(case, folder, [fake("reader", "ours", read)], monkeypatch, with_memory=True)
+
+    peak = found.rows[0].peak
+    assert peak.result_nbytes == 1_000_000
+    assert 3_000_000 <= peak.extra_nbytes < 3_100_000
+
+
+def test_means_may_differ_by_rounding_only():
+    form = {"dtype": "<f8", "shape": (), "checksum": 0}
+    mean = Fingerprint(**form, scalar=1.0)
+    assert mean.agrees_with(Fingerprint(**form, scalar=1.0 + 1e-12))
+    assert not mean.agrees_with(Fingerprint(**form, scalar=1.0 + 1e-6))
+
+
+def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GPUZARR_BENCH_DIR", str(tmp_path / "stores"))
+    out = tmp_path / "results.json"
+
+    assert main(["--rounds", "1", "--no-memory", "--out", str(out), "--only", "chunks x4", "runs"]) == 0
+
+    names = [case.name for case in load(out).cases]
+    assert names == ["boxes/chunks x4", "runs/read"]
+    assert "best peer / ours" in capsys.readouterr().out
+
+
+def test_the_command_refuses_unknown_cases(here, capsys):
+    assert main(["--only", "nonesuch"]) == 2
+    assert "known: boxes/read, boxes/chunks x1" in capsys.readouterr().err
+
+
+def test_a_process_of_its_own_reads_and_reports(folder):
+    task = Task(workload=EDGES, path=write_workload(EDGES, folder), operation="read")
+    with host_cases._process() as process:
+        fingerprint = process.submit(child.open_task, "gpuzarr", task).result()
+        sample, peak = (
+            process.submit(child.sample, "gpuzarr").result(),
+            process.submit(child.first_peak, "gpuzarr", task).result(),
+        )
+        lost = process.submit(child.open_task, "gpuzarr", replace(task, path=folder / "nonesuch")).exception()
+
+    assert (fingerprint.dtype, fingerprint.shape) == ("<u2", EDGES.shape)
+    assert sample.wall_s > 0
+    assert peak.result_nbytes == EDGES.nbytes
+    assert isinstance(lost, FileNotFoundError)
+
+
+def test_a_line_lets_through_no_more_than_it_says(tmp_path):
+    (tmp_path / "o").write_bytes(bytes(2 << 20))
+
+    def get(server):
+        with urlopen(f"{server.url}/o") as answer:
+            return len(answer.read())
+
+    with RangeServer(tmp_path) as server, ThreadPoolExecutor(2) as pool:
+        server.set(bytes_per_s=20 << 20)
+        began = time.monotonic()
+        assert list(pool.map(get, [server, server])) == [2 << 20, 2 << 20]
+
+    assert time.monotonic() - began >= 0.2

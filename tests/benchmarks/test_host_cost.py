@@ -1,0 +1,147 @@
+"""The benchmark of the host's own work: a device that does nothing, a store of headers, and time split by stages."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
+
+
+from benchmarks.host_cost import __main__ as command
+from benchmarks.host_cost import cases as host_cost
+from benchmarks.host_cost.cases import LAYOUTS, Layout, NullReads
+from benchmarks.host_cost.null_device import NullDevice
+from benchmarks.host_cost.stopwatch import Stopwatch
+from xarray_gpuzarr.decoders.cuda import staging
+from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.plan import read_plan as plan
+
+SMALL = Layout(name="small", chunks_per_shard=(4, 5), chunk_shape=(30, 20))
+
+
+@pytest.fixture
+def clock():
+    """A clock that stands still until it is told to go on."""
+    return SimpleNamespace(now=0.0)
+
+
+@pytest.fixture
+def stopwatch(clock):
+    return Stopwatch("rest", lambda: clock.now)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_layouts_are_shards_of_400_chunks_of_a_published_length(layout):
+    reads = NullReads(layout, 1)
+    spec = reads._stored.spec
+
+    assert (spec.index.n_chunks, spec.chunk_nbytes) == (400, 64_000 if "64 kB" in layout.name else 1_024_000)
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_every_frame_is_given_to_the_device(monkeypatch, n_shards):
+    given = []
+    decompress = type(NullDevice().nvcomp).decompress
+    monkeypatch.setattr(
+        type(NullDevice().nvcomp),
+        "decompress",
+        lambda *args, **sizes: (given.append(sizes["n_chunks"]), decompress(*args, **sizes)),
+    )
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+    reads = NullReads(SMALL, n_shards)
+    given.clear()
+
+    reads.run(n_shards)
+
+    assert sum(given) == 20 * n_shards
+
+
+def test_stages_are_told_apart_and_listening_ends():
+    before = (snapshot.decode_shard_index, plan.coalesce, staging.find_streams, vars(Stager)["stage"])
+    reads = NullReads(SMALL, 2)
+
+    with reads.listened():
+        stages = reads.seconds(2)
+
+    assert set(stages) == {
+        "batches and the rest",
+        "coalesce",
+        "headers",
+        "index",
+        "launches",
+        "plan",
+        "receipt",
+        "requests",
+        "staging",
+        "tables",
+    }
+    assert (snapshot.decode_shard_index, plan.coalesce, staging.find_streams, vars(Stager)["stage"]) == before
+    assert set(reads.seconds(2)) == {"batches and the rest"}
+
+
+def test_command_writes_what_it_prints(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(host_cost, "LAYOUTS", (SMALL,))
+    out = tmp_path / "cost.json"
+
+    assert command.main(["--rounds", "2", "--out", str(out)]) == 0
+
+    (case,) = json.loads(out.read_text())["cases"]
+    names = [row["reader"] for row in case["rows"]]
+    assert {"small, the only shard", "small, one of 32 shards", "small, one of 32 shards: tables"} <= set(names)
+    assert all(row["status"] == "measured" and len(row["wall_s"]) == 2 for row in case["rows"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_profile_names_functions(capsys, monkeypatch):
+    monkeypatch.setattr(host_cost, "LAYOUTS", (SMALL,))
+
+    assert command.main(["--rounds", "1", "--profile"]) == 0
+
+    assert "decode_shard_index" in capsys.readouterr().out
+
+
+def test_time_inside_a_label_is_its_own(stopwatch, clock):
+    clock.now = 1
+    with stopwatch.within("outer"):
+        clock.now = 3
+        with stopwatch.within("inner"):
+            clock.now = 7
+        clock.now = 15
+    clock.now = 31
+
+    assert stopwatch.stop() == {"rest": 1 + 16, "outer": 2 + 8, "inner": 4}
+
+
+def test_a_new_start_forgets(stopwatch, clock):
+    clock.now = 5
+    stopwatch.restart()
+    clock.now = 7
+
+    assert stopwatch.stop() == {"rest": 2}
+
+
+class Owner:
+    def method(self):
+        return self
+
+    @classmethod
+    def of_class(cls):
+        return cls
+
+
+@pytest.mark.parametrize(("name", "expected"), [("method", "self"), ("of_class", "class")])
+def test_functions_of_classes_are_listened_to(stopwatch, name, expected):
+    owner, plain = Owner(), vars(Owner)[name]
+
+    undo = stopwatch.listen(Owner, name, "heard")
+    found = getattr(owner, name)()
+    undo()
+
+    assert found is {"self": owner, "class": Owner}[expected]
+    assert "heard" in stopwatch.stop()
+    assert vars(Owner)[name] is plain

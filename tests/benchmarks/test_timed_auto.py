@@ -1,0 +1,123 @@
+"""Reads by a calibration against both sides alone, on the modelled device; and the clock of threads that take turns."""
+
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
+
+from benchmarks.timed.auto import CODECS, MOST_SLOWER, main, sweep
+from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
+from xarray_gpuzarr.decoders.cost.model import Split, best_split
+from xarray_gpuzarr.decoders.cuda import split as shares
+
+LAYOUTS = (40_000, 1_048_576), (24, 100, 400)
+FEW = ("zstd",), (1_048_576,), (24, 100, 300, 768), (1, 4)
+
+
+def slower(cells):
+    return {
+        (c.layout.codec, c.layout.chunk_nbytes, c.layout.n_chunks, c.layout.n_threads): round(c.slower, 2)
+        for c in cells
+        if c.slower > MOST_SLOWER
+    }
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_no_read_is_slower_than_on_the_better_side(codec):
+    cells = list(sweep([codec], *LAYOUTS, (1, 2, 4, 8)))
+
+    assert slower(cells) == {}
+    assert len(cells) == 24
+
+
+def test_sharing_pays():
+    cells = list(sweep(*FEW))
+
+    assert slower(cells) == {}
+    shared = [c for c in cells if 0 < c.n_host < c.layout.n_chunks]
+    assert len(shared) >= 2
+    assert min(c.slower for c in shared) < 0.9
+    assert min(c.slower for c in cells) < 0.5  # few chunks that the host has whole
+
+
+BROKEN = {
+    "the device has all": lambda *given, **_: Split(n_host=0, seconds=1),
+    "the host has all": lambda _, __, n, *___, **____: Split(n_host=n, seconds=1),
+    "the host has half": lambda _, __, n, *___, **____: Split(n_host=n // 2, seconds=1),
+    "one more read takes no threads": lambda *given, **_: best_split(*given),
+    "too many are the host's": lambda *given, **named: more(best_split(*given, **named), given[2]),
+}
+
+
+def more(split, n):
+    return replace(split, n_host=min(n, 4 * split.n_host))
+
+
+@pytest.mark.parametrize("decision", BROKEN)
+def test_another_decision_would_be_slower(decision, monkeypatch):
+    monkeypatch.setattr(shares, "best_split", BROKEN[decision])
+    assert slower(sweep(*FEW)) != {}
+
+
+def test_the_command_says_what_was_slower(capsys):
+    assert main(["--codec", "lz4", "--threads", "1", "--least"]) == 0
+    printed = capsys.readouterr().out
+    assert "lz4, 1 thread: auto's time over the better side's" in printed
+    assert "more than 5% slower than the better side: 0" in printed
+
+
+# ---- turns
+
+
+def test_who_sleeps_least_goes_on_first():
+    clock, order = VirtualClock(), []
+
+    def job(name, *naps):
+        for nap in naps:
+            clock.sleep(nap)
+            order.append((name, clock.now()))
+
+    seconds = clock.run([lambda: job("a", 3, 3), lambda: job("b", 2, 2, 2), lambda: job("c", 10)])
+
+    assert order == [("b", 2), ("a", 3), ("b", 4), ("a", 6), ("b", 6), ("c", 10)]
+    assert seconds == 10
+
+
+def test_an_error_ends_a_run_once_all_jobs_have_ended():
+    clock, done = VirtualClock(), []
+
+    def fails():
+        raise KeyError("a job")
+
+    with pytest.raises(KeyError):
+        clock.run([fails, lambda: (clock.sleep(1), done.append(1))])
+    assert done == [1]
+
+
+def test_a_crew_does_tasks_side_by_side_within_the_budget():
+    clock, ended, n_threads = VirtualClock(), [], threading.active_count()
+    crew = VirtualCrew(clock)
+
+    def work(n_tasks, name):
+        left = list(range(n_tasks))
+
+        def drain(go_on):
+            while go_on() and left:
+                left.pop()
+                crew.spend(1)
+
+        crew.run(drain, 100, 4)
+        ended.append((name, clock.now()))
+
+    clock.run([lambda: work(8, "alone")])
+    assert ended.pop() == ("alone", 2)
+
+    clock.run([lambda: work(8, "first"), lambda: (clock.sleep(0.5), work(3, "later"))])
+    # The later one finds no thread free but its own, for which a helper of the first leaves.
+    assert [name for name, _ in ended] == ["first", "later"]
+    assert ended[0][1] == 2 + 3
+    assert threading.active_count() <= n_threads

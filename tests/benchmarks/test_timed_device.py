@@ -1,0 +1,371 @@
+"""The modelled device of the benchmarks: exact times by a clock that goes when somebody waits, and real runs."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
+
+from helpers.still_clock import StillClock
+
+from benchmarks.page import measurements
+from benchmarks.page.runs import load
+from benchmarks.results import CaseRows, Row, Sample
+from benchmarks.timed.__main__ import main
+from benchmarks.timed.bounds import covered, decoding_bound, idle_shares
+from benchmarks.timed.device import TimedDevice, runs
+from benchmarks.timed.engine import installed
+from benchmarks.timed.rates import HostCosts, Rates
+from benchmarks.timed.simulation import Interval
+from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.cuda.nvcomp import Batch
+from xarray_gpuzarr.decoders import choice, cuda
+from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.process import threads
+
+FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0, pinned_s_per_nbyte=0)
+RATES = Rates(
+    n_decoding=4,
+    decoding={"zstd": ((1000, 1.0), (3000, 3.0)), "blosclz": ((1000, 0.5), (2000, 1.0))},
+    copy_latency_s=0.5,
+    copy_rate=100.0,
+    kernel_latency_s=0.25,
+    kernel_rate=1000.0,
+    check_s=2.0,
+    host=FREE_CALLS,
+)
+
+
+@pytest.fixture
+def clock():
+    return StillClock()
+
+
+@pytest.fixture
+def device(clock):
+    return TimedDevice(RATES, clock)
+
+
+# ---- the device
+
+
+def upload_table(device, stream, *columns):
+    """Bring columns of words to the device; return where they lie."""
+    table = np.concatenate([np.asarray(column, np.uint64) for column in columns])
+    memory = device.allocate(table.nbytes, stream)
+    device.upload(memory.address, table.view(np.uint8), stream)
+    return memory.address
+
+
+def decompress(device, stream, nbytes):
+    """Enqueue zstd streams of decoded lengths; return where the receipt begins."""
+    n = len(nbytes)
+    at = upload_table(device, stream, nbytes, np.zeros(2 * n))
+    batch = Batch(sources=at, source_nbytes=at, capacity=at, actual=at + 8 * n, outputs=at, statuses=at + 16 * n)
+    device.nvcomp.decompress("zstd", batch, n_chunks=n, temp=0, temp_nbytes=0, stream=stream.handle)
+    return at + 8 * n
+
+
+def test_copies_take_latency_and_bytes_over_rate(device, clock):
+    up, down = device.stream(), device.stream()
+    device.upload(0, np.zeros(100, np.uint8), up)
+    device.download(np.zeros(200, np.uint8), 0, down)
+
+    device.synchronize(up)
+    assert clock.time == 0.5 + 1
+    device.synchronize(down)
+    assert clock.time == 0.5 + 2  # another engine
+
+
+def test_chunks_take_as_long_as_their_length_says(device, clock):
+    stream = device.stream()
+    table_s = 0.5 + 3 * 8 * 5 / 100
+    decompress(device, stream, [2000] * 5)
+
+    device.synchronize(stream)
+
+    assert clock.time == pytest.approx(table_s + 2 + 2)  # four slots
+
+
+def test_every_stream_is_said_to_have_the_length_it_should(device):
+    stream = device.stream()
+    nbytes = [3000, 3000, 1000]
+    receipt = decompress(device, stream, nbytes)
+    into = np.full(20 * 3, 255, np.uint8)
+
+    device.download(into, receipt, stream)
+
+    assert into[:24].view(np.uint64).tolist() == nbytes
+    assert not into[24:].any()
+
+
+def test_streams_of_our_own_kernel_take_slots_and_have_lengths(device, clock):
+    stream = device.stream()
+    at = upload_table(device, stream, [0, 0], [0, 0], [0, 0], [1000, 2000], [0, 0])
+    device.launch(Kernel(file="blosclz.cu", name="blosclz"), 1, 128, (at, 2, at + 64, 0), stream)
+    into = np.zeros(16, np.uint8)
+    device.download(into, at + 64, stream)
+    device.synchronize(stream)
+
+    assert into.view(np.uint64).tolist() == [1000, 2000]
+    assert [(i.start_s, i.end_s) for i in device.simulation.intervals if i.resource == "decode"] == [
+        (0.5 + 0.8, 0.5 + 0.8 + 0.5),
+        (0.5 + 0.8, 0.5 + 0.8 + 1.0),
+    ]
+
+
+KERNELS = {
+    "move": (3, 0.25 + 2 * (100 + 300) / 1000),
+    "unshuffle": (5, 0.25 + 2 * (100 + 300) / 1000),
+    "zstd_blocks": (4, 0.25 + 2.0),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_take_latency_and_the_bytes_of_their_tables(device, name):
+    n_columns, seconds = KERNELS[name]
+    stream = device.stream()
+    at = upload_table(device, stream, [0, 0], [0, 0], [100, 300], *[[0, 0]] * (n_columns - 3))
+    device.launch(Kernel(file=f"{name}.cu", name=name), 1, 256, (at, 2, 1), stream)
+    device.synchronize(stream)
+
+    (kernel,) = [i for i in device.simulation.intervals if i.resource == "kernel"]
+    assert kernel.end_s - kernel.start_s == pytest.approx(seconds)
+
+
+def test_placing_takes_the_bytes_that_it_reads_and_writes(device):
+    stream, defines = device.stream(), (("STORED", "i2"), ("RESULT", "f4"))
+    device.launch(Kernel(file="scatter.cu", name="scatter", defines=defines), 3, 256, (0, 0, 0, 1), stream)
+    device.synchronize(stream)
+
+    (kernel,) = device.simulation.intervals
+    assert kernel.end_s == pytest.approx(0.25 + 3 * 8192 * (2 + 4) / 1000)
+
+
+def test_checksums_cannot_be_modelled(device):
+    with pytest.raises(NotImplementedError, match="nobody decodes"):
+        device.launch(Kernel(file="checksum.cu", name="checksum"), 1, 256, (0, 1, 1, 0), device.stream())
+
+
+def test_an_event_is_what_its_stream_was_given_before_it_was_recorded(device, clock):
+    copies, work, event = device.stream(), device.stream(), device.event()
+    device.upload(0, np.zeros(100, np.uint8), copies)
+    device.record(event, copies)
+    device.upload(0, np.zeros(700, np.uint8), copies)
+    device.wait(work, event)
+    device.launch(Kernel(file="zstd_blocks.cu", name="zstd_blocks"), 1, 32, (0, 1, 0, 0), work)
+
+    device.synchronize_event(event)
+    assert clock.time == 1.5
+    device.synchronize(work)
+    assert clock.time == 1.5 + 2.25
+
+
+def test_an_event_that_was_never_recorded_holds_nobody(device, clock):
+    device.wait(device.stream(), device.event())
+    device.synchronize_event(device.event())
+
+    assert clock.time == 0
+
+
+def test_calls_keep_their_thread_busy(clock):
+    device = TimedDevice(Rates(host=HostCosts(allocate_s=1, copy_s=2, record_s=4, free_s=8)), clock)
+    stream = device.stream()
+
+    memory = device.allocate(16, stream)
+    device.upload(memory.address, np.zeros(16, np.uint8), stream)
+    device.record(device.event(), stream)
+    memory.free()
+
+    assert clock.time == 1 + 2 + 4 + 8
+    assert clock.slept == []
+    assert device.overrun_s == 0
+
+
+def test_freed_memory_is_taken_until_its_stream_has_passed_but_for_the_stream_itself(device, clock):
+    stream, other = device.stream(), device.stream()
+    memory = device.allocate(100, stream)
+    device.upload(memory.address, np.zeros(100, np.uint8), stream)
+    memory.free()
+
+    device.allocate(100, other)
+    assert device.memory.nbytes == 200
+    again = device.allocate(60, stream)
+    assert device.memory.nbytes == 200
+    clock.time = 1.5
+    device.allocate(10, other)
+    assert device.memory.nbytes == 100 + 60 + 10
+    again.free()
+    device.allocate(1, other)
+    assert device.memory.nbytes == 100 + 10 + 1
+    assert device.memory.peak_nbytes == 200
+
+
+def test_an_array_gives_its_memory_back(device):
+    array = device.empty((3, 5), np.dtype("f4"), device.consumer_stream())
+    view = array[1:].reshape(-1)
+    assert (array.shape, array.dtype, device.address(array) > 0) == ((3, 5), np.dtype("f4"), True)
+
+    del array
+    assert device.memory.nbytes == 60
+    del view
+    device.allocate(1, device.stream())
+    assert device.memory.nbytes == 1
+
+
+def test_lengths_are_told_run_by_run():
+    assert runs(np.array([5, 5, 5, 2, 7, 7], np.uint64)) == [(3, 5), (1, 2), (2, 7)]
+
+
+# ---- rates
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "seconds"), [(10, 1.0), (1000, 1.0), (1500, 1.5), (2000, 2.0), (3000, 3.0), (5000, 5.0)]
+)
+def test_decoding_time_is_interpolated_with_a_floor(nbytes, seconds):
+    assert RATES.decoding_s("zstd", nbytes) == pytest.approx(seconds)
+
+
+def test_published_chunk_takes_30_ms_in_one_of_528_slots():
+    rates = Rates()
+
+    assert rates.decoding_s("zstd", 1_024_000) == pytest.approx(0.030)
+    assert rates.slots["decode"] == 528
+
+
+# ---- bounds and shares
+
+
+def test_bound_of_equal_chunks_is_a_number_of_waves():
+    assert decoding_bound([(400, 0.03)] * 8, 528) == pytest.approx(7 * 0.03)  # 3200 / 528 = 6.06
+
+
+def test_bound_of_other_chunks_is_their_sum_over_slots_or_the_longest():
+    assert decoding_bound([(10, 1.0), (5, 2.0)], 4) == (10 * 1 + 5 * 2) / 4
+    assert decoding_bound([(2, 1.0), (1, 9.0)], 4) == 9
+    assert decoding_bound([], 4) == 0
+
+
+def test_spans_that_overlap_are_covered_once():
+    assert covered([(1, 3), (2, 5), (7, 8), (2, 3)], 0, 10) == (5 - 1) + (8 - 7)
+    assert covered([(-5, 2), (9, 20)], 0, 10) == 2 + 1
+    assert covered([], 0, 10) == 0
+
+
+def interval(resource, start_s, end_s, n_slots=1):
+    return Interval(resource, start_s, end_s, n_slots, "")
+
+
+def test_idle_shares_are_what_is_not_occupied():
+    intervals = [
+        interval("decode", 0, 5, 2),
+        interval("decode", 5, 10, 4),
+        interval("decode", 15, 99, 1),
+        interval("upload", 2, 4),
+        interval("kernel", -3, 1),
+    ]
+    slots = {"decode": 4, "upload": 1, "kernel": 1}
+
+    found = idle_shares(intervals, [(0, 6), (3, 8)], (0, 20), slots)
+
+    assert found == {
+        "decoder": pytest.approx(1 - (5 * 2 + 5 * 4 + 5 * 1) / (4 * 20)),
+        "copy engine": 1 - 2 / 20,
+        "kernels": 1 - 1 / 20,
+        "fetch": 1 - 8 / 20,
+    }
+
+
+def test_the_bound_is_the_slowest_resource_that_was_measured():
+    def row(name, side, *walls):
+        return Row(case="", name=name, side=side, samples=tuple(Sample(wall_s=wall) for wall in walls))
+
+    rows = [
+        row("1 thread", "ours", 9),
+        row("decoder", "bare", 2),
+        row("fetch", "bare", 1, 3, 8),
+        row("kernels", "bare"),
+    ]
+
+    assert CaseRows(name="", rows=rows).bare.name == "fetch"
+    assert CaseRows(name="", rows=rows[:1]).bare is None
+
+
+# ---- the command
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Return a call of the command on tiny data that returns what it has written."""
+    monkeypatch.setenv("GPUZARR_BENCH_DIR", str(tmp_path / "stores"))
+
+    def run(*arguments):
+        out = tmp_path / "timed.json"
+        written = ["--out", str(out)]
+        assert main(["--smoke", "--threads", "1", "2", *written, *arguments]) == 0
+        document = json.loads(out.read_text())
+        assert all(row["status"] == "measured" for case in document["cases"] for row in case["rows"])
+        return document
+
+    return run
+
+
+def test_command_reads_every_workload_and_the_page_has_it(command, tmp_path, capsys):
+    document = command()
+
+    assert document["finished"]
+    assert document["modelled"]
+    names = [case["name"] for case in document["cases"]]
+    workloads = ("published", "64 kB chunks", "4 MB chunks", "raw", "volume", "small shards")
+    assert names == [f"timed/{name}" for name in workloads]
+    for case in document["cases"]:
+        assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+    timed = load(tmp_path / "timed.json")
+    text = measurements.page({"host": replace(timed, cases=[]), "timed": timed})
+    assert "no number below is a GPU's" in text
+    assert re.search(r"\| small shards \| 2 threads \| .+ GB/s \| \d+% \|", text)
+
+
+def test_the_device_is_there_only_as_long_as_it_is_asked_for(device):
+    before = choice.missing_for_cuda, threads.n_cores, cuda.CudaDecoder
+
+    with installed(device, 16) as decoder:
+        assert choice.decoder_for("cuda") is decoder
+        assert choice.resolve_device("auto") == "cuda"
+        assert threads.n_cores() == 16
+
+    assert (choice.missing_for_cuda, threads.n_cores, cuda.CudaDecoder) == before
+    assert choice.decoder_for.cache_info().currsize == 0
+
+
+def test_modelled_files_have_what_the_host_looks_at(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+
+    document = command("--fetch", "modelled", "--case", "64 kB", "volume")
+
+    assert document["settings"]["cores"] == 16
+    bounds = {name: [] for name in ("fetch", "copy engine")}
+    for row in (row for case in document["cases"] for row in case["rows"] if row["reader"] in bounds):
+        bounds[row["reader"]].append(row["median_s"])
+    shards = sum(file.stat().st_size for file in (tmp_path / "stores").glob("*/data/c/**/*") if file.is_file())
+    assert sum(bounds["fetch"]) == pytest.approx(shards / (8 * 5.7e9))
+    assert sum(bounds["copy engine"]) == pytest.approx(shards / 50e9)
+
+
+def test_real_files_are_not_decoded_by_the_host(command, monkeypatch):
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+
+    command("--case", "published", "volume")
+
+
+def test_command_knows_its_workloads(capsys):
+    assert main(["--case", "nonsense"]) == 2
+    assert "published" in capsys.readouterr().err
