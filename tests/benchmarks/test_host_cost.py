@@ -16,6 +16,7 @@ from benchmarks.host_cost.cases import LAYOUTS, Layout, NullReads
 from benchmarks.host_cost.null_device import NullDevice
 from benchmarks.host_cost.stopwatch import Stopwatch
 from xarray_gpuzarr.decoders.cuda import staging
+from xarray_gpuzarr.decoders.cuda.by_host import ByHost
 from xarray_gpuzarr.decoders.cuda.staging import Stager
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan import read_plan as plan
@@ -51,7 +52,7 @@ def test_every_frame_is_given_to_the_device(monkeypatch, n_shards):
         "decompress",
         lambda *args, **sizes: (given.append(sizes["n_chunks"]), decompress(*args, **sizes)),
     )
-    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
     reads = NullReads(SMALL, n_shards)
     given.clear()
 

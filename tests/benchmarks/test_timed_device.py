@@ -25,7 +25,7 @@ from benchmarks.timed.simulation import Interval
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
 from xarray_gpuzarr.decoders import choice, cuda
-from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.decoders.cuda.by_host import ByHost
 from xarray_gpuzarr.process import threads
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0, pinned_s_per_nbyte=0)
@@ -347,7 +347,7 @@ def test_the_device_is_there_only_as_long_as_it_is_asked_for(device):
 
 
 def test_modelled_files_have_what_the_host_looks_at(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
 
     document = command("--fetch", "modelled", "--case", "64 kB", "volume")
 
@@ -361,7 +361,7 @@ def test_modelled_files_have_what_the_host_looks_at(command, tmp_path, monkeypat
 
 
 def test_real_files_are_not_decoded_by_the_host(command, monkeypatch):
-    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
+    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
 
     command("--case", "published", "volume")
 
