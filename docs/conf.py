@@ -4,6 +4,10 @@ import shutil
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from numpydoc.xref import DEFAULT_LINKS
+
+import xarray_gpuzarr
+
 project = "xarray_gpuzarr"
 author = "The xarray_gpuzarr developers"
 copyright = "2026, The xarray_gpuzarr developers"
@@ -14,6 +18,8 @@ extensions = [
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
 ]
@@ -23,8 +29,34 @@ myst_heading_anchors = 3
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 
-# Sphinx reads nothing outside its folder, and links to a link are not followed; a copy keeps the times of its files.
+# Links to other projects' documentation need no network to be built: `inventories` has the names that are used.
 HERE = Path(__file__).parent
+DOCUMENTATION = {
+    "cupy": "https://docs.cupy.dev/en/stable/",
+    "dask": "https://docs.dask.org/en/stable/",
+    "distributed": "https://distributed.dask.org/en/stable/",
+    "numpy": "https://numpy.org/doc/stable/",
+    "rich": "https://rich.readthedocs.io/en/stable/",
+    "xarray": "https://docs.xarray.dev/en/stable/",
+    "zarr": "https://zarr.readthedocs.io/en/stable/",
+}
+INVENTORIES = {name: HERE / "inventories" / f"{name}.inv" for name in DOCUMENTATION}
+intersphinx_mapping = {name: (address, str(INVENTORIES[name])) for name, address in DOCUMENTATION.items()}
+linked = [line.split()[0] for path in INVENTORIES.values() for line in path.read_text().splitlines()[3:]]
+
+# Names of types become links where there is something to link to; all other words stay words, numpydoc's own as well.
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"
+numpydoc_xref_aliases = (
+    {word: word for word in DEFAULT_LINKS}
+    | {name: f":obj:`{name}`" for name in linked}
+    | {name: f":obj:`~xarray_gpuzarr.{name}`" for name in xarray_gpuzarr.__all__}
+)
+default_role = "py:obj"
+nitpicky = True
+nitpick_ignore_regex = [("py:obj", rf"(?!({'|'.join(DOCUMENTATION)})\.).*")]  # parameters, and what is not public
+
+# Sphinx reads nothing outside its folder, and links to a link are not followed; a copy keeps the times of its files.
 shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=shutil.ignore_patterns("*.toml", ".*"))
 
