@@ -22,7 +22,7 @@ SOAK_SECONDS = 180
 
 .PHONY: demo fuzz test test-oldest test-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
-	performance docs package gpu-environments clean help
+	performance docs notebooks fresh-notebooks package gpu-environments clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -79,7 +79,7 @@ types: $(VENV)/.installed ## Check types
 layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
-check: lint types layers test test-oldest package gpu-environments docs bench-smoke ## Everything that CI runs
+check: lint types layers test test-oldest package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
 
 kernel-counts: $(VENV)/.installed ## Count what the kernels' machine code executes, by arithmetic; write docs/kernels.md
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernel-counts]'
@@ -109,6 +109,12 @@ package: $(VENV)/.installed ## Build wheel and sdist, install the wheel into an 
 docs: $(VENV)/.docs ## Build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+notebooks: $(VENV)/.docs ## Run the notebooks and keep their outputs, and the picture of the README
+	PYTHONPATH=tests $(BIN)/python -m helpers.notebooks
+
+fresh-notebooks: $(VENV)/.docs ## Run the notebooks, and see that they still give the outputs that are committed
+	PYTHONPATH=tests $(BIN)/python -m helpers.notebooks --check
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) .venv-* docs/_build docs/notebooks demo build dist gpu-proof

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import xarray_gpuzarr
-from xarray_gpuzarr import CorruptChunkError, read_array
-from xarray_gpuzarr.process import progress_bar
+from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, read_array
+from xarray_gpuzarr.process import advice, progress_bar
 from xarray_gpuzarr.process.progress_bar import Bars, progress, watch
 
 pytestmark = pytest.mark.every_decoder
@@ -190,12 +190,23 @@ def test_nothing_is_drawn_where_there_is_no_terminal(array, monkeypatch, capsys)
 
 
 @pytest.mark.host_decoder
-@pytest.mark.parametrize(("installed", "draws"), [(None, False), ("spec", True)])
-def test_notebooks_need_ipywidgets(monkeypatch, installed, draws):
-    monkeypatch.setattr(progress_bar.importlib.util, "find_spec", {"ipywidgets": installed}.get)
+def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
+    monkeypatch.setattr(progress_bar.importlib.util, "find_spec", {"ipywidgets": "spec"}.get)
 
     with progress(console=Console(file=io.StringIO(), force_jupyter=True)):
-        assert bool(progress_bar._shown) == draws
+        assert progress_bar._shown
+
+
+@pytest.mark.host_decoder
+def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
+    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(progress_bar.importlib.util, "find_spec", {}.get)
+    console = Console(file=io.StringIO(), force_jupyter=True)
+
+    with pytest.warns(GpuZarrWarning, match="pip install ipywidgets") as warned, progress(console=console):
+        assert not progress_bar._shown
+
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.host_decoder

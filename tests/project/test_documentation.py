@@ -7,9 +7,11 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import xarray as xr
 
-from xarray_gpuzarr.cli import parser
-from xarray_gpuzarr.cli.sample import SampleGrid, weather_dataset, write_sharded
+import xarray_gpuzarr
+from xarray_gpuzarr.cli import main, parser
+from xarray_gpuzarr.cli.sample import SAMPLES, SampleGrid, weather_dataset, write_sharded
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]
@@ -18,6 +20,7 @@ OWN_TESTS = {"stores.md"}
 """Pages whose blocks a module of their own runs."""
 COMPILES = re.compile(r"^(?:```|:::)\{code-block\} python\n(.*?)^(?:```|:::)$", re.DOTALL | re.MULTILINE)
 MAKE = re.compile(r"(?:^ *|`)make ([a-z][a-z-]+)", re.MULTILINE)
+PRINTED = re.compile(r"^```text\n(?:\$ [^\n]*\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
 GPUZARR = re.compile(r"^gpuzarr ([a-z]+)", re.MULTILINE)
 FILE = re.compile(r"`((?:[\w.]+/)+[\w.]*)`")
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
@@ -35,9 +38,10 @@ def named(pages):
 
 @pytest.fixture(scope="module")
 def era5(tmp_path_factory):
-    """A folder with the store that pages open."""
+    """A folder with the stores that pages open: one of the reader's, and the demo's."""
     folder = tmp_path_factory.mktemp("pages")
     write_sharded(weather_dataset(SampleGrid(n_lat=61, n_lon=120, n_hours=48)), str(folder / "era5.zarr"))
+    write_sharded(weather_dataset(SAMPLES["normal"]), str(folder / "demo" / "weather.zarr"))
     return folder
 
 
@@ -50,6 +54,35 @@ def test_python_blocks_of_a_page_run_one_after_another(page, era5, monkeypatch):
     with warnings.catch_warnings():
         for block in blocks(RUNS, page):
             exec(compile(block, page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", named([ROOT / "README.md", ROOT / "docs" / "quickstart.md"]))
+def test_what_a_page_prints_is_printed(page, era5, monkeypatch, capsys):
+    monkeypatch.chdir(era5)
+    main(["info", "demo/weather.zarr"])
+    printed = capsys.readouterr().out + str(xr.open_dataset("demo/weather.zarr", engine="gpuzarr", chunks={}))
+    lines = {line.rstrip() for line in printed.splitlines()}
+
+    shown = [text for text in PRINTED.findall(page.read_text()) if "variable  " in text or "<xarray.Dataset>" in text]
+
+    assert shown
+    assert [line for text in shown for line in text.splitlines() if line not in lines] == []
+
+
+def test_only_this_engine_gives_blocks_that_can_be_written_back(era5, monkeypatch):
+    monkeypatch.chdir(era5)
+    sample, copy = "demo/weather.zarr", "copied.zarr"
+
+    with pytest.raises(ValueError, match="would overlap multiple Dask chunks") as refused:
+        xr.open_dataset(sample, engine="zarr", chunks={})[["t2m"]].to_zarr("stock.zarr", consolidated=False)
+    xr.open_dataset(sample, engine="gpuzarr", chunks={}).to_zarr(copy, consolidated=False)
+
+    said = f"ValueError: {str(refused.value).partition(' Please')[0]}"
+    assert said in " ".join((ROOT / "docs" / "quickstart.md").read_text().split())
+    copied, original = (xr.open_dataset(store, engine="zarr", consolidated=False) for store in (copy, sample))
+    xr.testing.assert_identical(copied, original)
+    assert copied.t2m.encoding["shards"] == original.t2m.encoding["shards"] == (24, 121, 240)
+    assert copied.t2m.encoding["dtype"] == original.t2m.encoding["dtype"]
 
 
 def test_python_blocks_that_need_more_compile():
@@ -96,3 +129,19 @@ def test_floors_of_the_page_are_those_of_the_contract():
     package = {path.stem for path in (ROOT / "xarray_gpuzarr").iterdir() if not path.name.startswith(("_", "py.typed"))}
     assert [set(floor) for floor in shown] == [set(floor) for floor in floors]
     assert set(chain(*shown)) == package
+
+
+def test_api_page_has_every_public_name():
+    page = (ROOT / "docs" / "api.md").read_text()
+
+    assert {f"xarray_gpuzarr.{name}" for name in xarray_gpuzarr.__all__} - set(page.split()) == set()
+
+
+@pytest.mark.parametrize("inventory", sorted((ROOT / "docs" / "inventories").iterdir()), ids=lambda path: path.stem)
+def test_inventories_hold_the_names_that_are_linked_to(inventory):
+    sources = [*ROOT.glob("docs/*.md"), *ROOT.glob("xarray_gpuzarr/**/*.py")]
+    text = "\n".join(path.read_text() for path in sources)
+    names = [line.split()[0] for line in inventory.read_text().splitlines()[3:]]
+
+    assert names
+    assert [name for name in names if not re.search(rf"(?:: |or |`){re.escape(name)}\b", text)] == []

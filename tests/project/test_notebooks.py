@@ -1,38 +1,148 @@
-"""Notebooks as they are committed; `make docs` runs them."""
+"""Notebooks as they are committed; ``make fresh-notebooks`` runs them and compares."""
 
-import json
-from pathlib import Path
+import ast
+import copy
+import re
 
 import pytest
+from helpers.notebooks import NOTEBOOKS, ROOT, clean, code_cells, differences, read
 
-ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+import xarray_gpuzarr
+
+OF_A_MACHINE = re.compile(
+    r"(?<![\w.-])/(?:tmp|home|root|work|usr|var|Users)/|0x[0-9a-f]{8,}|127\.0\.0\.1|://[^/]*:\d|\bpid\b"
+)
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def read(path):
-    return json.loads(path.read_text())
+def source(path):
+    return "\n".join(cell["source"] for cell in code_cells(read(path)))
+
+
+def texts(path):
+    """Return every text of a notebook's outputs; pictures are none."""
+    for cell in code_cells(read(path)):
+        for output in cell["outputs"]:
+            yield output.get("text", "")
+            yield from (value for kind, value in output.get("data", {}).items() if kind != "image/png")
+
+
+def notebook(*outputs, tags=()):
+    return {"cells": [{"cell_type": "code", "metadata": {"tags": list(tags)}, "outputs": list(outputs)}]}
+
+
+def printed(text):
+    return {"output_type": "stream", "name": "stdout", "text": text}
+
+
+def shown(**data):
+    return {"output_type": "display_data", "data": data}
 
 
 def test_there_are_notebooks():
     assert [path.stem for path in NOTEBOOKS] == ["01_quickstart", "02_cluster", "03_speed", "04_writing_for_gpus"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_has_no_outputs(path):
-    code = [cell for cell in read(path)["cells"] if cell["cell_type"] == "code"]
+@each
+def test_notebook_was_run_from_top_to_bottom(path):
+    cells = code_cells(read(path))
 
-    assert code
-    assert [cell["outputs"] for cell in code] == [[]] * len(code)
-    assert [cell["execution_count"] for cell in code] == [None] * len(code)
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"])
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each
+def test_notebook_ran_without_errors_and_warnings(path):
+    outputs = [output for cell in code_cells(read(path)) for output in cell["outputs"]]
+
+    assert {(output["output_type"], output.get("name")) for output in outputs} <= {
+        ("execute_result", None),
+        ("display_data", None),
+    }
+
+
+@each
+def test_outputs_say_nothing_of_the_machine(path):
+    assert [match[0] for text in texts(path) for match in OF_A_MACHINE.finditer(text)] == []
+
+
+@each
+def test_notebook_is_small(path):
+    assert path.stat().st_size < 200_000
+
+
+@each
+def test_notebook_uses_public_names_only(path):
+    tree = ast.walk(ast.parse(source(path)))
+    public = {*xarray_gpuzarr.__all__, "__version__"}
+    found = set()
+    for node in tree:
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name for name in names if name.name.startswith("xarray_gpuzarr.")}
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("xarray_gpuzarr"):
+                found |= {f"{module}.{name.name}" for name in names}
+            case ast.Attribute(value=ast.Name(id="xarray_gpuzarr"), attr=name):
+                found.add(f"xarray_gpuzarr.{name}")
+
+    assert found - {f"xarray_gpuzarr.{name}" for name in public} == set()
+
+
+@each
 def test_notebook_says_what_changes_with_a_gpu(path):
-    last = "".join(read(path)["cells"][-1]["source"])
+    last = read(path)["cells"][-1]["source"]
 
     assert last.startswith("## What changes with")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each
 def test_notebook_is_a_page_of_the_documentation(path):
     assert f"notebooks/{path.stem}\n" in (ROOT / "docs" / "index.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kept", "now"),
+    [
+        (printed("mean 8.62\n"), printed("mean 8.6209\n")),
+        (printed("a   1.5\nbb 10.25\n"), printed("a 100.5\nbb 1.25\n")),
+        (printed("2 reads"), printed("2 reads\n\nCUDA cannot be used here; missing:\nCuPy")),
+        (shown(**{"image/png": "one", "text/plain": "1"}), shown(**{"image/png": "other", "text/plain": "1"})),
+    ],
+)
+def test_what_differs_from_machine_to_machine_is_not_compared(kept, now):
+    assert [*differences(notebook(kept), notebook(now))] == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "now"),
+    [
+        (printed("4 shards"), printed("5 shards")),
+        (printed("on the host"), printed("on the device")),
+        (printed("1"), {"output_type": "stream", "name": "stderr", "text": "1"}),
+        (printed("1"), shown(**{"text/plain": "1"})),
+        (shown(**{"text/plain": "1"}), shown(**{"image/png": "one", "text/plain": "1"})),
+        (printed("1"), {"output_type": "error", "ename": "ValueError"}),
+    ],
+)
+def test_other_outputs_are_found(kept, now):
+    (difference,) = differences(notebook(kept), notebook(now))
+
+    assert difference.startswith("code cell 1")
+
+
+def test_of_measured_cells_only_kinds_are_compared():
+    kept, now = (notebook(printed(text), tags=["measured"]) for text in ("2 cores", "64 cores"))
+
+    assert [*differences(kept, now)] == []
+    assert [*differences(kept, notebook(tags=["measured"]))] != []
+
+
+def test_bars_are_not_kept_and_random_names_are_counted():
+    uuid = "0a1b2c3d-0000-4000-8000-0123456789ab"
+    bar = shown(**{"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Output()"})
+    page = shown(**{"text/html": f"<i id='{uuid}'><b for='{uuid}'>", "text/plain": "page"})
+    ran = notebook(bar, shown(**{"text/plain": ""}), copy.deepcopy(page))
+
+    clean(ran)
+
+    assert ran == notebook(shown(**{"text/html": "<i id='id-1'><b for='id-1'>", "text/plain": "page"}))

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 from dask.callbacks import Callback, normalize_callback
 from rich.filesize import decimal
 
+from xarray_gpuzarr.process.advice import advise
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
@@ -38,9 +40,9 @@ _PERIOD_S = 0.1
 def progress(*, console: Console | None = None) -> Iterator[None]:
     """Show how far the reads inside a ``with`` block have come.
 
-    Quiet unless standard error is a terminal, or this is a notebook that has ipywidgets, and quiet for the first half
-    second. While one of dask's local schedulers computes, a second bar counts its tasks. A block inside a block adds
-    nothing.
+    Quiet unless standard error is a terminal or this is a notebook, and quiet for the first half second. A notebook
+    needs ipywidgets; a warning says so where it lacks them. While one of dask's local schedulers computes, a second bar
+    counts its tasks. A block inside a block adds nothing.
 
     Parameters
     ----------
@@ -76,9 +78,17 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
 
 def _can_draw(console: Console) -> bool:
     """Whether a bar would be seen as one, and not as the lines of a log."""
-    if console.is_jupyter:
-        return importlib.util.find_spec("ipywidgets") is not None
-    return console.is_terminal
+    if not console.is_jupyter:
+        return console.is_terminal
+    has_widgets = importlib.util.find_spec("ipywidgets") is not None
+    if not has_widgets:
+        advise(
+            "progress",
+            "progress() draws nothing in this notebook",
+            found="ipywidgets is not installed where the notebook's kernel runs",
+            do="pip install ipywidgets there, and restart the kernel",
+        )
+    return has_widgets
 
 
 class Bars:

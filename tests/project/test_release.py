@@ -1,0 +1,36 @@
+"""What a release says of itself: one version, and a description that is whole without the repository."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_changelog_begins_with_the_version():
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert headings[0] == PROJECT["version"]
+
+
+def test_citation_names_the_version():
+    citation = (ROOT / "CITATION.cff").read_text()
+
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [PROJECT["version"]]
+    assert re.findall(r"^license: (.+)$", citation, re.MULTILINE) == [PROJECT["license"]]
+
+
+def test_description_needs_no_files_of_the_repository():
+    page = (ROOT / PROJECT["readme"]).read_text()
+
+    targets = re.findall(r"\]\(([^)]*)\)|<(?:img|a) [^>]*", page)
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_description_begins_as_the_readme():
+    description, readme = (
+        (ROOT / name).read_text().partition("\n```python")[0] for name in (PROJECT["readme"], "README.md")
+    )
+
+    assert description == readme
