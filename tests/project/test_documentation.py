@@ -14,7 +14,12 @@ from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cli.sample import SAMPLES, SampleGrid, weather_dataset, write_sharded
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/decisions/*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/decisions/*.md")),
+]
 RUNS = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 OWN_TESTS = {"stores.md"}
 """Pages whose blocks a module of their own runs."""
