@@ -14,7 +14,7 @@ from zarr.buffer import cpu
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, read_array
-from xarray_gpuzarr.decoders.cuda.upload import Image
+from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.process import fetch_options as options
@@ -156,14 +156,14 @@ def test_shards_that_wait_to_be_decoded_hold_up_requests(stored, room, monkeypat
 def test_shards_that_fill_a_slot_hold_up_requests(stored, room, monkeypatch):
     room(2)
     array, store = stored("bytes")
-    asked, sent, send = [], [], Image.send
+    asked, sent, send = [], [], Upload.send
 
     def noted(image, start):
         asked.append(len(store.ranges))
         sent.append(image._used // SHARD_NBYTES)
         return send(image, start)
 
-    monkeypatch.setattr(Image, "send", noted)
+    monkeypatch.setattr(Upload, "send", noted)
 
     assert_same_bits(read_by_device(array), DATA)
 
