@@ -261,7 +261,7 @@ def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
     return get_pipeline_class().from_codecs(v3.inner_codecs).evolve_from_array_spec(spec), spec
 
 
-def require_array(array: object) -> None:
+def require_array(array: object, asked: str = "read_array") -> None:
     """Refuse what is no zarr array, and say how to get one from it.
 
     Raises
@@ -281,8 +281,8 @@ def require_array(array: object) -> None:
     else:
         do = "open one: zarr.open_array(store, mode='r'), or zarr.open_group(store, mode='r')[name]"
     raise ArrayTypeError(
-        "read_array takes an open zarr array",
-        tried=f"read_array of an instance of {kind.__module__}.{kind.__qualname__}",
+        f"{asked} takes an open zarr array",
+        tried=f"{asked} of an instance of {kind.__module__}.{kind.__qualname__}",
         found="no zarr.Array",
         do=do,
     )

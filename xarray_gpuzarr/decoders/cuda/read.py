@@ -77,7 +77,7 @@ class Read:
         What to fill; None makes an array.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the knobs of one read
         self,
         workspace: Workspace,
         source: ByteSource,
