@@ -37,15 +37,24 @@ if hasattr(os, "register_at_fork"):
 class Stop:
     """Whether a read is to end before it has read all."""
 
-    __slots__ = ("is_set",)
+    __slots__ = ("_give_up", "_is_set")
 
     def __init__(self) -> None:
-        self.is_set = False
+        self._is_set = False
+        self._give_up: list[Callable[[], None]] = []
 
-    def check(self) -> None:
-        """Raise if it is; nothing on the way out takes that for an error of the store."""
-        if self.is_set:
-            raise asyncio.CancelledError
+    def set(self) -> None:
+        """Let the read end: at its next request, or now if it waits for answers."""
+        self._is_set = True
+        for give_up in self._give_up:
+            give_up()
+
+    def check(self, give_up: Callable[[], None] | None = None) -> None:
+        """Raise if the read is to end; else, `give_up` is called once it is."""
+        if give_up is not None:
+            self._give_up.append(give_up)
+        if self._is_set:
+            raise asyncio.CancelledError  # which nothing on the way takes for an error of the store
 
 
 async def on_thread[Result](read: Callable[[Stop], Result], *, is_remote: bool) -> Result:
@@ -60,7 +69,7 @@ async def on_thread[Result](read: Callable[[Stop], Result], *, is_remote: bool) 
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
-        stop.is_set = True
+        stop.set()
         while not future.cancel() and not future.done():
             try:
                 await asyncio.wait([waiting])
@@ -88,6 +97,7 @@ class StoppableDecoder:
 
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> Any:
         """Carry out plans; see `Decoder.decode`."""
+        self._stop.check(source.give_up)
         return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
 
     def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:
