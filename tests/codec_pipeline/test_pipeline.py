@@ -16,13 +16,15 @@ import zarr
 from helpers.codec_pipeline import assert_same_reads, opened_by_both, reads_planned
 from helpers.data.corpus import counting, write
 from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, drop, put, take
+from zarr.buffer import cpu
+from zarr.core.buffer import BufferPrototype
 from zarr.core.sync import sync
 from zarr.errors import ChunkNotFoundError
-from zarr.storage import LocalStore, MemoryStore, ZipStore
+from zarr.storage import MemoryStore, ZipStore
 
 import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, CodecPipeline, CorruptChunkError, explain, zarr_pipeline
-from xarray_gpuzarr.codec_pipeline import threads
+from xarray_gpuzarr.codec_pipeline import reading, threads
 
 ROOT = Path(__file__).parents[2]
 DATA = counting((8, 6))
@@ -70,7 +72,11 @@ def test_a_copy_from_another_process_reads(array, tmp_path):
             np.testing.assert_array_equal(array[...], DATA)
         return
     (tmp_path / "pickled").write_bytes(pickle.dumps(array))
-    code = "import pickle, sys; a = pickle.load(open(sys.argv[1], 'rb')); print(type(a.async_array.codec_pipeline), a[...].sum())"
+    code = """
+import pickle, sys
+array = pickle.load(open(sys.argv[1], 'rb'))
+print(type(array.async_array.codec_pipeline), array[...].sum())
+"""
 
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "pickled"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -95,7 +101,8 @@ with xarray_gpuzarr.zarr_pipeline():
     array = zarr.open_array(sys.argv[1])
 opened = set(sys.modules) - before
 array[...]
-print(*sorted({n.partition('.')[0] for n in set(sys.modules) - before} & {'xarray', 'cupy', 'rmm', 'distributed', 'pandas'}))
+brought = {n.partition('.')[0] for n in set(sys.modules) - before}
+print(*sorted(brought & {'xarray', 'cupy', 'rmm', 'distributed', 'pandas'}))
 print(*sorted(n for n in opened if n.startswith('xarray_gpuzarr')))
 """
     done = subprocess.run(
@@ -136,13 +143,6 @@ def test_what_cannot_be_planned_is_read_by_zarr(kind, memory):
     explained = explain(ours)
     assert (explained.ours, explained.where) == (False, "zarr-python")
     assert why in explained.why
-
-
-def test_fields_of_structures(memory):
-    record(memory)
-    own, ours = opened_by_both(memory)
-
-    np.testing.assert_array_equal(ours["b"], own["b"])
 
 
 def test_chunks_of_other_pipelines_stay_theirs(memory):
@@ -186,9 +186,6 @@ def test_missing_chunks_are_the_fill_value(store):
 
 
 def test_buffers_of_other_kinds_are_left_to_zarr(array):
-    from zarr.buffer import cpu
-    from zarr.core.buffer import BufferPrototype
-
     class Mine(cpu.NDBuffer):
         pass
 
@@ -206,8 +203,6 @@ def test_buffers_of_other_kinds_are_left_to_zarr(array):
 
 
 def test_an_output_that_is_given_is_filled(array):
-    from zarr.buffer import cpu
-
     for dtype, order in (("i4", "C"), ("i4", "F"), ("f8", "C")):
         out = cpu.NDBuffer(np.zeros((8, 3), dtype, order=order))
         with reads_planned():
@@ -216,8 +211,6 @@ def test_an_output_that_is_given_is_filled(array):
 
 
 def test_a_selection_that_is_no_product_is_left_to_zarr(array, monkeypatch):
-    from xarray_gpuzarr.codec_pipeline import reading
-
     monkeypatch.setattr(reading, "requested", lambda *_: None)
 
     np.testing.assert_array_equal(array[1:, ::2], DATA[1:, ::2])
@@ -355,8 +348,6 @@ def test_many_reads_at_once(array):
 
 
 def test_the_event_loop_is_not_held_up(array, monkeypatch):
-    from xarray_gpuzarr.codec_pipeline import reading
-
     read, threads_of_reads, ticks = reading._read, [], []
 
     def slow(*args):

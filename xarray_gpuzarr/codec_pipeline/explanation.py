@@ -9,7 +9,8 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline
-from xarray_gpuzarr.codec_pipeline.reading import decoder_for_prototype, planned_array
+from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
+from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.metadata import require_array
 
@@ -67,10 +68,13 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     if array.config.read_missing_chunks is False:
         return _by_zarr(path, "array.read_missing_chunks is off")
     prototype = default_buffer_prototype()
-    decoder = decoder_for_prototype(prototype.buffer, prototype.nd_buffer)
-    if isinstance(decoder, str):
-        return _by_zarr(path, decoder)
-    route = stored.route(decoder)
+    device = device_of(prototype.buffer, prototype.nd_buffer)
+    if device is None:
+        return _by_zarr(path, f"results are to be {prototype.nd_buffer.__qualname__}, which is neither NumPy nor CuPy")
+    missing = missing_for(device)
+    if missing:
+        return _by_zarr(path, "missing: " + ", ".join(missing))
+    route = stored.route(decoder_for(device))
     return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why)
 
 

@@ -51,6 +51,7 @@ class Reader:
         self._depth = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
         """Names in the key of a chunk behind the path of its array."""
         self._stored: StoredArray | Unplanned | None = None
+        self._decoders: dict[str, Decoder | None] = {}
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> bool:
         """Read a batch into `out`; say whether that was done.
@@ -67,8 +68,9 @@ class Reader:
         stored = self._stored or self._parse(getter.path)
         if isinstance(stored, Unplanned) or chunk_spec.config.read_missing_chunks is False:
             return False
-        decoder = decoder_for_prototype(chunk_spec.prototype.buffer, type(out))
-        if isinstance(decoder, str) or not self._may_be_read_here(stored):
+        device = device_of(chunk_spec.prototype.buffer, type(out))
+        decoder = None if device is None else self._decoder(device)
+        if decoder is None or not self._may_be_read_here(stored):
             return False
         return await on_thread(
             lambda stop: _read(stored, batch, out, drop_axes, StoppableDecoder(decoder, stop)),
@@ -79,6 +81,20 @@ class Reader:
         path = "/".join(key.split("/")[: -self._depth])
         self._stored = stored = planned_array(self._metadata, self._store, path)
         return stored
+
+    def _decoder(self, device: str) -> Decoder | None:
+        """Return the decoder of a device; None, and some advice, if it lacks something here."""
+        if device not in self._decoders:
+            missing = missing_for(device)
+            if missing:
+                advise(
+                    "codec pipeline",
+                    "zarr-python's own codec pipeline reads to the GPU, since this package's cannot",
+                    found="missing: " + ", ".join(missing),
+                    do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)",
+                )
+            self._decoders[device] = None if missing else decoder_for(device)
+        return self._decoders[device]
 
     def _may_be_read_here(self, stored: StoredArray) -> bool:
         """Whether requests on zarr's event loop do for a store that was perhaps opened on the running one."""
@@ -99,21 +115,14 @@ def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | 
     return StoredArray(shape=spec.grid.shape, spec=spec, source=byte_source(store), zarr_array=None, cast=cast)
 
 
-def decoder_for_prototype(buffer: type[Buffer], nd_buffer: type[NDBuffer]) -> Decoder | str:
-    """Return the decoder of the device that buffers of these classes are on, or say why there is none."""
-    device = _DEVICES.get((buffer, nd_buffer))
-    if device is None:
-        return f"buffers of another kind: {buffer.__qualname__}, {nd_buffer.__qualname__}"
-    missing = missing_for_cuda() if device == "cuda" else ()
-    if not missing:
-        return decoder_for(device)
-    advise(
-        "codec pipeline",
-        "zarr-python decodes for the GPU by itself, since this package's codec pipeline cannot",
-        found="missing: " + ", ".join(missing),
-        do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)",
-    )
-    return "missing: " + ", ".join(missing)
+def device_of(buffer: type[Buffer], nd_buffer: type[NDBuffer]) -> str | None:
+    """Return the device that buffers of these classes are on; None if that is unknown."""
+    return _DEVICES.get((buffer, nd_buffer))
+
+
+def missing_for(device: str) -> list[str]:
+    """Return what decoding for a device needs and this machine lacks."""
+    return missing_for_cuda() if device == "cuda" else []
 
 
 def _read(stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, decoder: Decoder) -> bool:
