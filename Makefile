@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
+ZARR := .venv-zarr
 GPU := .venv-cuda$(CUDA)
 TOUCHING := tests/backend tests/cli tests/stored tests/project/test_documentation.py tests/reads/test_formats.py \
 	tests/tasks/test_one_output.py tests/process/test_progress_bar.py tests/fetch/test_stores.py
@@ -17,7 +18,7 @@ SANITIZE_FLAGS ?=
 BENCH_FLAGS ?=
 SOAK_SECONDS = 180
 
-.PHONY: demo fuzz test test-oldest test-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
+.PHONY: demo fuzz test test-oldest test-zarr test-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs package gpu-environments clean help
 
@@ -35,6 +36,9 @@ test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the o
 
 test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU)/bin/python -m pytest -m gpu -q
+
+test-zarr: $(ZARR)/.installed ## Run zarr-python's own tests with this package's codec pipeline (three minutes)
+	$(ZARR)/bin/python .ci/zarr_suite.py
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
@@ -123,6 +127,11 @@ $(OLDEST)/.installed: $(VENV)/.installed
 	$(BIN)/python -m venv $(OLDEST)
 	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
+	@touch $@
+
+$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m venv $(ZARR)
+	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite]'
 	@touch $@
 
 $(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import zarr
 
 from xarray_gpuzarr.cli import parser
 from xarray_gpuzarr.cli.sample import SampleGrid, weather_dataset, write_sharded
@@ -47,7 +48,8 @@ def test_python_blocks_of_a_page_run_one_after_another(page, era5, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     names = {"__name__": "__main__"}
 
-    with warnings.catch_warnings():
+    setting = "codec_pipeline.path"
+    with warnings.catch_warnings(), zarr.config.set({setting: zarr.config.get(setting)}):
         for block in blocks(RUNS, page):
             exec(compile(block, page, "exec"), names)
 
