@@ -11,6 +11,7 @@ from zarr.core.buffer import default_buffer_prototype
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
 from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.metadata import require_array
 
@@ -29,7 +30,7 @@ class ArrayExplanation:
     """The reason; empty for the ordinary way of this engine."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.where}" + (f" ({self.why})" if self.why else "")
+        return visible(f"{self.path}: {self.where}" + (f" ({self.why})" if self.why else ""))
 
 
 def explain(array: zarr.Array[Any]) -> ArrayExplanation:
