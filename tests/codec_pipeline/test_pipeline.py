@@ -435,6 +435,43 @@ def test_cancellation_waits_for_the_thread():
     assert asyncio.run(cancelled()) == [1]
 
 
+def test_a_read_that_was_cancelled_before_it_began_never_begins(monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+    busy, began = threading.Event(), []
+
+    async def cancelled():
+        first = asyncio.create_task(threads.on_thread(lambda _: busy.wait(20), is_remote=False))
+        second = asyncio.create_task(threads.on_thread(lambda _: began.append(1), is_remote=False))
+        await asyncio.sleep(0.02)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        busy.set()
+        assert await first
+
+    asyncio.run(cancelled())
+    assert began == []
+
+
+def test_stores_that_may_be_bound_to_an_event_loop_are_read_there(memory):
+    write(memory, DATA, **SHARDED)
+    loops = []
+
+    def noting(key, byte_range, answer):
+        loops.append(asyncio.get_running_loop())
+        return answer
+
+    async def read():
+        with zarr_pipeline():
+            array = await zarr.api.asynchronous.open_array(store=ScriptedStore(memory, noting))
+        np.testing.assert_array_equal(await array.getitem(...), DATA)
+        return asyncio.get_running_loop()
+
+    loop = asyncio.run(read())
+
+    assert set(loops) == {loop}
+
+
 def test_public_names_are_callable_whatever_was_imported():
     assert callable(xarray_gpuzarr.zarr_pipeline)
     assert callable(xarray_gpuzarr.explain)

@@ -6,6 +6,7 @@ store is the only thing that both share, so what is written is read as any other
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
@@ -83,16 +84,11 @@ class CodecPipeline(codec.CodecPipeline):
         reads.
         """
         batch = list(batch_info)
-        if batch and await self._make_reader().read(batch, out, drop_axes):
+        if self._reader is None:
+            self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
+        if batch and await self._reader.read(batch, out, drop_axes):
             return (_PRESENT,) * len(batch)
         return await self.own.read(batch, out, drop_axes)
-
-    def _make_reader(self) -> Reader:
-        if self._reader is None:
-            from xarray_gpuzarr.codec_pipeline.reading import Reader  # noqa: PLC0415  # costs more than opening
-
-            self._reader = Reader(self.metadata, self.store)
-        return self._reader
 
     # ---- zarr-python's own pipeline does the rest
 
@@ -138,6 +134,13 @@ class CodecPipeline(codec.CodecPipeline):
     ) -> None:
         """Encode chunks and write them."""
         await self.own.write(batch_info, value, drop_axes)
+
+
+def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Reader:
+    """Import what reads, which takes longer than opening an array, and make a reader."""
+    from xarray_gpuzarr.codec_pipeline.reading import Reader  # noqa: PLC0415
+
+    return Reader(metadata, store)
 
 
 CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it

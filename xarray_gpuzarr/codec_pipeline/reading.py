@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -111,8 +112,13 @@ def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | 
         return Unplanned(reason=err.found)
     if isinstance(spec, Unplanned):
         return spec
-    cast = Cast(dtype=native_dtype(metadata).str)
-    return StoredArray(shape=spec.grid.shape, spec=spec, source=byte_source(store), zarr_array=None, cast=cast)
+    return StoredArray(
+        shape=spec.grid.shape,
+        spec=spec,
+        source=byte_source(store),
+        zarr_array=None,
+        cast=Cast(dtype=native_dtype(metadata).str),
+    )
 
 
 def device_of(buffer: type[Buffer], nd_buffer: type[NDBuffer]) -> str | None:
@@ -138,9 +144,10 @@ def _read(stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: 
     place = wanted.place(data)
     if data.dtype != np.dtype(stored.cast.dtype):
         place = None
-    result = read_target(stored, spec, _target(wanted, spec), decoder, place)
-    if result is not place:
-        data[...] = result if wanted.outer is None else wanted.outer.restore(result)
+    with data.device if decoder.device == "cuda" else nullcontext():  # not the one that is current on this thread
+        result = read_target(stored, spec, _target(wanted, spec), decoder, place)
+        if result is not place:
+            data[...] = result if wanted.outer is None else wanted.outer.restore(result)
     return True
 
 

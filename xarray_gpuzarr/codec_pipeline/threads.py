@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from xarray_gpuzarr.decoders import Decoder
@@ -70,12 +71,12 @@ async def on_thread[Result](read: Callable[[Stop], Result], *, is_remote: bool) 
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         stop.set()
-        while not future.cancel() and not future.done():
-            try:
+        future.cancel()  # which does nothing once it has begun
+        while not waiting.done():
+            with suppress(asyncio.CancelledError):  # once more
                 await asyncio.wait([waiting])
-            except asyncio.CancelledError:  # once more
-                continue
-        waiting.cancelled() or waiting.exception()  # it is looked at: asyncio has nothing to complain of
+        if not waiting.cancelled():
+            waiting.exception()  # it is looked at: asyncio has nothing to complain of
         raise
 
 
