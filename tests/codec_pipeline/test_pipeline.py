@@ -469,7 +469,7 @@ def test_stores_that_may_be_bound_to_an_event_loop_are_read_there(memory):
 
     loop = asyncio.run(read())
 
-    assert set(loops) == {loop}
+    assert set(loops) <= {loop}  # and not zarr-python's
 
 
 def test_public_names_are_callable_whatever_was_imported():
