@@ -126,10 +126,14 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _join(pieces: _Pieces, length: int, n_out: int) -> tuple[slice | Column, Column | None] | None:
     """Return what is wanted along an axis, in increasing order, and what brings that into the order of the output."""
+    if not all(isinstance(inside, _SELECTORS) and isinstance(place, _PLACES) for inside, place in pieces.values()):
+        return None
     if all(not isinstance(selector, np.ndarray) for piece in pieces.values() for selector in piece):
         wanted = _join_slices(pieces, length, n_out)
         return None if wanted is None else (wanted, None)
     inside = [_indices(selector, length) for selector, _ in pieces.values()]
+    if not all(_are_inside(within, length) for within in inside):
+        return None
     index = np.concatenate([at * length + within for at, within in zip(pieces, inside, strict=True)])
     position = np.concatenate([_indices(place, n_out) for _, place in pieces.values()])
     if len(index) != n_out or len(position) != n_out:
@@ -142,6 +146,14 @@ def _join(pieces: _Pieces, length: int, n_out: int) -> tuple[slice | Column, Col
     index = index[order]
     in_order = bool((back[1:] > back[:-1]).all())
     return _as_slice(index), None if in_order else back
+
+
+_SELECTORS = (slice, int, np.integer, np.ndarray)
+_PLACES = (slice, np.ndarray, type(None))
+
+
+def _are_inside(within: Column, length: int) -> bool:
+    return bool(((within >= 0) & (within < length)).all())
 
 
 def _join_slices(pieces: _Pieces, length: int, n_out: int) -> slice | None:
@@ -190,7 +202,7 @@ def _points(
         return None
     points = tuple(np.full(out_shape, -1, np.int64) for _ in shard_shape)
     for coord, (_, _, inside, place, _) in zip(coords, batch, strict=True):
-        if not _are_columns(inside, len(shard_shape)):
+        if not _are_columns(inside, len(shard_shape)) or not all(map(_are_inside, inside, shard_shape)):
             return None
         for column, at, within, length in zip(points, coord, inside, shard_shape, strict=True):
             column[place] = within + at * length
