@@ -6,7 +6,7 @@ CUDA ?= 13
 OLDEST := .venv-oldest
 ZARR := .venv-zarr
 GPU := .venv-cuda$(CUDA)
-TOUCHING := tests/backend tests/cli tests/stored tests/project/test_documentation.py tests/reads/test_formats.py \
+TOUCHING := tests/backend tests/cli tests/codec_pipeline tests/stored tests/project/test_documentation.py tests/reads/test_formats.py \
 	tests/tasks/test_one_output.py tests/process/test_progress_bar.py tests/fetch/test_stores.py
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)

@@ -165,7 +165,7 @@ def test_explain_wants_a_zarr_array():
 
 
 def test_missing_chunks_are_refused_where_zarr_is_told_so(memory):
-    write(memory, DATA, **SHARDED)
+    write(memory, DATA, chunks=(4, 6))
     drop(memory, "c/1/0")
     with zarr_pipeline():
         array = zarr.open_array(memory, config={"read_missing_chunks": False})
