@@ -165,10 +165,10 @@ def test_explain_wants_a_zarr_array():
 
 
 def test_missing_chunks_are_refused_where_zarr_is_told_so(memory):
-    write(memory, DATA, chunks=(4, 6))
+    write(memory, DATA, **SHARDED)
     drop(memory, "c/1/0")
     with zarr_pipeline():
-        array = zarr.open_array(memory, config={"read_missing_chunks": False})
+        array = zarr.open_array(memory).with_config({"read_missing_chunks": False})
 
     np.testing.assert_array_equal(array[:4], DATA[:4])
     with pytest.raises(ChunkNotFoundError, match="c/1/0"):
