@@ -4,11 +4,12 @@ BIN := $(VENV)/bin
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
+ZARR := .venv-zarr
 GPU := .venv-cuda$(CUDA)
 TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/test_engine backend/test_indexers \
-	backend/test_xarray_contract cli/test_commands fetch/test_missing_objects fetch/test_stores \
+	backend/test_xarray_contract cli/test_commands codec_pipeline/test_older_zarr fetch/test_missing_objects fetch/test_stores \
 	process/test_progress_bar project/test_documentation project/test_supported_versions reads/test_formats \
-	reads/test_other_dtypes reads/test_selections stored/test_cf stored/test_metadata tasks/test_dask_graphs \
+	reads/test_selections stored/test_cf stored/test_metadata tasks/test_dask_graphs \
 	tasks/test_one_output tasks/test_stale_names tasks/test_task_names))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
@@ -20,7 +21,7 @@ SANITIZE_FLAGS ?=
 BENCH_FLAGS ?=
 SOAK_SECONDS = 180
 
-.PHONY: demo fuzz test test-oldest test-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
+.PHONY: demo fuzz test test-oldest test-zarr test-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs notebooks fresh-notebooks package gpu-environments clean help
 
@@ -38,6 +39,9 @@ test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the o
 
 test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU)/bin/python -m pytest -m gpu -q
+
+test-zarr: $(ZARR)/.installed ## Run zarr-python's own tests with this package's codec pipeline (three minutes)
+	$(ZARR)/bin/python .ci/zarr_suite.py
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
@@ -132,6 +136,11 @@ $(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
 	$(BIN)/python -m venv $(OLDEST)
 	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
+	@touch $@
+
+$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m venv $(ZARR)
+	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite]'
 	@touch $@
 
 $(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xarray_gpuzarr.cluster import GpuZarrPlugin, register, stats
+    from xarray_gpuzarr.codec_pipeline import CodecPipeline, zarr_pipeline
+    from xarray_gpuzarr.codec_pipeline.explanation import explain
     from xarray_gpuzarr.errors import (
         ArrayTypeError,
         CorruptChunkError,
@@ -36,6 +38,7 @@ __version__: str
 
 __all__ = [
     "ArrayTypeError",
+    "CodecPipeline",
     "CorruptChunkError",
     "CudaError",
     "DeviceMemoryError",
@@ -54,22 +57,27 @@ __all__ = [
     "UnsupportedCodecError",
     "configure",
     "doctor",
+    "explain",
     "progress",
     "read_array",
     "register",
     "stats",
+    "zarr_pipeline",
 ]
 
 _HOMES = dict.fromkeys(__all__, "errors") | {
+    "CodecPipeline": "codec_pipeline",
     "FetchOptions": "process.fetch_options",
     "GpuZarrPlugin": "cluster",
     "ResourceOptions": "process.device_options",
     "configure": "process.configuration",
     "doctor": "machine.diagnosis",
+    "explain": "codec_pipeline.explanation",
     "progress": "process.progress_bar",
     "read_array": "read",
     "register": "cluster",
     "stats": "cluster",
+    "zarr_pipeline": "codec_pipeline",
 }
 """The module below this one that each name comes from."""
 _MODULES = {"accessor": "backend.accessor", "backend": "backend", "cluster": "cluster", "errors": "errors"}

@@ -48,7 +48,7 @@ class Downloaded:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> np.ndarray:
+    def decode(self, plans: Iterator[Any], source: Any, *, out: Any = None, **keywords: Any) -> np.ndarray:
         return self._down(self._cuda.decode(plans, source, **keywords), keywords["cast"])
 
     def with_memory(self, read: Callable[[], Any]) -> Any:

@@ -338,7 +338,7 @@ def test_decoder_fills_an_output_of_any_strides(codecs, shards):
     array = write(MemoryStore(), data, chunks=(2, 6), shards=shards, **V3_CODECS[codecs])
     around = np.zeros((6, 9), "i4")
 
-    result = read(stored_array(array), ..., HostDecoder(around[1:5, 2:8]))
+    result = read(stored_array(array), ..., HostDecoder(), around[1:5, 2:8])
 
     expected = np.zeros((6, 9), "i4")
     expected[1:5, 2:8] = data
@@ -351,5 +351,5 @@ def test_decoder_leaves_an_output_alone_that_does_not_fit():
     other_shape, other_dtype = np.zeros((5, 7), "i4"), np.zeros((7, 5), "i8")
 
     for out in (other_shape, other_dtype):
-        assert_same_values(read(stored_array(array), ..., HostDecoder(out)), DATA)
+        assert_same_values(read(stored_array(array), ..., HostDecoder(), out), DATA)
         assert not out.any()

@@ -100,7 +100,7 @@ class BlockReader:
 
     def _read(self, picked: LazilyIndexed, out: npt.NDArray[Any]) -> Any:
         """Read a selection, into `out` if its elements come in order and without gaps."""
-        return read(self.lazy.stored, picked.key.tuple, HostDecoder(out))
+        return read(self.lazy.stored, picked.key.tuple, HostDecoder(), out)
 
     @property
     def reads_into(self) -> bool:

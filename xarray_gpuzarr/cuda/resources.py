@@ -116,6 +116,12 @@ class Workspace:
         self._results.append(array)
         return array
 
+    def wait_for_consumer(self, stream: Stream) -> None:
+        """Let `stream` come after what the consumer has been given: it is about to write to an array of theirs."""
+        given = self.api.event()
+        self.api.record(given, self.api.consumer_stream())
+        self.api.wait(stream, given)
+
     def lend_slot(self, nbytes: int) -> Slot:
         """Return a slot for encoded bytes. The other rings have slots for more batches than are under way."""
         with counters.stage("wait"):

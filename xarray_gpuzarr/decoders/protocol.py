@@ -58,6 +58,7 @@ class Decoder(Protocol):
         spec: ArraySpec,
         target: Target,
         cast: Cast,
+        out: Any = None,
     ) -> Any:
         """Carry out plans that together cover `target`.
 
@@ -69,10 +70,13 @@ class Decoder(Protocol):
         spec : ArraySpec
         target : BoxTarget or PointTarget
         cast : Cast
+        out : array of this decoder's library, or None
+            Where the result goes if shape, dtype and layout fit: any strides on the host, C order on a device.
 
         Returns
         -------
-        array of shape `target.shape` and dtype `cast.dtype`, C order, on `device`
+        array of shape `target.shape` and dtype `cast.dtype`, on `device`
+            `out`, or a new one in C order.
 
         Raises
         ------

@@ -171,12 +171,16 @@ class Snapshot:
         spec = self._spec.index
         return spec is not None and self._suits_one_request(n_wanted, spec) and not self._has_room(spec)
 
+    def give_up(self) -> None:
+        """Give up requests that have not been answered; whoever waits for one hears of it."""
+        self._source.give_up()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give up requests that nobody waited for."""
-        self._source.give_up()
+        self.give_up()
         self._whole.clear()
 
     def _ask(self, key: str, spec: ShardIndexSpec) -> PendingIndex:

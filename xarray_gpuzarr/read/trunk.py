@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -31,7 +32,7 @@ _MOST_ELEMENTS = 2**56
 """Of a result: NumPy counts bytes in int64."""
 
 
-def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
+def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None) -> Any:
     """Read an outer (orthogonal) selection.
 
     Parameters
@@ -39,28 +40,53 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
     stored : StoredArray
     selection : int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them
     decoder : Decoder
+    out : array or None
+        Where the decoder may put the result; see `Decoder.decode`.
 
     Returns
     -------
     array of dtype `stored.cast.dtype` on the decoder's device
+        `out` itself, a view of it or another array.
 
     Raises
     ------
     SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
-    return counters.restoring(lambda: _read(stored, selection, decoder))
+    return counters.restoring(lambda: _read(stored, selection, decoder, out))
 
 
-def _read(stored: StoredArray, selection: Any, decoder: Decoder) -> Any:
+def _read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any) -> Any:
     outer = outer_selection(selection, stored.shape)
     if isinstance(stored.spec, Unplanned):
         return outer.restore(read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder))
     spec = stored.spec
+    return _within_memory(
+        spec, lambda: outer.restore(_read_target(stored, spec, box_target(outer, spec.grid), decoder, out))
+    )
 
-    def planned() -> Any:
-        return outer.restore(_read_target(stored, spec, box_target(outer, spec.grid), decoder))
 
-    return _within_memory(spec, planned)
+def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
+    """Read what has been cut at the borders of chunks already.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    spec : ArraySpec
+        Its.
+    target : BoxTarget or PointTarget
+    decoder : Decoder
+    out : array or None
+        Where the decoder may put the result; see `Decoder.decode`.
+
+    Returns
+    -------
+    array of shape `target.shape` and dtype `stored.cast.dtype` on the decoder's device
+
+    Raises
+    ------
+    ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    """
+    return counters.restoring(lambda: _within_memory(spec, lambda: _read_target(stored, spec, target, decoder, out)))
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
@@ -106,26 +132,29 @@ def _within_memory(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
         ) from err
 
 
-def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder) -> Any:
+def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
     # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
     if math.prod(n or 1 for n in target.shape) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {target.shape}")
-    return decoder.with_memory(lambda: _read_versions(stored, spec, target, decoder))
+    decode = partial(decoder.decode, out=out)
+    return decoder.with_memory(lambda: _read_versions(stored, spec, target, decode))
 
 
-def _read_versions(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder) -> Any:
+def _read_versions(stored: StoredArray, spec: ArraySpec, target: Target, decode: Callable[..., Any]) -> Any:
     """Read until all that is read is of one version of its shard."""
     assert stored.source is not None
     attempts = Attempts(stored.source)
     while True:
         try:
-            return _read_snapshot(stored, spec, target, decoder, attempts)
+            return _read_snapshot(stored, spec, target, decode, attempts)
         except ObjectChangedError as err:  # since its index was read, by this read or by an earlier one
             if not attempts.again(err):
                 raise
 
 
-def _read_snapshot(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, attempts: Attempts) -> Any:
+def _read_snapshot(
+    stored: StoredArray, spec: ArraySpec, target: Target, decode: Callable[..., Any], attempts: Attempts
+) -> Any:
     assert stored.source is not None
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     with Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache) as snapshot:
@@ -134,7 +163,7 @@ def _read_snapshot(stored: StoredArray, spec: ArraySpec, target: Target, decoder
             watch(iter(plans), attrgetter("n_chunks"), n_chunks=target.n_chunks, nbytes=nbytes) as watched,
             counters.stage("decode"),
         ):
-            result = decoder.decode(watched, snapshot, spec=spec, target=target, cast=stored.cast)
+            result = decode(watched, snapshot, spec=spec, target=target, cast=stored.cast)
     plans.done()
     return result
 

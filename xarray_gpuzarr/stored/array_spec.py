@@ -35,6 +35,20 @@ class KeyEncoding:
             return self.prefix + self.separator.join(["c", *names])
         return self.prefix + (self.separator.join(names) or "0")
 
+    def coord(self, key: str, ndim: int) -> tuple[int, ...]:
+        """Return the coordinate of the shard whose store key is `key`, of an array of `ndim` axes.
+
+        Raises
+        ------
+        ValueError
+            It is no shard of this array.
+        """
+        names = key.removeprefix(self.prefix).split(self.separator)
+        coord = tuple(map(int, names[self.style == "default" :][:ndim]))
+        if self.key(coord) != key:
+            raise ValueError(key)
+        return coord
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:

@@ -45,6 +45,9 @@ from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 _ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
 """What asks for it can go when zarr-python 3.3 is the oldest supported."""
 
+Metadata = ArrayV2Metadata | ArrayV3Metadata
+"""Of an array, of either format."""
+
 
 def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     """Describe a stored array, or say why it cannot be planned.
@@ -61,22 +64,27 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
     UnsupportedCodecError
         zarr-python would have to decode it, and the installed version does so wrongly.
     """
-    metadata, number = array.metadata, id(array.metadata)
+    return parse_metadata(array.metadata, array.path)
+
+
+def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
+    """Describe an array as `parse_array` does, from its metadata and its path inside the store, without a slash."""
+    number = id(metadata)
     known = _parsed.get(number)
-    if known is not None and known[0]() is metadata and known[1] == array.path:
+    if known is not None and known[0]() is metadata and known[1] == path:
         return known[2]
     try:
-        spec = _parse(array)
+        spec = _parse(metadata, path)
     except MetadataError:
         raise
     except _MALFORMED as err:
-        raise _malformed(array, err) from err
+        raise _malformed(path, err) from err
     # A resize gives an array another metadata object.
-    _parsed[number] = weakref.ref(metadata, lambda _: _parsed.pop(number, None)), array.path, spec
+    _parsed[number] = weakref.ref(metadata, lambda _: _parsed.pop(number, None)), path, spec
     return spec
 
 
-_parsed: dict[int, tuple[weakref.ref[ArrayV2Metadata | ArrayV3Metadata], str, ArraySpec | Unplanned]] = {}
+_parsed: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
 """What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
 
 
@@ -84,26 +92,31 @@ _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 """What arithmetic and lookups raise where a document holds something else than it should."""
 
 
-def _malformed(array: zarr.Array[Any], err: Exception) -> MetadataError:
+def _malformed(path: str, err: Exception) -> MetadataError:
     return MetadataError(
-        f"the metadata of array '/{array.path}' make no sense",
+        f"the metadata of array '/{path}' make no sense",
         tried="its shapes, dtype, fill value and codecs",
         found=f"{type(err).__name__}: {err}",
         do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",
     )
 
 
-def _parse(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
-    metadata = array.metadata
+def native_dtype(metadata: Metadata) -> np.dtype[Any]:
+    """Return the dtype that zarr-python gives the elements of an array."""
+    return np.dtype(metadata.dtype.to_native_dtype())
+
+
+def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     if max(metadata.shape, default=0) > MAX_LENGTH:
         raise ValueError(f"shape {metadata.shape}")
-    if array.dtype.kind not in NUMERIC_KINDS:
-        return Unplanned(reason=f"dtype {array.dtype} is not numeric")
+    dtype = native_dtype(metadata)
+    if dtype.kind not in NUMERIC_KINDS:
+        return Unplanned(reason=f"dtype {dtype} is not numeric")
     if isinstance(metadata, ArrayV2Metadata):
-        return _parse_v2(array, metadata)
-    spec = _parse_v3(array, metadata)
+        return _parse_v2(metadata, path, dtype)
+    spec = _parse_v3(metadata, path, dtype)
     if _ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
-        _require_right_elements(array.path, parse_codecs(metadata.to_dict()["codecs"]))  # type: ignore[arg-type]
+        _require_right_elements(path, parse_codecs(metadata.to_dict()["codecs"]))  # type: ignore[arg-type]
     return spec
 
 
@@ -122,9 +135,8 @@ def _require_right_elements(path: str, codecs: CodecPipeline) -> None:
         )
 
 
-def _parse_v2(array: zarr.Array[Any], metadata: ArrayV2Metadata) -> ArraySpec:
+def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec:
     document = metadata.to_dict()
-    dtype = np.dtype(metadata.dtype.to_native_dtype())
     codecs = parse_v2_codecs(
         compressor=document["compressor"],
         filters=document["filters"],  # type: ignore[arg-type]
@@ -134,18 +146,18 @@ def _parse_v2(array: zarr.Array[Any], metadata: ArrayV2Metadata) -> ArraySpec:
     )
     ones = (1,) * len(metadata.shape)
     return ArraySpec(
-        path="/" + array.path,
+        path="/" + path,
         dtype=dtype.str,
         grid=ChunkGrid(shape=metadata.shape, chunk_shape=metadata.chunks, chunks_per_shard=ones),
         codecs=codecs,
         index=None,
         fill=_fill_bytes(metadata.fill_value, dtype),
-        keys=KeyEncoding(prefix=_prefix(array.path), style="v2", separator=metadata.dimension_separator),
+        keys=KeyEncoding(prefix=_prefix(path), style="v2", separator=metadata.dimension_separator),
         metadata=_to_json(document),
     )
 
 
-def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | Unplanned:
+def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     document: dict[str, Any] = metadata.to_dict()
     if document["chunk_grid"]["name"] != "regular":
         return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
@@ -155,7 +167,6 @@ def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | 
     if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
         return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
     shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
-    dtype = np.dtype(metadata.data_type.to_native_dtype())
     codecs, chunk_shape, index = parse_codecs(document["codecs"], dtype), shard_shape, None
     if isinstance(codecs.array_to_bytes, ShardingSpec):
         sharding = codecs.array_to_bytes
@@ -170,7 +181,7 @@ def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | 
     if isinstance(stored, BytesSpec) and not any(isinstance(c, ElementSpec) for c in codecs.array_to_array):
         dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
     return ArraySpec(
-        path="/" + array.path,
+        path="/" + path,
         dtype=dtype.str,
         grid=ChunkGrid(
             shape=tuple(metadata.shape),
@@ -181,7 +192,7 @@ def _parse_v3(array: zarr.Array[Any], metadata: ArrayV3Metadata) -> ArraySpec | 
         index=index,
         fill=_fill_bytes(metadata.fill_value, dtype),
         keys=KeyEncoding(
-            prefix=_prefix(array.path),
+            prefix=_prefix(path),
             style="default" if encoding.name == "default" else "v2",
             separator=encoding.separator,
         ),
@@ -277,7 +288,7 @@ def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
     return (pipeline.evolve_from_array_spec(spec) if _ZARR >= (3, 3) else pipeline), spec
 
 
-def require_array(array: object) -> None:
+def require_array(array: object, asked: str = "read_array") -> None:
     """Refuse what is no zarr array, and say how to get one from it.
 
     Raises
@@ -297,8 +308,8 @@ def require_array(array: object) -> None:
     else:
         do = "open one: zarr.open_array(store, mode='r'), or zarr.open_group(store, mode='r')[name]"
     raise ArrayTypeError(
-        "read_array takes an open zarr array",
-        tried=f"read_array of an instance of {kind.__module__}.{kind.__qualname__}",
+        f"{asked} takes an open zarr array",
+        tried=f"{asked} of an instance of {kind.__module__}.{kind.__qualname__}",
         found="no zarr.Array",
         do=do,
     )

@@ -32,6 +32,8 @@ class SimulatedArray(StrictArray):
     ndim = property(lambda self: self.elements.ndim)
     size = property(lambda self: self.elements.size)
     nbytes = property(lambda self: self.elements.nbytes)
+    flags = property(lambda self: self.elements.flags)
+    device = property(lambda self: self._device.activate())
     T = property(lambda self: self._apply(lambda array: array.T))
     real = property(lambda self: self._apply(lambda array: array.real))
     imag = property(lambda self: self._apply(lambda array: array.imag))

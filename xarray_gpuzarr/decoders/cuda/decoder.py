@@ -115,12 +115,15 @@ class CudaDecoder:
         spec: ArraySpec,
         target: Target,
         cast: Cast,
+        out: Any = None,
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
-        return self._reading.counted(lambda: self._decode(plans, source, spec, target=target, cast=_native(cast)))
+        native = _native(cast)
+        given = out if out is not None and _fits(out, target.shape, np.dtype(native.dtype)) else None
+        return self._reading.counted(lambda: self._decode(plans, source, spec, target=target, cast=native, out=given))
 
     def _decode(
-        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast
+        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast, out: Any
     ) -> Any:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
@@ -148,7 +151,9 @@ class CudaDecoder:
                     n_threads=lambda: reading.n_threads,
                 )
             return workspace.reading(
-                lambda: Read(workspace, source, spec, target=target, cast=cast, choice=choice).run(plans, share)
+                lambda: Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out).run(
+                    plans, share
+                )
             )
 
         with resources.api.activate():
@@ -272,6 +277,11 @@ def _send(workspace: Workspace, values: np.ndarray[Any, Any]) -> Any:
     upload_pageable(workspace, workspace.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
     workspace.api.synchronize(workspace.copy)
     return out
+
+
+def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether a device array may be what a read fills."""
+    return (out.shape, out.dtype) == (shape, dtype) and bool(out.flags.c_contiguous)
 
 
 def _native(cast: Cast) -> Cast:

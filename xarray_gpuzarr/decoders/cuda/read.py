@@ -73,9 +73,11 @@ class Read:
     cast : Cast
     choice : Choice, optional
         Which chunks of the device's the host decodes as well.
+    out : device array, shape of the target, dtype of the cast, C order, or None
+        What to fill; None makes an array.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the knobs of one read
         self,
         workspace: Workspace,
         source: ByteSource,
@@ -84,6 +86,7 @@ class Read:
         target: Target,
         cast: Cast,
         choice: Choice | None = None,
+        out: Any = None,
     ) -> None:
         self._workspace = workspace
         self._api = workspace.api
@@ -100,7 +103,11 @@ class Read:
         self._stager = stager_for(workspace, source, spec, chain=chain, choice=choice)
         self._choice = choice
         self._share: HostShare | None = None
-        self.out = workspace.result(target.shape, np.dtype(cast.dtype), workspace.first)
+        if out is None:
+            out = workspace.result(target.shape, np.dtype(cast.dtype), workspace.first)
+        else:
+            workspace.wait_for_consumer(workspace.first)
+        self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(self.out))
         self._decoder = BatchDecoder(workspace, self._placing, chain)
         self._has_elements = bool(chain.elements)

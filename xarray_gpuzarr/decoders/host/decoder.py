@@ -39,16 +39,7 @@ _SHORT_CHUNK_NBYTES = 256 * 1024
 
 
 class HostDecoder:
-    """Decodes on the host; results are NumPy arrays.
-
-    Parameters
-    ----------
-    out : ndarray, any strides, or None
-        Where a result of its shape and dtype goes; every other result gets fresh memory.
-    """
-
-    def __init__(self, out: npt.NDArray[Any] | None = None) -> None:
-        self._out = out
+    """Decodes on the host; results are NumPy arrays."""
 
     @property
     def device(self) -> Device:
@@ -78,11 +69,14 @@ class HostDecoder:
         spec: ArraySpec,
         target: Target,
         cast: Cast,
+        out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
+        shape, dtype = target.shape, np.dtype(cast.dtype)
+        given = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else None
 
         def decode() -> npt.NDArray[Any]:
-            out = self._output(target.shape, np.dtype(cast.dtype))
+            out = host_memory.empty(shape, dtype) if given is None else given
             most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
             # How long requests should be that are under way elsewhere, their latency tells.
             rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
@@ -93,11 +87,6 @@ class HostDecoder:
 
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
         return cores.hold(threads.n_cores(), decode) if takes_turns else decode()
-
-    def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        given = self._out
-        fits = given is not None and (given.shape, given.dtype) == (shape, dtype)
-        return given if given is not None and fits else host_memory.empty(shape, dtype)
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`: host memory is the system's business."""

@@ -61,10 +61,11 @@ class WorkersDecoder:
         spec: ArraySpec,
         target: Target,
         cast: Cast,
+        out: Any = None,
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
         self._require_gpu(spec.path)
-        return self._cuda().decode(plans, source, spec=spec, target=target, cast=cast)
+        return self._cuda().decode(plans, source, spec=spec, target=target, cast=cast, out=out)
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`, again if memory does not suffice; see `Decoder.with_memory`."""

@@ -18,6 +18,7 @@ import xarray as xr
 import zarr
 from zarr.core import codec_pipeline
 
+from xarray_gpuzarr.codec_pipeline import CodecPipeline
 from xarray_gpuzarr.decoders import Device, missing_for_cuda
 from xarray_gpuzarr.read import read_array
 
@@ -244,10 +245,18 @@ def _gpuzarr(name: str, device: Device) -> ArrayReader:
 
 _GPU_ZARR = _pipeline("default") | _GPU_BUFFERS
 
+_OURS = {"codec_pipeline.path": f"{CodecPipeline.__module__}.{CodecPipeline.__qualname__}"}
+
+
+def _our_pipeline(name: str, device: Device, settings: Mapping[str, object]) -> ArrayReader:
+    return ArrayReader(name=name, operation="read", open=_open_zarr, ours=True, device=device, settings=settings)
+
+
 _READERS = (
     *(_zarr_by(pipeline) for pipeline in PIPELINES),
     ArrayReader(name="TensorStore", operation="read", open=_open_tensorstore, needs=("tensorstore", "tensorstore")),
     _gpuzarr("gpuzarr", "host"),
+    _our_pipeline("gpuzarr pipeline", "host", _OURS),
     ArrayReader(name="zarr enable_gpu", operation="read", open=_open_zarr, device="cuda", settings=_GPU_ZARR),
     ArrayReader(
         name="zarr enable_gpu, kvikio",
@@ -258,6 +267,7 @@ _READERS = (
         settings=_GPU_ZARR,
     ),
     _gpuzarr("gpuzarr cuda", "cuda"),
+    _our_pipeline("gpuzarr pipeline cuda", "cuda", _OURS | _GPU_BUFFERS),
     _xarray_zarr("default", "chunks={}"),
     *(_xarray_zarr(pipeline, "chunks=shards") for pipeline in PIPELINES),
     *(_xarray_zarr(pipeline, "no dask") for pipeline in PIPELINES),

@@ -1,0 +1,103 @@
+"""Pieces of a selection become that selection again, or nothing: what is odd is zarr-python's to read."""
+
+import numpy as np
+import pytest
+
+from xarray_gpuzarr.codec_pipeline.batches import requested
+
+
+def ask(pieces, out_shape, shard_shape=(4, 3), drop_axes=()):
+    """Put pieces, (shard, what is wanted of it, where that goes), together."""
+    batch = [(None, None, inside, place, False) for _, inside, place in pieces]
+    return requested([coord for coord, _, _ in pieces], batch, shard_shape, out_shape, drop_axes)
+
+
+def test_slices_are_joined():
+    pieces = [
+        ((0, 1), (slice(1, 4, 2), 2), (slice(0, 2),)),
+        ((1, 1), (slice(1, 2, 2), 2), (slice(2, 3),)),
+    ]
+
+    found = ask(pieces, (3,))
+
+    assert found.outer.wanted == (slice(1, 6, 2), slice(5, 6, 1))
+    assert found.outer.undo == ((1, 0),)
+    assert found.bounds == (8, 6)
+
+
+def test_index_arrays_are_sorted_and_undone():
+    pieces = [
+        ((0,), (np.array([3, 0]),), (np.array([0, 2]),)),
+        ((1,), (np.array([1]),), (np.array([1]),)),
+    ]
+
+    found = ask(pieces, (3,), (4,))
+
+    restored = found.outer.restore(np.arange(8)[found.outer.wanted[0]])
+    np.testing.assert_array_equal(restored, [3, 5, 0])
+    assert found.place(np.zeros(3)) is None
+
+
+def test_points_keep_their_order():
+    pieces = [
+        ((0, 0), (np.array([3, 0]), np.array([2, 1])), np.array([0, 2])),
+        ((1, 1), (np.array([1]), np.array([0])), np.array([1])),
+    ]
+
+    found = ask(pieces, (3,))
+
+    np.testing.assert_array_equal(found.points, [[3, 5, 0], [2, 3, 1]])
+
+
+whole = (slice(0, 4), slice(0, 3))
+ODD = {
+    "a shard twice": ([((0, 0), whole, whole), ((0, 0), whole, whole)], (4, 3)),
+    "a shard of a product is missing": (
+        [
+            ((0, 0), whole, (slice(0, 4), slice(0, 3))),
+            ((0, 1), whole, (slice(0, 4), slice(3, 6))),
+            ((1, 0), whole, (slice(4, 8), slice(0, 3))),
+        ],
+        (8, 6),
+    ),
+    "shards of an axis differ": (
+        [
+            ((0, 0), whole, (slice(0, 4), slice(0, 3))),
+            ((0, 1), (slice(0, 2), slice(0, 3)), (slice(0, 4), slice(3, 6))),
+        ],
+        (4, 6),
+    ),
+    "a part of the output is left": ([((0, 0), whole, whole)], (5, 3)),
+    "places overlap": (
+        [
+            ((0, 0), whole, whole),
+            ((1, 0), whole, (slice(2, 6), slice(0, 3))),
+        ],
+        (8, 3),
+    ),
+    "steps change": (
+        [
+            ((0, 0), (slice(0, 4, 2), slice(0, 3)), (slice(0, 2), slice(0, 3))),
+            ((1, 0), whole, (slice(2, 6), slice(0, 3))),
+        ],
+        (6, 3),
+    ),
+    "backwards": ([((0, 0), (slice(3, None, -1), slice(0, 3)), whole)], (4, 3)),
+    "other numbers of axes": ([((0, 0), whole, whole)], (4, 3, 1)),
+    "lists": ([((0, 0), ([0, 1], slice(0, 3)), (slice(0, 2), slice(0, 3)))], (2, 3)),
+    "no index": ([((0, 0), (None, slice(0, 3)), (slice(0, 1), slice(0, 3)))], (1, 3)),
+    "outside the shard": ([((0, 0), (np.array([4]), slice(0, 3)), (slice(0, 1), slice(0, 3)))], (1, 3)),
+    "from the end": ([((0, 0), (np.array([-1]), slice(0, 3)), (slice(0, 1), slice(0, 3)))], (1, 3)),
+    "a place twice": ([((0, 0), (np.array([0, 1]), slice(0, 3)), (np.array([0, 0]), slice(0, 3)))], (2, 3)),
+    "all at once": ([((0, 0), Ellipsis, (slice(0, 4), slice(0, 3)))], (4, 3)),
+    "points that are left": ([((0, 0), (np.array([0]), np.array([0])), slice(0, 1))], (2,)),
+    "points outside": ([((0, 0), (np.array([4]), np.array([0])), slice(0, 1))], (1,)),
+    "points that are slices": ([((0, 0), whole, slice(0, 4))], (4,)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_odd_is_nothing(kind):
+    pieces, out_shape = ODD[kind]
+
+    assert ask(pieces, out_shape) is None

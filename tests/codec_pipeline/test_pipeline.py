@@ -1,0 +1,477 @@
+"""What the pipeline leaves to zarr-python, what it says of that, and that it never reads what was there before."""
+
+import asyncio
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from helpers.codec_pipeline import assert_same_reads, opened_by_both, reads_planned
+from helpers.data.corpus import counting, write
+from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, drop, put, take
+from zarr.buffer import cpu
+from zarr.core.buffer import BufferPrototype
+from zarr.core.sync import sync
+from zarr.errors import ChunkNotFoundError
+from zarr.storage import MemoryStore, ZipStore
+
+import xarray_gpuzarr
+from xarray_gpuzarr import ArrayTypeError, CodecPipeline, CorruptChunkError, explain, zarr_pipeline
+from xarray_gpuzarr.codec_pipeline import reading, threads
+
+ROOT = Path(__file__).parents[2]
+DATA = counting((8, 6))
+SHARDED = {"chunks": (2, 3), "shards": (4, 6)}
+
+
+@pytest.fixture
+def array(store):
+    """A sharded array, opened with the pipeline."""
+    write(store, DATA, **SHARDED)
+    with zarr_pipeline():
+        return zarr.open_array(store)
+
+
+# ---- which pipeline
+
+
+def test_setting_takes_effect_in_its_block_only(memory):
+    write(memory, DATA)
+
+    with zarr_pipeline():
+        inside = zarr.open_array(memory)
+    outside = zarr.open_array(memory)
+
+    assert isinstance(inside.async_array.codec_pipeline, CodecPipeline)
+    assert not isinstance(outside.async_array.codec_pipeline, CodecPipeline)
+
+
+def test_zarr_finds_the_pipeline_by_its_entry_point():
+    (entry,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+        "zarr.codec_pipeline"
+    ].values()
+    module, _, name = entry.partition(":")
+
+    found = getattr(__import__(module), name)
+
+    assert found is CodecPipeline
+    assert f"{found.__module__}.{found.__qualname__}" == "xarray_gpuzarr.CodecPipeline"
+
+
+def test_a_copy_from_another_process_reads(array, tmp_path):
+    if isinstance(array.store, MemoryStore):
+        array = pickle.loads(pickle.dumps(array))
+        with reads_planned():
+            np.testing.assert_array_equal(array[...], DATA)
+        return
+    (tmp_path / "pickled").write_bytes(pickle.dumps(array))
+    code = """
+import pickle, sys
+array = pickle.load(open(sys.argv[1], 'rb'))
+print(type(array.async_array.codec_pipeline), array[...].sum())
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "pickled"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == f"<class 'xarray_gpuzarr.CodecPipeline'> {DATA.sum()}\n"
+
+
+def test_arrays_of_the_same_store_are_equal(array):
+    with zarr_pipeline():
+        assert array == zarr.open_array(array.store)
+    assert copy.copy(array) == array
+
+
+def test_reading_brings_no_xarray_and_no_cupy(local):
+    write(local, DATA, **SHARDED)
+    code = """
+import sys, zarr
+before = set(sys.modules)
+import xarray_gpuzarr
+with xarray_gpuzarr.zarr_pipeline():
+    array = zarr.open_array(sys.argv[1])
+opened = set(sys.modules) - before
+array[...]
+brought = {n.partition('.')[0] for n in set(sys.modules) - before}
+print(*sorted(brought & {'xarray', 'cupy', 'rmm', 'distributed', 'pandas'}))
+print(*sorted(n for n in opened if n.startswith('xarray_gpuzarr')))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, local.root], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    imported, with_open = done.stdout.splitlines()
+    assert imported == ""
+    assert with_open.split() == [
+        "xarray_gpuzarr",
+        "xarray_gpuzarr.codec_pipeline",
+        "xarray_gpuzarr.codec_pipeline.pipeline",
+    ]
+
+
+# ---- what zarr-python reads
+
+
+def record(memory):
+    dtype = [("a", "i4"), ("b", "f8")]
+    return zarr.create_array(memory, data=np.array([(1, 2.0), (3, 4.0)], dtype), chunks=(1,))
+
+
+LEFT_OVER = {
+    "text": (lambda m: zarr.create_array(m, data=np.array(["a", "bcd"]), chunks=(1,)), "not numeric"),
+    "times": (lambda m: zarr.create_array(m, data=np.array([1, 2], "M8[s]"), chunks=(1,)), "not numeric"),
+    "fields": (record, "not numeric"),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT_OVER)
+def test_what_cannot_be_planned_is_read_by_zarr(kind, memory):
+    make, why = LEFT_OVER[kind]
+    make(memory)
+    own, ours = opened_by_both(memory)
+
+    np.testing.assert_array_equal(ours[...], own[...])
+    explained = explain(ours)
+    assert (explained.ours, explained.where) == (False, "zarr-python")
+    assert why in explained.why
+
+
+def test_chunks_of_other_pipelines_stay_theirs(memory):
+    array = write(memory, DATA)
+
+    assert "zarr_pipeline()" in explain(array).why
+    assert not explain(array).ours
+
+
+def test_ordinary_arrays_are_explained(array):
+    explained = explain(array)
+
+    assert (explained.ours, explained.where, explained.why) == (True, "host", "")
+    assert str(explained) == "/: host"
+
+
+def test_explain_wants_a_zarr_array():
+    with pytest.raises(ArrayTypeError, match="explain takes an open zarr array"):
+        explain(DATA)
+
+
+def test_missing_chunks_are_refused_where_zarr_is_told_so(memory):
+    write(memory, DATA, **SHARDED)
+    drop(memory, "c/1/0")
+    with zarr_pipeline():
+        array = zarr.open_array(memory).with_config({"read_missing_chunks": False})
+
+    np.testing.assert_array_equal(array[:4], DATA[:4])
+    with pytest.raises(ChunkNotFoundError, match="c/1/0"):
+        array[...]
+    assert "read_missing_chunks" in explain(array).why
+
+
+def test_missing_chunks_are_the_fill_value(store):
+    zarr.create_array(store, shape=(8, 6), dtype="i4", fill_value=7, **SHARDED)[5:7, 1:3] = 1
+    arrays = opened_by_both(store)
+
+    with reads_planned():
+        assert_same_reads(arrays, lambda a: a[...])
+        assert_same_reads(arrays, lambda a: a.vindex[[0, 6], [0, 1]])
+
+
+def test_buffers_of_other_kinds_are_left_to_zarr(array):
+    class Mine(cpu.NDBuffer):
+        pass
+
+    prototype = BufferPrototype(buffer=cpu.Buffer, nd_buffer=Mine)
+    read = array.async_array.codec_pipeline.own.read
+    seen = []
+
+    async def noting(batch, out, drop_axes=()):
+        seen.append(type(out))
+        return await read(batch, out, drop_axes)
+
+    object.__setattr__(array.async_array.codec_pipeline.own, "read", noting)
+    np.testing.assert_array_equal(array.get_basic_selection(..., prototype=prototype), DATA)
+    assert seen == [Mine]
+
+
+def test_an_output_that_is_given_is_filled(array):
+    for dtype, order in (("i4", "C"), ("i4", "F"), ("f8", "C")):
+        out = cpu.NDBuffer(np.zeros((8, 3), dtype, order=order))
+        with reads_planned():
+            array.get_basic_selection((slice(None), slice(0, 6, 2)), out=out)
+        np.testing.assert_array_equal(out.as_numpy_array(), DATA[:, ::2])
+
+
+def test_a_selection_that_is_no_product_is_left_to_zarr(array, monkeypatch):
+    monkeypatch.setattr(reading, "requested", lambda *_: None)
+
+    np.testing.assert_array_equal(array[1:, ::2], DATA[1:, ::2])
+
+
+@pytest.mark.parametrize("mode", ["w", "r"])
+def test_zip_files(mode, tmp_path):
+    with ZipStore(tmp_path / "s.zip", mode="w") as store:
+        write(store, DATA, **SHARDED)
+    with ZipStore(tmp_path / "s.zip", mode="r") as store, zarr_pipeline():
+        array = zarr.open_array(store, mode="r")
+        with reads_planned():
+            np.testing.assert_array_equal(array[2:, 1], DATA[2:, 1])
+
+
+# ---- what was written is what is read
+
+
+@pytest.mark.parametrize("key", [..., (slice(1, 3), slice(None)), (5, 2)])
+def test_what_was_written_is_read(array, key):
+    array[...]
+
+    for value in range(20):  # within the resolution of clocks
+        array[key] = value
+        assert (array[key] == value).all()
+
+
+def test_what_another_array_object_has_written_is_read(array):
+    array[...]
+    other = zarr.open_array(array.store)
+
+    for value in range(20):
+        other[1:5, 2] = value
+        assert (array[1:5, 2] == value).all()
+        assert array[0, 0] == DATA[0, 0]
+
+
+def test_what_another_process_has_written_is_read(local):
+    write(local, DATA, **SHARDED)
+    with zarr_pipeline():
+        array = zarr.open_array(local)
+    array[...]
+    code = "import sys, zarr; zarr.open_array(sys.argv[1])[...] = int(sys.argv[2])"
+
+    for value in (1, 2):
+        subprocess.run([sys.executable, "-c", code, local.root, str(value)], check=True)
+        assert (array[...] == value).all()
+
+
+def test_a_rewritten_shard_of_the_same_length_is_read(store):
+    write(store, DATA, compressors=None, **SHARDED)
+    with zarr_pipeline():
+        array = zarr.open_array(store)
+    array[...]
+    first, second = take(store, "c/0/0"), take(store, "c/1/0")
+
+    put(store, "c/0/0", second)
+    put(store, "c/1/0", first)
+
+    np.testing.assert_array_equal(array[...], np.concatenate([DATA[4:], DATA[:4]]))
+
+
+def test_a_resized_array_is_read(array):
+    array.append(DATA + 100)
+    array[14, 5] = -1
+
+    with reads_planned():
+        np.testing.assert_array_equal(array[:8], DATA)
+        assert array[14, 5] == -1
+        np.testing.assert_array_equal(array.vindex[[15, 0], [0, 0]], [DATA[7, 0] + 100, DATA[0, 0]])
+
+    array.resize((3, 3))
+    with reads_planned():
+        np.testing.assert_array_equal(array[...], DATA[:3, :3])
+
+
+def test_a_deleted_shard_is_the_fill_value(array):
+    array[...]
+    drop(array.store, "c/1/0")
+
+    np.testing.assert_array_equal(array[...], np.concatenate([DATA[:4], np.zeros_like(DATA[4:])]))
+
+
+# ---- errors
+
+
+def test_a_damaged_chunk_is_named(store):
+    write(store, DATA, **SHARDED)
+    shard = bytearray(take(store, "c/0/0"))
+    shard[:16] = bytes(16)
+    put(store, "c/0/0", bytes(shard))
+    with zarr_pipeline():
+        array = zarr.open_array(store)
+
+    with pytest.raises(CorruptChunkError, match=r"chunk \(0, 0\)"):
+        array[...]
+    np.testing.assert_array_equal(array[4:], DATA[4:])
+
+
+def test_an_error_of_the_store_comes_through(memory):
+    write(memory, DATA, **SHARDED)
+    script = FailAfter(OSError("out of order"))
+    with zarr_pipeline():
+        array = zarr.open_array(ScriptedStore(memory, script))
+
+    with pytest.raises(OSError, match="out of order"):
+        array[...]
+    script.healed = True
+    np.testing.assert_array_equal(array[...], DATA)
+
+
+# ---- asyncio
+
+
+def test_one_read_asks_each_shard_once(memory):
+    recording = RecordingStore(memory)
+    write(memory, DATA, compressors=None, **SHARDED)
+    with zarr_pipeline():
+        array = zarr.open_array(recording)
+    recording.requests.clear()
+
+    array[...]
+
+    assert recording.requests == [("c/0/0", None), ("c/1/0", None)]
+
+
+def test_many_reads_at_once(array):
+    async def read_all():
+        rows = await asyncio.gather(*(array.async_array.getitem(n % 8) for n in range(200)))
+        return np.stack(rows)
+
+    expected = np.tile(DATA, (25, 1))
+    np.testing.assert_array_equal(sync(read_all()), expected)
+    np.testing.assert_array_equal(asyncio.run(read_all()), expected)  # on an event loop of one's own
+
+
+def test_the_event_loop_is_not_held_up(array, monkeypatch):
+    read, threads_of_reads, ticks = reading._read, [], []
+
+    def slow(*args):
+        threads_of_reads.append(threading.current_thread())
+        time.sleep(0.2)
+        return read(*args)
+
+    async def tick():
+        while True:
+            ticks.append(1)
+            await asyncio.sleep(0.01)
+
+    async def both():
+        ticking = asyncio.create_task(tick())
+        await array.async_array.getitem(...)
+        ticking.cancel()
+
+    monkeypatch.setattr(reading, "_read", slow)
+    sync(both())
+
+    assert len(ticks) > 5
+    assert threads_of_reads[0].name.startswith("gpuzarr_read")
+
+
+class Stuck(ScriptedStore):
+    """Answers no request for chunk bytes until it is let go."""
+
+    def __init__(self, store):
+        super().__init__(store, lambda key, byte_range, answer: answer)
+        self.asked, self.n_under_way, self.let_go = threading.Event(), 0, False
+
+    async def get(self, key, prototype, byte_range=None):
+        if key.startswith("c/"):
+            self.n_under_way += 1
+            self.asked.set()
+            try:
+                while not self.let_go:
+                    await asyncio.sleep(0.005)
+            finally:
+                self.n_under_way -= 1
+        return await super().get(key, prototype, byte_range)
+
+
+def test_cancellation_leaves_nothing_behind(memory):
+    write(memory, DATA, **SHARDED)
+    store = Stuck(memory)
+    with zarr_pipeline():
+        array = zarr.open_array(store)
+
+    async def cancelled():
+        task = asyncio.create_task(array.async_array.getitem(...))
+        while not store.asked.is_set():
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.02)
+        return store.n_under_way
+
+    assert sync(asyncio.wait_for(cancelled(), 20)) == 0
+    store.let_go = True
+    np.testing.assert_array_equal(array[...], DATA)
+
+
+def test_cancellation_waits_for_the_thread():
+    began, ended = threading.Event(), []
+
+    def read(stop):
+        began.set()
+        time.sleep(0.1)
+        ended.append(1)
+        stop.check()
+
+    async def cancelled():
+        task = asyncio.create_task(threads.on_thread(read, is_remote=False))
+        while not began.is_set():
+            await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return list(ended)
+
+    assert asyncio.run(cancelled()) == [1]
+
+
+def test_a_read_that_was_cancelled_before_it_began_never_begins(monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+    busy, began = threading.Event(), []
+
+    async def cancelled():
+        first = asyncio.create_task(threads.on_thread(lambda _: busy.wait(20), is_remote=False))
+        second = asyncio.create_task(threads.on_thread(lambda _: began.append(1), is_remote=False))
+        await asyncio.sleep(0.02)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        busy.set()
+        assert await first
+
+    asyncio.run(cancelled())
+    assert began == []
+
+
+def test_stores_that_may_be_bound_to_an_event_loop_are_read_there(memory):
+    write(memory, DATA, **SHARDED)
+    loops = []
+
+    def noting(key, byte_range, answer):
+        loops.append(asyncio.get_running_loop())
+        return answer
+
+    async def read():
+        with zarr_pipeline():
+            array = await zarr.api.asynchronous.open_array(store=ScriptedStore(memory, noting))
+        np.testing.assert_array_equal(await array.getitem(...), DATA)
+        return asyncio.get_running_loop()
+
+    loop = asyncio.run(read())
+
+    assert set(loops) <= {loop}  # and not zarr-python's
+
+
+def test_public_names_are_callable_whatever_was_imported():
+    assert callable(xarray_gpuzarr.zarr_pipeline)
+    assert callable(xarray_gpuzarr.explain)

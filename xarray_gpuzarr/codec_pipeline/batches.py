@@ -1,0 +1,214 @@
+"""What zarr-python asks a pipeline for, chunk by chunk, as one selection of the array again.
+
+zarr-python cuts a selection at the borders of shards and hands over the pieces: the key of each, what is wanted of it,
+and where that goes. Basic, block and orthogonal selections are products over the axes; what is wanted along each axis
+is put together from its pieces. Coordinates and masks are points. Pure; what fits neither is None, and zarr-python
+reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from zarr.abc.store import ByteGetter
+from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
+
+from xarray_gpuzarr.plan.selection import Column, OuterSelection
+
+Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]
+"""A chunk that zarr-python wants to be read: getter, spec, what is wanted of it, where that goes, whether it is all."""
+Coord = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """One selection; either boxes or points."""
+
+    outer: OuterSelection | None = None
+    """A product over the axes; `undo` brings what was read to the shape and order of the output."""
+    dropped: tuple[int, ...] = ()
+    """Axes that the output of `outer` lacks."""
+    points: tuple[Column, ...] | None = None
+    """Per axis the coordinates of every element of the output, shape (n,)."""
+    bounds: tuple[int, ...]
+    """Per axis, a number of elements that all that is wanted lies below."""
+
+    def place(self, out: Any) -> Any:
+        """Return the view of an output that is read as it is; None if what was read needs another order first."""
+        if self.outer is None:
+            return out
+        if not all(isinstance(back, int) for _, back in self.outer.undo):
+            return None
+        kept = (None if axis in self.dropped else slice(None) for axis in range(len(self.bounds)))
+        return out[(*kept, ...)]
+
+
+def requested(
+    coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord, drop_axes: Coord
+) -> Requested | None:
+    """Return what the items of a batch are the pieces of; None if they are no product and no points.
+
+    Parameters
+    ----------
+    coords : sequence of tuple of int
+        Of the shard of each item.
+    batch : sequence of Item
+    shard_shape : tuple of int
+    out_shape : tuple of int
+        All of it must be filled.
+    drop_axes : tuple of int
+        Axes that zarr-python takes from each piece before it is placed.
+    """
+    bounds = tuple((max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True))
+    if not isinstance(batch[0][3], tuple):
+        points = _points(coords, batch, shard_shape, out_shape)
+        return None if points is None else Requested(points=points, bounds=bounds)
+    ndim = len(shard_shape)
+    first = batch[0][2]
+    if not isinstance(first, tuple) or len(first) != ndim:
+        return None
+    dropped = drop_axes or tuple(axis for axis, inside in enumerate(first) if isinstance(inside, int | np.integer))
+    kept = [axis for axis in range(ndim) if axis not in dropped]
+    if len(kept) != len(out_shape):
+        return None
+    axes = _axes(coords, batch, kept, ndim)
+    if axes is None:
+        return None
+    wanted: list[slice | Column] = []
+    undo: list[tuple[int, slice | Column | int]] = []
+    lengths = dict(zip(kept, out_shape, strict=True))
+    for axis, pieces in enumerate(axes):
+        joined = _join(pieces, shard_shape[axis], lengths.get(axis, 1))
+        if joined is None:
+            return None
+        wanted.append(joined[0])
+        if joined[1] is not None:
+            undo.append((axis, joined[1]))
+    undo += zip(reversed(dropped), repeat(0))
+    return Requested(outer=OuterSelection(wanted=tuple(wanted), undo=tuple(undo)), dropped=dropped, bounds=bounds)
+
+
+_Pieces = dict[int, tuple[Any, Any]]
+"""Along one axis, by the shard's coordinate: what is wanted of the shard, and where that goes."""
+
+
+def _axes(coords: Sequence[Coord], batch: Sequence[Item], kept: Sequence[int], ndim: int) -> list[_Pieces] | None:
+    """Take the items of a product apart; None if they are none."""
+    axes: list[_Pieces] = [{} for _ in range(ndim)]
+    for coord, (_, _, inside, place, _) in zip(coords, batch, strict=True):
+        if not isinstance(inside, tuple) or not isinstance(place, tuple):
+            return None
+        if len(inside) != ndim or len(place) != len(kept):
+            return None
+        places = dict(zip(kept, place, strict=True))
+        for axis, at in enumerate(coord):
+            piece = inside[axis], places.get(axis)
+            known = axes[axis].setdefault(at, piece)
+            if known is not piece and not (_is_same(known[0], piece[0]) and _is_same(known[1], piece[1])):
+                return None
+    is_product = len(coords) == prod(map(len, axes)) == len(set(coords))
+    return axes if is_product else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
+
+
+def _join(pieces: _Pieces, length: int, n_out: int) -> tuple[slice | Column, Column | None] | None:
+    """Return what is wanted along an axis, in increasing order, and what brings that into the order of the output."""
+    if not all(isinstance(inside, _SELECTORS) and isinstance(place, _PLACES) for inside, place in pieces.values()):
+        return None
+    if all(not isinstance(selector, np.ndarray) for piece in pieces.values() for selector in piece):
+        wanted = _join_slices(pieces, length, n_out)
+        return None if wanted is None else (wanted, None)
+    inside = [_indices(selector, length) for selector, _ in pieces.values()]
+    if not all(_are_inside(within, length) for within in inside):
+        return None
+    index = np.concatenate([at * length + within for at, within in zip(pieces, inside, strict=True)])
+    position = np.concatenate([_indices(place, n_out) for _, place in pieces.values()])
+    if len(index) != n_out or len(position) != n_out:
+        return None
+    back = np.full(n_out, -1, np.int64)
+    order = np.argsort(index, kind="stable")
+    back[position[order]] = np.arange(n_out)
+    if (back < 0).any():
+        return None
+    index = index[order]
+    in_order = bool((back[1:] > back[:-1]).all())
+    return _as_slice(index), None if in_order else back
+
+
+_SELECTORS = (slice, int, np.integer, np.ndarray)
+_PLACES = (slice, np.ndarray, type(None))
+
+
+def _are_inside(within: Column, length: int) -> bool:
+    return bool(((within >= 0) & (within < length)).all())
+
+
+def _join_slices(pieces: _Pieces, length: int, n_out: int) -> slice | None:
+    """Return the slice that slices of shards and single elements are the pieces of; None if there is no such slice."""
+    first = step = None
+    n_done = 0
+    for at, (inside, place) in sorted(pieces.items()):
+        within = range(*inside.indices(length)) if isinstance(inside, slice) else range(inside, inside + 1)
+        if first is None:
+            first, step = at * length + within.start, within.step
+        placed = range(*place.indices(n_out)) if isinstance(place, slice) else range(1)
+        expected = range(n_done, n_done + len(within))
+        if step != within.step or placed != expected or at * length + within.start != first + n_done * step:
+            return None
+        n_done += len(within)
+    if first is None or step is None or n_done != n_out or step < 1:
+        return None
+    return slice(first, first + (n_done - 1) * step + 1, step)
+
+
+def _indices(selector: Any, length: int) -> Column:
+    """Return a selector of one axis as numbers from 0 on, shape (n,); one of `numpy.ix_` has other axes of length 1."""
+    if isinstance(selector, np.ndarray):
+        flat = selector.reshape(-1)
+        return np.flatnonzero(flat).astype(np.int64) if flat.dtype == bool else flat.astype(np.int64)
+    if isinstance(selector, slice):
+        return np.arange(*selector.indices(length), dtype=np.int64)
+    return np.array([selector or 0], np.int64)
+
+
+def _as_slice(index: Column) -> slice | Column:
+    """Return increasing numbers as a slice if they have equal distances: `numpy.ix_` makes numbers of slices."""
+    if len(index) < 2:
+        return slice(int(index[0]), int(index[0]) + 1, 1) if len(index) else index
+    step = int(index[1] - index[0])
+    if step < 1 or (np.diff(index) != step).any():
+        return index
+    return slice(int(index[0]), int(index[-1]) + 1, step)
+
+
+def _points(
+    coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord
+) -> tuple[Column, ...] | None:
+    """Return the coordinates of all elements of a flat output, one column per axis."""
+    if len(out_shape) != 1 or not shard_shape:
+        return None
+    points = tuple(np.full(out_shape, -1, np.int64) for _ in shard_shape)
+    for coord, (_, _, inside, place, _) in zip(coords, batch, strict=True):
+        if not _are_columns(inside, len(shard_shape)) or not all(map(_are_inside, inside, shard_shape)):
+            return None
+        for column, at, within, length in zip(points, coord, inside, shard_shape, strict=True):
+            column[place] = within + at * length
+    return None if any((column < 0).any() for column in points) else points
+
+
+def _are_columns(inside: Iterable[Any], ndim: int) -> bool:
+    columns: list[npt.NDArray[Any]] = [c for c in inside if isinstance(c, np.ndarray) and c.dtype.kind in "iu"]
+    return len(columns) == ndim and all(column.ndim == 1 for column in columns)

@@ -1,0 +1,91 @@
+"""Say of a zarr array who decodes it when it is indexed, where, and why not this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+
+from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
+from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array, refuses_missing
+from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.errors import visible
+from xarray_gpuzarr.read import StoredArray
+from xarray_gpuzarr.stored.array_spec import Unplanned
+from xarray_gpuzarr.stored.metadata import require_array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayExplanation:
+    """What is known about one array before anything of it is read."""
+
+    path: str
+    """Path of the array inside its store, with a leading slash."""
+    ours: bool
+    """Whether reads go through this package."""
+    where: str
+    """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"zarr-python"`` ..."""
+    why: str
+    """The reason; empty for the ordinary way of this engine."""
+
+    def __str__(self) -> str:
+        return visible(f"{self.path}: {self.where}" + (f" ({self.why})" if self.why else ""))
+
+
+def explain(array: zarr.Array[Any]) -> ArrayExplanation:
+    """Say whether this package decodes a zarr array when it is indexed, where, and why not.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        The pipeline that it was opened with counts, and the buffers that ``zarr.config`` names now.
+
+    Raises
+    ------
+    ArrayTypeError
+        `array` is no zarr array.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> from xarray_gpuzarr import explain, zarr_pipeline
+    >>> array = zarr.create_array({}, shape=(4, 4), chunks=(2, 2), dtype="f4")
+    >>> print(explain(array))
+    /: zarr-python (opened with its BatchedCodecPipeline: say zarr_pipeline(), and open the array again)
+    >>> with zarr_pipeline():
+    ...     array = zarr.create_array({}, shape=(4, 4), chunks=(2, 2), dtype="f4")
+    >>> print(explain(array))
+    /: host
+    """
+    require_array(array, "explain")
+    stored = planned_array(array.metadata, array.store, array.path)
+    why = _why_not(array, stored)
+    if why is not None:
+        return ArrayExplanation(path=f"/{array.path}", ours=False, where="zarr-python", why=why)
+    assert isinstance(stored, StoredArray)
+    prototype = default_buffer_prototype()
+    device = device_of(prototype.buffer, prototype.nd_buffer)
+    assert device is not None
+    route = stored.route(decoder_for(device))
+    return ArrayExplanation(path=f"/{array.path}", ours=True, where=route.where, why=route.why)
+
+
+def _why_not(array: zarr.Array[Any], stored: StoredArray | Unplanned) -> str | None:
+    """Say why zarr-python reads an array; None if it does not."""
+    pipeline = array.async_array.codec_pipeline
+    if not isinstance(pipeline, CodecPipeline):
+        if not is_known_to_zarr():
+            return f"zarr-python {zarr.__version__} is older than 3.2"
+        return f"opened with its {type(pipeline).__name__}: say zarr_pipeline(), and open the array again"
+    if isinstance(stored, Unplanned):
+        return stored.reason
+    if refuses_missing(array.config):
+        return "array.read_missing_chunks is off"
+    prototype = default_buffer_prototype()
+    device = device_of(prototype.buffer, prototype.nd_buffer)
+    if device is None:
+        return f"results are to be {prototype.nd_buffer.__qualname__}, which is neither NumPy nor CuPy"
+    missing = missing_for(device)
+    return "missing: " + ", ".join(missing) if missing else None

@@ -1,0 +1,188 @@
+"""`CodecPipeline`: what zarr-python asks for the chunks of an array.
+
+Reads go to `reading`, everything else to zarr-python's own pipeline, and so do reads that `reading` cannot plan. The
+store is the only thing that both share, so what is written is read as any other writer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Self
+
+import zarr
+from zarr.abc import codec
+from zarr.abc.codec import Codec
+from zarr.abc.store import ByteSetter, Store
+from zarr.core import codec_pipeline as of_zarr
+from zarr.core.array import create_codec_pipeline
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, NDBuffer
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+from zarr.registry import register_pipeline
+
+if TYPE_CHECKING:
+    from zarr.abc.codec import GetResult  # from 3.2 on
+
+    from xarray_gpuzarr.codec_pipeline.batches import Item
+    from xarray_gpuzarr.codec_pipeline.reading import Reader
+
+_PRESENT: GetResult = {"status": "present"}
+
+_FASTEST: type[codec.CodecPipeline] = getattr(of_zarr, "FusedCodecPipeline", of_zarr.BatchedCodecPipeline)
+"""Of zarr-python's own; before 3.3 it has one."""
+
+
+def is_known_to_zarr() -> bool:
+    """Say whether zarr-python is new enough: before 3.2, its selections of shards come in other pieces."""
+    return tuple(map(int, zarr.__version__.split(".")[:2])) >= (3, 2)
+
+
+class CodecPipeline(codec.CodecPipeline):
+    """Reads zarr arrays with the engine of this package, on the host or, into CuPy arrays, on a GPU.
+
+    zarr-python makes one for each array that is opened while its setting ``codec_pipeline.path`` is
+    ``"xarray_gpuzarr.CodecPipeline"``. What cannot be planned is read by zarr-python's fastest pipeline, which also
+    writes.
+
+    Parameters
+    ----------
+    metadata : zarr metadata of an array
+    store : zarr.abc.store.Store
+    own : zarr.abc.codec.CodecPipeline
+        Of zarr-python, for the same array.
+    """
+
+    def __init__(self, metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store, own: codec.CodecPipeline) -> None:
+        self.metadata = metadata
+        self.store = store
+        self.own = own
+        self._reader: Reader | None = None
+
+    @classmethod
+    def from_array_metadata_and_store(cls, array_metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Self:
+        """Make the pipeline of one array, with zarr-python 3.2 or newer.
+
+        Raises
+        ------
+        NotImplementedError
+            With an older one, which then makes its own.
+        """
+        if not is_known_to_zarr():
+            raise NotImplementedError
+        # Without a store, zarr-python makes it by `from_codecs`, of the class that its settings name.
+        return cls(array_metadata, store, create_codec_pipeline(array_metadata))
+
+    @classmethod
+    def from_codecs(cls, codecs: Iterable[Codec]) -> codec.CodecPipeline:  # type: ignore[override]
+        """Return zarr-python's own pipeline: codecs alone, such as those of inner chunks, have no store."""
+        return _FASTEST.from_codecs(codecs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.metadata, self.store, self.own)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CodecPipeline) and (self.store, self.own) == (other.store, other.own)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.own))
+
+    def __iter__(self) -> Iterator[Codec]:
+        return iter(self.own)  # type: ignore[call-overload, no-any-return]  # zarr-python's have it
+
+    async def read(
+        self, batch_info: Iterable[Item], out: NDBuffer, drop_axes: tuple[int, ...] = ()
+    ) -> tuple[GetResult, ...]:
+        """Read chunks into `out`, all in one plan; see `zarr.abc.codec.CodecPipeline.read`.
+
+        Notes
+        -----
+        Which chunks are missing is told only where that matters: with ``array.read_missing_chunks`` off, zarr-python
+        reads.
+        """
+        batch = list(batch_info)
+        if self._reader is None:
+            self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
+        if batch and await self._reader.read(batch, out, drop_axes):
+            return (_PRESENT,) * len(batch)
+        return await self.own.read(batch, out, drop_axes)
+
+    # ---- zarr-python's own pipeline does the rest
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
+        """Return a pipeline whose codecs know the chunks that they are for."""
+        return type(self)(self.metadata, self.store, self.own.evolve_from_array_spec(array_spec))
+
+    @property
+    def supports_partial_decode(self) -> bool:
+        """Whether zarr-python's own pipeline decodes parts of a chunk."""
+        return self.own.supports_partial_decode
+
+    @property
+    def supports_partial_encode(self) -> bool:
+        """Whether zarr-python's own pipeline encodes parts of a chunk."""
+        return self.own.supports_partial_encode
+
+    def validate(self, *, shape: tuple[int, ...], dtype: Any, chunk_grid: Any) -> None:
+        """Check that the codecs fit the array."""
+        self.own.validate(shape=shape, dtype=dtype, chunk_grid=chunk_grid)
+
+    def compute_encoded_size(self, byte_length: int, array_spec: ArraySpec) -> int:
+        """Return the bytes that so many bytes are encoded to, if all codecs know that beforehand."""
+        return self.own.compute_encoded_size(byte_length, array_spec)
+
+    async def decode(
+        self, chunk_bytes_and_specs: Iterable[tuple[Buffer | None, ArraySpec]]
+    ) -> Iterable[NDBuffer | None]:
+        """Decode chunks that are in memory."""
+        return await self.own.decode(chunk_bytes_and_specs)
+
+    async def encode(
+        self, chunk_arrays_and_specs: Iterable[tuple[NDBuffer | None, ArraySpec]]
+    ) -> Iterable[Buffer | None]:
+        """Encode chunks."""
+        return await self.own.encode(chunk_arrays_and_specs)
+
+    async def write(
+        self,
+        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        """Encode chunks and write them."""
+        await self.own.write(batch_info, value, drop_axes)
+
+
+def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Reader:
+    """Import what reads, which takes longer than opening an array, and make a reader."""
+    from xarray_gpuzarr.codec_pipeline.reading import Reader  # noqa: PLC0415
+
+    return Reader(metadata, store)
+
+
+CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it
+register_pipeline(CodecPipeline)
+
+
+def zarr_pipeline() -> AbstractContextManager[Any]:
+    """Let zarr-python open arrays with this package's codec pipeline, from now on or within a ``with`` block.
+
+    Returns
+    -------
+    context manager
+        Takes the setting back at its end. An array keeps the pipeline that it was opened with.
+
+    Examples
+    --------
+    >>> import numpy as np, zarr
+    >>> store = zarr.storage.MemoryStore()
+    >>> _ = zarr.create_array(store, data=np.arange(12).reshape(3, 4), chunks=(1, 2), shards=(2, 4))
+    >>> with zarr_pipeline():
+    ...     array = zarr.open_array(store)
+    >>> array[1:, ::2]
+    array([[ 4,  6],
+           [ 8, 10]])
+    """
+    setting: AbstractContextManager[Any] = zarr.config.set({"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline"})
+    return setting
