@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 import zarr
+from helpers.older_versions import refuses_blocks_within_a_shard
 
 import xarray_gpuzarr
 from xarray_gpuzarr.cli import main, parser
@@ -76,6 +77,7 @@ def test_what_a_page_prints_is_printed(page, era5, monkeypatch, capsys):
     assert [line for text in shown for line in text.splitlines() if line not in lines] == []
 
 
+@refuses_blocks_within_a_shard
 def test_only_this_engine_gives_blocks_that_can_be_written_back(era5, monkeypatch):
     monkeypatch.chdir(era5)
     sample, copy = "demo/weather.zarr", "copied.zarr"
