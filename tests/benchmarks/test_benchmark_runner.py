@@ -2,16 +2,12 @@
 
 import io
 import json
-import sys
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
 from benchmarks.measure import AbsentError, Case, Contestant, Ready, Session, Shared, WrongValuesError
 from benchmarks.report import geometric_mean, print_case, speedups

@@ -1,14 +1,9 @@
 """The GPU benchmark's own code, on the simulator and tiny arrays: what runs here needs no mending on a GPU."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
-
 from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks.arrays import stores

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.simulated import gpu as simulated_gpu
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
-
-from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks.gpu import proof, soak, tune
 from benchmarks.gpu.soak import Found

@@ -1,18 +1,14 @@
 """The benchmark's readers, plain loop and stores on tiny arrays: every one gives the values that were stored."""
 
-import sys
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
 from benchmarks import __main__ as command
 from benchmarks.__main__ import main

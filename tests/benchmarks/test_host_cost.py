@@ -1,14 +1,9 @@
 """The benchmark of the host's own work: a device that does nothing, a store of headers, and time split by stages."""
 
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
-
 
 from benchmarks.host_cost import __main__ as command
 from benchmarks.host_cost import cases as host_cost

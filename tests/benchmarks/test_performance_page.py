@@ -2,14 +2,10 @@
 
 import json
 import re
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
 from benchmarks.arrays.published import BLOG, BLOG_SOURCE, CONCURRENCIES, ZARRS_VOLUMES, study
 from benchmarks.arrays.workloads import ERA5, SERIES

@@ -1,13 +1,9 @@
 """Reads by a calibration against both sides alone, on the modelled device; and the clock of threads that take turns."""
 
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
 
 from benchmarks.timed.auto import CODECS, MOST_SLOWER, main, sweep
 from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew

@@ -2,15 +2,10 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
-
 from helpers.still_clock import StillClock
 
 from benchmarks.page import measurements

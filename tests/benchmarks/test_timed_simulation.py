@@ -1,18 +1,13 @@
 """The simulation behind the modelled device of the benchmarks: exact times of made-up operations, and brute force."""
 
 import heapq
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from helpers.still_clock import StillClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not look there, `python -m pytest` does
-
-from helpers.still_clock import StillClock
 
 from benchmarks.timed.simulation import Simulation, Slots
 

@@ -10,9 +10,8 @@ from zarr.core.buffer import default_buffer_prototype
 
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array, refuses_missing
-from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.decoders import Route, decoder_for
 from xarray_gpuzarr.errors import visible
-from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.stored.metadata import require_array
 
@@ -60,25 +59,25 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     /: host
     """
     require_array(array, "explain")
-    stored = planned_array(array.metadata, array.store, array.path)
-    why = _why_not(array, stored)
-    if why is not None:
-        return ArrayExplanation(path=f"/{array.path}", ours=False, where="zarr-python", why=why)
-    assert isinstance(stored, StoredArray)
-    prototype = default_buffer_prototype()
-    device = device_of(prototype.buffer, prototype.nd_buffer)
-    assert device is not None
-    route = stored.route(decoder_for(device))
-    return ArrayExplanation(path=f"/{array.path}", ours=True, where=route.where, why=route.why)
+    path, route = f"/{array.path}", _by_zarr(array) or _route(array)
+    if isinstance(route, str):
+        return ArrayExplanation(path=path, ours=False, where="zarr-python", why=route)
+    return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why)
 
 
-def _why_not(array: zarr.Array[Any], stored: StoredArray | Unplanned) -> str | None:
-    """Say why zarr-python reads an array; None if it does not."""
+def _by_zarr(array: zarr.Array[Any]) -> str | None:
+    """Say why zarr-python does not ask this package; None if it does."""
     pipeline = array.async_array.codec_pipeline
-    if not isinstance(pipeline, CodecPipeline):
-        if not is_known_to_zarr():
-            return f"zarr-python {zarr.__version__} is older than 3.2"
-        return f"opened with its {type(pipeline).__name__}: say zarr_pipeline(), and open the array again"
+    if isinstance(pipeline, CodecPipeline):
+        return None
+    if not is_known_to_zarr():
+        return f"zarr-python {zarr.__version__} is older than 3.2"
+    return f"opened with its {type(pipeline).__name__}: say zarr_pipeline(), and open the array again"
+
+
+def _route(array: zarr.Array[Any]) -> Route | str:
+    """Say where this package decodes an array, or why it leaves it to zarr-python."""
+    stored = planned_array(array.metadata, array.store, array.path)
     if isinstance(stored, Unplanned):
         return stored.reason
     if refuses_missing(array.config):
@@ -88,4 +87,4 @@ def _why_not(array: zarr.Array[Any], stored: StoredArray | Unplanned) -> str | N
     if device is None:
         return f"results are to be {prototype.nd_buffer.__qualname__}, which is neither NumPy nor CuPy"
     missing = missing_for(device)
-    return "missing: " + ", ".join(missing) if missing else None
+    return "missing: " + ", ".join(missing) if missing else stored.route(decoder_for(device))

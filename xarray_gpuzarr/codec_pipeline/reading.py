@@ -22,6 +22,7 @@ from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, requested
 from xarray_gpuzarr.codec_pipeline.threads import StoppableDecoder, on_thread
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
+from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.plan.points import group_points
@@ -93,7 +94,7 @@ class Reader:
                     "codec pipeline",
                     "zarr-python's own codec pipeline reads to the GPU, since this package's cannot",
                     found="missing: " + ", ".join(missing),
-                    do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)",
+                    do=INSTALL_FOR_CUDA,
                 )
             self._decoders[device] = None if missing else decoder_for(device)
         return self._decoders[device]

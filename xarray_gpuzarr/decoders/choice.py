@@ -23,6 +23,7 @@ _CUDA_NEEDS = {
     "rmm": "RMM",
     "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)",
 }
+INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"
 
 
 def missing_for_cuda() -> list[str]:
@@ -117,8 +118,7 @@ def resolve_device(device: str) -> Device:
             "device='cuda' cannot be used here",
             tried="the NVIDIA driver, CuPy, RMM and nvCOMP",
             found="missing: " + ", ".join(missing),
-            do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it), or read on the host with "
-            "device='auto' or device='host'",
+            do=f"{INSTALL_FOR_CUDA}, or read on the host with device='auto' or device='host'",
         )
     _advise_packages(missing)
     return "host"
@@ -131,7 +131,7 @@ def _advise_packages(missing: list[str]) -> None:
             "packages",
             "this machine has a GPU, and device='auto' reads to the host",
             found="missing: " + ", ".join(missing),
-            do="pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it); device='host' if that is meant",
+            do=f"{INSTALL_FOR_CUDA}; device='host' if that is meant",
         )
 
 
