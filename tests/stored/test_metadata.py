@@ -1,12 +1,16 @@
-"""What an array was found to be is kept as long as its metadata object lives, and no longer."""
+"""What an array was found to be: kept while its metadata object lives, refused where zarr-python reads it wrongly."""
 
 import gc
 
 import numpy as np
+import pytest
 import zarr
+from zarr.codecs import BytesCodec, numcodecs
+from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import read_array
+from xarray_gpuzarr import UnsupportedCodecError, read_array
 from xarray_gpuzarr.stored import metadata
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 
 def _array(path: str = "a") -> zarr.Array:
@@ -56,3 +60,19 @@ def test_nothing_is_kept_of_arrays_that_are_gone():
     gc.collect()
 
     assert number not in metadata._parsed
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs")
+@pytest.mark.parametrize("endian", ["big", "little"])
+def test_what_an_older_zarr_reads_wrongly_is_refused(monkeypatch, endian):
+    filters, compressors = [numcodecs.Delta(dtype="i4")], [numcodecs.LZMA()]  # the host leaves LZMA to zarr-python
+    codecs = {"filters": filters, "serializer": BytesCodec(endian=endian), "compressors": compressors}
+    monkeypatch.setattr(metadata, "_ZARR", (3, 2))
+    array = zarr.create_array(MemoryStore(), name="wind", shape=(4,), chunks=(2,), dtype="i4", **codecs)
+
+    if endian == "little":
+        assert isinstance(metadata.parse_array(array), ArraySpec)
+        return
+    with pytest.raises(UnsupportedCodecError, match="decodes array '/wind' to wrong numbers") as refused:
+        metadata.parse_array(array)
+    assert "pip install 'zarr>=3.3'" in refused.value.do
