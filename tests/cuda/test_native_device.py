@@ -342,6 +342,13 @@ def test_the_per_thread_default_stream_is_refused(fake, native):
     assert "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in caught.value.do
 
 
+def test_a_stream_becomes_cupys_own_within_a_block(fake, native):
+    device, _ = make(native)
+    stream = device.stream()
+
+    assert device.consuming(stream) is stream.for_cupy  # which CuPy enters as a context
+
+
 def test_threads_sleep_while_they_wait_for_events(fake, native):
     device, _ = make(native)
 

@@ -22,7 +22,7 @@ def reads_planned() -> Iterator[None]:
     async def noting(pipeline: Any, batch_info: Any, out: Any, drop_axes: Any = ()) -> Any:
         batch = list(batch_info)
         assert pipeline is not None
-        own, pipeline.own = pipeline.own, _Refusing(left_over)
+        own, pipeline.own = pipeline.own, Refusing(left_over)
         try:
             return await read(pipeline, batch, out, drop_axes)
         finally:
@@ -34,7 +34,7 @@ def reads_planned() -> Iterator[None]:
     assert left_over == []
 
 
-class _Refusing:
+class Refusing:
     """A pipeline that reads nothing, and notes that it was asked to."""
 
     def __init__(self, left_over: list[Any]) -> None:

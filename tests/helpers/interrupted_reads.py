@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import xarray as xr
 import zarr
 from rich.console import Console
 from zarr.codecs import ZstdCodec
@@ -133,6 +135,25 @@ def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
     return Subject(lambda: reads.values(stored), [check_threads, check])
 
 
+def epoch(path: str, n_threads: int) -> Subject:
+    """An epoch of batches, of which two are read ahead."""
+    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = str(n_threads)
+    zarr.create_array(LocalStore(path), name="a", data=DATA, dimension_names=["z", "y", "x"], **LAYOUT)
+    ds = xr.open_dataset(path, engine="gpuzarr", device="host", consolidated=False)
+    loader = xarray_gpuzarr.batches(ds, {"z": 10}, 1)
+
+    def check() -> None:
+        """Wait until the threads that read ahead have ended, as they do once nobody knows their iterator."""
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while any(thread.name.startswith("gpuzarr_ahead") for thread in threading.enumerate()):
+            assert time.monotonic() < deadline, "threads still read ahead"
+            time.sleep(0.001)
+        check_threads()
+
+    return Subject(lambda: np.concatenate([batch.a.data[0] for batch in loader]), [check])
+
+
 def shown(path: str) -> Subject:
     """A read under a bar."""
     progress_bar._DELAY_S = -1.0
@@ -165,6 +186,7 @@ SUBJECTS: dict[str, Callable[[str, int], Subject]] = {
     "store": lambda _, n: memory(n, **LAYOUT),
     "objects": lambda _, n: memory(n, chunks=(10, 32, 32)),
     "progress": lambda path, _: shown(path),
+    "epoch": epoch,
     "cuda": lambda _, n: cuda(MemoryStore(), n),
     "cuda-files": lambda path, n: cuda(LocalStore(path), n),
     "cuda-direct": lambda path, n: cuda(LocalStore(path), n, reads_files=True),

@@ -117,6 +117,9 @@ class StrictDecoder:
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> StrictArray:
         return StrictArray(self._host.decode(plans, source, **keywords))
 
+    def as_caller(self) -> Any:
+        return self._host.as_caller()
+
     def with_memory(self, read: Callable[[], Any]) -> Any:
         return read()
 

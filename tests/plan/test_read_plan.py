@@ -164,13 +164,14 @@ def test_places_of_chunks_are_those_that_numpy_gives(data):
     target = box_target(outer_selection(key, shape), grid)
     rows = np.stack([g.ravel() for g in np.indices([len(p.chunk) for p in target.pieces])], axis=1)
 
-    places = OutputBoxes(target.pieces, chunk_shape)
+    flat = np.arange(np.prod(target.shape)).reshape(target.shape)
+
+    places = OutputBoxes(target.pieces, chunk_shape, [stride // flat.itemsize for stride in flat.strides])
     placed = places.place(rows)
 
-    flat = np.arange(np.prod(target.shape)).reshape(target.shape)
     out_keys = [pieces.out_keys() for pieces in target.pieces]
     boxes = [flat[tuple(keys[i] for keys, i in zip(out_keys, row, strict=True))] for row in rows]
-    assert placed.out_index.tolist() == [box.min() for box in boxes]
+    assert placed.out_at.tolist() == [box.min() for box in boxes]
     assert placed.contiguous.tolist() == [box.max() - box.min() + 1 == box.size for box in boxes]
     assert places.may_be_runs or not (placed.contiguous & placed.whole).any()
 
@@ -178,7 +179,7 @@ def test_places_of_chunks_are_those_that_numpy_gives(data):
 def test_whole_chunks_are_told_from_parts(sharded):
     target = box_target(outer_selection(slice(1, 6), (12,)), sharded.grid)
 
-    placed = OutputBoxes(target.pieces, (2,)).place(column(0, 1, 2)[:, None])
+    placed = OutputBoxes(target.pieces, (2,), (1,)).place(column(0, 1, 2)[:, None])
 
     assert placed.whole.tolist() == [False, True, True]
 
@@ -186,4 +187,4 @@ def test_whole_chunks_are_told_from_parts(sharded):
 def test_chunks_picked_with_a_step_are_not_whole(sharded):
     target = box_target(outer_selection(slice(0, 4, 2), (12,)), sharded.grid)
 
-    assert OutputBoxes(target.pieces, (2,)).place(column(0, 1)[:, None]).whole.tolist() == [False, False]
+    assert OutputBoxes(target.pieces, (2,), (1,)).place(column(0, 1)[:, None]).whole.tolist() == [False, False]

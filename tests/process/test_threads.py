@@ -131,6 +131,19 @@ def test_no_helper_joins_while_callers_fill_the_budget(budget):
     assert [len(work.threads) for work in [*works, alone]] == [1, 1, 1]
 
 
+def test_callers_whom_nobody_helps_fill_the_budget_too(budget):
+    budget(2)
+    crew, seen = Crew(), []
+
+    def inner(_go_on):
+        seen.append(crew.n_active)
+
+    crew.run(lambda _: crew.run(inner, most=1), most=1)
+
+    assert seen == [2]
+    assert crew.n_active == 0
+
+
 def test_helper_leaves_when_callers_fill_the_budget(budget):
     budget(2)
     crew, caller, answers = Crew(), threading.current_thread(), []

@@ -49,6 +49,7 @@ def interrupted_reads(*arguments: object) -> int:
         ("store", 2, 17),
         ("objects", 2, 17),
         ("progress", 1, 31),
+        ("epoch", 2, 131),
         ("cuda", 2, 151),
         ("cuda-files", 1, 199),
         ("cuda-direct", 1, 151),

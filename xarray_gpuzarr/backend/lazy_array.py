@@ -56,9 +56,10 @@ class LazyArray(BackendArray):
 
     def meta(self) -> Any:
         """Return a zero-length array of the kind that reads give. No I/O."""
-        return self._by(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
+        return self.by_decoder(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
 
-    def _by(self, read: Callable[[Decoder], Any]) -> Any:
+    def by_decoder(self, read: Callable[[Decoder], Any]) -> Any:
+        """Return what `read` does with the decoder of the device, or with the host's where that has to do."""
         return by_usable(decoder_for(self.device), read, or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
@@ -70,10 +71,10 @@ class LazyArray(BackendArray):
         return await asyncio.to_thread(self.__getitem__, key)
 
     def _outer(self, key: tuple[Any, ...]) -> Any:
-        return self._by(lambda decoder: read(self.stored, key, decoder))
+        return self.by_decoder(lambda decoder: read(self.stored, key, decoder))
 
     def _points(self, key: tuple[Any, ...]) -> Any:
-        return self._by(lambda decoder: read_points(self.stored, key, decoder))
+        return self.by_decoder(lambda decoder: read_points(self.stored, key, decoder))
 
 
 def find_lazy_array(data: object) -> LazyArray | None:

@@ -148,6 +148,9 @@ class DeviceApi(Protocol):
     def consumer_stream(self) -> Stream:
         """Return the stream that the calling thread's array library works on now."""
 
+    def consuming(self, stream: Stream) -> AbstractContextManager[object]:
+        """Make `stream` the one that the calling thread's array library works on inside a ``with`` block."""
+
     def event(self) -> Event:
         """Return a new event without timing; waiting for one that was never recorded returns at once."""
 

@@ -149,6 +149,10 @@ class NativeDevice:
             )
         return stream
 
+    def consuming(self, stream: Stream) -> AbstractContextManager[object]:
+        """Make `stream` CuPy's current one on the calling thread inside a ``with`` block."""
+        return cast("AbstractContextManager[object]", _native(stream).for_cupy)
+
     @cuda_call("cudaEventCreateWithFlags")
     def event(self) -> Event:
         """Return a new event without timing; a thread that waits for it sleeps, and leaves its core to others."""

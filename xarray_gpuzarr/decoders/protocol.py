@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -68,7 +69,7 @@ class Decoder(Protocol):
             Drawn lazily and from one thread at a time; drawing one may read a shard index.
         source : ByteSource
         spec : ArraySpec
-        target : BoxTarget or PointTarget
+        target : BoxTarget, PointTarget or StackTarget
         cast : Cast
         out : array of this decoder's library, or None
             Where the result goes if shape, dtype and layout fit: any strides on the host, C order on a device.
@@ -82,6 +83,12 @@ class Decoder(Protocol):
         ------
         CorruptChunkError, ShardIndexError, StoreReadError, UnsupportedCodecError
             Each names array, shard key and, where there is one, chunk and codec.
+        """
+
+    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return what makes other threads, inside a ``with`` block, read for the calling thread.
+
+        Their results then live where the calling thread's would, and may be used and freed as its own are.
         """
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:

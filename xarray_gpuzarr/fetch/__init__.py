@@ -1,8 +1,9 @@
 """Encoded bytes from a store into memory that the decoder chose.
 
-Two sources behind one protocol: `LocalSource` reads files by position, straight into the caller's buffer and on the
-caller's thread; `StoreSource` asks any other zarr store for byte ranges, many at a time, on zarr's own event loop. Both
-are small, frozen and picklable, and hold no open file. Nothing is decoded or cached here.
+Three sources behind one protocol: `LocalSource` reads files by position, straight into the caller's buffer and on the
+caller's thread; `MemorySource` takes what zarr's `MemoryStore` holds; `StoreSource` asks any other zarr store for byte
+ranges, many at a time, on zarr's own event loop. They are small, frozen and picklable, and hold no open file. Nothing
+is decoded or cached here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.read_ahead import ReadAhead
 from xarray_gpuzarr.fetch.remote import StoreSource
@@ -43,6 +45,7 @@ __all__ = [
     "ByteStream",
     "Edge",
     "LocalSource",
+    "MemorySource",
     "MemoryStream",
     "ObjectChangedError",
     "ObjectSource",
@@ -76,4 +79,4 @@ def byte_source(store: Store, storage: Storage = "auto") -> ObjectSource:
             found="GPUDirect Storage reads local files only",
             do="leave storage out, or open the store by its local path",
         )
-    return StoreSource(store=store)
+    return MemorySource(store=store) if answers_at_once(store) else StoreSource(store=store)

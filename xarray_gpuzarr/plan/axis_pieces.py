@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product, repeat
 
@@ -17,7 +17,7 @@ import numpy as np
 from xarray_gpuzarr.plan.selection import Column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AxisPieces:
     """The chunks along one axis that a selection touches; every column has shape (n_pieces,)."""
 
@@ -35,11 +35,16 @@ class AxisPieces:
     """Wanted element of every position in the selection, counted from the start of its chunk."""
     length: int
     """Positions in the selection."""
+    are_kept: bool = False
+    """Whether the next read that asks for the same is given this object again."""
+    index_start: Column | None = None
+    """Where in `index` the elements of a piece begin, if not at `out_start`: samples share a column, each has a row."""
 
     def in_keys(self) -> list[slice | Column]:
         """Return the index into its chunk that picks the wanted elements, for each piece."""
         if self.index is not None:
-            return [self.index[positions] for positions in self.out_keys()]
+            first = self.out_start if self.index_start is None else self.index_start
+            return [self.index[lo:hi] for lo, hi in zip(first.tolist(), (first + self.count).tolist(), strict=True)]
         end = self.in_start + (self.count - 1) * self.step + 1
         return list(map(slice, self.in_start.tolist(), end.tolist(), repeat(self.step)))
 
@@ -67,8 +72,9 @@ def intersect_axis(wanted: slice | Column, length: int, chunk_length: int) -> Ax
     """
     if isinstance(wanted, slice):
         start, stop, step = wanted.indices(length)
-        intersect = _kept_slice if stop - start <= _MAX_KEPT * chunk_length else _intersect_slice
-        return intersect(start, stop, step, chunk_length)
+        if stop - start <= _MAX_KEPT * chunk_length:
+            return _kept_slice(start, stop, step, chunk_length)
+        return _intersect_slice(start, stop, step, chunk_length)
     chunk_of = wanted // chunk_length
     first = np.flatnonzero(np.r_[True, chunk_of[1:] != chunk_of[:-1]]) if len(wanted) else wanted
     chunk = chunk_of[first]
@@ -88,13 +94,30 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
     n = len(range(start, stop, step))
     last = start + (n - 1) * step
     n_pieces = min(n, last // chunk_length - start // chunk_length + 1) if n else 0
-    if n_pieces >= _MOST_PIECES:
+    if n_pieces >= MOST_PIECES:
         raise MemoryError(f"{n} elements in {n_pieces} chunks along an axis")
     chunk = np.arange(n_pieces, dtype=np.int64)
     if step > chunk_length:  # then each element has a chunk of its own, and others between them hold none
         chunk = (start + chunk * step) // chunk_length
     else:
         chunk += start // chunk_length
+    return strided_pieces(start, n, step, chunk, chunk_length)
+
+
+def strided_pieces(start: int | Column, n: int, step: int, chunk: Column, chunk_length: int) -> AxisPieces:
+    """Say what chunks give to ``range(start, start + n * step, step)``, of which each holds an element.
+
+    Parameters
+    ----------
+    start : int, or int64 of shape (n_pieces,)
+        First wanted element; a column if pieces are of different ranges.
+    n, step : int
+        Of every range.
+    chunk : int64, shape (n_pieces,)
+        Coordinates of the chunks along the axis.
+    chunk_length : int
+        Elements of a chunk along the axis.
+    """
     border = chunk * chunk_length
     # Positions in the selection: the first at or after the border of a chunk, and at or after that of the next one.
     first = np.maximum(-((start - border) // step), 0)
@@ -110,11 +133,15 @@ def _intersect_slice(start: int, stop: int, step: int, chunk_length: int) -> Axi
     )
 
 
-_kept_slice = lru_cache(maxsize=512)(_intersect_slice)
-"""Reads of one chunk after another ask for the same few slices of each axis again and again."""
+@lru_cache(maxsize=512)
+def _kept_slice(start: int, stop: int, step: int, chunk_length: int) -> AxisPieces:
+    """Cut a slice: reads of one chunk after another ask for the same few of each axis again and again."""
+    return replace(_intersect_slice(start, stop, step, chunk_length), are_kept=True)
+
+
 _MAX_KEPT = 256
 """Chunks of a slice that is kept, at most."""
-_MOST_PIECES = 2**48
+MOST_PIECES = 2**48
 """NumPy has other words than a lack of memory for columns beyond this."""
 
 
@@ -130,7 +157,9 @@ def blocks(
     room = max_chunks
     for axis_pieces, per_shard in reversed(list(zip(pieces, chunks_per_shard, strict=True))):
         n = len(axis_pieces.chunk)
-        if sharded:
+        if n == 1:
+            cuts = [0, 1]
+        elif sharded:
             shard = axis_pieces.chunk // per_shard
             cuts = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), n] if n else [0]
         else:

@@ -47,23 +47,37 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
     )
     chunk_shape = np.asarray(grid.chunk_shape, np.int64)
     chunk = at // chunk_shape
-    flat = _numbered(chunk, grid.n_chunks)
+    flat = numbered(chunk, grid.n_chunks)
     position = np.argsort(flat, kind="stable").astype(np.int64)
-    ordered = flat[position]
-    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(at) else position
+    first = first_of_each(flat[position])
     return PointGroups(
         chunk=chunk[position[first]],
-        bounds=np.r_[first, len(at)].astype(np.int64),
+        bounds=np.append(first, len(at)),
         within=(at - chunk * chunk_shape)[position],
         position=position,
     )
 
 
-def _numbered(chunk: Column, n_chunks: tuple[int, ...]) -> Column:
-    """Return a number for each row of coordinates, in C order of the chunks."""
-    if not len(chunk):
-        return chunk[:, 0]
+def numbered(chunk: Column, n_chunks: tuple[int, ...]) -> Column:
+    """Return a number for each row of coordinates, in C order of the chunks.
+
+    Parameters
+    ----------
+    chunk : int64, shape (n, ndim)
+        Coordinates in a grid.
+    n_chunks : tuple of int
+        Shape of the grid.
+    """
+    if not chunk.size:
+        return np.zeros(len(chunk), np.int64)
     if math.prod(n_chunks) >= 2**63:  # more chunks than there are numbers, of which few are asked for
         return np.unique(chunk, axis=0, return_inverse=True)[1].reshape(-1)
     numbers: Column = np.ravel_multi_index(tuple(chunk.T), n_chunks)
     return numbers
+
+
+def first_of_each(ordered: Column) -> Column:
+    """Return where each new number begins in a sorted column."""
+    is_first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return np.flatnonzero(is_first)

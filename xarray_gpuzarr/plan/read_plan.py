@@ -13,14 +13,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from operator import floordiv
 
 import numpy as np
 
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, blocks, intersect_axis
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce
-from xarray_gpuzarr.plan.points import PointGroups
+from xarray_gpuzarr.plan.points import PointGroups, first_of_each, numbered
 from xarray_gpuzarr.plan.selection import Column, OuterSelection
+from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
@@ -78,7 +80,7 @@ class PointTarget:
         return self.groups.chunk.take(row[:, 0], axis=0)
 
 
-Target = BoxTarget | PointTarget
+Target = BoxTarget | PointTarget | StackTarget
 
 
 @record
@@ -88,7 +90,7 @@ class Block:
     key: str | None
     """Store key of the shard; None for chunks that are objects of their own."""
     row: Column
-    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
+    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (other targets)."""
 
 
 @record
@@ -100,7 +102,7 @@ class ReadPlan:
     keys: tuple[str, ...]
     """Store keys of the objects of this block."""
     row: Column
-    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (point target)."""
+    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (other targets)."""
     offset: Column
     """shape (n,): first byte inside the object."""
     nbytes: Column
@@ -131,6 +133,8 @@ class ReadPlan:
         rule : CoalesceRule
             Which neighbours one request fetches.
         """
+        if len(self.offset) == 1:
+            return _ONE_PART
         if self.spec.index is not None:
             return coalesce(self.offset, self.nbytes, rule)
         together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
@@ -149,16 +153,19 @@ class ReadPlan:
         return [(self.keys[0], ByteRange(offset=first, nbytes=last - first))]
 
 
-def box_target(selection: OuterSelection, grid: ChunkGrid) -> BoxTarget:
-    """Cut a normalised outer selection at the borders of the inner chunks."""
-    axes = zip(selection.wanted, grid.shape, grid.chunk_shape, strict=True)
+_ONE_PART = np.array([0, 1], np.int64)
+
+
+def box_target(selection: OuterSelection, grid: ChunkGrid, shape: tuple[int, ...] | None = None) -> BoxTarget:
+    """Cut a normalised outer selection at the borders of the inner chunks; `shape` if the array has been resized."""
+    axes = zip(selection.wanted, grid.shape if shape is None else shape, grid.chunk_shape, strict=True)
     return BoxTarget(pieces=tuple(intersect_axis(*axis) for axis in axes))
 
 
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
     """Cut the touched chunks into blocks: one per shard, or runs of `CHUNKS_PER_BLOCK` single chunks."""
-    if isinstance(target, PointTarget):
-        yield from _point_blocks(spec, target)
+    if not isinstance(target, BoxTarget):
+        yield from _group_blocks(spec, target.groups.chunk)
         return
     for ranges in blocks(
         target.pieces, spec.grid.chunks_per_shard, sharded=spec.index is not None, max_chunks=CHUNKS_PER_BLOCK
@@ -172,18 +179,20 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
         yield Block(key=key, row=positions + np.array(first, np.int64))
 
 
-def _point_blocks(spec: ArraySpec, target: PointTarget) -> Iterator[Block]:
-    groups, per_shard = target.groups, np.asarray(spec.grid.chunks_per_shard, np.int64)
-    row = np.arange(len(groups.chunk), dtype=np.int64)[:, None]
+def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
+    row = np.arange(len(chunk), dtype=np.int64)[:, None]
     if spec.index is None:
         for lo in range(0, len(row), CHUNKS_PER_BLOCK):
             yield Block(key=None, row=row[lo : lo + CHUNKS_PER_BLOCK])
         return
-    shards, which = np.unique(groups.chunk // per_shard, axis=0, return_inverse=True)
-    order = np.argsort(which.reshape(-1), kind="stable")
-    counts = np.bincount(which.reshape(-1), minlength=len(shards))
-    for members in np.split(order, np.cumsum(counts)[:-1]) if len(shards) else []:
-        yield Block(key=_shard_key(spec, groups.chunk[members[0]].tolist()), row=row[members])
+    coord = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
+    # Not the grid's own number of shards: the array may have been resized.
+    shard = numbered(coord, tuple((coord.max(axis=0, initial=0) + 1).tolist()))
+    order = shard.argsort(kind="stable")
+    bounds = [*first_of_each(shard.take(order)).tolist(), len(order)]
+    for lo, hi in pairwise(bounds):
+        members = order[lo:hi]
+        yield Block(key=_shard_key(spec, chunk[members[0]].tolist()), row=row.take(members, axis=0))
 
 
 def _shard_key(spec: ArraySpec, chunk: Sequence[int]) -> str:
@@ -207,7 +216,7 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
     Parameters
     ----------
     spec : ArraySpec
-    target : BoxTarget or PointTarget
+    target : BoxTarget, PointTarget or StackTarget
     block : Block
         From `plan_blocks` with the same target.
     index : ShardIndex or None

@@ -21,7 +21,6 @@ from contextvars import copy_context
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
 
-from dask.callbacks import Callback, normalize_callback
 from rich.filesize import decimal
 
 from xarray_gpuzarr.process.advice import advise
@@ -56,14 +55,15 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
     >>> with xarray_gpuzarr.progress():
     ...     temperature = dataset.t2m.load()
     """
-    from rich.console import Console  # noqa: PLC0415  # most programs show no bar
+    from dask.callbacks import Callback  # noqa: PLC0415  # most programs show no bar, and some have no use for dask
+    from rich.console import Console  # noqa: PLC0415
 
     console = console or Console(stderr=True)
     if _shown or not _can_draw(console):
         yield
         return
     bars = Bars(console)
-    tasks = normalize_callback(DaskTasks(bars))
+    tasks = _dask_callbacks(bars)
     try:
         _shown.append(bars)
         Callback.active.add(tasks)
@@ -203,23 +203,16 @@ class Bars:
         self._progress.update(row, completed=done, total=wanted, amount=amount, visible=shown)
 
 
-class DaskTasks(Callback):
-    """Counts the tasks of dask's local schedulers.
+def _dask_callbacks(bars: Bars) -> tuple[Callable[..., None] | None, ...]:
+    """Return what dask's local schedulers are to call, as a tuple: without dask, there is no base class to inherit."""
 
-    Parameters
-    ----------
-    bars : Bars
-    """
+    def start_state(_graph: Any, state: Mapping[str, Any]) -> None:
+        bars.add_tasks(wanted=sum(len(state[kind]) for kind in ("ready", "waiting")))
 
-    def __init__(self, bars: Bars) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._bars = bars
+    def posttask(*_: object) -> None:
+        bars.add_tasks(done=1)
 
-    def _start_state(self, _graph: Any, state: Mapping[str, Any]) -> None:
-        self._bars.add_tasks(wanted=sum(len(state[kind]) for kind in ("ready", "waiting")))
-
-    def _posttask(self, *_: object) -> None:
-        self._bars.add_tasks(done=1)
+    return None, start_state, None, posttask, None  # start, start_state, pretask, posttask, finish
 
 
 _shown: list[Bars] = []

@@ -169,6 +169,8 @@ class Crew:
     def __init__(self) -> None:
         self._lock = Lock()
         self._runs: set[_Run] = set()
+        self._alone: set[object] = set()
+        """One for each call of `run` that no helper works on."""
         self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._hiring = Lock()
         self._threads: list[threading.Thread] = []
@@ -176,7 +178,7 @@ class Crew:
     @property
     def n_active(self) -> int:
         """Threads that decode, or soon will."""
-        return sum(run.n_threads for run in tuple(self._runs))
+        return sum(run.n_threads for run in tuple(self._runs)) + len(self._alone)
 
     def run(self, work: Work, most: int, budget: int | None = None) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
@@ -195,11 +197,14 @@ class Crew:
         Exception
             The first one that `work` raised on any thread; all threads have stopped by then.
         """
+        if most == 1:
+            _setting()  # one that is unusable fails little reads, too
+            self._run_alone(work)
+            return
         run = _Run(work, budget or thread_budget())
         try:
             self._runs.add(run)
-            if most > 1:
-                self._ask_for_help(run, most - 1)
+            self._ask_for_help(run, most - 1)
             work(lambda: True)
             run.end()
         except BaseException:
@@ -210,6 +215,15 @@ class Crew:
             self._runs.discard(run)
         if run.errors:
             _raise_first(run.errors)
+
+    def _run_alone(self, work: Work) -> None:
+        """Run what nobody could help with; it counts as a thread all the same."""
+        me = object()
+        try:
+            self._alone.add(me)
+            work(lambda: True)
+        finally:
+            self._alone.discard(me)
 
     def _ask_for_help(self, run: _Run, most: int) -> None:
         with self._lock:

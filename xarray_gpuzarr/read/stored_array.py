@@ -9,7 +9,7 @@ import zarr
 
 from xarray_gpuzarr.decoders import Decoder, Route
 from xarray_gpuzarr.decoders.protocol import FileReader
-from xarray_gpuzarr.fetch import ObjectSource, Storage, byte_source
+from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, byte_source
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import parse_array
@@ -35,7 +35,7 @@ class StoredArray:
 
     def how_read(self, decoder: Decoder) -> str:
         """Say how stored bytes reach the decoder's device, and why; empty where there is nothing to choose."""
-        if isinstance(self.spec, Unplanned) or self.source is None or self.source.is_remote:
+        if isinstance(self.spec, Unplanned) or not isinstance(self.source, LocalSource):
             return ""
         if not isinstance(decoder, FileReader):
             return ""

@@ -73,7 +73,7 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
     stored : StoredArray
     spec : ArraySpec
         Its.
-    target : BoxTarget or PointTarget
+    target : BoxTarget, PointTarget or StackTarget
     decoder : Decoder
     out : array or None
         Where the decoder may put the result; see `Decoder.decode`.

@@ -21,7 +21,7 @@ from helpers.simulated.reads import (
     shared,
 )
 from helpers.simulated.simulator import SimulatedDevice
-from helpers.stores.fakes import put, take
+from helpers.stores.fakes import AskedStore, put, take
 from helpers.stores.shards import with_chunk
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,7 +280,7 @@ def test_without_the_receipt_nobody_would_know(monkeypatch):
 def refused(n_doubtful):
     """Return an array, some of whose frames are followed by an empty one, and what it holds."""
     right = counting((8, 4096))
-    array = write(MemoryStore(), right, name="t", chunks=(2, 1024), shards=(4, 4096), compressors=ZstdCodec())
+    array = write(AskedStore(), right, name="t", chunks=(2, 1024), shards=(4, 4096), compressors=ZstdCodec())
     empty = zstandard.compress(b"")
     for row in range(n_doubtful):
         frame = zstandard.compress(right[2:4, row * 1024 : (row + 1) * 1024].tobytes())
@@ -357,7 +357,7 @@ def goes_wrong(array, right, ignored):
 def refused_object():
     """Return an unsharded array, one of whose frames is followed by an empty one."""
     right = counting((8, 4096))
-    array = write(MemoryStore(), right, name="t", chunks=(2, 1024), compressors=ZstdCodec())
+    array = write(AskedStore(), right, name="t", chunks=(2, 1024), compressors=ZstdCodec())
     put(array.store, "t/c/1/2", zstandard.compress(right[2:4, 2048:3072].tobytes()) + zstandard.compress(b""))
     return array
 

@@ -9,7 +9,7 @@ from helpers.data.damage import assert_explains
 from helpers.data.selections import numpy_outer
 from helpers.simulated.reads import KIB, LAZY, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene, shared
 from helpers.simulated.simulator import SimulatedDevice
-from helpers.stores.fakes import put, take
+from helpers.stores.fakes import AskedStore, put, take
 from helpers.stores.shards import with_chunk
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,7 +167,7 @@ def test_a_damaged_chunk_is_the_same_error_on_either_side(row, change, sharded):
 def test_a_shard_that_vanishes_is_named(monkeypatch):
     array = scene("zstd, scattered").array
     data = counting((8, 64))
-    array = write(MemoryStore(), data, name="a/t", chunks=(1, 64), shards=(8, 64), compressors=ZstdCodec())
+    array = write(AskedStore(), data, name="a/t", chunks=(1, 64), shards=(8, 64), compressors=ZstdCodec())
     stage = HostShare.stage
 
     def vanish(share, pieces):

@@ -46,6 +46,9 @@ class SimulatedArray(StrictArray):
     def get(self) -> np.ndarray:
         return self.host
 
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
     def __getitem__(self, key: Any) -> Any:
         return self._apply(lambda array: array[_key(key)])
 

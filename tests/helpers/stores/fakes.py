@@ -6,7 +6,7 @@ from typing import Any
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import cpu
 from zarr.core.sync import sync
-from zarr.storage import WrapperStore
+from zarr.storage import MemoryStore, WrapperStore
 
 METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
@@ -30,6 +30,10 @@ def drop(store: Store, key: str) -> None:
 
 def is_data(key: str) -> bool:
     return not key.endswith(METADATA_NAMES)
+
+
+class AskedStore(MemoryStore):
+    """One whose objects are asked for, as those of a server are, and may be others the next time."""
 
 
 class Wrapper(WrapperStore):

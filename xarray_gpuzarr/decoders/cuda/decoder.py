@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -171,6 +171,19 @@ class CudaDecoder:
 
         with api.activate():
             return resources.lock.shared(send)
+
+    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return what makes the device and the stream of this thread those of others; see `Decoder.as_caller`."""
+        api = self._device()
+        with api.activate():
+            stream = api.consumer_stream()
+
+        @contextmanager
+        def reading() -> Iterator[None]:
+            with api.activate(), api.consuming(stream):
+                yield
+
+        return reading
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`; if memory does not suffice beside other threads, again while they wait.

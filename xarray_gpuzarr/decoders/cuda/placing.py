@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,14 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
-from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_BOX
+from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX
 from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
-from xarray_gpuzarr.plan.axis_pieces import largest_box
+from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
+from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -27,15 +30,21 @@ Addresses = npt.NDArray[np.uint64]
 def fits_kernels(target: Target) -> bool:
     """Whether kernels can place what chunks give: not where elements are wanted too often, all of one chunk or in sum.
 
-    A launch has as many blocks of threads for each chunk as the chunk with the most elements needs.
+    A launch has as many blocks of threads for each box as the box with the most elements needs. The axis of the samples
+    of a stack counts like any other.
     """
+    n_boxes = target.n_chunks
     if isinstance(target, PointTarget):
         largest = int(np.diff(target.groups.bounds).max(initial=0))
+    elif isinstance(target, StackTarget):
+        if len(target.pieces) > MAX_AXES:
+            return False
+        n_boxes, largest = len(target.groups.row), largest_box(target.pieces)
     elif all(pieces.index is None for pieces in target.pieces):
         return True
     else:
         largest = largest_box(target.pieces)
-    return largest < MAX_BOX and target.n_chunks * -(-largest // LEAST_TILE) <= MAX_BLOCKS
+    return largest < MAX_BOX and n_boxes * -(-largest // LEAST_TILE) <= MAX_BLOCKS
 
 
 @record
@@ -55,7 +64,7 @@ class Placing:
     ----------
     workspace : Workspace
     spec : ArraySpec
-    target : BoxTarget or PointTarget
+    target : BoxTarget, PointTarget or StackTarget
     cast : Cast
         To a dtype in the machine's byte order.
     out : Address
@@ -68,6 +77,7 @@ class Placing:
         stored, result = cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype)
         element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
         self._itemsize = result.itemsize
+        self._stack = target if isinstance(target, StackTarget) else None
         self._runs: OutputBoxes | None = None
         fill = np.frombuffer(spec.fill, stored)[0]
         if isinstance(target, PointTarget):
@@ -94,16 +104,23 @@ class Placing:
         """
         if self._runs is None:
             return np.zeros(len(rows), bool), np.zeros(len(rows), np.uint64)
+        alone: npt.NDArray[np.bool_] | bool = True
+        if self._stack is not None:  # the first box of each chunk, which may be its only one
+            alone, rows = self._stack.n_boxes(rows) == 1, self._stack.first_box(rows)
         placement = self._runs.place(rows)
-        at = placement.out_index * self._itemsize + self._out
-        return placement.whole & placement.contiguous, at.view(np.uint64)
+        at = placement.out_at * self._itemsize + self._out
+        return placement.whole & placement.contiguous & alone, at.view(np.uint64)
 
     def add(self, tables: Tables, rows: Rows, source: Addresses) -> Places:
-        """Add the columns of decoded chunks to a table."""
+        """Add the columns of decoded chunks to a table: of a stack, a row for each of their boxes."""
+        if self._stack is not None:
+            source, rows = source.repeat(self._stack.n_boxes(rows)), self._stack.boxes(rows)
         return Places(row=tables.add(rows), source=tables.add(source), n_rows=len(rows))
 
     def add_missing(self, tables: Tables, rows: Rows) -> Places:
         """Add the columns of missing chunks to a table."""
+        if self._stack is not None:
+            rows = self._stack.boxes(rows)
         return Places(row=tables.add(rows), source=None, n_rows=len(rows))
 
     def launch(self, table: DeviceMemory, places: Places, work: Stream) -> None:
@@ -141,14 +158,19 @@ _scatters: dict[tuple[Any, ...], tuple[Scatter, OutputBoxes]] = {}
 _MAX_SCATTERS, _MAX_PIECES = 64, 4096
 
 
-def _scatter(spec: ArraySpec, target: BoxTarget, element: ElementCast, fill: np.generic) -> tuple[Scatter, OutputBoxes]:
-    """Return the kernel for a box and where its chunks go, planned once for all boxes that are cut alike."""
+def _scatter(
+    spec: ArraySpec, target: BoxTarget | StackTarget, element: ElementCast, fill: np.generic
+) -> tuple[Scatter, OutputBoxes]:
+    """Return the kernel for boxes and where they go, planned once for all reads that are cut alike."""
+    is_stack = isinstance(target, StackTarget)
 
     def planned() -> tuple[Scatter, OutputBoxes]:
-        scatter = Scatter(_axes(spec, target), element, out=_ANYWHERE, fill=fill)
-        return scatter, OutputBoxes(target.pieces, spec.grid.chunk_shape)
+        axes = _stack_axes(spec, target.pieces) if is_stack else _axes(spec, target.pieces, target.shape)
+        boxes = OutputBoxes(target.pieces, (1,) * is_stack + spec.grid.chunk_shape, _c_strides(target.shape))
+        return Scatter(axes, element, out=_ANYWHERE, fill=fill), boxes
 
-    if any(p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces):
+    # Crops at random places are not cut alike again.
+    if is_stack or any(p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces):
         return planned()
     columns = tuple((p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces)
     key = (spec.grid.chunk_shape, spec.axes, element, spec.fill, columns)
@@ -164,20 +186,46 @@ _ANYWHERE = Address(0)
 """Results are aligned to 256 bytes, more than any kernel needs."""
 
 
-def _axes(spec: ArraySpec, target: BoxTarget) -> list[AxisColumns]:
-    out_strides = np.cumprod([1, *(p.length for p in reversed(target.pieces))])[:-1][::-1]
+def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:
     return [
         AxisColumns(
             in_start=p.in_start,
             count=p.count,
-            out_start=p.out_start,
+            out_start=p.out_start if p.index_start is None else p.index_start,
             index=p.index,
             step=p.step,
             in_stride=in_stride,
-            out_stride=int(out_stride),
+            out_stride=out_stride,
         )
-        for p, in_stride, out_stride in zip(target.pieces, _strides(spec), out_strides, strict=True)
+        for p, in_stride, out_stride in zip(pieces, _strides(spec), _c_strides(shape), strict=True)
     ]
+
+
+def _c_strides(shape: Sequence[int]) -> list[int]:
+    """Return the strides of a result in C order, in elements."""
+    strides: list[int] = np.cumprod([1, *reversed(shape)])[-2::-1].tolist()
+    return strides
+
+
+def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColumns]:
+    """Return the axes of a stack.
+
+    The kernel finds the indices of a piece where the piece goes. Where every sample has a row of indices, positions are
+    therefore counted over all rows, and the axis of samples takes back what that adds: a length of the axis each.
+    """
+    samples, *others = pieces
+    axes = _axes(spec, others, [p.length for p in others])
+    too_far = sum(a.out_stride * p.length for a, p in zip(axes, others, strict=True) if p.index_start is not None)
+    first = AxisColumns(
+        in_start=samples.in_start,
+        count=samples.count,
+        out_start=samples.out_start,
+        index=None,
+        step=1,
+        in_stride=math.prod(spec.grid.chunk_shape),
+        out_stride=math.prod(p.length for p in others) - too_far,
+    )
+    return [first, *axes]
 
 
 def _points(spec: ArraySpec, target: PointTarget, element: ElementCast, fill: np.generic) -> Points:

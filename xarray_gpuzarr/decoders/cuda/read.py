@@ -69,7 +69,7 @@ class Read:
     source : ByteSource
     spec : ArraySpec
         One that the device decodes.
-    target : BoxTarget or PointTarget
+    target : BoxTarget, PointTarget or StackTarget
     cast : Cast
     choice : Choice, optional
         Which chunks of the device's the host decodes as well.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
-from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
+from xarray_gpuzarr.decoders.host.job import Job, Located, Task, Workspace
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.errors import CorruptChunkError
@@ -35,12 +35,15 @@ class BoxBlock(Block):
 
     def __init__(self, job: Job, plan: ReadPlan) -> None:
         super().__init__(job, plan)
-        placed = job.places.place(plan.row)
-        direct = placed.whole & placed.contiguous & (job.direct and job.codec is not None)
-        self.whole: list[bool] = placed.whole.tolist()
-        self.direct: list[bool] = direct.tolist()
-        self.out_byte: list[int] = job.corner(plan.row).tolist()
+        located = self.located()
+        self.whole: list[bool] = located.whole.tolist()
+        self.direct: list[bool] = located.direct.tolist()
+        self.out_byte: list[int] = located.out_byte.tolist()
         """First byte of each chunk in the output."""
+
+    def located(self) -> Located:
+        """Say where each chunk goes."""
+        return self.job.located(self.plan.row)
 
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that read straight into the output, decode as they read, or take a part each."""
@@ -71,7 +74,7 @@ class BoxBlock(Block):
             if direct:
                 self._swap(self._destination(row))
             else:
-                self._place(workspace, workspace.chunk, row)
+                self.place_chunk(workspace, workspace.chunk, row)
 
         return run
 
@@ -154,14 +157,18 @@ class BoxBlock(Block):
         elif job.copies_rows and self.whole[row] and job.codec is not None:
             job.copy_rows(job.decoded(workspace, src), 0, self.out_byte[row])
         else:
-            self._place(workspace, job.decode(workspace, src), row)
+            self.place_chunk(workspace, job.decode(workspace, src), row)
 
-    def _place(self, workspace: Workspace, chunk: Array, row: int) -> None:
+    def place_chunk(self, workspace: Workspace, chunk: Array, row: int) -> None:
+        """Bring what is wanted of a decoded chunk to its place."""
         numbers = self.rows[row]
-        wanted = chunk if self.whole[row] else self._wanted(chunk, numbers)
+        self.place_box(workspace, chunk if self.whole[row] else self.wanted(chunk, numbers), numbers)
+
+    def place_box(self, workspace: Workspace, wanted: Array, numbers: list[int]) -> None:
+        """Bring the elements of one box to its place."""
         place(self.job.cast, wanted, self.job.out[self._out_key(numbers)], workspace.work)
 
-    def _wanted(self, chunk: Array, numbers: list[int]) -> Array:
+    def wanted(self, chunk: Array, numbers: list[int]) -> Array:
         """Pick the wanted elements of a chunk."""
         keys = tuple(map(getitem, self.job.in_keys, numbers))
         if not self.job.has_index:

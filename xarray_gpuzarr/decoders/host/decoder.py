@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host import memory as host_memory
-from xarray_gpuzarr.decoders.host.blocks import PointBlock
+from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
 from xarray_gpuzarr.decoders.host.placing import cast_array
+from xarray_gpuzarr.decoders.host.stacks import StackBlock
 from xarray_gpuzarr.decoders.protocol import Device, Route
 from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
-from xarray_gpuzarr.plan.read_plan import BoxTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.cores import cores
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -33,7 +36,7 @@ _PARTS_A_THREAD = 4
 _LEAST_PART_NBYTES = 256 * 1024
 """Handing over a part costs a few hundredths of reading and decoding this much."""
 _SERIAL_NBYTES = 256 * 1024
-"""Results below this are not worth waking another thread for."""
+"""What takes as little to decode, and to fill, is not worth waking another thread for."""
 _SHORT_CHUNK_NBYTES = 256 * 1024
 """Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done."""
 
@@ -77,16 +80,26 @@ class HostDecoder:
 
         def decode() -> npt.NDArray[Any]:
             out = host_memory.empty(shape, dtype) if given is None else given
-            most = 1 if out.nbytes < _SERIAL_NBYTES else threads.thread_budget()
+            # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
+            nbytes = max(out.nbytes, target.n_chunks * spec.chunk_nbytes if target.n_chunks > 1 else 0)
+            most = 1 if nbytes < _SERIAL_NBYTES else threads.thread_budget()
             # How long requests should be that are under way elsewhere, their latency tells.
-            rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, out.nbytes // most)
+            rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, nbytes // most)
             job = Job(spec, target, cast, out=out, rule=rule)
-            queue = TaskQueue((task for plan in plans for task in plan_tasks(job, plan)), source)
-            threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
+            tasks = (task for plan in plans for task in plan_tasks(job, plan))
+            if most == 1 and target.n_chunks == 1 and not source.is_remote:
+                threads.crew.run(lambda _: _run_here(tasks, source, Workspace(job)), most)
+            else:
+                queue = TaskQueue(tasks, source)
+                threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
             return out
 
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
         return cores.hold(threads.n_cores(), decode) if takes_turns else decode()
+
+    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return what does nothing: host memory is the same for all threads."""
+        return nullcontext
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`: host memory is the system's business."""
@@ -105,7 +118,28 @@ def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
 
 def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:
     """Turn one plan into tasks."""
-    return BoxBlock(job, plan).tasks() if isinstance(plan.target, BoxTarget) else PointBlock(job, plan).tasks()
+    return _BLOCKS[type(plan.target)](job, plan).tasks()
+
+
+_BLOCKS: dict[type[Target], Callable[[Job, ReadPlan], Block]] = {
+    BoxTarget: BoxBlock,
+    PointTarget: PointBlock,
+    StackTarget: StackBlock,
+}
+
+
+def _run_here(tasks: Iterator[Task], source: ByteSource, workspace: Workspace) -> None:
+    """Run the tasks of one little chunk: nobody could help, and nothing is there to be read ahead."""
+    for task in tasks:
+        task.run(workspace, start(task, source))
+
+
+def start(task: Task, source: ByteSource) -> list[Any]:
+    """Start the requests of a task; return what finishes them."""
+    if task.object_nbytes is not None:
+        return [source.start_objects([key for key, _ in task.requests], task.object_nbytes)]
+    begin = source.start_stream if task.streamed else source.start
+    return [begin(*request) for request in task.requests]
 
 
 class TaskQueue:
@@ -139,7 +173,7 @@ class TaskQueue:
                 task = next(self._tasks, None)
                 if task is None:
                     break
-                pending = self._start(task)
+                pending = start(task, self._source)
                 self._ready.append((task, pending))
                 self._n_started += self._weight(task, pending)
                 queued += task.requests
@@ -149,12 +183,6 @@ class TaskQueue:
             self._n_started -= self._weight(*item)
         self._read_ahead(queued)
         return item
-
-    def _start(self, task: Task) -> list[Any]:
-        if task.object_nbytes is not None:
-            return [self._source.start_objects([key for key, _ in task.requests], task.object_nbytes)]
-        start = self._source.start_stream if task.streamed else self._source.start
-        return [start(*request) for request in task.requests]
 
     def _weight(self, task: Task, pending: list[Any]) -> int:
         """Return the requests that a task counts as; bytes at hand would only pile up if more were drawn."""

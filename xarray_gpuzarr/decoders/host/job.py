@@ -20,12 +20,16 @@ from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.axis_pieces import largest_box
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
-from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
+from xarray_gpuzarr.plan.read_plan import PointTarget, Target
+from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
 
 Array = npt.NDArray[Any]
+Flags = npt.NDArray[np.bool_]
 
 _STREAMED_NBYTES = 16 * 1024 * 1024
 """Chunks from this size on are decoded as they are read, where the codec can: no buffer holds them encoded."""
@@ -72,6 +76,30 @@ class Task:
     """Set if requests are for whole objects, to be read together: what few of them exceed."""
 
 
+@record
+class Located:
+    """Where boxes go; one row per box."""
+
+    whole: Flags
+    """The box is its chunk."""
+    direct: Flags
+    """The chunk may be decoded straight into the output."""
+    out_byte: Column
+    """First byte in the output."""
+
+
+@record
+class StackBoxes:
+    """The boxes of a stack, worked out once for all its plans."""
+
+    alone: Located
+    """One row per group of boxes: its first box, where it has no other."""
+    rows: list[list[int]]
+    """Of all boxes, piece numbers."""
+    bounds: list[int]
+    """As those of the groups."""
+
+
 class Job:
     """One read: what all its plans have in common."""
 
@@ -83,8 +111,6 @@ class Job:
         self.stored = spec.numpy_dtype
         self.chunk_nbytes = spec.chunk_nbytes
         axes = spec.axes
-        after = [axes[axes.index(axis) + 1 :] for axis in range(len(axes))]
-        self._strides = tuple(self.stored.itemsize * prod(spec.grid.chunk_shape[a] for a in axes) for axes in after)
         in_order = axes == tuple(range(len(axes)))
         same_width = self.stored.newbyteorder("=") == out.dtype.newbyteorder("=")
         self.swap = self.stored != out.dtype
@@ -95,10 +121,19 @@ class Job:
         self._row_nbytes = self.stored.itemsize * prod(spec.grid.chunk_shape[-1:])
         has_rows = len(axes) > 1 and self._row_nbytes <= MOST_ROW_NBYTES
         self._copies = cast.is_copy and not self.swap and in_order and has_rows
-        self._rows_shape, self._rows_strides = spec.grid.chunk_shape[:-1], out.strides[:-1]
-        pieces = target.pieces if isinstance(target, BoxTarget) else ()
+        pieces = () if isinstance(target, PointTarget) else target.pieces
+        # Samples, which a stack has in front, are as if cut into chunks of one.
+        self._box_shape = (1,) * (len(pieces) - len(axes)) + spec.grid.chunk_shape
+        self._rows_shape, self._rows_strides = self._box_shape[:-1], out.strides[:-1]
         self.has_index = any(p.index is not None for p in pieces)
-        self._pieces = pieces
+        self._target, self._pieces = target, pieces
+
+    @cached_property
+    def _strides(self) -> tuple[int, ...]:
+        """Of the elements of a decoded chunk, in bytes."""
+        axes, itemsize = self.spec.axes, self.stored.itemsize
+        after = [axes[axes.index(axis) + 1 :] for axis in range(len(axes))]
+        return tuple(itemsize * prod(self.spec.grid.chunk_shape[a] for a in axes) for axes in after)
 
     @cached_property
     def in_keys(self) -> list[list[slice | npt.NDArray[np.int64]]]:
@@ -112,13 +147,13 @@ class Job:
 
     @cached_property
     def box_elements(self) -> int:
-        """Elements of the largest box; only for a box target."""
+        """Elements of the largest box; not for points."""
         return largest_box(self._pieces) if self.has_index else prod(self.spec.grid.chunk_shape)
 
     @cached_property
     def places(self) -> OutputBoxes:
-        """Where chunks go in the output; only for a box target."""
-        return OutputBoxes(self._pieces, self.spec.grid.chunk_shape)
+        """Where chunks go in the output, in bytes; not for points."""
+        return OutputBoxes(self._pieces, self._box_shape, self.out.strides)
 
     @cached_property
     def copies_rows(self) -> bool:
@@ -126,12 +161,21 @@ class Job:
         strides = self.out.strides
         return self._copies and self.out.size > 0 and min(strides) > 0 and strides[-1] == self.out.itemsize
 
-    def corner(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the first byte in the output of chunks, given the numbers of their pieces, shape (n, ndim)."""
-        at = np.zeros(len(rows), np.int64)
-        for axis, (pieces, stride) in enumerate(zip(self._pieces, self.out.strides, strict=True)):
-            at += pieces.out_start.take(rows[:, axis]) * stride
-        return at
+    def located(self, rows: Column) -> Located:
+        """Say where boxes go, given the numbers of their pieces, shape (n, k); not for points."""
+        placed = self.places.place(rows)
+        direct = placed.whole & placed.contiguous & (self.direct and self.codec is not None)
+        return Located(whole=placed.whole, direct=direct, out_byte=placed.out_at)
+
+    @cached_property
+    def stack(self) -> StackBoxes:
+        """The boxes of a stack; only for one."""
+        assert isinstance(self._target, StackTarget)
+        groups = self._target.groups
+        first = self.located(groups.row.take(groups.bounds[:-1], axis=0))
+        is_alone = np.diff(groups.bounds) == 1
+        alone = Located(whole=first.whole & is_alone, direct=first.direct & is_alone, out_byte=first.out_byte)
+        return StackBoxes(alone=alone, rows=groups.row.tolist(), bounds=groups.bounds.tolist())
 
     def copy_rows(self, data: memoryview, first: int, at: int) -> None:
         """Copy a whole decoded chunk, from byte `first` of `data`, to byte `at` of the output; only if `copies_rows`.

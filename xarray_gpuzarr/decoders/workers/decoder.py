@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,10 @@ class WorkersDecoder:
         """Carry out plans; see `Decoder.decode`."""
         self._require_gpu(spec.path)
         return self._cuda().decode(plans, source, spec=spec, target=target, cast=cast, out=out)
+
+    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+        """Return what makes other threads read for this one; see `Decoder.as_caller`."""
+        return nullcontext if self._missing_here() else self._cuda().as_caller()
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`, again if memory does not suffice; see `Decoder.with_memory`."""

@@ -1,0 +1,51 @@
+"""How many threads the host decoder takes for a read: by what is to be decoded, and not by what is wanted of it."""
+
+import numpy as np
+import pytest
+from helpers.data.corpus import counting, write
+
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.decoders.host import decoder as host
+
+
+@pytest.fixture
+def most(monkeypatch):
+    """The threads that reads ask for, of four."""
+    asked, run = [], host.threads.crew.run
+
+    def noting(work, most):
+        asked.append(most)
+        run(work, most)
+
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
+    monkeypatch.setattr(host.threads.crew, "run", noting)
+    monkeypatch.setattr(host, "_SERIAL_NBYTES", 4096)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("selection", "n_threads"),
+    [
+        ((slice(0, 1), slice(0, 1)), 1),  # of one chunk of 8 KiB
+        ((slice(0, 32), slice(0, 32)), 4),  # all of it
+        ((slice(31, 33), slice(0, 1)), 4),  # a little of two
+        (([0, 40], [0, 40]), 4),  # a little of four
+    ],
+)
+@pytest.mark.parametrize("shards", [None, (64, 64)])
+def test_threads_of_a_read(memory, most, selection, n_threads, shards):
+    data = counting((64, 64)).astype("i8")
+    array = write(memory, data, chunks=(32, 32), shards=shards)
+
+    found = read_array(array, selection, device="host")
+
+    np.testing.assert_array_equal(found, data[np.ix_(*(np.arange(64)[axis] for axis in selection))])
+    assert most == [n_threads]
+
+
+def test_short_chunks_are_read_by_one_thread(memory, most):
+    array = write(memory, counting((8, 8)), chunks=(4, 4))
+
+    read_array(array, device="host")
+
+    assert most == [1]

@@ -1,0 +1,125 @@
+"""zarr's own `MemoryStore`: looked at by the thread that reads, each object once a read."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import zarr
+from helpers.data.corpus import counting, write
+from zarr.buffer import cpu
+from zarr.core.sync import sync
+from zarr.storage import ManagedMemoryStore, MemoryStore
+
+from xarray_gpuzarr import CorruptChunkError, ShardIndexError, StoreReadError, read_array
+from xarray_gpuzarr.fetch import MemorySource, StoreSource, byte_source
+from xarray_gpuzarr.fetch.in_memory import answers_at_once
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
+
+DATA = counting((8, 6))
+SHARDED = {"chunks": (2, 3), "shards": (4, 6)}
+
+pytestmark = pytest.mark.skipif(not answers_at_once(MemoryStore()), reason="zarr-python before 3.3 asks coroutines")
+
+
+@pytest.fixture
+def source():
+    store = MemoryStore()
+    sync(store.set("a/b", cpu.Buffer.from_bytes(b"0123456789")))
+    return byte_source(store)
+
+
+def ranged(source, key, offset, nbytes):
+    data = source.start(key, ByteRange(offset=offset, nbytes=nbytes))(bytearray)
+    return None if data is None else bytes(data)
+
+
+def test_only_the_store_itself_is_read_so():
+    assert isinstance(byte_source(MemoryStore()), MemorySource)
+    assert isinstance(byte_source(ManagedMemoryStore()), StoreSource)
+    assert isinstance(byte_source(zarr.storage.LoggingStore(MemoryStore())), StoreSource)
+
+
+@pytest.mark.parametrize(("offset", "nbytes", "found"), [(0, 10, b"0123456789"), (3, 4, b"3456"), (10, 0, b"")])
+def test_range_of_an_object(source, offset, nbytes, found):
+    assert ranged(source, "a/b", offset, nbytes) == found
+
+
+@pytest.mark.parametrize(("offset", "found"), [(0, b"0123456789"), (7, b"789"), (20, b"")])
+def test_rest_of_an_object(source, offset, found):
+    assert ranged(source, "a/b", offset, WHOLE_OBJECT) == found
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(8, 3), (11, 1)])
+def test_range_beyond_the_end_is_an_error(source, offset, nbytes):
+    with pytest.raises(StoreReadError, match="is shorter than its shard index or its size said"):
+        ranged(source, "a/b", offset, nbytes)
+
+
+@pytest.mark.parametrize(("location", "nbytes", "found"), [("start", 3, b"012"), ("end", 3, b"789"), ("end", 20, None)])
+def test_edge_of_an_object(source, location, nbytes, found):
+    edge = source.start_edge("a/b", location, nbytes)()
+
+    assert bytes(edge.data) == (found or b"0123456789")
+    assert edge.object_nbytes == 10
+
+
+def test_missing_object(source):
+    assert ranged(source, "a", 0, 1) is None
+    assert source.start_edge("a", "end", 1)() is None
+    assert source.start_whole("a")() is None
+    assert source.start_objects(["a", "a/b"], 1)(bytearray) == [None, b"0123456789"]
+    assert source.start_stream("a", ByteRange(offset=0, nbytes=1))() is None
+
+
+def test_a_read_sees_one_version_of_an_object(source):
+    one_read = source.for_one_read()
+    assert ranged(one_read, "a/b", 0, 2) == b"01"
+
+    sync(source.store.set("a/b", cpu.Buffer.from_bytes(b"abcdefghij")))
+
+    assert ranged(one_read, "a/b", 2, 2) == b"23"
+    assert ranged(source.for_one_read(), "a/b", 2, 2) == b"cd"
+
+
+def test_pickle_holds_no_bytes_of_a_read(source):
+    one_read = source.for_one_read()
+    ranged(one_read, "a/b", 0, 2)
+
+    assert pickle.loads(pickle.dumps(one_read)).held is None
+
+
+def test_shard_that_is_replaced_again_and_again_is_never_mixed():
+    store = MemoryStore()
+    array = write(store, DATA, compressors=None, **SHARDED)
+    versions = [np.full_like(DATA, n) for n in range(2)]
+    stop = threading.Event()
+
+    def rewrite():
+        n = 0
+        while not stop.is_set():
+            array[:4] = versions[n % 2][:4]
+            n += 1
+
+    array[...] = versions[0]
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        seen = {tuple(np.unique(read_array(array, (slice(0, 4), slice(None)), device="host"))) for _ in range(300)}
+    finally:
+        stop.set()
+        writer.join()
+
+    assert seen <= {(0,), (1,)}
+
+
+@pytest.mark.parametrize("options", [{}, SHARDED])
+def test_damaged_objects_are_named(options):
+    store = MemoryStore()
+    array = write(store, DATA, **options)
+    key = next(key for key in store._store_dict if key.startswith("c/"))
+    damaged = store._store_dict[key].to_bytes()[:-7]
+    sync(store.set(key, cpu.Buffer.from_bytes(damaged)))
+
+    with pytest.raises((CorruptChunkError, ShardIndexError), match=key):
+        read_array(array, device="host")

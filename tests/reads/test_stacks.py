@@ -1,0 +1,235 @@
+"""Crops that are stacked: the right elements, each chunk read and decoded once, and honest errors."""
+
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import GRIDS, V2_CODECS, V2_FILTERS, V3_CODECS, V3_CODECS_BY_ZARR, V3_FILTERS, counting, write
+from helpers.data.damage import assert_explains, changed_chunk, damaged
+from helpers.data.stacks import numpy_stack, stacks
+from helpers.stores.fakes import RecordingStore, ScriptedStore, vanish_after_index
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as zn
+from zarr.storage import LocalStore, MemoryStore
+
+from xarray_gpuzarr import CorruptChunkError, StoreReadError
+from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.read import read, read_target, stored_array, trunk
+from xarray_gpuzarr.stored.cf import Cast
+
+pytestmark = [pytest.mark.every_decoder, pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")]
+
+
+def read_stack(array, axes, n_samples, cast=None, out=None):
+    stored = stored_array(array, cast)
+    target = stack_target(axes, n_samples, stored.spec.grid)
+    if out is None:  # memory that NumPy uses again might hold what is expected
+        out = np.full(target.shape, 99, stored.cast.dtype)
+    return read_target(stored, stored.spec, target, trunk.decoder_for("host"), out)
+
+
+def starts(*numbers, count, step=1):
+    return Crops(start=np.asarray(numbers, np.int64), count=count, step=step)
+
+
+def expected_stack(array, axes, n_samples):
+    """What zarr-python reads, cropped and stacked by NumPy."""
+    return np.ascontiguousarray(numpy_stack(np.asarray(array[...]), axes, n_samples))
+
+
+SHAPE = (7, 6, 5)
+DATA = counting(SHAPE)
+DATA[:4, :3] = 0  # chunks and a shard that are never written
+
+LAYOUTS = {
+    "sharded zstd": {"chunks": (2, 3, 2), "shards": (4, 3, 4), "compressors": ZstdCodec()},
+    "sharded raw": {"chunks": (1, 3, 5), "shards": (4, 6, 5), "compressors": None},
+    "sharded delta": {"chunks": (2, 3, 2), "shards": (4, 3, 4), "filters": zn.Delta(dtype="<i4")},
+    "unsharded raw": {"chunks": (3, 4, 2), "compressors": None},
+    "unsharded zstd": {"chunks": (1, 6, 2), "compressors": ZstdCodec()},
+    "big-endian": {"chunks": (2, 3, 5), "serializer": BytesCodec(endian="big"), "compressors": None},
+    "transposed": {"chunks": (2, 3, 5), "filters": TransposeCodec(order=(1, 2, 0))},
+    "v2 order F": {"chunks": (3, 4, 2), "zarr_format": 2, "order": "F"},
+    "by zarr-python": {"chunks": (2, 3, 2), "shards": (4, 3, 4), "compressors": zn.BZ2(level=1)},
+    "one shard": {"chunks": (7, 6, 5), "shards": (7, 6, 5)},
+}
+CASTS = {
+    "as stored": None,
+    "wider": Cast(dtype="<f8"),
+    "masked and scaled": Cast(dtype="<f4", mask=(7.0,), scale=0.5, offset=-2.0),
+}
+
+
+@pytest.fixture(scope="module", params=[*LAYOUTS])
+def stored(request):
+    """The same array in every layout."""
+    return write(MemoryStore(), DATA, name="t", **LAYOUTS[request.param])
+
+
+@given(stacks(SHAPE))
+def test_stacked_crops_are_those_of_numpy(stored, stack):
+    assert_same_bits(read_stack(stored, *stack), expected_stack(stored, *stack))
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@given(stack=stacks(SHAPE))
+def test_values_are_those_of_a_read_of_everything(stored, cast, stack):
+    everything = read(stored_array(stored, CASTS[cast]), ..., trunk.decoder_for("host"))
+
+    np.testing.assert_array_equal(read_stack(stored, *stack, CASTS[cast]), numpy_stack(everything, *stack), strict=True)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("grid", GRIDS)
+@given(st.data())
+def test_arrays_of_every_shape(grid, sharded, data):
+    shape, chunks, shards = GRIDS[grid]
+    array = write(MemoryStore(), counting(shape, "u2"), chunks=chunks, shards=shards if sharded and shape else None)
+    stack = data.draw(stacks(shape))
+
+    assert_same_bits(read_stack(array, *stack), expected_stack(array, *stack))
+
+
+CHAINS = {f"v3 {name}": keywords for name, keywords in (V3_CODECS | V3_FILTERS | V3_CODECS_BY_ZARR).items()}
+CHAINS |= {f"v2 {name}": {"zarr_format": 2} | keywords for name, keywords in (V2_CODECS | V2_FILTERS).items()}
+CROPS = [starts(1, 0, 5, 5, 2, 0, 4, count=4), starts(3, 0, 7, 7, 6, 8, 0, count=5)]
+"""Of (9, 13): across borders, on them, twice the same."""
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.doubtful_frames
+def test_every_chain_of_codecs(chain):
+    data = counting((9, 13))
+    data[4:8, :6] = 0
+    array = write(MemoryStore(), data, chunks=(4, 3), **CHAINS[chain])
+
+    assert_same_bits(read_stack(array, CROPS, 7), expected_stack(array, CROPS, 7))
+
+
+@pytest.mark.parametrize("chain", [chain for chain in CHAINS if chain.startswith("v3")])
+@pytest.mark.doubtful_frames
+def test_every_chain_of_codecs_in_shards(chain):
+    data = counting((9, 13))
+    data[4:8, :6] = 0
+    array = write(MemoryStore(), data, chunks=(4, 3), shards=(8, 6), **CHAINS[chain])
+
+    assert_same_bits(read_stack(array, CROPS, 7), expected_stack(array, CROPS, 7))
+
+
+def test_more_axes_than_kernels_have():
+    array = write(MemoryStore(), counting((2, 3) * 4), chunks=(1, 2) * 4)
+    axes = [starts(0, 1, count=1), starts(1, 0, count=2)] * 4
+
+    assert_same_bits(read_stack(array, axes, 2), expected_stack(array, axes, 2))
+
+
+ALIGNED = [starts(2, 0, 2, 4, count=1), slice(3, 6), slice(None)]
+"""Each crop is one chunk of one row; the first and the third are the same."""
+
+
+@pytest.mark.parametrize("layout", ["sharded raw", "sharded zstd"])
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_crops_that_are_chunks(layout, endian):
+    keywords = LAYOUTS[layout] | {"chunks": (1, 3, 5), "shards": (4, 6, 5), "serializer": BytesCodec(endian=endian)}
+    array = write(MemoryStore(), DATA, **keywords)
+
+    assert_same_bits(read_stack(array, ALIGNED, 4), expected_stack(array, ALIGNED, 4))
+
+
+CHUNK_LAYOUTS = {"sharded": {"chunks": (4, 4), "shards": (8, 8)}, "unsharded": {"chunks": (4, 4)}}
+
+
+@pytest.mark.parametrize("layout", CHUNK_LAYOUTS)
+@pytest.mark.parametrize("store", ["memory", "local"], indirect=True)
+def test_chunks_that_crops_share_are_decoded_once(store, layout):
+    array = write(store, counting((16, 16)), name="t", compressors=ZstdCodec(), **CHUNK_LAYOUTS[layout])
+    axes = [starts(3, 2, 4, 3, 9, count=3), starts(1, 0, 5, 1, 9, count=4)]
+    before = counters.snapshot()
+
+    read = read_stack(array, axes, 5)
+
+    counted = counters.snapshot() - before
+    assert_same_bits(read, expected_stack(array, axes, 5))
+    assert counted.n_reads == 1
+    assert counted.decoded_nbytes == (2 * 3 + 1) * (4 * 4 * 4)  # rows 2 to 6 by columns 0 to 8, and 9 to 12 of either
+
+
+def test_memory_of_the_result_need_not_be_given():
+    array = stored_array(write(MemoryStore(), DATA, **LAYOUTS["sharded zstd"]))
+    target = stack_target([starts(3, 0, count=4), slice(1, 5), slice(None)], 2, array.spec.grid)
+
+    read = read_target(array, array.spec, target, trunk.decoder_for("host"))
+
+    assert_same_bits(read, np.stack([DATA[3:7, 1:5], DATA[0:4, 1:5]]))
+
+
+def test_objects_that_crops_share_are_asked_for_once():
+    store = RecordingStore(MemoryStore())
+    array = write(store, counting((12,)), name="t", chunks=(3,))
+    store.requests.clear()
+
+    read_stack(array, [starts(2, 4, 2, 3, count=3)], 4)
+
+    assert sorted(key for key, _ in store.requests) == ["t/c/0", "t/c/1", "t/c/2"]
+
+
+def test_no_samples_read_nothing():
+    store = RecordingStore(MemoryStore())
+    array = write(store, counting((12, 4)), name="t", chunks=(3, 4), shards=(6, 4))
+    store.requests.clear()
+
+    assert_same_bits(read_stack(array, [starts(count=3), slice(None)], 0), np.empty((0, 3, 4), "i4"))
+    assert_same_bits(read_stack(array, [starts(0, 5, count=0), slice(None)], 2), np.empty((2, 0, 4), "i4"))
+    assert store.requests == []
+
+
+@pytest.mark.parametrize("layout", ["sharded zstd", "unsharded raw", "big-endian"])
+@pytest.mark.host_decoder
+def test_crops_fill_memory_of_any_layout(layout):
+    array = write(MemoryStore(), DATA, **LAYOUTS[layout])
+    axes = [starts(0, 5, 2, count=2), starts(3, 0, 3, count=3), slice(None)]
+    memory = np.full((5, 3, 2, 6), -1, "i4")
+    out = memory[::-1, :, :, ::2].transpose(1, 2, 3, 0)
+
+    read = read_stack(array, axes, 3, out=out)
+
+    assert read is out
+    np.testing.assert_array_equal(out, expected_stack(array, axes, 3))
+    assert (memory[..., 1::2] == -1).all()
+
+
+@pytest.mark.parametrize("codecs", ["zstd", "bytes", "blosc-lz4-shuffle"])
+@pytest.mark.doubtful_frames
+def test_damaged_chunk_is_named(memory, codecs):
+    array = damaged(memory, changed_chunk(lambda chunk: chunk[: len(chunk) // 2]), **V3_CODECS[codecs])
+
+    with pytest.raises(CorruptChunkError) as caught:
+        read_stack(array, [starts(4, 1, 3, count=2), starts(1, 2, 5, count=3)], 3)
+
+    assert_explains(caught.value, "'/a/t'", "a/t/c/0/0", "chunk (1, 1)")
+
+
+def test_shard_deleted_after_its_index_was_read(memory):
+    write(memory, DATA, name="t", **LAYOUTS["sharded zstd"])
+    array = zarr.open_array(ScriptedStore(memory, vanish_after_index), path="t", mode="r")
+
+    with pytest.raises(StoreReadError, match="disappeared"):
+        read_stack(array, [starts(3, 5, count=2), starts(2, 3, count=2), slice(None)], 2)
+
+
+N = 4_200_000
+"""Elements of a chunk of 16.8 MB, which the host decodes as it is read."""
+
+
+@pytest.mark.parametrize("layout", [{"chunks": (N,), "shards": (4 * N,)}, {"chunks": (N,)}])
+def test_large_chunks(layout, tmp_path):
+    array = zarr.create_array(LocalStore(tmp_path), shape=(4 * N,), dtype="i4", fill_value=5, **layout)
+    data = np.full(4 * N, 5, "i4")
+    data[: 2 * N] = np.arange(2 * N) // 100
+    array[: 2 * N] = data[: 2 * N]
+    crops = [starts(N, 0, 2 * N - 9, 2 * N, count=N)]
+
+    assert_same_bits(read_stack(array, crops, 4), numpy_stack(data, crops, 4))

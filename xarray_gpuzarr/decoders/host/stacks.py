@@ -1,0 +1,41 @@
+"""What the host decoder does with chunks that crops share: each is decoded once, and placed wherever it is wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.host.blocks import Block
+from xarray_gpuzarr.decoders.host.boxes import BoxBlock
+from xarray_gpuzarr.decoders.host.job import Located, Workspace
+
+
+class StackBlock(BoxBlock):
+    """One plan whose chunks give several boxes of the output each; one that gives a single box is treated as ever."""
+
+    def located(self) -> Located:
+        """Say where each chunk goes that gives a single box."""
+        alone, group = self.job.stack.alone, self.plan.row[:, 0]
+        return Located(
+            whole=alone.whole.take(group), direct=alone.direct.take(group), out_byte=alone.out_byte.take(group)
+        )
+
+    def _boxes(self, group: int) -> list[list[int]]:
+        stack = self.job.stack
+        return stack.rows[stack.bounds[group] : stack.bounds[group + 1]]
+
+    def place_chunk(self, workspace: Workspace, chunk: npt.NDArray[Any], row: int) -> None:
+        """Bring what is wanted of a decoded chunk to all its places."""
+        sample = chunk[None]
+        for numbers in self._boxes(self.rows[row][0]):
+            self.place_box(workspace, self.wanted(sample, numbers), numbers)
+
+    def fill(self, numbers: list[int]) -> None:
+        """Write the fill value to all boxes of a group."""
+        for box in self._boxes(numbers[0]):
+            super().fill(box)
+
+    def fill_missing(self) -> None:
+        """Write the fill value to missing chunks, whose boxes may lie anywhere."""
+        Block.fill_missing(self)

@@ -1,0 +1,154 @@
+"""zarr's own `MemoryStore`: bytes that are here already, taken by the thread that needs them.
+
+Asking its coroutines would take two changes of threads for a look into a dictionary. A read keeps each object that it
+has looked at, so that all of its bytes are of one version, whatever is written meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeGuard
+
+import numpy as np
+from zarr.buffer import cpu
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.fetch.rules import coalesce_rule
+from xarray_gpuzarr.fetch.source import (
+    ByteStream,
+    Edge,
+    MemoryStream,
+    Pending,
+    PendingEdge,
+    PendingObjects,
+    PendingStream,
+    Storage,
+    Version,
+    short,
+)
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.process.fetch_options import fetch_options
+
+_MIB = 1024**2
+
+
+def answers_at_once(store: object) -> TypeGuard[MemoryStore]:
+    """Say whether a store is one that `MemorySource` reads: not before zarr-python 3.3, and no subclass of it."""
+    return type(store) is MemoryStore and hasattr(store, "get_sync")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySource:
+    """The objects of a `MemoryStore`, which says nothing of versions."""
+
+    store: MemoryStore
+    held: dict[str, memoryview] | None = field(default=None, compare=False)
+    """Objects that one read has looked at."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.store,)
+
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        return (type(self).__qualname__, self.store)
+
+    @property
+    def rule(self) -> CoalesceRule:
+        """2 MiB parts, as of local files; nothing is read through that is not wanted."""
+        return coalesce_rule(fetch_options(), max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB)
+
+    @property
+    def lookahead(self) -> int:
+        """1 request: nothing is gained by more."""
+        return 1
+
+    @property
+    def is_remote(self) -> bool:
+        """False: starting does nothing."""
+        return False
+
+    @property
+    def identity(self) -> Hashable:
+        """None: objects bear no version."""
+        return None
+
+    @property
+    def storage(self) -> Storage:
+        """``posix``: the bytes are on the host."""
+        return "posix"
+
+    def for_one_read(self, *, ask_again: bool = False) -> MemorySource:  # noqa: ARG002  # a key has one object
+        """Return this source, to look at each object once."""
+        return MemorySource(store=self.store, held={})
+
+    def local_path(self, key: str) -> str:
+        """Raise: there is none."""
+        raise ValueError(key)
+
+    def check(self, key: str, version: Version = None) -> None:
+        """Raise: there is no local file."""
+        raise ValueError(key, version)
+
+    def prefetch(self, key: str, wanted: ByteRange) -> bool:  # noqa: ARG002  # all is here
+        """Do nothing."""
+        return False
+
+    def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:  # noqa: ARG002  # there is none
+        """Return a function that takes the range."""
+        return lambda _allocate: self._range(key, wanted)
+
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:  # noqa: ARG002  # objects have a length
+        """Return a function that takes the objects."""
+        return lambda _allocate: [self._object(key) for key in keys]
+
+    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:  # noqa: ARG002  # as above
+        """Return a function that takes the range."""
+
+        def finish() -> ByteStream | None:
+            data = self._range(key, wanted)
+            return None if data is None else MemoryStream(data)
+
+        return finish
+
+    def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
+        """Return a function that takes the edge."""
+
+        def finish() -> Edge | None:
+            data = self._object(key)
+            if data is None:
+                return None
+            edge = data[:nbytes] if location == "start" else data[max(0, len(data) - nbytes) :]
+            return Edge(data=edge, object_nbytes=len(data))
+
+        return finish
+
+    def start_whole(self, key: str) -> PendingEdge:
+        """Return a function that takes the object."""
+        return self.start_edge(key, "start", 2**63 - 1)
+
+    def give_up(self) -> None:
+        """Do nothing: nothing is under way."""
+
+    def _range(self, key: str, wanted: ByteRange) -> memoryview | None:
+        data = self._object(key)
+        if data is None:
+            return None
+        end = len(data) if wanted.nbytes == WHOLE_OBJECT else wanted.offset + wanted.nbytes
+        if end > len(data):
+            raise short(f"{self.store}/{key}", wanted.offset, wanted.nbytes, max(0, len(data) - wanted.offset))
+        return data[wanted.offset : end]
+
+    def _object(self, key: str) -> memoryview | None:
+        """Return all bytes of an object, as they were when this read first asked for it."""
+        if self.held is not None and key in self.held:
+            return self.held[key]
+        # The host prototype is named, so that zarr.config.enable_gpu() does not move encoded bytes to a device.
+        buffer = self.store.get_sync(key, prototype=cpu.buffer_prototype)
+        if buffer is None:
+            return None
+        data = memoryview(np.ascontiguousarray(buffer.as_numpy_array()).view(np.uint8))
+        return data if self.held is None else self.held.setdefault(key, data)
+
+
+def _rebuild(store: MemoryStore) -> MemorySource:
+    return MemorySource(store=store)

@@ -1,0 +1,84 @@
+"""Reads that end before they have read all: told so by another thread, they stop at their next request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from xarray_gpuzarr.decoders import Decoder
+from xarray_gpuzarr.fetch import ByteSource, Pending, PendingObjects, PendingStream
+from xarray_gpuzarr.plan.byte_range import ByteRange
+
+
+class Stop:
+    """Whether a read is to end before it has read all."""
+
+    __slots__ = ("_give_up", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._give_up: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        """Let the read end: at its next request, or now if it waits for answers."""
+        self._is_set = True
+        for give_up in self._give_up:
+            give_up()
+
+    def check(self, give_up: Callable[[], None] | None = None) -> None:
+        """Raise if the read is to end; else, `give_up` is called once it is."""
+        if give_up is not None:
+            self._give_up.append(give_up)
+        if self._is_set:
+            raise asyncio.CancelledError  # which nothing on the way takes for an error of the store
+
+
+class StoppableDecoder:
+    """A decoder whose reads stop between two requests.
+
+    Parameters
+    ----------
+    decoder : Decoder
+    stop : Stop
+    """
+
+    def __init__(self, decoder: Decoder, stop: Stop) -> None:
+        self._decoder = decoder
+        self._stop = stop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> Any:
+        """Carry out plans; see `Decoder.decode`."""
+        self._stop.check(source.give_up)
+        return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
+
+    def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:
+        for plan in plans:
+            self._stop.check()
+            yield plan
+
+
+class _StoppableSource:
+    """A `ByteSource` that is asked for nothing any more once a read is to stop."""
+
+    def __init__(self, source: ByteSource, stop: Stop) -> None:
+        self._stop = stop
+        self._start, self._start_objects, self._start_stream = source.start, source.start_objects, source.start_stream
+        self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
+        self.storage = source.storage
+        self.local_path, self.check, self.prefetch = source.local_path, source.check, source.prefetch
+
+    def start(self, key: str, wanted: ByteRange) -> Pending:
+        self._stop.check()
+        return self._start(key, wanted)
+
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+        self._stop.check()
+        return self._start_objects(keys, nbytes)
+
+    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
+        self._stop.check()
+        return self._start_stream(key, wanted)
