@@ -1,5 +1,7 @@
 """Run zarr-python's own tests, of the version that is installed, with this package's codec pipeline.
 
+With ``--gpu``, those that zarr-python marks as needing a GPU, which are skipped where CuPy finds none.
+
 The tests come with zarr-python's source distribution, which pip fetches once into the user's cache folder. What differs
 on purpose is listed here, with the reason; all else has to pass.
 """
@@ -20,6 +22,11 @@ FILES = (
     "tests/test_api.py",
     "tests/test_unified_chunk_grid.py",
     "tests/test_codecs",
+)
+ON_GPU = (
+    "tests/test_api.py",
+    "tests/test_buffer.py",
+    "tests/test_config.py",
 )
 DIFFERS = {
     "They count calls of a store's methods by zarr-python's sharding codec": (
@@ -59,9 +66,12 @@ def main() -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "xarray_gpuzarr"
     left_out = [f"--deselect={test}" for tests in DIFFERS.values() for test in tests]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "--tb=short"]
+    arguments = sys.argv[1:] or FILES
+    if arguments == ["--gpu"]:
+        arguments = ["-m", "gpu", "-n", "0", *ON_GPU]  # no other process takes memory of the GPU
     setting = {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline"}
     run = subprocess.run(
-        [*command, *left_out, *(sys.argv[1:] or FILES)],
+        [*command, *left_out, *arguments],
         cwd=fetch(cache / "zarr-suite"),
         env=os.environ | setting,
         check=False,

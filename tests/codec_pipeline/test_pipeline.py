@@ -19,7 +19,6 @@ from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, drop,
 from zarr.buffer import cpu
 from zarr.core.buffer import BufferPrototype
 from zarr.core.sync import sync
-from zarr.errors import ChunkNotFoundError
 from zarr.storage import MemoryStore, ZipStore
 
 import xarray_gpuzarr
@@ -91,7 +90,7 @@ def test_arrays_of_the_same_store_are_equal(array):
     assert copy.copy(array) == array
 
 
-def test_reading_brings_no_xarray_and_no_cupy(local):
+def test_reading_brings_no_xarray_no_dask_and_no_cupy(local):
     write(local, DATA, **SHARDED)
     code = """
 import sys, zarr
@@ -102,7 +101,7 @@ with xarray_gpuzarr.zarr_pipeline():
 opened = set(sys.modules) - before
 array[...]
 brought = {n.partition('.')[0] for n in set(sys.modules) - before}
-print(*sorted(brought & {'xarray', 'cupy', 'rmm', 'distributed', 'pandas'}))
+print(*sorted(brought & {'xarray', 'dask', 'cupy', 'rmm', 'distributed', 'pandas'}))
 print(*sorted(n for n in opened if n.startswith('xarray_gpuzarr')))
 """
     done = subprocess.run(
@@ -164,18 +163,6 @@ def test_explain_wants_a_zarr_array():
         explain(DATA)
 
 
-def test_missing_chunks_are_refused_where_zarr_is_told_so(memory):
-    write(memory, DATA, **SHARDED)
-    drop(memory, "c/1/0")
-    with zarr_pipeline():
-        array = zarr.open_array(memory).with_config({"read_missing_chunks": False})
-
-    np.testing.assert_array_equal(array[:4], DATA[:4])
-    with pytest.raises(ChunkNotFoundError, match="c/1/0"):
-        array[...]
-    assert "read_missing_chunks" in explain(array).why
-
-
 def test_missing_chunks_are_the_fill_value(store):
     zarr.create_array(store, shape=(8, 6), dtype="i4", fill_value=7, **SHARDED)[5:7, 1:3] = 1
     arrays = opened_by_both(store)
@@ -208,6 +195,27 @@ def test_an_output_that_is_given_is_filled(array):
         with reads_planned():
             array.get_basic_selection((slice(None), slice(0, 6, 2)), out=out)
         np.testing.assert_array_equal(out.as_numpy_array(), DATA[:, ::2])
+
+
+@pytest.mark.parametrize("dtype", ["i4", "f4", "c8", "i1"])
+def test_an_output_that_does_not_hold_all_values_is_filled_or_refused_by_zarr(memory, dtype):
+    array = zarr.create_array(memory, shape=8, dtype="f8", chunks=2, shards=4, fill_value=np.nan)
+    array[:4] = 300.7
+    arrays, results = opened_by_both(memory), []
+
+    for opened in arrays:
+        out = cpu.NDBuffer(np.zeros(8, dtype))
+        try:
+            results.append(opened.get_basic_selection(..., out=out).tolist())
+        except ValueError as error:
+            results.append(str(error))
+
+    np.testing.assert_equal(results[1], results[0])
+
+
+def test_an_output_that_is_no_array_is_refused_by_zarr(array):
+    with pytest.raises(AttributeError, match="__setitem__"):
+        array.get_basic_selection((0, 0), out=cpu.NDBuffer(np.int32(5)))
 
 
 def test_a_selection_that_is_no_product_is_left_to_zarr(array, monkeypatch):
@@ -348,7 +356,7 @@ def test_many_reads_at_once(array):
 
 
 def test_the_event_loop_is_not_held_up(array, monkeypatch):
-    read, threads_of_reads, ticks = reading._read, [], []
+    read, threads_of_reads, ticks = reading.read_target, [], []
 
     def slow(*args):
         threads_of_reads.append(threading.current_thread())
@@ -365,11 +373,62 @@ def test_the_event_loop_is_not_held_up(array, monkeypatch):
         await array.async_array.getitem(...)
         ticking.cancel()
 
-    monkeypatch.setattr(reading, "_read", slow)
+    monkeypatch.setattr(reading, "read_target", slow)
+    monkeypatch.setattr(reading, "_LITTLE_NBYTES", 0)
     sync(both())
 
     assert len(ticks) > 5
     assert threads_of_reads[0].name.startswith("gpuzarr_read")
+
+
+@pytest.mark.parametrize(
+    ("selection", "where"),
+    [
+        ((slice(0, 2), slice(0, 3)), "zarr_io"),  # a chunk
+        ((slice(1, 2), slice(0, 6)), "zarr_io"),
+        ((slice(0, 4), slice(0, 6)), "gpuzarr_read"),  # more than is little
+        ((slice(3, 5), slice(0, 3)), "gpuzarr_read"),  # of two shards
+    ],
+)
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_little_reads_are_done_on_zarrs_event_loop(tmp_path, kind, selection, where, monkeypatch):
+    store = tmp_path / "a.zarr" if kind == "local" else MemoryStore()
+    write(store, DATA, **SHARDED)
+    with zarr_pipeline():
+        array = zarr.open_array(store)
+    read, names = reading.read_target, []
+
+    def noting(*args):
+        names.append(threading.current_thread().name)
+        return read(*args)
+
+    monkeypatch.setattr(reading, "read_target", noting)
+    monkeypatch.setattr(reading, "_LITTLE_NBYTES", 2 * DATA.dtype.itemsize * 6)
+
+    np.testing.assert_array_equal(array[selection], DATA[selection])
+    assert [name.startswith(where) for name in names] == [True]
+
+
+def test_codecs_that_wait_for_zarrs_event_loop_do_not_run_there(tmp_path):
+    write(tmp_path / "a.zarr", DATA, compressors=zarr.codecs.numcodecs.BZ2())
+    with zarr_pipeline():
+        array = zarr.open_array(tmp_path / "a.zarr")
+
+    np.testing.assert_array_equal(array[0:1], DATA[0:1])
+
+
+def test_reads_on_another_event_loop_leave_it_alone(array, monkeypatch):
+    read, names = reading.read_target, []
+
+    def noting(*args):
+        names.append(threading.current_thread().name)
+        return read(*args)
+
+    monkeypatch.setattr(reading, "read_target", noting)
+    found = asyncio.run(array.async_array.getitem((slice(0, 1), slice(0, 1))))
+
+    np.testing.assert_array_equal(found, DATA[:1, :1])
+    assert names[0].startswith("gpuzarr_read")
 
 
 class Stuck(ScriptedStore):

@@ -1,17 +1,22 @@
 """Random arrays, stored at random, selected at random: the same bits as zarr-python's own pipeline gives."""
 
+import asyncio
 from typing import Any
 
 import numcodecs
 import numpy as np
 import obstore.store
+import pytest
 import zarr
 from helpers.codec_pipeline import assert_same_reads, opened_by_both, reads_planned
+from helpers.compare import assert_same_bits
 from helpers.data.selections import points
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from zarr.buffer import cpu
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ObjectStore
 
 STORES = {"memory": MemoryStore, "obstore": lambda: ObjectStore(obstore.store.MemoryStore())}
@@ -58,9 +63,9 @@ def index_arrays(length: int) -> st.SearchStrategy[np.ndarray]:
     return hnp.arrays(np.int64, st.integers(0, 9), elements=number) | masks
 
 
-@given(store=arrays(), data=st.data())
-def test_reads_are_those_of_zarr(store, data):
-    both = opened_by_both(store)
+@given(store=arrays(), order=st.sampled_from("CF"), data=st.data())
+def test_reads_are_those_of_zarr(store, order, data):
+    both = opened_by_both(store, config={"order": order})
     shape = both[0].shape
     basic = data.draw(st.tuples(*map(axis, shape)), label="basic")
     outer = data.draw(st.tuples(*(axis(n) | index_arrays(n) for n in shape)), label="outer")
@@ -75,3 +80,56 @@ def test_reads_are_those_of_zarr(store, data):
         if shape:
             assert_same_reads(both, lambda a: a.vindex[places])
             assert_same_reads(both, lambda a: a.vindex[mask])
+
+
+METHODS = ("basic", "orthogonal", "mask")
+
+
+def filled(array: Any, method: str, key: Any, out: np.ndarray) -> np.ndarray:
+    """Return the output that a selection was read into; what it says of values that it cannot hold."""
+    try:
+        getattr(array, f"get_{method}_selection")(key, out=cpu.NDBuffer(out))
+    except (ValueError, OverflowError) as error:
+        return np.array(str(error))
+    return out
+
+
+@given(
+    store=arrays(),
+    method=st.sampled_from(METHODS),
+    dtype=st.sampled_from(["?", "i1", "f4", ">f8", "c16"]),
+    data=st.data(),
+)
+@pytest.mark.filterwarnings("ignore")  # of what is lost in conversions, by either
+def test_outputs_of_the_callers_are_filled_as_by_zarr(store, method, dtype, data):
+    own, ours = opened_by_both(store)
+    shape = own.shape
+    key = {
+        "basic": st.tuples(*map(axis, shape)),
+        "orthogonal": st.tuples(*(axis(n) | index_arrays(n) for n in shape)),
+        "mask": hnp.arrays(bool, shape or (1,)),
+    }[method]
+    key = data.draw(key, label="key")
+    assume(shape or method == "basic")
+    like = np.asarray(getattr(own, f"get_{method}_selection")(key))
+    step = data.draw(st.sampled_from([1, 2]), label="step")
+    outs = [
+        np.zeros([n * step for n in like.shape], dtype)[(slice(None, None, step),) * like.ndim + (...,)] for _ in "ab"
+    ]
+
+    assert_same_bits(filled(ours, method, key, outs[0]), filled(own, method, key, outs[1]))
+
+
+@given(store=arrays(), data=st.data())
+def test_coroutines_read_what_zarr_reads(store, data):
+    own, ours = opened_by_both(store)
+    keys = data.draw(st.lists(st.tuples(*map(axis, own.shape)), min_size=1, max_size=5), label="keys")
+
+    async def read_all(array: Any) -> list[Any]:
+        return await asyncio.gather(*(array.async_array.getitem(key) for key in keys))
+
+    for run in (sync, asyncio.run):
+        with reads_planned():
+            found = run(read_all(ours))
+        for one, other in zip(found, run(read_all(own)), strict=True):
+            assert_same_bits(np.asarray(one), np.asarray(other))

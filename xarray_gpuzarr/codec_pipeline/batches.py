@@ -65,33 +65,61 @@ def requested(
     drop_axes : tuple of int
         Axes that zarr-python takes from each piece before it is placed.
     """
+    if len(batch) == 1 and not drop_axes:
+        box = _box(coords[0], batch[0], shard_shape, out_shape)
+        if box is not None:
+            return box
     bounds = tuple((max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True))
-    if not isinstance(batch[0][3], tuple):
-        points = _points(coords, batch, shard_shape, out_shape)
-        return None if points is None else Requested(points=points, bounds=bounds)
+    if isinstance(batch[0][3], tuple):
+        outer, dropped = _product(coords, batch, shard_shape, out_shape, drop_axes)
+        return None if outer is None else Requested(outer=outer, dropped=dropped, bounds=bounds)
+    points = _points(coords, batch, shard_shape, out_shape)
+    return None if points is None else Requested(points=points, bounds=bounds)
+
+
+def _product(
+    coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord, drop_axes: Coord
+) -> tuple[OuterSelection | None, Coord]:
+    """Return the product that items are the pieces of, None if they are none; and the axes that the output lacks."""
     ndim = len(shard_shape)
     first = batch[0][2]
     if not isinstance(first, tuple) or len(first) != ndim:
-        return None
+        return None, ()
     dropped = drop_axes or tuple(axis for axis, inside in enumerate(first) if isinstance(inside, int | np.integer))
     kept = [axis for axis in range(ndim) if axis not in dropped]
-    if len(kept) != len(out_shape):
-        return None
-    axes = _axes(coords, batch, kept, ndim)
+    axes = _axes(coords, batch, kept, ndim) if len(kept) == len(out_shape) else None
     if axes is None:
-        return None
+        return None, ()
     wanted: list[slice | Column] = []
     undo: list[tuple[int, slice | Column | int]] = []
     lengths = dict(zip(kept, out_shape, strict=True))
     for axis, pieces in enumerate(axes):
         joined = _join(pieces, shard_shape[axis], lengths.get(axis, 1))
         if joined is None:
-            return None
+            return None, ()
         wanted.append(joined[0])
         if joined[1] is not None:
             undo.append((axis, joined[1]))
     undo += zip(reversed(dropped), repeat(0))
-    return Requested(outer=OuterSelection(wanted=tuple(wanted), undo=tuple(undo)), dropped=dropped, bounds=bounds)
+    return OuterSelection(wanted=tuple(wanted), undo=tuple(undo)), dropped
+
+
+def _box(coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord) -> Requested | None:
+    """Return slices of one shard, by far the most frequent batch, as they are; None if the item is no such."""
+    _, _, inside, place, _ = item
+    if type(inside) is not tuple or type(place) is not tuple or not len(inside) == len(shard_shape) == len(out_shape):
+        return None
+    wanted: list[slice] = []
+    for at, one, there, length, n_out in zip(coord, inside, place, shard_shape, out_shape, strict=True):
+        if type(one) is not slice or type(there) is not slice:
+            return None
+        start, stop, step = one.indices(length)
+        if step < 1 or len(range(start, stop, step)) != n_out or there.indices(n_out) != (0, n_out, 1) or not n_out:
+            return None
+        first = at * length
+        wanted.append(slice(first + start, first + stop, step))
+    bounds = tuple((at + 1) * length for at, length in zip(coord, shard_shape, strict=True))
+    return Requested(outer=OuterSelection(wanted=tuple(wanted), undo=()), bounds=bounds)
 
 
 _Pieces = dict[int, tuple[Any, Any]]

@@ -9,7 +9,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
-from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array, refuses_missing
+from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
 from xarray_gpuzarr.decoders import Route, decoder_for
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.stored.array_spec import Unplanned
@@ -80,8 +80,6 @@ def _route(array: zarr.Array[Any]) -> Route | str:
     stored = planned_array(array.metadata, array.store, array.path)
     if isinstance(stored, Unplanned):
         return stored.reason
-    if refuses_missing(array.config):
-        return "array.read_missing_chunks is off"
     prototype = default_buffer_prototype()
     device = device_of(prototype.buffer, prototype.nd_buffer)
     if device is None:

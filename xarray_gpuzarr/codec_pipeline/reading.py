@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,8 @@ from zarr.core.buffer import Buffer, NDBuffer
 from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, requested
-from xarray_gpuzarr.codec_pipeline.threads import StoppableDecoder, on_thread
+from xarray_gpuzarr.codec_pipeline.missing import NotingSource
+from xarray_gpuzarr.codec_pipeline.threads import on_thread
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.errors import MetadataError
@@ -28,7 +30,9 @@ from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.threads import crew
 from xarray_gpuzarr.read import StoredArray, read_target
+from xarray_gpuzarr.read.stopping import StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import Metadata, native_dtype, parse_metadata
@@ -37,6 +41,11 @@ _DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (gpu.Buffer, gpu.NDBuffer): "cud
 """Where the results of zarr-python's own buffers live; others may be anything."""
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores whose sessions belong to no event loop."""
+
+
+_LITTLE_NBYTES = 128 * 1024
+"""Decoded bytes that are read on zarr-python's event loop, as long as nothing else is read: within 0.2 ms, of which a
+thread that is handed the read would take 0.07 (November 2026)."""
 
 
 class Reader:
@@ -56,29 +65,42 @@ class Reader:
         self._stored: StoredArray | Unplanned | None = None
         self._decoders: dict[str, Decoder | None] = {}
 
-    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> bool:
-        """Read a batch into `out`; say whether that was done.
+    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> set[str] | None:
+        """Read a batch into `out`, or do nothing.
 
         Parameters
         ----------
         batch : sequence of Item, one at least
         out : zarr buffer
         drop_axes : tuple of int
+
+        Returns
+        -------
+        set of str or None
+            Keys of those that are not there, if zarr-python is to raise for them; None if nothing was done.
         """
         getter, chunk_spec = batch[0][:2]
         if not isinstance(getter, StorePath) or getter.store is not self._store:
-            return False
+            return None
         stored = self._stored or self._parse(getter.path)
-        if isinstance(stored, Unplanned) or refuses_missing(chunk_spec.config):
-            return False
+        if isinstance(stored, Unplanned):
+            return None
         device = device_of(chunk_spec.prototype.buffer, type(out))
         decoder = None if device is None else self._decoder(device)
         if decoder is None or not self._may_be_read_here(stored):
-            return False
-        return await on_thread(
-            lambda stop: _read(stored, batch, out, drop_axes, StoppableDecoder(decoder, stop)),
-            is_remote=stored.source is not None and stored.source.is_remote,
-        )
+            return None
+        assert stored.source is not None
+        noting = NotingSource(stored.source) if refuses_missing(chunk_spec.config) else None
+        read = _Read(stored if noting is None else replace(stored, source=noting), batch, out, drop_axes)
+        if len(batch) == 1 and device == "host" and _is_on_zarrs_loop() and read.is_little():
+            is_done = read.carry_out(decoder)
+        else:
+            is_done = await on_thread(
+                lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), is_remote=read.is_remote
+            )
+        if not is_done:
+            return None
+        return set() if noting is None else noting.missing
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
         path = "/".join(key.split("/")[: -self._depth])
@@ -102,8 +124,11 @@ class Reader:
     def _may_be_read_here(self, stored: StoredArray) -> bool:
         """Whether requests on zarr's event loop do for a store that was perhaps opened on the running one."""
         is_local = stored.source is not None and not stored.source.is_remote
-        on_zarrs_loop = asyncio.get_running_loop() is zarr.core.sync.loop[0]
-        return is_local or on_zarrs_loop or type(self._store) in _ANY_LOOP
+        return is_local or _is_on_zarrs_loop() or type(self._store) in _ANY_LOOP
+
+
+def _is_on_zarrs_loop() -> bool:
+    return asyncio.get_running_loop() is zarr.core.sync.loop[0]
 
 
 def refuses_missing(config: ArrayConfig) -> bool:
@@ -138,30 +163,63 @@ def missing_for(device: str) -> list[str]:
     return missing_for_cuda() if device == "cuda" else []
 
 
-def _read(stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, decoder: Decoder) -> bool:
-    spec, data = stored.spec, cast("Any", out.as_ndarray_like())
-    assert isinstance(spec, ArraySpec)
-    try:
-        coords = [spec.keys.coord(item[0].path, spec.grid.ndim) for item in batch]  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):  # no path in a store, or not one of this array
-        return False
-    wanted = requested(coords, batch, spec.grid.shard_shape, data.shape, drop_axes)
-    if wanted is None:
-        return False
-    place = wanted.place(data)
-    if data.dtype != np.dtype(stored.cast.dtype):
-        place = None
-    with data.device if decoder.device == "cuda" else nullcontext():  # not the one that is current on this thread
-        result = read_target(stored, spec, _target(wanted, spec), decoder, place)
-        if result is not place:
-            data[...] = result if wanted.outer is None else wanted.outer.restore(result)
-    return True
+class _Read:
+    """One batch, planned when it is first needed: a large one on the thread that reads it.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    batch : sequence of Item
+    out : zarr buffer
+    drop_axes : tuple of int
+    """
+
+    def __init__(self, stored: StoredArray, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> None:
+        assert isinstance(stored.spec, ArraySpec)
+        assert stored.source is not None
+        self._stored, self._spec = stored, stored.spec
+        self._batch, self._drop_axes = batch, drop_axes
+        self._data = cast("Any", out.as_ndarray_like())
+        self.is_remote = stored.source.is_remote
+
+    def is_little(self) -> bool:
+        """Whether reading takes no longer than handing it to a thread, and all cores are free."""
+        if self.is_remote or self._data.nbytes > _LITTLE_NBYTES or crew.n_active:
+            return False
+        if self._spec.codecs.other is not None:  # zarr-python decodes it, and waits for its event loop
+            return False
+        n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
+        return n_chunks * self._spec.chunk_nbytes <= _LITTLE_NBYTES
+
+    def carry_out(self, decoder: Decoder) -> bool:
+        """Read; say whether that was done."""
+        if self._planned is None:
+            return False
+        (wanted, target), data = self._planned, self._data
+        place = wanted.place(data) if data.dtype == np.dtype(self._stored.cast.dtype) else None
+        with data.device if decoder.device == "cuda" else nullcontext():  # not the one that is current on this thread
+            result = read_target(self._stored, self._spec, target, decoder, place)
+            if result is not place:
+                data[...] = result if wanted.outer is None else wanted.outer.restore(result)
+        return True
+
+    @cached_property
+    def _planned(self) -> tuple[Requested, Target] | None:
+        """What is wanted; None if it cannot be planned."""
+        spec, data = self._spec, self._data
+        if isinstance(data, np.generic) or not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
+            return None  # an output of the caller's; zarr-python has its own ways with what does not fit
+        try:
+            coords = [spec.keys.coord(item[0].path, spec.grid.ndim) for item in self._batch]  # type: ignore[attr-defined]
+        except (AttributeError, ValueError):  # no path in a store, or not one of this array
+            return None
+        wanted = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
+        return None if wanted is None else (wanted, _target(wanted, spec))
 
 
 def _target(wanted: Requested, spec: ArraySpec) -> Target:
     # Since the pipeline was made, the array may have been resized.
-    grid = replace(spec.grid, shape=wanted.bounds)
     if wanted.outer is not None:
-        return box_target(wanted.outer, grid)
+        return box_target(wanted.outer, spec.grid, wanted.bounds)
     assert wanted.points is not None
-    return PointTarget(groups=group_points(wanted.points, grid))
+    return PointTarget(groups=group_points(wanted.points, replace(spec.grid, shape=wanted.bounds)))

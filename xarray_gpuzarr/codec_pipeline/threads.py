@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
-from xarray_gpuzarr.decoders import Decoder
 from xarray_gpuzarr.process.threads import thread_budget
+from xarray_gpuzarr.read.stopping import Stop
 
 _REMOTE_READS = 32
 """Reads from stores that may be under way at once; each has up to 24 requests."""
@@ -33,29 +32,6 @@ def _pool(*, is_remote: bool) -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pools.clear)
-
-
-class Stop:
-    """Whether a read is to end before it has read all."""
-
-    __slots__ = ("_give_up", "_is_set")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._give_up: list[Callable[[], None]] = []
-
-    def set(self) -> None:
-        """Let the read end: at its next request, or now if it waits for answers."""
-        self._is_set = True
-        for give_up in self._give_up:
-            give_up()
-
-    def check(self, give_up: Callable[[], None] | None = None) -> None:
-        """Raise if the read is to end; else, `give_up` is called once it is."""
-        if give_up is not None:
-            self._give_up.append(give_up)
-        if self._is_set:
-            raise asyncio.CancelledError  # which nothing on the way takes for an error of the store
 
 
 async def on_thread[Result](read: Callable[[Stop], Result], *, is_remote: bool) -> Result:
@@ -78,52 +54,3 @@ async def on_thread[Result](read: Callable[[Stop], Result], *, is_remote: bool) 
         if not waiting.cancelled():
             waiting.exception()  # it is looked at: asyncio has nothing to complain of
         raise
-
-
-class StoppableDecoder:
-    """A decoder whose reads stop between two requests.
-
-    Parameters
-    ----------
-    decoder : Decoder
-    stop : Stop
-    """
-
-    def __init__(self, decoder: Decoder, stop: Stop) -> None:
-        self._decoder = decoder
-        self._stop = stop
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._decoder, name)
-
-    def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> Any:
-        """Carry out plans; see `Decoder.decode`."""
-        self._stop.check(source.give_up)
-        return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
-
-    def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:
-        for plan in plans:
-            self._stop.check()
-            yield plan
-
-
-class _StoppableSource:
-    """A `ByteSource` that is asked for nothing any more once a read is to stop."""
-
-    def __init__(self, source: Any, stop: Stop) -> None:
-        self._source = source
-        self._stop = stop
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._source, name)
-        if name not in _REQUESTS:
-            return found
-
-        def ask(*args: Any) -> Any:
-            self._stop.check()
-            return found(*args)
-
-        return ask
-
-
-_REQUESTS = frozenset({"start", "start_objects", "start_stream"})
