@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.process.fetch_options import FetchOptions
     from xarray_gpuzarr.process.progress_bar import progress
     from xarray_gpuzarr.read import read_array
+    from xarray_gpuzarr.training import Batches, batches
 
 __version__: str
 
 __all__ = [
     "ArrayTypeError",
+    "Batches",
     "CodecPipeline",
     "CorruptChunkError",
     "CudaError",
@@ -55,6 +57,7 @@ __all__ = [
     "ShardIndexError",
     "StoreReadError",
     "UnsupportedCodecError",
+    "batches",
     "configure",
     "doctor",
     "explain",
@@ -66,10 +69,12 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "errors") | {
+    "Batches": "training",
     "CodecPipeline": "codec_pipeline",
     "FetchOptions": "process.fetch_options",
     "GpuZarrPlugin": "cluster",
     "ResourceOptions": "process.device_options",
+    "batches": "training",
     "configure": "process.configuration",
     "doctor": "machine.diagnosis",
     "explain": "codec_pipeline.explanation",

@@ -40,7 +40,13 @@ def shown(**data):
 
 
 def test_there_are_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["01_quickstart", "02_cluster", "03_speed", "04_writing_for_gpus"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "01_quickstart",
+        "02_cluster",
+        "03_speed",
+        "04_writing_for_gpus",
+        "05_training",
+    ]
 
 
 @each

@@ -1,0 +1,520 @@
+"""What a training loop may rely on: order, restarts, memory, and that nothing is left behind."""
+
+import asyncio
+import gc
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from helpers.data.datasets import open_ours
+from helpers.interrupted_reads import check_requests
+from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, Wrapper
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, StoreReadError, batches
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.training.template import Template
+
+N_TIMES = 24
+
+
+@pytest.fixture(scope="module")
+def written():
+    """A store whose values say where they are; each time is an object of its own."""
+    store = MemoryStore()
+    data = np.arange(N_TIMES * 12.0).reshape(N_TIMES, 3, 4)
+    ds = xr.Dataset({"a": (("time", "y", "x"), data)}, coords={"time": np.arange(N_TIMES)})
+    ds.to_zarr(store, encoding={"a": {"chunks": (1, 3, 4), "compressors": None}}, consolidated=False)
+    return store
+
+
+@pytest.fixture
+def ds(written):
+    return open_ours(written, consolidated=False)
+
+
+def opened(store):
+    """Open a store of which only chunks are answered in another way."""
+    return open_ours(store, consolidated=False)
+
+
+def firsts(loader):
+    """Return the first element of every sample, batch by batch."""
+    return [batch.a.values[:, 0, 0, 0].tolist() for batch in loader]
+
+
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gpuzarr_ahead")]
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    gc.collect()
+    wait_until(lambda: not reading_threads())
+    assert threads.crew.n_active == 0
+
+
+LOADERS = [
+    {},
+    {"shuffle": True},
+    {"shuffle": True, "window": 1000},
+    {"random": 10},
+    {"window": 700, "stride": {"time": 1}},
+]
+
+
+@pytest.mark.parametrize("keywords", LOADERS)
+def test_samples_are_the_same_however_they_are_read(ds, written, keywords, monkeypatch):
+    expected = firsts(batches(ds, {"time": 2}, 3, prefetch=0, **keywords))
+
+    assert firsts(batches(ds, {"time": 2}, 3, prefetch=3, **keywords)) == expected
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "7")
+    assert firsts(batches(ds, {"time": 2}, 3, prefetch=1, memory=2000, **keywords)) == expected
+    chunked = open_ours(written, consolidated=False, chunks={})
+    assert firsts(batches(chunked, {"time": 2}, 3, **keywords)) == expected
+
+
+@pytest.mark.parametrize("keywords", LOADERS)
+def test_length_is_the_number_of_batches(ds, keywords):
+    for drop_last in (False, True):
+        loader = batches(ds, {"time": 2}, 5, drop_last=drop_last, **keywords)
+        assert len(list(loader)) == len(loader)
+
+
+def test_each_epoch_is_the_next_one(ds):
+    loader = batches(ds, {"time": 1}, 5, shuffle=True)
+
+    epochs = [firsts(loader) for _ in range(3)]
+    loader.set_epoch(1)
+
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert firsts(loader) == epochs[1]
+    assert firsts(loader) == epochs[2]
+
+
+@pytest.mark.parametrize("keywords", LOADERS)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_state_goes_on_where_it_was_taken(ds, keywords, prefetch):
+    def make():
+        return batches(ds, {"time": 2}, 3, seed=5, prefetch=prefetch, **keywords)
+
+    whole = make()
+    expected = firsts(whole) + firsts(whole)
+
+    running, n = make(), 0
+    states = [running.state_dict()]
+    for _ in range(2):
+        states += (running.state_dict() for _ in running)
+
+    for n, state in enumerate(states):
+        resumed = make()
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert resumed.state_dict() == state
+        assert (firsts(resumed) + firsts(resumed))[: len(expected) - n] == expected[n:]
+
+
+def test_a_state_at_the_end_of_an_epoch_is_the_beginning_of_the_next(ds):
+    loader = batches(ds, {"time": 2}, 3)
+    list(loader)
+
+    state = loader.state_dict()
+
+    assert (state["epoch"], state["batch"]) == (1, 0)
+
+
+def test_a_state_after_leaving_early_is_of_the_epoch_that_was_left(ds):
+    loader = batches(ds, {"time": 2}, 3, shuffle=True)
+    expected = firsts(batches(ds, {"time": 2}, 3, shuffle=True))
+    for _ in zip(range(2), loader, strict=False):
+        pass
+
+    state = loader.state_dict()
+    next_epoch = firsts(loader)
+    loader.load_state_dict(state)
+
+    assert state["batch"] == 2
+    assert firsts(loader) == expected[2:]
+    assert next_epoch == firsts(loader)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "seed is 1 and was 0"),
+        ({"batch": 4}, "batch is 4 and was 3"),
+        ({"shuffle": False}, "shuffle is False and was True"),
+        ({"stride": {"time": 1}}, "samples is 'lattice of"),
+        ({"rank": 1, "world_size": 2}, "rank is 1 and was 0; world_size is 2 and was 1"),
+        ({"window": 10_000}, "window is"),
+        ({"drop_last": True}, "drop_last is True and was False"),
+    ],
+)
+def test_a_state_of_other_batches_is_refused(ds, changes, named):
+    usual = {"sizes": {"time": 2}, "batch": 3, "shuffle": True}
+    state = batches(ds, **usual).state_dict()
+
+    with pytest.raises(OptionError) as refused:
+        batches(ds, **usual | changes).load_state_dict(state)
+
+    assert named in refused.value.found
+
+
+@pytest.mark.parametrize(
+    "state", [None, {}, {"epoch": 0}, {"epoch": "0", "batch": 0, "of": {}}, {"epoch": 0, "batch": -1, "of": {}}]
+)
+def test_what_is_no_state_is_refused(ds, state):
+    with pytest.raises(OptionError, match="no state of batches"):
+        batches(ds, {"time": 2}, 3).load_state_dict(state)
+
+
+@pytest.mark.parametrize("keywords", LOADERS)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_share_all_samples(ds, keywords, drop_last):
+    of_ranks = [
+        [
+            first
+            for batch in firsts(batches(ds, {"time": 2}, 2, rank=rank, world_size=3, drop_last=drop_last, **keywords))
+            for first in batch
+        ]
+        for rank in range(3)
+    ]
+
+    if "random" not in keywords:  # which may draw a box twice
+        together = [first for firsts in of_ranks for first in firsts]
+        assert len(together) == len(set(together))
+    assert len({len(firsts) for firsts in of_ranks}) == 1 or not drop_last
+
+
+def test_ranks_are_those_of_torch_distributed(ds, monkeypatch):
+    class Distributed:
+        is_available = is_initialized = staticmethod(lambda: True)
+        get_rank = staticmethod(lambda: 1)
+        get_world_size = staticmethod(lambda: 2)
+
+    expected = firsts(batches(ds, {"time": 2}, 3, rank=1, world_size=2))
+    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed)
+
+    assert firsts(batches(ds, {"time": 2}, 3)) == expected
+    assert len(batches(ds, {"time": 2}, 3, rank=0, world_size=1)) == 4
+    monkeypatch.setattr(Distributed, "is_initialized", staticmethod(lambda: False))
+    assert len(batches(ds, {"time": 2}, 3)) == 4
+
+
+def test_variables_that_are_not_cut_are_read_once(written):
+    store = MemoryStore()
+    data = xr.Dataset({"a": (("time", "x"), np.zeros((8, 4))), "mask": (("x",), np.arange(4.0))})
+    data.to_zarr(store, consolidated=False)
+    recording = RecordingStore(store)
+    loader = batches(opened(recording), {"time": 2}, 2)
+
+    found = [batch.mask.values for _ in range(2) for batch in loader]
+
+    assert all((mask == np.arange(4)).all() for mask in found)
+    assert [key for key, _ in recording.requests].count("mask/c/0") == 1
+
+
+@pytest.mark.parametrize(("window", "nbytes"), [(None, 3 * 2 * 104), (600, 3 * 4 * 104)])
+def test_results_that_are_not_handed_over_stay_within_memory(ds, window, nbytes, monkeypatch):
+    loader = batches(ds, {"time": 1}, 2, prefetch=5, memory=nbytes + 100, window=window)
+    begun, handed_over, ahead = itertools.count(1), [0], []
+    read = Template.read
+
+    def counting(template, start, stop):
+        ahead.append(next(begun) - handed_over[0])
+        return read(template, start, stop)
+
+    monkeypatch.setattr(Template, "read", counting)
+    for n, _ in enumerate(loader, start=1):
+        handed_over[0] = n // (2 if window else 1)
+        time.sleep(0.01)
+
+    assert max(ahead) in {3, 4}  # one that is being handed over counts here until the loop has it
+
+
+def test_one_result_has_to_fit_in_memory(ds):
+    with pytest.raises(OptionError, match="does not suffice") as refused:
+        batches(ds, {"time": 2}, 3, memory=100)
+
+    assert refused.value.found == f"one batch takes {3 * 2 * (12 * 8 + 8)} bytes"
+
+
+class StallingStore(Wrapper):
+    """Answers requests for some objects never."""
+
+    stalled: frozenset[str] = frozenset()
+    asked: threading.Event = threading.Event()
+
+    async def get(self, key, prototype, byte_range=None):
+        if key in self.stalled:
+            self.asked.set()
+            await asyncio.sleep(1000)
+        return await super().get(key, prototype, byte_range)
+
+
+@pytest.fixture
+def stalling(written):
+    StallingStore.asked.clear()
+    StallingStore.stalled = frozenset(f"a/c/{i}/0/0" for i in range(6, N_TIMES))
+    yield opened(StallingStore(written))
+    StallingStore.stalled = frozenset()
+
+
+def test_closing_stops_reads_that_are_under_way(stalling):
+    iterator = iter(batches(stalling, {"time": 2}, 3))
+    next(iterator)
+    assert StallingStore.asked.wait(20)
+
+    iterator.close()
+
+    assert reading_threads() == []
+    check_requests()
+    assert list(iterator) == []
+
+
+def test_closing_on_another_thread_ends_the_loop(stalling):
+    iterator = iter(batches(stalling, {"time": 2}, 3))
+    closing = threading.Timer(0.2, iterator.close)
+    closing.start()
+
+    assert len(list(iterator)) == 1
+    closing.join()
+    assert reading_threads() == []
+
+
+def test_leaving_the_loop_stops_reads_that_are_under_way(stalling):
+    for _ in batches(stalling, {"time": 2}, 3):
+        assert StallingStore.asked.wait(20)
+        break
+
+    wait_until(lambda: not reading_threads())
+    check_requests()
+
+
+def test_a_block_closes_its_iterator(stalling):
+    with iter(batches(stalling, {"time": 2}, 3)) as iterator:
+        next(iterator)
+
+    assert reading_threads() == []
+
+
+def test_an_epoch_ends_its_threads(ds):
+    iterator = iter(batches(ds, {"time": 2}, 3))
+
+    assert len(list(iterator)) == 4
+    assert reading_threads() == []
+    assert list(iterator) == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_an_error_comes_in_place_of_its_batch(written, prefetch):
+    fails_at_nine = ScriptedStore(written, lambda key, _, answer: 1 / 0 if key == "a/c/9/0/0" else answer)
+    iterator = iter(batches(opened(fails_at_nine), {"time": 2}, 2, prefetch=prefetch))
+
+    assert [next(iterator).time.values[0, 0] for _ in range(2)] == [0, 4]
+    with pytest.raises(StoreReadError, match="ZeroDivisionError"):
+        next(iterator)
+    assert reading_threads() == []
+    assert list(iterator) == []
+
+
+def test_batches_go_on_after_an_error(written):
+    script = FailAfter(OSError("gone"), 10)
+    loader = batches(opened(ScriptedStore(written, script)), {"time": 2}, 2, prefetch=0)
+    with pytest.raises(StoreReadError):
+        list(loader)
+    state = loader.state_dict()
+
+    script.healed = True
+    loader.load_state_dict(state)
+
+    assert state["batch"] == 2
+    assert [batch.time.values[0, 0] for batch in loader] == list(range(8, N_TIMES, 4))
+
+
+@pytest.fixture
+def ctrl_c():
+    """Let SIGINT raise, also where the tests run in the background of a shell, which has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_while_a_batch_is_waited_for_closes(stalling):
+    iterator = iter(batches(stalling, {"time": 2}, 3))
+    next(iterator)
+    assert StallingStore.asked.wait(20)
+    timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+
+    assert reading_threads() == []
+    check_requests()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_an_iterator_says_that_it_was_left_in_another_process(ds):
+    loader = batches(ds, {"time": 2}, 3, shuffle=True)
+    iterator = iter(loader)
+    next(iterator)
+
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            next(iterator)
+        except GpuZarrError as error:
+            iterator.close()
+            os._exit(0 if "call iter()" in error.do else 2)
+        os._exit(3)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(iterator)) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_batches_are_read_in_a_forked_process(tmp_path):
+    xr.Dataset({"a": (("time",), np.arange(12.0))}).to_zarr(tmp_path / "s.zarr", consolidated=False)
+    loader = batches(open_ours(tmp_path / "s.zarr", consolidated=False), {"time": 2}, 3)
+    first = iter(loader)
+    next(first)
+
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        found = [batch.a.values.tolist() for batch in loader]
+        os._exit(0 if found == [[[0, 1], [2, 3], [4, 5]], [[6, 7], [8, 9], [10, 11]]] else 3)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_dask_computes_what_variables_share_once(written):
+    computed = []
+
+    def counting(block):
+        computed.append(block.shape)
+        return block + 1
+
+    chunked = open_ours(written, consolidated=False, chunks={"time": 6})
+    mapped = xr.apply_ufunc(counting, chunked.a, dask="parallelized", output_dtypes=[float])
+    computed.clear()
+    loader = batches(xr.Dataset({"one": mapped, "two": mapped * 2}), {"time": 2}, 12, prefetch=0)
+
+    with dask.config.set({"optimization.fuse.active": False}):
+        (batch,) = loader
+
+    assert len(computed) == 4
+    assert "one   dask: dask computes it, with " in loader.explain()
+    assert (batch.two == 2 * batch.one).all()
+
+
+def test_explain_says_how_each_variable_is_read(ds):
+    loader = batches(ds.assign(b=("time", np.arange(N_TIMES))), {"time": 2}, 3)
+
+    assert sorted(loader.explain().splitlines()) == ["a     one plan", "b     memory", "time  memory"]
+    assert repr(loader).startswith("<xarray_gpuzarr.Batches: 4 of 3 samples>\n")
+    assert loader.nbytes == 3 * 2 * (8 + 8 + 12 * 8)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"sizes": {}}, "unusable sizes="),
+        ({"sizes": 3}, "unusable sizes="),
+        ({"sizes": {"z": 1}}, "unknown dimensions in sizes="),
+        ({"sizes": {"time": 25}}, "larger than the dataset"),
+        ({"sizes": {"time": 0}}, "unusable sizes['time']="),
+        ({"sizes": {"time": 1.0}}, "unusable sizes['time']="),
+        ({"sizes": {"time": True}}, "unusable sizes['time']="),
+        ({"batch": 0}, "unusable batch="),
+        ({"batch": "3"}, "unusable batch="),
+        ({"batch": 13, "drop_last": True}, "no batch for every rank"),
+        ({"stride": {"time": 0}}, "unusable stride['time']="),
+        ({"stride": {"x": 1}}, "unknown dimensions in stride="),
+        ({"stride": 1}, "unusable stride="),
+        ({"random": 0}, "unusable random="),
+        ({"random": True}, "unusable random="),
+        ({"random": 2**40}, "more samples than an epoch can have"),
+        ({"random": 3, "stride": {"time": 1}}, "asked for in two ways"),
+        ({"positions": {}}, "unusable positions="),
+        ({"positions": {"time": []}}, "unusable positions="),
+        ({"positions": {"time": [0.5]}}, "unusable positions= along 'time'"),
+        ({"positions": {"time": [[0]]}}, "unusable positions= along 'time'"),
+        ({"positions": {"time": [[0], [0, 1]]}}, "unusable positions= along 'time'"),
+        ({"positions": {"time": 3}}, "unusable positions= along 'time'"),
+        ({"positions": {"time": [True]}}, "unusable positions= along 'time'"),
+        ({"positions": {"time": [-1]}}, "positions= along 'time' lie outside"),
+        ({"positions": {"time": [0, 23]}}, "positions= along 'time' lie outside"),
+        ({"positions": {"time": np.array([2**63], "u8")}}, "positions= along 'time' lie outside"),
+        ({"positions": {"x": [0]}}, "unknown dimensions in positions="),
+        ({"sizes": {"time": 2, "x": 2}, "positions": {"time": [0]}}, "unusable positions= along 'x'"),
+        ({"sizes": {"time": 2, "x": 2}, "positions": {"time": [0], "x": [0, 1]}}, "unusable positions="),
+        ({"shuffle": 1}, "unusable shuffle="),
+        ({"drop_last": None}, "unusable drop_last="),
+        ({"window": "much"}, "unusable window="),
+        ({"window": -1}, "unusable window="),
+        ({"window": 1.5}, "unusable window="),
+        ({"memory": "little"}, "unusable memory="),
+        ({"memory": 0}, "unusable memory="),
+        ({"seed": -1}, "unusable seed="),
+        ({"seed": None}, "unusable seed="),
+        ({"prefetch": -1}, "unusable prefetch="),
+        ({"rank": 1}, "unusable world_size="),
+        ({"rank": 2, "world_size": 2}, "unusable rank="),
+        ({"rank": 0, "world_size": 13}, "no batch for every rank"),
+    ],
+)
+def test_bad_options_are_refused(ds, keywords, message):
+    with pytest.raises(OptionError) as refused:
+        batches(ds, **{"sizes": {"time": 2}, "batch": 3} | keywords)
+
+    assert message in refused.value.headline
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (lambda ds: ds.a, ArrayTypeError, "samples are cut from a dataset"),
+        (lambda ds: None, ArrayTypeError, "samples are cut from a dataset"),
+        (lambda ds: ds.drop_vars("a"), OptionError, "there is nothing to cut"),
+        (lambda ds: xr.Dataset(), OptionError, "unknown dimensions"),
+        (lambda ds: ds.isel(time=slice(0)), OptionError, "larger than the dataset"),
+        (lambda ds: ds.rename(x="sample"), OptionError, "'sample' is taken"),
+    ],
+)
+def test_bad_datasets_are_refused(ds, change, kind, message):
+    with pytest.raises(kind, match=message):
+        batches(change(ds), {"time": 2}, 3)
+
+
+def test_a_batch_goes_over_by_dlpack_without_a_copy(ds):
+    (batch, *_) = batches(ds, {"time": 2}, 3, shuffle=True, window=1000)
+
+    shared = np.from_dlpack(batch.a.data)
+
+    assert np.may_share_memory(shared, batch.a.data)
+    assert (shared == batch.a.values).all()
+
+
+def test_importing_brings_no_torch():
+    code = "import xarray_gpuzarr, sys; xarray_gpuzarr.batches; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

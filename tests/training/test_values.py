@@ -1,0 +1,321 @@
+"""Samples are what `Dataset.isel` gives for their boxes, however the dataset was opened and selected from."""
+
+import pickle
+from itertools import product
+
+import numpy as np
+import pytest
+import xarray as xr
+from helpers.data.datasets import open_ours, open_stock, weather, write_weather
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import batches
+from xarray_gpuzarr.process.counters import counters
+
+pytestmark = pytest.mark.every_decoder
+
+SIZES = {"time": 4, "y": 3, "x": 2}
+
+
+def values(seed, shape):
+    data = np.random.default_rng(seed).normal(size=shape).astype("f4")
+    data[data > 1.5] = np.nan
+    return data
+
+
+def store_of(seed, n_times, *, chunks=(2, 3, 4), shards=None, first=0, **encoding):
+    """Return a store of a dataset with times, places, and an offset in its data."""
+    shape = (n_times, 7, 9)
+    ds = xr.Dataset(
+        {
+            "a": (("time", "y", "x"), values(seed, shape), {"units": "K"}),
+            "b": (("time", "x"), np.arange(n_times * 9, dtype="i4").reshape(n_times, 9) + 1000 * seed),
+        },
+        coords={
+            "time": np.datetime64("2020-01-01", "ns") + np.arange(first, first + n_times) * np.timedelta64(6, "h"),
+            "y": np.linspace(50, -50, 7),
+            "place": (("y", "x"), np.arange(63).reshape(7, 9)),
+        },
+        attrs={"title": "invented"},
+    )
+    store = MemoryStore()
+    of_a = {"chunks": chunks, "shards": shards, "dtype": "i2", "scale_factor": 0.01, "_FillValue": -9999} | encoding
+    ds.to_zarr(store, encoding={"a": of_a}, consolidated=False)
+    return store
+
+
+@pytest.fixture(scope="module")
+def stores():
+    """Three stores that lie behind one another in time."""
+    return [
+        store_of(1, 10),
+        store_of(2, 5, first=10, shards=(4, 6, 4)),
+        store_of(3, 8, first=15, chunks=(3, 7, 5)),
+    ]
+
+
+def assert_samples(ds, boxes, loader):
+    """Compare the batches of an epoch, sample by sample, with what `isel` gives for boxes."""
+    found = [batch.isel(sample=i) for batch in loader for i in range(batch.sizes["sample"])]
+    assert len(found) == len(boxes)
+    for sample, box in zip(found, boxes, strict=True):
+        expected = ds.isel(box).load()
+        xr.testing.assert_identical(
+            sample.drop_indexes(list(sample.xindexes)), expected.drop_indexes(list(expected.xindexes))
+        )
+        for name, variable in expected.variables.items():
+            assert sample.variables[name].dtype == variable.dtype
+            assert sample.variables[name].encoding == variable.encoding
+
+
+def explained(loader):
+    """Return the lines of `explain`, with single spaces."""
+    return {" ".join(line.split()) for line in loader.explain().splitlines()}
+
+
+def lattice(ds, sizes, stride):
+    axes = [range(0, ds.sizes[dim] - n + 1, stride.get(dim, n)) for dim, n in sizes.items()]
+    return [
+        dict(zip(sizes, (slice(s, s + n) for s, n in zip(at, sizes.values(), strict=True)), strict=True))
+        for at in product(*axes)
+    ]
+
+
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_samples_of_every_kind_of_variable(chunks, prefetch):
+    store = MemoryStore()
+    write_weather(store)
+    ds = open_ours(store, chunks=chunks)
+    sizes, stride = {"time": 3, "lat": 4}, {"time": 2, "lat": 1}
+
+    loader = batches(ds, sizes, 4, stride=stride, prefetch=prefetch)
+
+    assert_samples(ds, lattice(ds, sizes, stride), loader)
+
+
+def test_batches_have_the_dimension_sample_and_keep_other_indexes():
+    store = MemoryStore()
+    write_weather(store)
+    ds = open_ours(store)
+
+    batch = next(iter(batches(ds, {"time": 3}, 2)))
+
+    assert batch.t2m.dims == ("sample", "time", "lat", "lon")
+    assert batch.time.dims == ("sample", "time")
+    assert set(batch.xindexes) == {"lat", "lon"}
+    assert list(batch.variables) == list(ds.variables)
+    assert batch.attrs == ds.attrs
+    assert batch.t2m.data.flags.c_contiguous
+    xr.testing.assert_identical(batch.crs, ds.crs)
+
+
+selections = st.lists(
+    st.sampled_from(
+        [
+            {"time": slice(None, None, -1)},
+            {"time": slice(1, None, 2)},
+            {"time": slice(3, 20)},
+            {"x": slice(None, None, -2)},
+            {"y": slice(6, 0, -1)},
+            {"x": [5, 1, 1, 4, 8, 0]},
+            {"time": [0, 2, 3, 9, 11, 12, 17, 18, 20]},
+            {"time": [20, 3, 18, 4, 4, 9, 10, 0, 21]},
+            {"y": np.array([True, False, True, True, True, False, True])},
+            {"x": -2},
+            {"y": [1, 3, 4, 6]},
+        ]
+    ),
+    max_size=3,
+)
+
+
+def selected(ds, chosen):
+    for selection in chosen:
+        ((dim, key),) = selection.items()
+        if dim not in ds.dims:
+            continue
+        n = ds.sizes[dim]
+        if isinstance(key, list):
+            key = [k % n for k in key]
+        if isinstance(key, np.ndarray):
+            key = np.resize(key, n)
+        after = ds.isel({dim: key})
+        ds = after if 0 not in after.sizes.values() else ds
+    return ds
+
+
+@st.composite
+def samplings(draw, ds):
+    """Draw sizes, and where samples begin, for a dataset."""
+    dims = draw(st.lists(st.sampled_from(sorted(ds.a.dims)), min_size=1, unique=True))
+    sizes = {dim: draw(st.integers(1, min(6, ds.sizes[dim]))) for dim in dims}
+    n = draw(st.integers(1, 6))
+    positions = {
+        dim: draw(st.lists(st.integers(0, ds.sizes[dim] - k), min_size=n, max_size=n)) for dim, k in sizes.items()
+    }
+    boxes = [{dim: slice(positions[dim][i], positions[dim][i] + k) for dim, k in sizes.items()} for i in range(n)]
+    return sizes, positions, boxes
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_samples_after_any_selection_of_one_lazy_store(stores, data):
+    ds = selected(open_ours(stores[data.draw(st.integers(0, 2))], consolidated=False), data.draw(selections))
+    sizes, positions, boxes = data.draw(samplings(ds))
+
+    assert_samples(ds, boxes, batches(ds, sizes, data.draw(st.integers(1, 4)), positions=positions, prefetch=0))
+
+
+@pytest.mark.filterwarnings("ignore:The specified chunks separate")
+@settings(max_examples=25)
+@given(data=st.data())
+def test_samples_after_any_selection_of_several_stores(stores, data):
+    chosen = data.draw(st.permutations(stores))
+    chunks = data.draw(st.sampled_from([{}, {"time": 3}, {"time": 4, "x": 5, "y": 2}]))
+    opened = [open_ours(store, chunks=chunks, consolidated=False) for store in chosen]
+    joined = xr.concat(opened, dim="time", data_vars="minimal", coords="minimal", compat="override", join="override")
+    rechunked = joined.chunk(time=data.draw(st.integers(1, 30))) if data.draw(st.booleans()) else joined
+    ds = selected(rechunked, data.draw(selections))
+    sizes, positions, boxes = data.draw(samplings(ds))
+
+    assert_samples(ds, boxes, batches(ds, sizes, data.draw(st.integers(1, 4)), positions=positions, prefetch=0))
+
+
+def test_stores_that_were_opened_as_one_are_read_by_one_plan_each(stores):
+    opened = [open_ours(store, chunks={}, consolidated=False) for store in stores]
+    ds = xr.concat(opened, dim="time", data_vars="minimal", coords="minimal", compat="override", join="override")
+    ds = ds.isel(time=slice(None, None, 2), y=[4, 5, 6, 2]).sel(x=slice(1, 7))
+
+    loader = batches(ds, {"time": 6, "x": 4}, 3, stride={"time": 1, "x": 2})
+
+    assert {"a one plan", "b one plan"} <= explained(loader)
+    assert_samples(ds, lattice(ds, {"time": 6, "x": 4}, {"time": 1, "x": 2}), loader)
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda ds: ds.isel(time=ds.time.dt.hour.values < 13),
+        lambda ds: ds.sel(time=slice("2020-01-02", "2020-01-05")).isel(x=3),
+        lambda ds: ds.chunk(time=7, y=2).isel(time=slice(None, None, -3), y=[5, 0, 1]),
+        lambda ds: ds.isel(time=[22, 21, 17, 12, 11, 4, 4, 0]),
+        lambda ds: ds.isel(y=slice(0)),
+    ],
+)
+def test_selections_of_several_stores_are_read_by_one_plan_each(stores, select):
+    opened = [open_ours(store, chunks={}, consolidated=False) for store in stores]
+    joined = xr.concat(opened, dim="time", data_vars="minimal", coords="minimal", compat="override", join="override")
+    ds = select(joined)
+
+    loader = batches(ds, {"time": 4}, 3, stride={"time": 1})
+
+    assert "a one plan" in explained(loader)
+    assert_samples(ds, lattice(ds, {"time": 4}, {"time": 1}), loader)
+
+
+def test_elements_of_stores_that_take_turns_are_computed_by_dask(stores):
+    opened = [open_ours(store, chunks={}, consolidated=False) for store in stores]
+    joined = xr.concat(opened, dim="time", data_vars="minimal", coords="minimal", compat="override", join="override")
+    ds = joined.isel(time=[0, 12, 1, 13, 2, 14])
+
+    loader = batches(ds, {"time": 4}, 3, stride={"time": 1})
+
+    assert "a dask: elements of several arrays take turns in it" in explained(loader)
+    assert_samples(ds, lattice(ds, {"time": 4}, {"time": 1}), loader)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ds: ds + 1,
+        lambda ds: ds.transpose("x", "y", "time"),
+        lambda ds: ds.isel(time=xr.DataArray([[0, 1], [2, 3]], dims=("pair", "z"))).rename(pair="time"),
+        lambda ds: ds.load(),
+        lambda ds: ds.assign(a=ds.a * 2),
+        lambda ds: ds.assign(c=("time", [f"text {i}" for i in range(ds.sizes["time"])])),
+        lambda ds: ds.stack(place_and_time=("time", "y")).rename(place_and_time="time2").isel(x=slice(0, 4)),
+    ],
+    ids=["computed", "transposed", "points", "loaded", "mixed", "text", "stacked"],
+)
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+@pytest.mark.host_decoder
+def test_what_is_no_plain_selection_is_read_as_well(stores, change, chunks):
+    ds = change(open_ours(stores[0], chunks=chunks, consolidated=False))
+    dim = "time2" if "time2" in ds.dims else "time"
+
+    assert_samples(ds, lattice(ds, {dim: 2}, {dim: 1}), batches(ds, {dim: 2}, 3, stride={dim: 1}))
+
+
+def test_every_chunk_is_read_once_per_batch_and_only_those_below_it():
+    store = store_of(1, 12, chunks=(2, 7, 9))
+    ds = open_ours(store, consolidated=False)[["a"]].drop_vars(["place"])
+    loader = batches(
+        ds,
+        {"time": 3, "x": 2},
+        8,
+        positions={"time": [2, 3, 3, 4, 2, 2, 5, 5], "x": [0, 1, 2, 3, 4, 5, 6, 7]},
+        prefetch=0,
+    )
+
+    before = counters.snapshot()
+    next(iter(loader))
+
+    assert counters.snapshot().decoded_nbytes - before.decoded_nbytes == 3 * 2 * 7 * 9 * 2  # chunks of times 2 to 7
+
+
+@pytest.mark.parametrize(("starts", "n_chunks"), [([0, 1], 3), ([13, 14, 14], 3), ([9, 11], 4), ([0, 16], 4)])
+def test_of_several_stores_only_chunks_below_the_samples_are_read(starts, n_chunks):
+    stores = [store_of(1, 12, chunks=(2, 7, 9)), store_of(2, 12, first=12, chunks=(2, 7, 9))]
+    opened = [open_ours(store, chunks={}, consolidated=False)[["a"]].drop_vars("place") for store in stores]
+    ds = xr.concat(opened, dim="time")
+    loader = batches(ds, {"time": 4}, 8, positions={"time": starts}, prefetch=0)
+
+    before = counters.snapshot()
+    list(loader)
+
+    assert counters.snapshot().decoded_nbytes - before.decoded_nbytes == n_chunks * 2 * 7 * 9 * 2
+
+
+def test_every_chunk_is_read_once_per_window():
+    store = store_of(1, 12, chunks=(2, 7, 9))
+    ds = open_ours(store, consolidated=False)[["a"]].drop_vars(["place"])
+    keywords = {"stride": {"time": 1}, "shuffle": True, "window": ds.a.nbytes * 20, "prefetch": 1}
+
+    before = counters.snapshot()
+    found = list(batches(ds, {"time": 2}, 3, **keywords))
+
+    assert counters.snapshot().decoded_nbytes - before.decoded_nbytes == 12 * 7 * 9 * 2
+    assert [batch.sizes["sample"] for batch in found] == [3, 3, 3, 2]
+
+
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+def test_unpickled_batches_give_the_same(stores, chunks):
+    ds = open_ours(stores[1], chunks=chunks, consolidated=False)
+    loader = batches(ds, {"time": 2, "y": 3}, 3, shuffle=True)
+
+    again = pickle.loads(pickle.dumps(loader))
+
+    for one, other in zip(loader, again, strict=True):
+        xr.testing.assert_identical(one, other)
+
+
+@pytest.mark.host_decoder
+def test_datasets_of_other_engines_are_read_too():
+    store = MemoryStore()
+    write_weather(store)
+    ds = open_stock(store)[["t2m", "valid"]]
+
+    loader = batches(ds, {"time": 3, "lat": 2}, 4)
+
+    assert loader.explain().count("crop by crop: it is read by xarray") == 3
+    assert_samples(ds, lattice(ds, {"time": 3, "lat": 2}, {}), loader)
+
+
+@pytest.mark.host_decoder
+def test_samples_of_a_dataset_in_memory():
+    ds = weather().drop_vars(["time_bounds"])
+
+    assert_samples(ds, lattice(ds, {"time": 3, "lat": 2}, {}), batches(ds, {"time": 3, "lat": 2}, 4))

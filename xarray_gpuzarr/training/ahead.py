@@ -1,0 +1,167 @@
+"""Reads that are carried out ahead of whoever consumes them, on threads, in order, within a bound.
+
+The consumer may be interrupted by a signal at any point (see `process.waiting`). So it holds no lock: all it says is
+how many reads it has done with, a number that only grows; threads look at that. Threads know nothing of the consumer
+but a `_Shared`, so that one that is forgotten ends them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from itertools import count
+from threading import Lock
+from typing import Any
+from weakref import finalize
+
+from xarray_gpuzarr.errors import GpuZarrError
+from xarray_gpuzarr.process.waiting import Bell, apart
+from xarray_gpuzarr.read.stopping import Stop
+
+Read = Callable[[int, Stop], Any]
+"""Carries out the read of a number; ends early, by raising, once told to stop."""
+AsCaller = Callable[[], AbstractContextManager[object]]
+"""Makes a thread one that reads where the consumer would."""
+
+
+class _Shared:
+    """What the consumer and the threads know of each other."""
+
+    def __init__(self, first: int, n_reads: int, n_ahead: int) -> None:
+        self.bell = Bell()
+        self.numbers = count(first)
+        self.n_reads = n_reads
+        self.n_ahead = n_ahead
+        self.n_done = first
+        """Reads before this number are done with."""
+        self.found: dict[int, Any] = {}
+        self.failed: dict[int, BaseException] = {}
+        self.stopped = False
+        self.under_way: dict[int, Stop] = {}
+        self.left: list[Lock] = []
+        """One for each thread, free once it has ended."""
+        self.process = os.getpid()
+
+    def stop(self) -> None:
+        """Let threads end: reads that are under way stop at their next request."""
+        if self.process != os.getpid():
+            return
+        self.stopped = True
+        for stop in tuple(self.under_way.values()):
+            stop.set()
+        self.bell.ring_for_all()
+
+    def serve(self, read: Read, as_caller: AsCaller, left: Lock) -> None:
+        """Carry out reads until there are none left."""
+        try:
+            with as_caller():
+                while (number := self._next()) is not None:
+                    self._carry_out(number, read)
+        except BaseException as error:  # noqa: BLE001  # the consumer raises it
+            self.failed[self.n_done] = error
+        finally:
+            left.release()
+            self.bell.ring_for_all()
+
+    def _next(self) -> int | None:
+        number = next(self.numbers)
+        self.bell.wait_until(lambda: self.stopped or number >= self.n_reads or number < self.n_done + self.n_ahead)
+        return None if self.stopped or number >= self.n_reads else number
+
+    def _carry_out(self, number: int, read: Read) -> None:
+        stop = self.under_way[number] = Stop()
+        if self.stopped:
+            stop.set()
+        try:
+            self.found[number] = read(number, stop)
+        except BaseException as error:  # noqa: BLE001  # likewise
+            self.failed[number] = error
+        finally:
+            del self.under_way[number]
+            self.bell.ring_for_all()
+
+
+class Ahead:
+    """Results of reads in order; those of the next ones are read meanwhile.
+
+    Parameters
+    ----------
+    read : callable
+        See `Read`.
+    first, n_reads : int
+        Numbers of the first read and of the one after the last.
+    n_ahead : int
+        Reads that are under way, or whose results wait or are being consumed, at most.
+    as_caller : callable
+        See `AsCaller`; called once on each thread.
+    """
+
+    def __init__(self, read: Read, first: int, n_reads: int, n_ahead: int, as_caller: AsCaller) -> None:
+        self._shared = shared = _Shared(first, n_reads, n_ahead)
+        n_threads = min(n_ahead, n_reads - first)
+
+        def start() -> None:
+            for number in range(n_threads):
+                left = Lock()
+                left.acquire()
+                serve = threading.Thread(
+                    target=shared.serve, args=(read, as_caller, left), name=f"gpuzarr_ahead_{number}", daemon=True
+                )
+                serve.start()
+                shared.left.append(left)
+
+        self._finalizer = finalize(self, shared.stop)
+        with suppress(RuntimeError):  # fewer do as well
+            apart(start)
+        if n_threads and not shared.left:
+            raise RuntimeError("the system starts no more threads")
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no more results."""
+        return self._shared.stopped
+
+    def result(self, number: int) -> Any:
+        """Wait for the result of a read; None if it is closed meanwhile.
+
+        Raises
+        ------
+        BaseException
+            What the read raised.
+        GpuZarrError
+            This is another process than the one that has begun.
+        """
+        shared = self._shared
+        if shared.process != os.getpid():
+            raise GpuZarrError(
+                "these batches are read in another process",
+                tried=f"the next batch in process {os.getpid()}, of an iterator of process {shared.process}",
+                found="threads do not survive a fork, so nobody reads here",
+                do="call iter() in the process that wants batches",
+            )
+        shared.bell.wait_until(lambda: number in shared.found or number in shared.failed or shared.stopped)
+        if shared.stopped:
+            return None
+        if number in shared.failed:
+            raise shared.failed.pop(number)
+        return shared.found[number]
+
+    def done_with(self, number: int) -> None:
+        """Forget the result of a read, and let another begin."""
+        self._shared.n_done = number + 1
+        self._shared.found.pop(number, None)
+        self._shared.bell.ring_for_all()
+
+    def close(self) -> None:
+        """Stop, and wait until all threads have ended."""
+        shared = self._shared
+        shared.stop()
+        shared.found.clear()
+        if shared.process == os.getpid():
+            for left in tuple(shared.left):
+                with left:
+                    pass
+            shared.found.clear()
+            shared.failed.clear()

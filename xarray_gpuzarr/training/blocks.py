@@ -1,0 +1,157 @@
+"""What dask's blocks are made of, found in the graph without running any task.
+
+A block that only slices, takes and joins what this engine opened is a selection of a stored array. So several stores
+that were opened as one along time are one part for each store, whatever was selected since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef, convert_legacy_graph
+from dask.utils import ensure_dict
+from xarray import Variable
+from xarray.core import indexing
+
+from xarray_gpuzarr.backend.chunking import BlockReader
+from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
+from xarray_gpuzarr.training.rows import IN_TURNS, Row, cut_rows, join_rows
+
+
+def find_parts(variable: Variable) -> Parts:
+    """Return the selections of stored arrays that a variable is made of. No I/O.
+
+    Raises
+    ------
+    UnresolvedError
+        It is in memory, is computed, or was not opened by this engine.
+    """
+    data: Any = variable._data  # noqa: SLF001  # `.data` would read it
+    while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
+        data = data.array
+    return _of_blocks(data) if isinstance(data, da.Array) else Parts.of(Part.of(data))
+
+
+def _of_blocks(array: da.Array) -> Parts:
+    chunked = _chunked_reader(array)
+    if chunked is not None:
+        return Parts.of(Part.of(chunked.array))
+    grid = np.empty(array.numblocks, object)
+    traced = _Traced(convert_legacy_graph(ensure_dict(array.dask)))
+    for block in product(*map(range, grid.shape)):
+        row = grid[block] = traced.row((array.name, *block))
+        if row.shape != tuple(axis[i] for axis, i in zip(array.chunks, block, strict=True)):
+            raise UnresolvedError("dask does not know the lengths of its chunks")
+        for part in row.parts:
+            if part.lazy.dtype != array.dtype or part.lazy.device != grid.flat[0].parts[0].lazy.device:
+                raise UnresolvedError("its blocks have several dtypes, or live on several devices")
+    parts = cut_rows(grid, array.chunks).merged()
+    if len({id(part.lazy) for part in parts.grid.flat}) < parts.grid.size:  # a chunk could be read for several parts
+        raise UnresolvedError(IN_TURNS)
+    return parts
+
+
+def _chunked_reader(array: da.Array) -> BlockReader | None:
+    """Return what an array is that was chunked, and nothing else since; its tasks need not be made for that."""
+    graph, original = array.dask, f"original-{array.name}"  # as `dask.array.from_array` names it
+    if graph.dependencies.get(array.name) != {original}:
+        return None
+    reader = dict(graph.layers[original]).get(original)
+    reader = getattr(reader, "value", reader)
+    return (
+        reader
+        if isinstance(reader, BlockReader) and (reader.shape, reader.dtype) == (array.shape, array.dtype)
+        else None
+    )
+
+
+class _Traced:
+    """Follows blocks of a graph down to what this engine opened; runs none of its tasks."""
+
+    def __init__(self, graph: Mapping[Any, GraphNode]) -> None:
+        self._graph = graph
+        self._found: dict[Any, Any] = {}
+
+    def row(self, key: Any) -> Row:
+        """Return what the task of a key gives.
+
+        Raises
+        ------
+        UnresolvedError
+        """
+        try:
+            return _as_row(self._value(TaskRef(key)))
+        except RecursionError:
+            raise UnresolvedError("its graph is too deep") from None
+
+    def _value(self, node: Any) -> Any:
+        if isinstance(node, TaskRef | Alias):
+            key = node.key if isinstance(node, TaskRef) else node.target
+            if key not in self._found:
+                self._found[key] = self._value(self._graph[key])
+            return self._found[key]
+        if isinstance(node, DataNode):
+            return _as_row(node.value) if isinstance(node.value, BlockReader) else node.value
+        if isinstance(node, NestedContainer):
+            return [self._value(arg) for arg in node.args] if node.dependencies else node({})
+        if isinstance(node, Task):
+            return self._result(node)
+        return node
+
+    def _result(self, task: Task) -> Any:
+        module, name = getattr(task.func, "__module__", ""), getattr(task.func, "__name__", type(task.func).__name__)
+        carry_out = _KNOWN.get((str(module).partition(".")[0].lstrip("_"), name))
+        if carry_out is None or task.kwargs.get("lock"):
+            raise UnresolvedError(f"dask computes it, with {name}")
+        return carry_out(*map(self._value, task.args))
+
+
+def _as_row(value: Any) -> Row:
+    if isinstance(value, BlockReader):
+        return Row(parts=(Part.of(value.array),))
+    if not isinstance(value, Row):
+        raise UnresolvedError("some of it is in memory, or was not opened by this engine")
+    return value
+
+
+def _sliced(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> Row:  # noqa: ARG001, FBT002
+    """Do what NumPy does for integers, slices and one array."""
+    row = _as_row(array)
+    given = tuple(index) if isinstance(index, tuple) else (index,)
+    if lock or any(i is None for i in given):
+        raise UnresolvedError("dask adds an axis to it" if not lock else "dask reads it under a lock")
+    full = indexing.expanded_indexer(given, len(row.shape))
+    n_arrays = sum(isinstance(k, list | np.ndarray) for k in full)
+    if n_arrays > 1 or (n_arrays and any(isinstance(k, int | np.integer) for k in full)):
+        raise UnresolvedError("dask takes points of it")
+    for axis in reversed(range(len(full))):  # integers drop axes
+        row = row.taking(axis, full[axis])
+    return row
+
+
+def _shuffled(arrays: Sequence[Any], sorter: Any, axis: int) -> Row:
+    """Do what `dask.array._shuffle.concatenate_arrays` does."""
+    return join_rows(list(map(_as_row, arrays)), axis).taking(axis, np.argsort(sorter[1]))
+
+
+def _rechunked(arrays: Sequence[Any], shape: Sequence[int]) -> Row:
+    """Do what `dask.array.core.concatenate_shaped` does."""
+    rows = list(map(_as_row, arrays))
+    for axis in reversed(range(len(shape))):
+        n = shape[axis]
+        rows = [join_rows(rows[i : i + n], axis) for i in range(0, len(rows), n)]
+    return rows[0]
+
+
+_KNOWN: Mapping[tuple[str, str], Callable[..., Row]] = {
+    **{("dask", name): _sliced for name in ("getter", "getter_inline", "getter_nofancy", "getitem")},
+    ("operator", "getitem"): _sliced,
+    ("dask", "_getitem"): lambda array, index: _sliced(array, index[1]),
+    ("dask", "concatenate_arrays"): _shuffled,
+    ("dask", "concatenate_shaped"): _rechunked,
+}
+"""Package and name of functions whose results are selections -> what does the same to rows of parts."""

@@ -1,0 +1,151 @@
+"""The batches of one epoch, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
+from typing import Self
+
+from xarray import Dataset
+
+from xarray_gpuzarr.read.stopping import Stop
+from xarray_gpuzarr.training.ahead import Ahead, AsCaller
+from xarray_gpuzarr.training.order import Epoch
+from xarray_gpuzarr.training.sources import Stored
+from xarray_gpuzarr.training.template import Arrays, Template
+
+
+class Progress:
+    """How far an epoch has come."""
+
+    __slots__ = ("batch", "begun", "epoch")
+
+    def __init__(self, epoch: int, batch: int) -> None:
+        self.epoch = epoch
+        self.batch = batch
+        """Batches that were handed over."""
+        self.begun = False
+        """Whether an iterator goes through it."""
+
+    def copy(self) -> Progress:
+        """Return what does not go on with the iterator."""
+        found = Progress(self.epoch, self.batch)
+        found.begun = self.begun
+        return found
+
+
+class BatchIterator:
+    """An epoch that has begun. Closes itself at its end, at an error, and when it is forgotten.
+
+    Parameters
+    ----------
+    epoch : Epoch
+    template : Template
+    n_ahead : int
+        Reads that are under way, or whose results are not handed over yet, at most; 0 reads when a batch is asked for.
+    progress : Progress
+        Where to begin; kept up to date.
+    n_batches : int
+    """
+
+    def __init__(self, epoch: Epoch, template: Template, n_ahead: int, progress: Progress, n_batches: int) -> None:
+        self._template = template
+        self._progress = progress
+        self._n_batches = n_batches
+        self._batch = epoch.order.batch
+        self._per_read = epoch.order.per_read // self._batch
+
+        def read(number: int, stop: Stop) -> Arrays:
+            return template.read(epoch.of_read(number), stop)
+
+        first, n_reads = progress.batch // self._per_read, -(-n_batches // self._per_read)
+        self._reads = Ahead(read, first, n_reads, n_ahead, _as_caller(template)) if n_ahead else AtOnce(read)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Dataset:
+        try:
+            batch = self._next()
+        except BaseException:
+            self.close()
+            raise
+        if batch is None:
+            self.close()
+            raise StopIteration
+        self._progress.batch += 1
+        return batch
+
+    def _next(self) -> Dataset | None:
+        """Wait for the next batch; None if there is none any more."""
+        number, at = divmod(self._progress.batch, self._per_read)
+        if self._progress.batch >= self._n_batches or self._reads.closed:
+            return None
+        arrays = self._reads.result(number)
+        if arrays is None:
+            return None
+        batch = self._template.dataset(arrays, slice(at * self._batch, (at + 1) * self._batch))
+        if at + 1 == self._per_read or self._progress.batch + 1 == self._n_batches:
+            self._reads.done_with(number)
+        return batch
+
+    def close(self) -> None:
+        """Stop reads that are under way, and wait until they have ended; there are no more batches."""
+        self._reads.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AtOnce:
+    """Results of reads that begin when they are asked for, on the caller's thread; as `Ahead`.
+
+    Parameters
+    ----------
+    read : callable
+    """
+
+    def __init__(self, read: Callable[[int, Stop], Arrays]) -> None:
+        self._read = read
+        self._found: tuple[int, Arrays] | None = None
+        self.closed = False
+
+    def result(self, number: int) -> Arrays | None:
+        """Read, or return what was read already."""
+        if self._found is None or self._found[0] != number:
+            self._found = number, self._read(number, Stop())
+        return self._found[1]
+
+    def done_with(self, number: int) -> None:  # noqa: ARG002
+        """Forget what was read."""
+        self._found = None
+
+    def close(self) -> None:
+        """Forget what was read; there is no more."""
+        self._found = None
+        self.closed = True
+
+
+def _as_caller(template: Template) -> AsCaller:
+    """Return what makes a thread read where the calling thread would."""
+    lazies = {
+        cut.source.lazy.device: cut.source.lazy for cut in template.cuts.values() if isinstance(cut.source, Stored)
+    }
+    reading: list[Callable[[], AbstractContextManager[object]]] = [
+        lazy.by_decoder(lambda decoder: decoder.as_caller()) for lazy in lazies.values()
+    ]
+
+    @contextmanager
+    def as_caller() -> Iterator[None]:
+        with ExitStack() as stack:
+            for enter in reading:
+                stack.enter_context(enter())
+            yield
+
+    return as_caller

@@ -1,0 +1,234 @@
+"""What a caller of `batches` may ask for, checked, and what it becomes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xarray import Dataset
+
+from xarray_gpuzarr.errors import ArrayTypeError, OptionError
+from xarray_gpuzarr.process.settings import parse_nbytes
+from xarray_gpuzarr.training.loader import Batches
+from xarray_gpuzarr.training.order import Order
+from xarray_gpuzarr.training.samples import Samples, choose_samples, require_mapping, require_whole
+from xarray_gpuzarr.training.sources import Stored
+from xarray_gpuzarr.training.template import SAMPLE, Template
+
+
+def batches(  # noqa: PLR0913
+    ds: Dataset,
+    sizes: Mapping[Hashable, int],
+    batch: int,
+    *,
+    stride: Mapping[Hashable, int] | None = None,
+    random: int | None = None,
+    positions: Mapping[Hashable, Any] | None = None,
+    shuffle: bool = False,
+    window: int | str | None = None,
+    seed: int = 0,
+    prefetch: int = 2,
+    memory: int | str | None = None,
+    drop_last: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> Batches:
+    """Cut a dataset into samples and return them in batches, for training.
+
+    A sample is a box of the dataset. A batch is a dataset with a dimension ``sample`` before all others: sample ``i``
+    of it is what ``ds.isel(...)`` gives for its box, coordinates, attributes and missing values included. Variables
+    without any dimension of `sizes` come along as they are.
+
+    Parameters
+    ----------
+    ds : xarray.Dataset
+        Opened with this engine, lazily or with dask, from one store or several; also after ``isel`` and ``sel``. What
+        dask computes, and what others have opened, works as well, but is read by them.
+    sizes : mapping of dimension to int
+        Elements of a sample along each dimension that is cut. Others are taken whole.
+    batch : int
+        Samples of a batch.
+    stride : mapping of dimension to int, optional
+        Elements between the starts of samples, where they are not to lie side by side. Samples that would stick out of
+        the dataset are left out.
+    random : int, optional
+        Draw so many boxes in each epoch instead, wherever they fit, each with equal chance.
+    positions : mapping of dimension to int array of shape (n,), optional
+        Take the samples that begin there instead; one start for each sample along every dimension of `sizes`.
+    shuffle : bool
+        Draw the order of samples anew in each epoch. Every order has the same chance, unless there is a `window`.
+    window : int or str, optional
+        Bytes of samples, such as ``"1 GiB"``, that are read at once and kept until their batches are handed
+        over. With `shuffle`, samples are drawn from one window at a time, and a window holds samples of few shards:
+        chunks that its samples share are decoded once, and the samples of a batch are less independent.
+    seed : int
+        What orders and boxes are drawn from. They are the same for the same seed, however much is read ahead.
+    prefetch : int
+        Batches, or windows, that are read ahead on other threads; 0 reads when a batch is asked for.
+    memory : int or str, optional
+        Bytes that results of reads which are not handed over yet may take; fewer are read ahead if need be. By default
+        a quarter of the free memory of the host, but at least one result; on a device, as `prefetch` says.
+    drop_last : bool
+        Leave out batches that are not full, and let all ranks have as many.
+    rank, world_size : int, optional
+        Which part of the samples is read here. By default those of ``torch.distributed`` if it is initialised, else 0
+        and 1.
+
+    Returns
+    -------
+    Batches
+        Each ``iter()`` of it goes through the next epoch.
+
+    Raises
+    ------
+    OptionError
+        A value that cannot be used, samples that do not fit, or no batch at all.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> ds = xr.open_dataset("era5.zarr", engine="gpuzarr", device="host")
+    >>> loader = batches(ds[["t2m"]], sizes={"time": 2, "latitude": 8, "longitude": 8}, batch=4, shuffle=True)
+    >>> next(iter(loader)).t2m.shape
+    (4, 2, 8, 8)
+    """
+    lengths = _checked_sizes(ds, sizes)
+    wanted = {dim: int(n) for dim, n in sizes.items()}
+    samples = choose_samples(lengths, wanted, stride=stride, random=random, positions=positions)
+    template = Template.of(ds, wanted)
+    batch = require_whole("batch", batch, 1)
+    rank, world_size = _ranks(rank, world_size)
+    order = Order(
+        batch=batch,
+        shuffle=_require_bool("shuffle", shuffle),
+        window=None if window is None else batch * max(1, _nbytes("window", window) // (batch * template.nbytes)),
+        seed=require_whole("seed", seed, 0),
+        drop_last=_require_bool("drop_last", drop_last),
+        rank=rank,
+        world_size=world_size,
+    )
+    _require_batches(order, samples)
+    n_ahead = _n_ahead(template, order, samples, require_whole("prefetch", prefetch, 0), memory)
+    return Batches(template, samples, order, n_ahead)
+
+
+def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
+    """Return the lengths of the dimensions that are cut."""
+    if not isinstance(ds, Dataset):
+        raise ArrayTypeError(
+            "samples are cut from a dataset",
+            tried=f"batches of a {type(ds).__module__}.{type(ds).__qualname__}",
+            found="not an xarray.Dataset",
+            do="give a dataset; DataArray.to_dataset(name=...) makes one",
+        )
+    require_mapping("sizes", sizes, ds.sizes)
+    lengths = {dim: ds.sizes[dim] for dim in sizes}
+    for dim, n in sizes.items():
+        require_whole(f"sizes[{dim!r}]", n, 1)
+        if n > lengths[dim]:
+            raise OptionError(
+                "samples are larger than the dataset",
+                tried=f"{n} elements of {dim!r}",
+                found=f"{dim!r} has {lengths[dim]}",
+                do="give smaller sizes=",
+            )
+    if all(sizes.keys().isdisjoint(variable.dims) for variable in ds.data_vars.values()):
+        raise OptionError(
+            "there is nothing to cut",
+            tried=f"samples along {', '.join(map(repr, sizes))}",
+            found="no data variable has any of these dimensions",
+            do="give dimensions of the data variables, or a dataset that has some",
+        )
+    if SAMPLE in ds.dims or SAMPLE in ds.variables:
+        raise OptionError(
+            f"{SAMPLE!r} is taken",
+            tried=f"batches with a dimension {SAMPLE!r}",
+            found="the dataset has a dimension or a variable of that name",
+            do=f"rename it: ds.rename({SAMPLE}=...)",
+        )
+    return lengths
+
+
+def _require_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(
+            f"unusable {name}=", tried=f"{name}={value!r}"[:200], found="neither True nor False", do="give one"
+        )
+    return bool(value)
+
+
+def _nbytes(name: str, value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            value = parse_nbytes(value)
+        except ValueError:
+            raise OptionError(
+                f"unusable {name}=",
+                tried=f"{name}={value!r}"[:200],
+                found="not a size such as 67108864, 64 MiB or 2GB",
+                do=f"give {name}= such a size",
+            ) from None
+    return require_whole(name, value, 1)
+
+
+def _ranks(rank: Any, world_size: Any) -> tuple[int, int]:
+    if rank is None and world_size is None:
+        distributed: Any = sys.modules.get("torch.distributed")  # whoever has set it up has imported it
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return 0, 1
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    world_size = require_whole("world_size", world_size, 1)
+    rank = require_whole("rank", rank, 0)
+    if rank >= world_size:
+        raise OptionError(
+            "unusable rank=", tried=f"rank={rank}", found=f"world_size={world_size}", do="count ranks from 0"
+        )
+    return rank, world_size
+
+
+def _require_batches(order: Order, samples: Samples) -> None:
+    """Refuse what would be an empty epoch on some rank."""
+    least = samples.n_samples // order.world_size
+    if least < (order.batch if order.drop_last else 1):
+        raise OptionError(
+            "there is no batch for every rank",
+            tried=f"batches of {order.batch} samples on {order.world_size} ranks, drop_last={order.drop_last}",
+            found=f"{samples.n_samples} samples",
+            do="give smaller batches or samples, a shorter stride=, or fewer ranks",
+        )
+
+
+def _n_ahead(template: Template, order: Order, samples: Samples, prefetch: int, memory: Any) -> int:
+    """Return how many results of reads may be there at once; 0 if nothing is read ahead."""
+    nbytes = max(1, template.nbytes * min(order.per_read, order.n_of_rank(samples.n_samples)))
+    is_consumed_slowly = order.per_read > order.batch
+    if memory is None:
+        limit = max(1, _free_host_nbytes() // 4 // nbytes) if _is_on_host(template) else prefetch + 1
+    else:
+        limit = _nbytes("memory", memory) // nbytes
+    if not limit:
+        raise OptionError(
+            "the memory that batches may take does not suffice",
+            tried=f"memory={memory!r}",
+            found=f"one {'window' if is_consumed_slowly else 'batch'} takes {nbytes} bytes",
+            do="give more memory=, or a smaller window=, batch= or sizes=",
+        )
+    return min(prefetch + is_consumed_slowly, limit) if prefetch else 0
+
+
+def _is_on_host(template: Template) -> bool:
+    stored = [cut.source for cut in template.cuts.values() if isinstance(cut.source, Stored)]
+    return all(source.lazy.device == "host" for source in stored)
+
+
+def _free_host_nbytes() -> int:
+    """Return the memory that may be taken without swapping, pages of files included; on systems that tell it."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return sys.maxsize

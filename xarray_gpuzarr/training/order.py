@@ -1,0 +1,128 @@
+"""In which order the samples of an epoch are read, and by whom. Pure, and the same wherever it is worked out.
+
+An epoch is cut into reads. A read is one batch or, with a window, several batches whose samples are read at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from xarray_gpuzarr.training.samples import Column, Samples, Starts
+
+Shards = Callable[[Column], Column]
+"""From starts of samples, shape (n, n_dims), to numbers of the shards that they begin in, shape (n,)."""
+_BOXES, _ORDER, _WITHIN = range(3)
+"""What is drawn from random numbers of its own."""
+_AT_ONCE = 2**20
+"""Samples whose shards are looked up at once: their starts take memory for each dimension."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What determines the order of samples, beside the samples."""
+
+    batch: int
+    """Samples of a batch."""
+    shuffle: bool
+    window: int | None
+    """Samples that are read at once, a multiple of `batch`; None for one batch."""
+    seed: int
+    drop_last: bool
+    """Whether batches that are not full are left out."""
+    rank: int
+    world_size: int
+    part: int = 0
+    n_parts: int = 1
+    """Of a rank's reads, every `n_parts`-th from `part` on is carried out: by one of several processes of a rank."""
+
+    @property
+    def per_read(self) -> int:
+        """Samples of a read."""
+        return self.window or self.batch
+
+    def n_of_rank(self, n_samples: int) -> int:
+        """Return how many samples this rank has in an epoch."""
+        if not self.drop_last:
+            return len(range(self.rank, n_samples, self.world_size))
+        return n_samples // self.world_size // self.batch * self.batch
+
+    def n_batches(self, n_samples: int) -> int:
+        """Return how many batches of an epoch this rank, or its part, has."""
+        n_own = self.n_of_rank(n_samples)
+        firsts = range(self.part * self.per_read, n_own, self.n_parts * self.per_read)
+        return sum(-(-min(self.per_read, n_own - first) // self.batch) for first in firsts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """The samples of one rank in one epoch, in the order of its batches."""
+
+    starts: Starts
+    sample: Column
+    """shape (n,): numbers of samples."""
+    order: Order
+
+    def of_read(self, number: int) -> Column:
+        """Return where the samples of a read of this part begin, shape (n, n_dims)."""
+        first = (self.order.part + number * self.order.n_parts) * self.order.per_read
+        return self.starts.of(self.sample[first : first + self.order.per_read])
+
+    @property
+    def checksum(self) -> str:
+        """Checksum of the samples and their order."""
+        first = self.starts.of(self.sample[: self.order.per_read])
+        return f"{zlib.crc32(first.tobytes(), zlib.crc32(self.sample.tobytes())):08x}"
+
+
+def draw_epoch(samples: Samples, order: Order, number: int, shards: Shards) -> Epoch:
+    """Return one epoch of one rank.
+
+    Parameters
+    ----------
+    samples : Samples
+    order : Order
+    number : int
+        Of the epoch.
+    shards : callable
+        Only asked if samples are shuffled in windows.
+    """
+
+    def rng(what: int) -> np.random.Generator:
+        return np.random.default_rng([order.seed, number, what])
+
+    n_samples, n_own = samples.n_samples, order.n_of_rank(samples.n_samples)
+    starts = samples.starts(rng(_BOXES))
+    if order.shuffle and order.window is not None:
+        runs = (np.arange(i, min(i + _AT_ONCE, n_samples)) for i in range(0, n_samples, _AT_ONCE))
+        by_shard = _by_shard(np.concatenate([shards(starts.of(run)) for run in runs]), rng(_ORDER))
+        sample = _shuffled_in_windows(_piece(by_shard, order, n_own), order, rng(_WITHIN))
+    else:
+        all_samples = rng(_ORDER).permutation(n_samples) if order.shuffle else np.arange(n_samples)
+        sample = all_samples[order.rank :: order.world_size][:n_own]
+    return Epoch(starts=starts, sample=np.ascontiguousarray(sample, np.int64), order=order)
+
+
+def _by_shard(shard: Column, rng: np.random.Generator) -> Column:
+    """Return all samples, those of a shard side by side, shards in random order."""
+    names, which = np.unique(shard, return_inverse=True)
+    return np.argsort(rng.permutation(len(names))[which], kind="stable")
+
+
+def _piece(sample: Column, order: Order, n_own: int) -> Column:
+    """Return the samples of a rank: a run, which meets few shards of other ranks."""
+    per_rank, rest = divmod(len(sample), order.world_size)
+    if order.drop_last:
+        rest = 0
+    first = order.rank * per_rank + min(order.rank, rest)
+    return sample[first : first + n_own]
+
+
+def _shuffled_in_windows(sample: Column, order: Order, rng: np.random.Generator) -> Column:
+    """Return samples in random order within each window, the windows where they are."""
+    windows = range(0, len(sample), order.per_read)
+    shuffled = [rng.permutation(sample[first : first + order.per_read]) for first in windows]
+    return np.concatenate(shuffled) if shuffled else sample

@@ -1,0 +1,249 @@
+"""Where samples begin: a lattice, boxes drawn at random, or positions that the caller gives. Pure.
+
+A sample is a box of one shape. It is known by a number; numbers of a lattice count in C order.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.errors import OptionError
+
+Column = npt.NDArray[np.int64]
+
+_MOST_SAMPLES = 2**28
+"""Of an epoch: an order of so many takes 2 GiB."""
+
+
+class Samples(Protocol):
+    """The boxes of an epoch."""
+
+    @property
+    def n_samples(self) -> int:
+        """Their number."""
+
+    def starts(self, rng: np.random.Generator) -> Starts:
+        """Return where the samples of one epoch begin; only random boxes are drawn from `rng`."""
+
+    def describe(self) -> str:
+        """Return a short text that is the same where the boxes are."""
+
+
+class Starts(Protocol):
+    """Where the samples of one epoch begin."""
+
+    def of(self, sample: Column) -> Column:
+        """Return the first element of samples, shape (n, number of dimensions)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lattice:
+    """Samples at even distances, as many as fit."""
+
+    counts: tuple[int, ...]
+    """Samples along each dimension."""
+    strides: tuple[int, ...]
+    """Elements between starts along each dimension."""
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples."""
+        return math.prod(self.counts)
+
+    def starts(self, rng: np.random.Generator) -> Starts:  # noqa: ARG002
+        """Return the lattice."""
+        return self
+
+    def of(self, sample: Column) -> Column:
+        """Return the first elements of samples, shape (n, n_dims)."""
+        return np.stack(np.unravel_index(sample, self.counts), axis=1) * np.array(self.strides, np.int64)
+
+    def describe(self) -> str:
+        """Name the lattice."""
+        return f"lattice of {self.counts} at distances {self.strides}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Samples where the caller, or a draw by lot, has put them."""
+
+    start: Column
+    """shape (n_samples, n_dims)"""
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples."""
+        return len(self.start)
+
+    def starts(self, rng: np.random.Generator) -> Starts:  # noqa: ARG002
+        """Return the table."""
+        return self
+
+    def of(self, sample: Column) -> Column:
+        """Return the first elements of samples, shape (n, n_dims)."""
+        return self.start[sample]
+
+    def describe(self) -> str:
+        """Name the table by a checksum."""
+        return f"{self.n_samples} positions, checksum {zlib.crc32(np.ascontiguousarray(self.start).tobytes()):08x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Random:
+    """Samples that are drawn anew in each epoch."""
+
+    n_samples: int
+    """Number of samples."""
+    spans: tuple[int, ...]
+    """Possible starts along each dimension."""
+
+    def starts(self, rng: np.random.Generator) -> Starts:
+        """Draw every start with equal chance."""
+        return Table(start=rng.integers(0, self.spans, (self.n_samples, len(self.spans)), np.int64))
+
+    def describe(self) -> str:
+        """Name what is drawn."""
+        return f"{self.n_samples} random boxes among {self.spans}"
+
+
+def choose_samples(
+    lengths: Mapping[Hashable, int], sizes: Mapping[Hashable, int], *, stride: Any, random: Any, positions: Any
+) -> Samples:
+    """Return the samples that a caller asks for.
+
+    Parameters
+    ----------
+    lengths : mapping of dimension to int
+        Elements of the dataset, along each dimension of `sizes`, in the same order.
+    sizes : mapping of dimension to int
+        Elements of a sample; checked already.
+    stride : mapping of dimension to int, or None
+    random : int or None
+    positions : mapping of dimension to int array of shape (n,), or None
+
+    Raises
+    ------
+    OptionError
+        More than one of the three, a bad value, or no sample at all.
+    """
+    given = {"stride": stride, "random": random, "positions": positions}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise OptionError(
+            "samples are asked for in two ways",
+            tried=", ".join(f"{name}=" for name in named),
+            found="stride= is a lattice, random= draws boxes by lot, positions= takes them as given",
+            do="give one of them, or none for boxes side by side",
+        )
+    spans = {dim: lengths[dim] - n + 1 for dim, n in sizes.items()}
+    if random is not None:
+        n_samples = require_whole("random", random, 1)
+        samples: Samples = Random(n_samples=n_samples, spans=tuple(spans.values()))
+    elif positions is not None:
+        samples = _placed(positions, spans)
+    else:
+        strides = _strides(stride, sizes)
+        counts = tuple(-(-span // strides[dim]) for dim, span in spans.items())
+        samples = Lattice(counts=counts, strides=tuple(strides.values()))
+    if samples.n_samples > _MOST_SAMPLES:
+        raise OptionError(
+            "there are more samples than an epoch can have",
+            tried=samples.describe(),
+            found=f"{samples.n_samples} samples; an epoch has at most {_MOST_SAMPLES}",
+            do="give a longer stride=, or random= with the number of boxes of an epoch",
+        )
+    return samples
+
+
+def require_whole(name: str, value: Any, least: int) -> int:
+    """Return an option that is a whole number of at least `least`.
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
+        raise OptionError(
+            f"unusable {name}=",
+            tried=f"{name}={value!r}"[:200],
+            found=f"not a whole number of at least {least}",
+            do=f"give {name}= such a number",
+        )
+    return int(value)
+
+
+def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
+    """Return an option that maps dimensions, all of them `known`, to something.
+
+    Raises
+    ------
+    OptionError
+    """
+    if not isinstance(value, Mapping) or not value:
+        raise OptionError(
+            f"unusable {name}=",
+            tried=f"{name}={value!r}"[:200],
+            found="not a mapping from dimensions",
+            do=f'give {name}= one, such as {{"time": ...}}',
+        )
+    unknown = [dim for dim in value if dim not in known]
+    if unknown:
+        raise OptionError(
+            f"unknown dimensions in {name}=",
+            tried=f"{name}= with " + ", ".join(map(repr, unknown)),
+            found="the known ones are " + ", ".join(map(repr, known)),
+            do="give dimensions that are known",
+        )
+    return value
+
+
+def _strides(stride: Any, sizes: Mapping[Hashable, int]) -> dict[Hashable, int]:
+    if stride is None:
+        return dict(sizes)
+    given = require_mapping("stride", stride, sizes)
+    return {dim: require_whole(f"stride[{dim!r}]", given.get(dim, n), 1) for dim, n in sizes.items()}
+
+
+def _placed(positions: Any, spans: Mapping[Hashable, int]) -> Table:
+    given = require_mapping("positions", positions, spans)
+    columns = {dim: _column(dim, given.get(dim), span) for dim, span in spans.items()}
+    lengths = {dim: len(column) for dim, column in columns.items()}
+    if len(set(lengths.values())) > 1 or not min(lengths.values()):
+        raise OptionError(
+            "unusable positions=",
+            tried=", ".join(f"{n} along {dim!r}" for dim, n in lengths.items()),
+            found="the lengths differ" if min(lengths.values()) else "no sample at all",
+            do="give one start for each sample along every dimension",
+        )
+    return Table(start=np.stack(list(columns.values()), axis=1))
+
+
+def _column(dim: Hashable, given: Any, span: int) -> Column:
+    """Return the starts along one dimension."""
+    try:
+        column = None if given is None else np.asarray(given)
+    except (TypeError, ValueError):  # a device's array; a ragged list
+        column = None
+    if column is None or column.ndim != 1 or (column.size and column.dtype.kind not in "iu"):
+        raise OptionError(
+            f"unusable positions= along {dim!r}",
+            tried=f"{given!r}"[:200],
+            found="no starts" if given is None else "not a list of whole numbers",
+            do="give a one-dimensional array of integers for every dimension of sizes=",
+        )
+    outside = (column < 0) | (column >= span)
+    if outside.any():
+        raise OptionError(
+            f"positions= along {dim!r} lie outside the dataset",
+            tried=f"a sample that begins at {column[outside][0]}",
+            found=f"samples fit where they begin at 0 to {span - 1}",
+            do="leave out positions from which a whole sample does not fit",
+        )
+    return column.astype(np.int64)

@@ -1,0 +1,163 @@
+"""What reads the samples of one variable: this engine, dask, or whoever has it in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dask.array as da
+import dask.base
+import numpy as np
+from xarray import IndexVariable, Variable
+from xarray.core import indexing
+
+from xarray_gpuzarr.backend.accessor.explain import array_in_memory
+from xarray_gpuzarr.backend.lazy_array import LazyArray
+from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
+from xarray_gpuzarr.stored.array_spec import Unplanned
+from xarray_gpuzarr.training.blocks import find_parts
+from xarray_gpuzarr.training.crops import Boxes, read_crops
+from xarray_gpuzarr.training.parts import Parts, UnresolvedError
+from xarray_gpuzarr.training.samples import Column
+
+Way = Literal["one plan", "crop by crop", "dask", "memory"]
+"""How samples are read: all at once with each chunk decoded once, one after another, by dask, or not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A variable that this engine reads."""
+
+    parts: Parts
+
+    @property
+    def lazy(self) -> LazyArray:
+        """A stored array that it is made of."""
+        return self.parts.lazy
+
+    @property
+    def way(self) -> Way:
+        """One plan, if the arrays can be planned."""
+        return "crop by crop" if self.why else "one plan"
+
+    @property
+    def why(self) -> str:
+        """Why zarr-python reads it."""
+        specs = (part.lazy.stored.spec for part in self.parts.grid.flat)
+        return next((f"zarr-python decodes it: {spec.reason}" for spec in specs if isinstance(spec, Unplanned)), "")
+
+    @property
+    def borders(self) -> tuple[Column, ...]:
+        """Numbers of stores and shards."""
+        return tuple(map(self._shards, range(len(self.parts.bounds))))
+
+    def _shards(self, axis: int) -> Column:
+        parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
+        found, n_shards = [], 0
+        for part in parts:
+            spec = part.lazy.stored.spec
+            length = _zarr_chunks(part) if isinstance(spec, Unplanned) else spec.grid.shard_shape
+            shard = np.asarray(part.along(axis), np.int64) // max(1, length[part.axes[axis]])
+            found.append(shard + n_shards)
+            n_shards += int(shard.max(initial=0)) + 1
+        return np.concatenate(found)
+
+    def read(self, boxes: Boxes, stop: Stop) -> Any:
+        """Read with the decoder of the device that the dataset was opened for."""
+        return self.lazy.by_decoder(lambda decoder: read_crops(self.parts, boxes, StoppableDecoder(decoder, stop)))
+
+
+def _zarr_chunks(part: Any) -> tuple[int, ...]:
+    array = part.lazy.stored.zarr_array
+    return tuple(array.shards or array.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """A variable that dask computes."""
+
+    array: Any
+    why: str
+    way: Way = "dask"
+
+    @property
+    def borders(self) -> tuple[Column, ...]:
+        """Numbers of dask's chunks."""
+        return tuple(np.repeat(np.arange(len(axis)), np.asarray(axis, np.int64)) for axis in self.array.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InMemory:
+    """A variable whose elements are there already."""
+
+    array: Any
+    why: str = ""
+    way: Way = "memory"
+    borders: None = None
+
+    def read(self, boxes: Boxes, stop: Stop) -> Any:  # noqa: ARG002
+        """Copy the boxes."""
+        return np.stack([self.array[box] for box in boxes.slices()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByXarray:
+    """A variable that xarray decodes, such as text and times, or indexes in a way of its own."""
+
+    variable: Variable
+    why: str
+    way: Way = "crop by crop"
+    borders: None = None
+
+    def read(self, boxes: Boxes, stop: Stop) -> Any:
+        """Read box after box."""
+        found = []
+        for box in boxes.slices():
+            stop.check()
+            found.append(self.variable[box].load().data)
+        return np.stack(found)
+
+
+Source = Stored | Computed | InMemory | ByXarray
+
+
+def source_of(variable: Variable) -> Source:
+    """Return what reads the samples of a variable. No I/O."""
+    if isinstance(variable, IndexVariable):
+        return InMemory(array=variable.values)
+    array = array_in_memory(variable)
+    if array is not None:  # pandas' own dtypes have one axis only
+        return InMemory(array=array if isinstance(array.dtype, np.dtype) else np.asarray(array))
+    try:
+        return Stored(parts=find_parts(variable))
+    except UnresolvedError as unresolved:
+        data = variable._data  # noqa: SLF001  # `.data` would read it
+        if isinstance(data, da.Array):
+            return Computed(array=data, why=str(unresolved))
+        if not isinstance(data, indexing.ExplicitlyIndexed):
+            return InMemory(array=np.asarray(data))
+        return ByXarray(variable=variable, why=str(unresolved))
+
+
+def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop) -> dict[Name, Any]:
+    """Return boxes of several variables; what dask computes, it computes in one go.
+
+    Parameters
+    ----------
+    sources : mapping from name to Source
+    boxes : mapping from name to Boxes
+    stop : Stop
+    """
+    found: dict[Name, Any] = {}
+    asked: dict[Name, list[Any]] = {}
+    for name, source in sources.items():
+        stop.check()
+        if isinstance(source, Computed):
+            asked[name] = [source.array[box] for box in boxes[name].slices()]
+        else:
+            found[name] = source.read(boxes[name], stop)
+    if asked:
+        (computed,) = dask.base.compute(asked)
+        found |= {name: np.stack(blocks) for name, blocks in computed.items()}
+    return found

@@ -1,0 +1,105 @@
+"""Crops of one stored array, stacked: what is wanted of each axis in increasing order, and how to undo that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.decoders import Decoder
+from xarray_gpuzarr.plan.stack import Crops, StackAxis, stack_target
+from xarray_gpuzarr.read import StoredArray, read, read_target
+from xarray_gpuzarr.stored.array_spec import Unplanned
+from xarray_gpuzarr.training.parts import Part
+from xarray_gpuzarr.training.samples import Column
+
+Back = slice | Column | None
+"""What turns an axis in increasing order into the one asked for: for all samples, or a row for each."""
+
+
+def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder) -> Any:
+    """Read boxes of a part.
+
+    Parameters
+    ----------
+    part : Part
+    start : int64, shape (n, ndim)
+        First elements. What of a box lies outside the part becomes what is next to it inside: it is read anyway.
+    shape : sequence of int
+        Of one box.
+    decoder : Decoder
+
+    Returns
+    -------
+    array of shape (n, *shape), on the decoder's device
+    """
+    wanted: list[StackAxis] = [slice(0)] * len(part.key)
+    undo: list[tuple[int, slice | Column]] = []
+    for axis, at in enumerate(part.axes):
+        wanted[at], back = _ordered(part.along(axis), start[:, axis], shape[axis])
+        if back is not None:
+            undo.append((1 + axis, back))
+    for at, along in enumerate(part.key):
+        if isinstance(along, int):
+            wanted[at] = slice(along, along + 1)
+    found = _stacked(part.lazy.stored, wanted, len(start), decoder)
+    found = found[(slice(None), *(0 if isinstance(along, int) else slice(None) for along in part.key))]
+    return _restored(found, undo, decoder) if undo else found
+
+
+def _ordered(along: range | Column, start: Column, n: int) -> tuple[StackAxis, Back]:
+    """Return what samples want of a stored axis, and how to undo that it is in increasing order."""
+    first = int(start[0])
+    if (start == first).all() and first >= 0 and first + n <= len(along):
+        taken = along[first : first + n]
+        if isinstance(taken, range):
+            up = taken if taken.step > 0 else taken[::-1]
+            return slice(up.start, up.stop, up.step), None if taken.step > 0 else slice(None, None, -1)
+        return _sorted(taken)
+    if isinstance(along, range) and start.min() >= 0 and start.max() + n <= len(along):
+        if along.step > 0:
+            return Crops(start=along.start + start * along.step, count=n, step=along.step), None
+        last = along.start + (start + n - 1) * along.step
+        return Crops(start=last, count=n, step=-along.step), slice(None, None, -1)
+    elements = (start[:, None] + np.arange(n)).clip(0, len(along) - 1)
+    return _sorted(np.asarray(along, np.int64)[elements])
+
+
+def _sorted(table: Column) -> tuple[Column, Column | None]:
+    """Sort elements along the last axis, if they are not; and return how to undo it."""
+    if (table[..., 1:] >= table[..., :-1]).all():
+        return table, None
+    order = table.argsort(axis=-1, kind="stable")
+    return np.take_along_axis(table, order, axis=-1), order.argsort(axis=-1)
+
+
+def _stacked(stored: StoredArray, wanted: Sequence[StackAxis], n: int, decoder: Decoder) -> Any:
+    if not isinstance(stored.spec, Unplanned):
+        return read_target(stored, stored.spec, stack_target(wanted, n, stored.spec.grid), decoder)
+    return np.stack([read(stored, tuple(_of_sample(axis, i) for axis in wanted), decoder) for i in range(n)])
+
+
+def _of_sample(wanted: StackAxis, sample: int) -> slice | Column:
+    if isinstance(wanted, Crops):
+        start = int(wanted.start[sample])
+        return slice(start, start + (wanted.count - 1) * wanted.step + 1, wanted.step)
+    return wanted if isinstance(wanted, slice) or wanted.ndim == 1 else wanted[sample]
+
+
+def _restored(found: Any, undo: Sequence[tuple[int, slice | Column]], decoder: Decoder) -> Any:
+    """Return a block in the order asked for, in C order."""
+    result = decoder.empty(found.shape, found.dtype)
+    for axis, back in undo:
+        if isinstance(back, slice) or back.ndim == 1:
+            found = found[(slice(None),) * axis + (back,)]
+    tables = [(axis, np.asarray(back)) for axis, back in undo if not isinstance(back, slice) and back.ndim == 2]
+    if not tables:
+        result[...] = found
+        return result
+    for sample in range(len(found)):
+        block = found[sample]
+        for axis, table in tables:
+            block = block[(slice(None),) * (axis - 1) + (table[sample],)]
+        result[sample] = block
+    return result

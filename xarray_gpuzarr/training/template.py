@@ -1,0 +1,132 @@
+"""What the batches of a dataset look like: which variables are read for each, and how they become a dataset again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from xarray import Coordinates, Dataset, Variable
+
+from xarray_gpuzarr.read.stopping import Stop
+from xarray_gpuzarr.training.crops import Boxes
+from xarray_gpuzarr.training.samples import Column
+from xarray_gpuzarr.training.sources import Source, read_sources, source_of
+
+SAMPLE = "sample"
+"""The dimension that batches have before all others."""
+
+Arrays = dict[Hashable, Any]
+"""By name, the samples of each variable that is cut: shape (n_samples, ...)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A variable that every sample has a piece of."""
+
+    dims: tuple[Hashable, ...]
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+    column: tuple[int | None, ...]
+    """Per axis, which column of the starts it is cut at; None if it is taken whole."""
+    itemsize: int
+    attrs: dict[Any, Any]
+    encoding: dict[Any, Any]
+    source: Source
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.itemsize
+
+    def boxes(self, start: Column) -> Boxes:
+        """Return the boxes of samples that begin at `start`, shape (n, n_dims)."""
+        found = np.zeros((len(start), len(self.dims)), np.int64)
+        for axis, column in enumerate(self.column):
+            if column is not None:
+                found[:, axis] = start[:, column]
+        return Boxes(start=found, shape=self.shape)
+
+    def shards(self, start: Column) -> Column:
+        """Return a number for the shard that each sample begins in, shape (n,)."""
+        number = np.zeros(len(start), np.int64)
+        borders = self.source.borders or ()
+        for of_element, column in zip(borders, self.column, strict=False):
+            if column is not None:
+                number = number * (int(of_element.max(initial=0)) + 1) + of_element[start[:, column]]
+        return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What the batches of a dataset are made of."""
+
+    whole: Dataset
+    """The dataset without what is cut: attributes, indexes, and variables that come along as they are."""
+    cuts: Mapping[Hashable, Cut]
+    names: tuple[Hashable, ...]
+    """All variables in the order of the dataset."""
+    coords: frozenset[Hashable]
+
+    @classmethod
+    def of(cls, ds: Dataset, sizes: Mapping[Hashable, int]) -> Self:
+        """Find out how each variable of a dataset is read. No I/O."""
+        dims = list(sizes)
+        cuts = {name: _cut(v, dims, sizes) for name, v in ds.variables.items() if not sizes.keys().isdisjoint(v.dims)}
+        whole = ds.drop_dims(dims)
+        return cls(whole=whole, cuts=cuts, names=tuple(ds.variables), coords=frozenset(ds.coords))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample."""
+        return sum(cut.nbytes for cut in self.cuts.values())
+
+    def read(self, start: Column, stop: Stop) -> Arrays:
+        """Read the samples that begin at `start`, shape (n, n_dims).
+
+        Returns
+        -------
+        dict of arrays of shape (n, ...), each where its variable is opened for, in C order
+        """
+        sources = {name: cut.source for name, cut in self.cuts.items()}
+        return read_sources(sources, {name: cut.boxes(start) for name, cut in self.cuts.items()}, stop)
+
+    def shards(self, start: Column) -> Column:
+        """Return a number for the shard of the largest variable that each sample begins in, shape (n,)."""
+        stored = [cut for cut in self.cuts.values() if cut.source.borders is not None]
+        return max(stored, key=lambda cut: cut.nbytes).shards(start) if stored else np.zeros(len(start), np.int64)
+
+    def dataset(self, arrays: Arrays, samples: slice) -> Dataset:
+        """Return some of the samples that were read as a dataset; its arrays are views."""
+        coords: dict[Hashable, Variable] = {}
+        data_vars: dict[Hashable, Variable] = {}
+        for name in self.names:
+            cut = self.cuts.get(name)
+            variable = self.whole.variables[name] if cut is None else _variable(cut, arrays[name][samples])
+            (coords if name in self.coords else data_vars)[name] = variable
+        indexes = dict(self.whole.xindexes)
+        found = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.whole.attrs)
+        found.encoding = dict(self.whole.encoding)
+        return found
+
+    def with_whole_read(self) -> Self:
+        """Return the template with what is not cut in memory."""
+        return type(self)(whole=self.whole.copy().load(), cuts=self.cuts, names=self.names, coords=self.coords)
+
+
+def _cut(variable: Variable, dims: list[Hashable], sizes: Mapping[Hashable, int]) -> Cut:
+    return Cut(
+        dims=variable.dims,
+        shape=tuple(sizes.get(dim, n) for dim, n in zip(variable.dims, variable.shape, strict=True)),
+        column=tuple(dims.index(dim) if dim in sizes else None for dim in variable.dims),
+        itemsize=getattr(variable.dtype, "itemsize", 8),
+        attrs=variable.attrs,
+        encoding=variable.encoding,
+        source=source_of(variable),
+    )
+
+
+def _variable(cut: Cut, array: Any) -> Variable:
+    return Variable((SAMPLE, *cut.dims), array, cut.attrs, cut.encoding, fastpath=True)
