@@ -10,7 +10,7 @@ TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/tes
 	backend/test_xarray_contract cli/test_commands codec_pipeline/test_older_zarr fetch/test_missing_objects fetch/test_stores \
 	process/test_progress_bar project/test_documentation project/test_supported_versions reads/test_formats \
 	reads/test_selections stored/test_cf stored/test_metadata tasks/test_dask_graphs \
-	tasks/test_one_output tasks/test_stale_names tasks/test_task_names))
+	tasks/test_one_output tasks/test_stale_names tasks/test_task_names training/test_batches training/test_values))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
@@ -39,9 +39,12 @@ test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the o
 
 test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU)/bin/python -m pytest -m gpu -q
+	$(GPU)/bin/python .ci/zarr_suite.py --gpu
 
-test-zarr: $(ZARR)/.installed ## Run zarr-python's own tests with this package's codec pipeline (three minutes)
+test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline (four minutes)
 	$(ZARR)/bin/python .ci/zarr_suite.py
+	$(ZARR)/bin/python .ci/xarray_suite.py
+	$(ZARR)/bin/python -m pytest -q -c /dev/null -p no:cacheprovider --disable-warnings .ci/test_zarr_programs.py
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
@@ -140,13 +143,13 @@ $(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
 
 $(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m venv $(ZARR)
-	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite]'
+	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite,zarr-programs]'
 	@touch $@
 
 $(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt
 	$(BIN)/python -m venv $(GPU)
 	$(BIN)/python .ci/gpu_constraints.py $(CUDA) > $(GPU)/constraints.txt
-	$(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[test,gds$(CUDA),distributed]'
+	$(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

@@ -22,6 +22,7 @@ from benchmarks.measure import Case, Session
 from benchmarks.remote import cases as remote
 from benchmarks.report import print_case, print_summary
 from benchmarks.results import Results, default_out
+from benchmarks.training import cases as training
 
 CaseBuilder = Callable[[float, Path], Sequence[Case]]
 """Returns cases at a scale; stores go to the folder."""
@@ -58,7 +59,8 @@ def _all_cases(crew: Crew, folder: Path, options: argparse.Namespace) -> list[Ca
     scale = options.scale
     workloads = [w if scale == 1 else w.scaled(scale) for w in (*WORKLOADS, *published(full=options.full))]
     cases = [measured(case, crew, folder, with_memory=options.memory) for case in host_cases(workloads)]
-    return [*cases, *(case for build in MORE_CASES for case in build(scale, folder))]
+    more = (case for build in MORE_CASES for case in build(scale, folder))
+    return [*cases, *more, *training.cases(scale, folder, crew)]
 
 
 def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:

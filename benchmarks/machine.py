@@ -20,6 +20,7 @@ HOST_PACKAGES = (
     "numcodecs",
     "zarrs",
     "tensorstore",
+    "xbatcher",
     "xarray",
     "dask",
     "distributed",

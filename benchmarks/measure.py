@@ -63,11 +63,17 @@ class Shared[T]:
         except BaseException:
             self._let_go()
             raise
-        return replace(ready, close=self._let_go)
+        return replace(ready, close=functools.partial(self._close, ready))
 
     @functools.cached_property
     def _value(self) -> T:
         return self._stack.enter_context(self._make())
+
+    def _close(self, ready: Ready) -> None:
+        try:
+            ready.close()
+        finally:
+            self._let_go()
 
     def _let_go(self) -> None:
         self._n_users -= 1

@@ -68,6 +68,7 @@ def _columns(copy_rate: float | None) -> Mapping[str, Cell]:
         "min-max": lambda row, _: "-".join(map(milliseconds, row.spread_s)),
         "GB/s": lambda row, _: f"{row.rate / 1e9:.2f}" if row.nbytes else "",
         "stored GB/s": _stored_rate,
+        "samples/s": samples_per_second,
         "CPU ms": lambda row, _: "" if row.cpu_s is None else milliseconds(row.cpu_s),
         "extra MB": lambda row, _: "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
         "/ best peer": lambda row, case: _ratio(row, case.best("peer")),
@@ -80,6 +81,12 @@ def _stored_rate(row: Row, case: CaseRows) -> str:
     """Return the rate of stored bytes, where stages are taken apart: the blog's raw rate."""
     stored = case.about.get("stored_nbytes")
     return f"{stored / max(row.wall_s, 1e-9) / 1e9:.2f}" if stored and case.about.get("operation") == "stages" else ""
+
+
+def samples_per_second(row: Row, case: CaseRows) -> str:
+    """Return how many samples a loader gave in a second, where samples were counted."""
+    n_samples = case.about.get("n_samples")
+    return f"{n_samples / row.wall_s:.0f}" if n_samples else ""
 
 
 def milliseconds(seconds: float) -> str:

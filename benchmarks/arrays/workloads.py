@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,12 @@ import numpy.typing as npt
 from benchmarks.arrays.compressors import Compressor
 from benchmarks.arrays.fields import FieldName, make_field
 
-Operation = Literal["read", "load", "mean", "chunks"]
+Selection = Literal["chunk", "plane", "crop"]
+"""Some inner chunks at random; a plane across each axis; crops of 64 elements an axis, of four fields of a series."""
+Operation = Literal["read", "load", "mean", "chunks"] | Selection
 """Stored values as one array; the decoded xarray variable; its mean, NaN skipped; shard after shard (chunk after chunk
-where there are none), each dropped."""
+where there are none), each dropped; boxes of a selection one after another, each dropped."""
+SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 N_TILES = 64
 """Distinct chunks of an array, at most; the others repeat them."""
@@ -231,3 +234,6 @@ WORKLOADS: tuple[Workload, ...] = (
     SINGLE,
     ERA5,
 )
+
+SELECTED = ("volume-blosc-zstd", "shards-blosclz", "shards-raw", "era5-packed")
+"""Names of those of which parts are read, too."""

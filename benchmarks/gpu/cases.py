@@ -32,7 +32,7 @@ from benchmarks.gpu.readers import (
     open_boxes,
 )
 from benchmarks.gpu.stages import RecordedReads, count_calls
-from benchmarks.host.readers import object_boxes
+from benchmarks.host.boxes import object_boxes
 from benchmarks.measure import Case, Contestant, Ready
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED

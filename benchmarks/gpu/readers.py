@@ -17,7 +17,7 @@ import zarr
 
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.stores import Stored
-from benchmarks.host.readers import whole_box
+from benchmarks.host.boxes import whole_box
 from benchmarks.measure import AbsentError
 from benchmarks.results import Side
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED

@@ -13,8 +13,9 @@ from typing import Any
 
 from benchmarks.arrays.published import CONCURRENCIES
 from benchmarks.arrays.stores import stored_nbytes, write_workload
-from benchmarks.arrays.workloads import Operation, Workload
+from benchmarks.arrays.workloads import SELECTED, SELECTIONS, Operation, Workload
 from benchmarks.host import child
+from benchmarks.host.boxes import boxes_of
 from benchmarks.host.child import Fingerprint
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
@@ -78,9 +79,10 @@ class HostCase:
 
 
 def host_cases(workloads: Iterable[Workload]) -> Iterator[HostCase]:
-    """Return one case for each operation of each workload, and each concurrency."""
+    """Return one case for each operation of each workload, each selection of some, and each concurrency."""
     for workload in workloads:
-        for operation in workload.operations:
+        selections = SELECTIONS if workload.name in SELECTED else ()
+        for operation in (*workload.operations, *selections):
             for n in CONCURRENCIES if operation == "chunks" else (1,):
                 yield HostCase(workload=workload, operation=operation, concurrency=n)
 
@@ -114,18 +116,18 @@ class SharedStore:
             path=path,
             operation=self._case.operation,
             concurrency=self._case.concurrency,
+            boxes=boxes_of(self._case.operation, self._case.workload),
         )
 
     def contestants(self) -> list[Contestant]:
         """Return the readers; their processes start."""
         readers = self._case.readers()
-        assert self.task
         self._crew.start(r.name for r in readers if not (r.shipped and r.shipped.why_absent()))
         return [
             Contestant(
                 name=reader.name,
                 side=reader.side,
-                nbytes=self._case.workload.nbytes,
+                nbytes=self.task.nbytes,
                 prepare=functools.partial(self._prepare, reader),
             )
             for reader in readers
@@ -137,7 +139,7 @@ class SharedStore:
             "operation": self._case.operation,
             "concurrency": self._case.concurrency,
             "workload": asdict(self._case.workload),
-            "nbytes": self._case.workload.nbytes,
+            "nbytes": self.task.nbytes,
             "stored_nbytes": stored_nbytes(self.task.path),
         }
 

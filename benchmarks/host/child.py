@@ -48,8 +48,20 @@ def open_task(reader: str, task: Task) -> Fingerprint:
     """Let a reader open a store and read it once; return what it read."""
     warnings.simplefilter("ignore")
     zarr.config.set(dict(READERS[reader].settings))
-    opened = READERS[reader].open(task)
-    _opened[reader] = opened, _most_nbytes(task)
+    return keep(reader, READERS[reader].open(task), _most_nbytes(task))
+
+
+def keep(name: str, opened: Opened, nbytes: int) -> Fingerprint:
+    """Read once what was opened, and keep it open for `sample`; return what was read.
+
+    Parameters
+    ----------
+    name : str
+    opened : Opened
+    nbytes : int
+        Memory that its results take.
+    """
+    _opened[name] = opened, nbytes
     result = opened.values()
     scalar = float(result) if result.ndim == 0 else 0.0
     number = 0 if result.ndim == 0 else checksum(result)

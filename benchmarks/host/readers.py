@@ -7,15 +7,15 @@ How a library opens an array and reads a box of it stands in `xarray_gpuzarr.mac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import product
 from typing import get_args
 
 import numpy as np
 
-from benchmarks.arrays.workloads import Operation, Workload
+from benchmarks.arrays.workloads import SELECTIONS, Operation
+from benchmarks.host.boxes import object_boxes, whole_box
 from benchmarks.host.plain_loop import open_plain_loop
 from benchmarks.host.task import Array, Opened, Task
 from benchmarks.results import Side
@@ -37,19 +37,6 @@ class Reader:
     """Where it comes from the shipped registry."""
 
 
-def whole_box(workload: Workload) -> Box:
-    """Return the box that is the whole array."""
-    return tuple(slice(0, n) for n in workload.shape)
-
-
-def object_boxes(workload: Workload) -> Iterator[Box]:
-    """Return the box of every shard, or of every chunk where there are none, cut at the array's edge."""
-    counts = (range(-(-n // w)) for n, w in zip(workload.shape, workload.whole, strict=True))
-    for key in product(*counts):
-        axes = zip(key, workload.whole, workload.shape, strict=True)
-        yield tuple(slice(k * w, min(n, (k + 1) * w)) for k, w, n in axes)
-
-
 def _open_boxes(reader: ArrayReader, task: Task) -> Opened:
     """Open an array for one of the operations that read stored values."""
     workload = task.workload
@@ -57,7 +44,19 @@ def _open_boxes(reader: ArrayReader, task: Task) -> Opened:
     if task.operation == "read":
         box = whole_box(workload)
         return Opened(run=lambda: np.asarray(read_box(box)))
-    return _open_pieces(read_box, list(object_boxes(workload)), task)
+    if task.operation == "chunks":
+        return _open_pieces(read_box, list(object_boxes(workload)), task)
+    return _open_selection(read_box, task.boxes)
+
+
+def _open_selection(read_box: ReadBox, boxes: Sequence[Box]) -> Opened:
+    """Read box after box, each dropped at once."""
+
+    def run() -> None:
+        for box in boxes:
+            read_box(box)
+
+    return Opened(run=run, check=lambda: np.concatenate([np.asarray(read_box(box)).reshape(-1) for box in boxes]))
 
 
 def _open_pieces(read_box: ReadBox, boxes: list[Box], task: Task) -> Opened:
@@ -96,7 +95,7 @@ def _engine_of(name: str) -> tuple[str, Chunking]:
 
 def _from_shipped(reader: ArrayReader) -> Reader:
     stored = reader.operation == "read"
-    operations: tuple[Operation, ...] = ("read", "chunks") if stored else ("load", "mean")
+    operations: tuple[Operation, ...] = ("read", "chunks", *SELECTIONS) if stored else ("load", "mean")
 
     def open_reader(task: Task) -> Opened:
         return (_open_boxes if stored else _open_load)(reader, task)

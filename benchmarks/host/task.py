@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from benchmarks.arrays.workloads import Operation, Workload
+from xarray_gpuzarr.machine.bench.readers import Box
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +26,15 @@ class Task:
     operation: Operation
     concurrency: int = 1
     """Chunks or shards that are read at once, where they are read one by one."""
+    boxes: tuple[Box, ...] = ()
+    """What is read one after another; of the operations on the whole array none."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are delivered, as stored without compression."""
+        if not self.boxes:
+            return self.workload.nbytes
+        return sum(prod(axis.stop - axis.start for axis in box) for box in self.boxes) * self.workload.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ from benchmarks.page.runs import Run, described, folded, prose
 from benchmarks.page.tables import (
     best_peers,
     concurrency_table,
+    plain_zarr_table,
     published_table,
+    samples_table,
     study_table,
     timed_table,
     titled_table,
@@ -22,7 +24,7 @@ def page(runs: dict[str, Run]) -> str:
     runs : dict of Run
         By kind; see `runs.KINDS`. ``"host"`` must be there.
     """
-    parts = [_HEAD, prose(_ABOUT), prose(_COLUMNS), *_host(runs["host"])]
+    parts = [_HEAD, prose(_ABOUT), prose(_COLUMNS), *_host(runs)]
     if "host-full" in runs:
         full = runs["host-full"]
         parts += ["## Published workloads in full size", described(full), *_published(full)]
@@ -51,7 +53,8 @@ client that decodes nothing, our reader on files that are behind no server, or o
 """
 
 
-def _host(run: Run) -> list[str]:
+def _host(runs: dict[str, Run]) -> list[str]:
+    run = runs["host"]
     arrays = [case for case in run.of("read") if not case.name.startswith(("blog", "zarrs-", "study"))]
     logs = [titled_table(case, case.name.removeprefix("store/")) for case in run.named("store/")]
     costs = [titled_table(case) for case in run.named("host cost")]
@@ -61,9 +64,11 @@ def _host(run: Run) -> list[str]:
         "### Reading arrays",
         "Stored values as one NumPy array, each reader in a process of its own.",
         best_peers(arrays),
+        *_plain_zarr(runs),
         "### Through xarray",
         best_peers(run.of("load", "mean")),
         *_published(run),
+        *_training(runs),
         *_section("On a cluster", run, "cluster/"),
         *_section("Copies in memory", run, "copies/"),
         *_logs("Stores behind a network", prose(_STORES_TEXT), logs),
@@ -71,10 +76,29 @@ def _host(run: Run) -> list[str]:
     ]
 
 
+def _plain_zarr(runs: dict[str, Run]) -> list[str]:
+    """Return the section on zarr-python's codec pipelines, if they were compared."""
+    run = runs.get("plain-zarr", runs["host"])
+    table = plain_zarr_table(run.cases)
+    return ["### Plain zarr", prose(_PLAIN_TEXT), *_own(run, runs), table] if table else []
+
+
+def _own(run: Run, runs: dict[str, Run]) -> list[str]:
+    """Return where and when a section was measured, if not with the others."""
+    return [] if run is runs["host"] else [described(run)]
+
+
 def _section(title: str, run: Run, beginning: str) -> list[str]:
     """Return a table of every case whose name begins so."""
     tables = [titled_table(case, case.name.removeprefix(beginning)) for case in run.named(beginning)]
     return [f"### {title}", *tables] if tables else []
+
+
+def _training(runs: dict[str, Run]) -> list[str]:
+    """Return the section on loaders, if they were compared."""
+    run = runs.get("training", runs["host"])
+    table = samples_table(run.named("training/"))
+    return ["### Batches for training", prose(_TRAINING_TEXT), *_own(run, runs), table] if table else []
 
 
 def _logs(title: str, text: str, tables: list[str]) -> list[str]:
@@ -97,6 +121,16 @@ def _published(run: Run) -> list[str]:
     return parts
 
 
+_PLAIN_TEXT = """
+`array[selection]` of plain zarr, by zarr-python's codec pipelines, by that of zarrs and by ours ([](zarr.md)): all of
+an array (*read*), 32 inner chunks at random (*chunk*), a plane across each axis (*plane*), 16 crops of 64³ elements or
+of four fields (*crop*), one after another. *read_array* is our reader without zarr-python around it.
+"""
+_TRAINING_TEXT = """
+Batches of 16 crops of one float32 array, zstd, in an order without any pattern, to a loop that does nothing with them.
+Places are the same for all loaders and take no account of chunks; xbatcher reads through xarray's engine "zarr". All
+but plain xbatcher, which reads sample after sample, have the samples of two batches under way at once. More is better.
+"""
 _STORES_TEXT = """
 The server is on the same machine. Without a line between them it takes its share of the cores, and what shows is how
 much a reader leaves to it: a bare client does nothing with what it gets. Behind a line of 5 Gbit/s all have time, and

@@ -17,7 +17,7 @@ def page(runs: dict[str, Run]) -> str:
         By kind; see `runs.KINDS`. ``"host"`` must be there.
     """
     host = runs["host"]
-    found = summaries(host.cases)
+    found = _summaries(runs)
     parts = [
         _HEAD,
         _on_a_gpu(runs),
@@ -64,6 +64,15 @@ _STORES_TEXT = """
 One array of 393 MB in 24 shards, whole, from a server on the same machine that answers late. *bare obstore* is no
 reader: it fetches the same bytes and decodes nothing.
 """
+
+
+def _summaries(runs: dict[str, Run]) -> list[Summary]:
+    """Return the summaries of the host, of those with a file of their own from there."""
+    found = {summary.title: summary for summary in summaries(runs["host"].cases)}
+    for kind, title in (("plain-zarr", "plain zarr"), ("training", "batches for training")):
+        if kind in runs:
+            found |= {summary.title: summary for summary in summaries(runs[kind].cases) if summary.title == title}
+    return list(found.values())
 
 
 def _on_a_gpu(runs: dict[str, Run]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arrays.published import Figure, Source
-from benchmarks.report import facts_text, geometric_mean, milliseconds, speedups
+from benchmarks.arrays.workloads import SELECTED, SELECTIONS
+from benchmarks.report import facts_text, geometric_mean, milliseconds, samples_per_second, speedups
 from benchmarks.results import CaseRows, Row
 from benchmarks.timed.report import COLUMNS, cells
 
@@ -17,6 +18,7 @@ _GROUPS = (
     ("means on a cluster", "gpuzarr, chunks={}", "cluster/mean"),
     ("stores behind a server", "gpuzarr, obstore", "store/"),
     ("chunk by chunk", "gpuzarr", "/chunks"),
+    ("batches for training", "gpuzarr batches, no dask", "training/"),
 )
 """Title, reader of ours, and a part of the names of its cases."""
 _PLAIN_LOOP = "plain loop"
@@ -50,9 +52,13 @@ def summaries(cases: Sequence[CaseRows]) -> list[Summary]:
     for title, reader, part in _GROUPS:
         ratios = [r for case, r in found.get(reader, {}).items() if part in case]
         if ratios:
-            mean = geometric_mean(ratios)
-            groups.append(Summary(title=title, n=len(ratios), mean=mean, lowest=min(ratios), highest=max(ratios)))
-    return groups
+            groups.append(_summary(title, ratios))
+    plain = list(plain_zarr_speedups(cases).values())
+    return [*groups, _summary("plain zarr", plain)] if plain else groups
+
+
+def _summary(title: str, ratios: Sequence[float]) -> Summary:
+    return Summary(title=title, n=len(ratios), mean=geometric_mean(ratios), lowest=min(ratios), highest=max(ratios))
 
 
 def best_peers(cases: Sequence[CaseRows]) -> str:
@@ -83,6 +89,46 @@ def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
 
 def _short(name: str) -> str:
     return name.removeprefix("xarray ").replace("chunks={}", "`chunks={}`")
+
+
+_PLAIN = ("zarr default", "zarr Fused", "zarrs", "gpuzarr pipeline", "gpuzarr")
+"""Readers of plain zarr; then ours, and ours without zarr-python around it."""
+
+
+def plain_zarr_cases(cases: Sequence[CaseRows]) -> list[CaseRows]:
+    """Return the cases that plain zarr is compared on: selections, and whole reads of the same arrays."""
+    return [
+        case
+        for case in cases
+        if case.about.get("operation") in ("read", *SELECTIONS)
+        and case.about["workload"]["name"] in SELECTED
+        and any(row.name == _PLAIN[3] and row.samples for row in case.rows)
+    ]
+
+
+def plain_zarr_speedups(cases: Sequence[CaseRows]) -> dict[str, float]:
+    """Return, by case, the time of the quickest other codec pipeline over that of ours."""
+    found = {}
+    for case in plain_zarr_cases(cases):
+        times = [row.wall_s for name in _PLAIN[:3] if (row := case.row(name)) and row.samples]
+        ours = case.row(_PLAIN[3])
+        if times and ours:
+            found[case.name] = min(times) / ours.wall_s
+    return found
+
+
+def plain_zarr_table(cases: Sequence[CaseRows]) -> str:
+    """Return the times of the same line of plain zarr under each codec pipeline, and what zarr-python adds to ours."""
+    speedups_of = plain_zarr_speedups(cases)
+    rows = []
+    for case in plain_zarr_cases(cases):
+        by_name = {row.name: row for row in case.rows if row.samples}
+        times = [milliseconds(by_name[name].wall_s) if name in by_name else "" for name in _PLAIN]
+        over = by_name[_PLAIN[3]].wall_s / by_name[_PLAIN[4]].wall_s if _PLAIN[4] in by_name else None
+        ratios = (f"{speedups_of[case.name]:.2f}", "" if over is None else f"{over:.2f}")
+        rows.append((case.name, *times, *ratios))
+    columns = ("", *(f"{name}, ms" for name in (*_PLAIN[:4], "read_array")), "peer / ours", "ours / read_array")
+    return markdown_table(columns, rows)
 
 
 def titled_table(case: CaseRows, title: str = "") -> str:
@@ -149,6 +195,16 @@ def concurrency_table(cases: Sequence[CaseRows]) -> str:
         peaks = [by_n[n].peak if n in by_n else None for n in (at[:1] + at[-1:])]
         rows.append((name, reader, *times, *("" if p is None else f"{p.peak_nbytes / 1e6:.0f}" for p in peaks)))
     return markdown_table(columns, rows, n_text=2)
+
+
+def samples_table(cases: Sequence[CaseRows]) -> str:
+    """Return how many samples a second every loader gave: a line for each case."""
+    names = list(dict.fromkeys(row.name for case in cases for row in case.rows))
+    rows = []
+    for case in cases:
+        rates = [samples_per_second(row, case) if (row := case.row(name)) else "" for name in names]
+        rows.append((case.name.removeprefix("training/"), *rates))
+    return markdown_table(("samples a second", *names), rows)
 
 
 def study_table(cases: Sequence[CaseRows]) -> str:

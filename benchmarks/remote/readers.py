@@ -31,10 +31,10 @@ Open = Callable[[RangeServer, Path, str], Read]
 """Open an array of a store below the folder that is served."""
 
 
-def s3_store(server: RangeServer, path: Path) -> S3Store:
+def s3_store(url: str, path: Path) -> S3Store:
     """Return obstore's client of a store below the folder that is served; the folder's parent is the bucket."""
     options = {"allow_http": True}
-    return S3Store("stores", prefix=path.name, endpoint=server.url, client_options=options, **_KEYS)  # type: ignore[arg-type]
+    return S3Store("stores", prefix=path.name, endpoint=url, client_options=options, **_KEYS)  # type: ignore[arg-type]
 
 
 def fsspec_store(server: RangeServer, path: Path) -> FsspecStore:
@@ -50,7 +50,7 @@ def fsspec_store(server: RangeServer, path: Path) -> FsspecStore:
 
 
 def _obstore(server: RangeServer, path: Path) -> ObjectStore[S3Store]:
-    return ObjectStore(s3_store(server, path), read_only=True)
+    return ObjectStore(s3_store(server.url, path), read_only=True)
 
 
 def _open_ours(make: Callable[[RangeServer, Path], Any], server: RangeServer, path: Path, variable: str) -> Read:

@@ -19,7 +19,9 @@ from benchmarks.timed.cases import Setup, TimedReads
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import installed
 from benchmarks.timed.report import print_timed
-from benchmarks.timed.workloads import WORKLOADS
+from benchmarks.timed.training import TimedTraining
+from benchmarks.timed.workloads import FEED, WORKLOADS
+from benchmarks.training.feeds import Feed
 
 _SMOKE_SCALE = 1e-4
 _MODELLED_CORES = 16
@@ -28,17 +30,18 @@ _MODELLED_CORES = 16
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen cases; return 1 if something failed, 2 if nothing is named so, else 0."""
     options = _parser().parse_args(arguments)
-    workloads = [w for w in WORKLOADS if any(word in w.name for word in options.case or [""])]
-    if not workloads:
-        print(f"nothing is named like {options.case}; known: {', '.join(w.name for w in WORKLOADS)}", file=sys.stderr)
+    known = {w.name: w for w in WORKLOADS} | {FEED.workload.name: FEED}
+    chosen = [each for name, each in known.items() if any(word in name for word in options.case or [""])]
+    if not chosen:
+        print(f"nothing is named like {options.case}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     if options.smoke:
-        options.rounds, workloads = 1, [w.scaled(_SMOKE_SCALE) for w in workloads]
-    results = _run(workloads, options)
+        options.rounds, chosen = 1, [each.scaled(_SMOKE_SCALE) for each in chosen]
+    results = _run(chosen, options)
     return int(any(row.status == "failed" for row in results.rows))
 
 
-def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
+def _run(chosen: Sequence[Workload | Feed], options: argparse.Namespace) -> Results:
     modelled_fetch = options.fetch == "modelled"
     n_cores = options.cores or (_MODELLED_CORES if modelled_fetch else None)
     device, console = TimedDevice(), Console(width=None if sys.stdout.isatty() else 160)
@@ -57,8 +60,9 @@ def _run(workloads: Sequence[Workload], options: argparse.Namespace) -> Results:
             n_threads=options.threads,
             modelled_fetch=modelled_fetch,
         )
-        for workload in workloads:
-            print_timed(session.run(TimedReads(setup, workload).case), console)
+        for each in chosen:
+            timed = TimedTraining(setup, each) if isinstance(each, Feed) else TimedReads(setup, each)
+            print_timed(session.run(timed.case), console)
     results.finished = True
     results.save()
     if out is not None:

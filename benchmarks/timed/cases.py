@@ -26,6 +26,8 @@ from xarray_gpuzarr.machine.bench.readers import Location, open_variable
 from xarray_gpuzarr.process.threads import n_cores
 
 NO_DASK = "no dask"
+MODEL = "model"
+"""What takes the data, where there is such a thing."""
 
 
 def dask_name(n_threads: int) -> str:
@@ -62,6 +64,11 @@ class Run:
         return [(fetch.start_s, fetch.end_s) for fetch in self.fetches]
 
 
+Reads = tuple[Callable[[], Any], Callable[[], object]]
+"""What reads once, and what ends it."""
+OpenReads = Callable[[], Reads]
+
+
 class TimedReads:
     """Reads of one workload.
 
@@ -71,10 +78,15 @@ class TimedReads:
     workload : Workload
     """
 
+    resources: Sequence[str] = RESOURCES
+    """What bounds it."""
+
     def __init__(self, setup: Setup, workload: Workload) -> None:
         self._setup = setup
         self._device = setup.device
         self.workload = workload
+        self.nbytes = workload.nbytes
+        """Decoded bytes that one run delivers."""
         self._runs: dict[str, list[Run]] = {}
         """Those that count, by contestant."""
         self._about: dict[str, Any] = {}
@@ -104,14 +116,18 @@ class TimedReads:
             "nbytes": self.workload.nbytes,
             "stored_nbytes": stored_nbytes(path),
         }
-        make = partial(Contestant, nbytes=self.workload.nbytes)
-        ours = [make(name=NO_DASK, prepare=partial(self._prepare, NO_DASK, self._lazy))]
-        ours += [
-            make(name=dask_name(n), prepare=partial(self._prepare, dask_name(n), partial(self._by_dask, n)))
-            for n in self._setup.n_threads
+        make = partial(Contestant, nbytes=self.nbytes)
+        ours = [
+            make(name=name, prepare=partial(self._prepare, name, open_reads))
+            for name, open_reads in self._readers().items()
         ]
-        bounds = [make(name=name, side="bare", prepare=partial(self._prepare_bound, name)) for name in RESOURCES]
+        bounds = [make(name=name, side="bare", prepare=partial(self._prepare_bound, name)) for name in self.resources]
         return [*ours, *bounds]
+
+    def _readers(self) -> dict[str, OpenReads]:
+        """Return what is measured, by name."""
+        by_dask = {dask_name(n): partial(self._by_dask, n) for n in self._setup.n_threads}
+        return {NO_DASK: self._lazy, **by_dask}
 
     def _modelled_files(self) -> ModelledFiles:
         rates = self._device.rates
@@ -126,12 +142,12 @@ class TimedReads:
         location = Location(store=str(self._path), variable=self.workload.variable)
         return open_variable(location, "gpuzarr", chunking, device="cuda", consolidated=False)
 
-    def _lazy(self) -> tuple[Callable[[], Any], Callable[[], object]]:
+    def _lazy(self) -> Reads:
         """Return what reads without dask, and what ends it."""
         variable = self._variable("no dask")
         return lambda: variable[...].compute().data, lambda: None
 
-    def _by_dask(self, n_threads: int) -> tuple[Callable[[], Any], Callable[[], object]]:
+    def _by_dask(self, n_threads: int) -> Reads:
         """Return what reads with so many threads of dask, blocks kept apart, and what ends them."""
         blocks, pool = self._variable("chunks={}").data, prepared_pool(self._setup.decoder, n_threads)
 
@@ -141,7 +157,7 @@ class TimedReads:
 
         return run, pool.shutdown
 
-    def _prepare(self, name: str, open_reads: Callable[[], Any]) -> Ready:
+    def _prepare(self, name: str, open_reads: OpenReads) -> Ready:
         run, close = open_reads()
         facts: dict[str, float | str] = {}
         self._first = self._once(run)
@@ -201,7 +217,8 @@ class TimedReads:
     def _bounds(self) -> Mapping[str, float]:
         """Return the seconds that each resource needs at least, by what was asked of it."""
         rates, first = self._device.rates, self._first
-        kernels = [i for i in first.intervals if i.resource == "kernel" and i.what != "zstd_blocks"]  # which only waits
+        # Those that follow the blocks of zstd frames only wait.
+        kernels = [i for i in first.intervals if i.resource == "kernel" and i.what not in ("zstd_blocks", MODEL)]
         nbytes = sum(fetch.nbytes for fetch in first.fetches)
         chunks = [(i.n_slots, i.end_s - i.start_s) for i in first.intervals if i.resource == "decode"]
         return {

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,10 @@ class TimedDevice(NullDevice):
     def consumer_stream(self) -> Stream:
         """Return one stream for all threads, as CUDA's legacy default stream is; nobody works on it."""
         return self._consumer
+
+    def consuming(self, stream: Stream) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Change nothing: there is one such stream."""
+        return nullcontext()
 
     event = TimedEvent
 

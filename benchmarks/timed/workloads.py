@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from benchmarks.arrays.published import BLOG
 from benchmarks.arrays.workloads import VOLUME, Workload
+from benchmarks.training.feeds import Feed
 
 _PUBLISHED = replace(BLOG.full, operations=("load",))
 _CHUNK_64KB, _CHUNK_4MB = 16_000, 1_024_000
@@ -54,3 +55,19 @@ WORKLOADS: tuple[Workload, ...] = (
         shards=(4 * 256_000,),
     ),
 )
+
+FEED = Feed(
+    workload=replace(
+        VOLUME,
+        name="training",
+        summary="float32, 1 MB zstd chunks, 16 a shard; a model takes 64 batches of 16 crops of 4 x 256 x 256",
+        shape=(64, 1024, 1024),
+        chunks=(4, 256, 256),
+        shards=(16, 512, 512),
+        dtype="float32",
+        codec="zstd 3",
+    ),
+    crop=(4, 256, 256),
+    n_batches=64,
+)
+"""What a model is trained on."""

@@ -146,6 +146,14 @@ def test_what_is_shared_is_made_once_and_ends_with_the_last_of_its_users():
     assert walls(found) == {"a": (7.0,), "b": (), "c": ()}
 
 
+def test_who_uses_what_is_shared_is_closed_before_that():
+    calls = []
+    shared = Shared(lambda: closing(SimpleNamespace(close=lambda: calls.append("ended"))), 1)
+    ready = Ready(measure=lambda: 1.0, close=lambda: calls.append("closed"))
+    run([Contestant(name="a", nbytes=1, prepare=lambda: shared.prepare(lambda _: ready))])
+    assert calls == ["closed", "ended"]
+
+
 @pytest.mark.parametrize("n_left", [0, 1])
 def test_what_is_shared_stays_while_somebody_uses_it(n_left):
     calls = []

@@ -1,7 +1,7 @@
 """The benchmark's readers, plain loop and stores on tiny arrays: every one gives the values that were stored."""
 
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from urllib.request import urlopen
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.here_and_now import HereAndNow
 
 from benchmarks import __main__ as command
 from benchmarks.__main__ import main
@@ -18,6 +19,7 @@ from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
 from benchmarks.host import cases as host_cases
 from benchmarks.host import child, chunk_table, plain_loop
+from benchmarks.host.boxes import boxes_of
 from benchmarks.host.cases import Crew, HostCase, SharedStore
 from benchmarks.host.child import Fingerprint
 from benchmarks.host.readers import READERS, Reader
@@ -84,6 +86,29 @@ def test_every_reader_gives_what_was_stored(folder, layout, operation, reader):
 
     wanted = expected(folder, LAYOUTS[layout], operation)
     np.testing.assert_allclose(values, wanted, rtol=1e-9 if operation == "mean" else 0, strict=True)
+
+
+@pytest.mark.parametrize("reader", who_can("crop"))
+@pytest.mark.parametrize("operation", ["chunk", "plane", "crop"])
+@pytest.mark.parametrize("layout", ["boxes", "packed"])
+def test_every_reader_gives_what_was_selected(folder, layout, operation, reader):
+    boxes = boxes_of(operation, LAYOUTS[layout])
+    with zarr.config.set(dict(READERS[reader].settings)):
+        found = opened(folder, LAYOUTS[layout], operation, reader, boxes=boxes)
+        found.run()
+        values = found.values()
+
+    stored = expected(folder, LAYOUTS[layout], "read")
+    np.testing.assert_array_equal(values, np.concatenate([stored[box].ravel() for box in boxes]))
+
+
+def test_selections_touch_what_they_say():
+    boxes = {operation: boxes_of(operation, ERA5) for operation in ("chunk", "plane", "crop")}
+
+    assert {box[0].stop - box[0].start for box in boxes["chunk"]} == {1}
+    assert [sum(axis.stop - axis.start == 1 for axis in box) for box in boxes["plane"]] == [1, 1, 1]
+    assert {tuple(axis.stop - axis.start for axis in box) for box in boxes["crop"]} == {(4, 64, 64)}
+    assert boxes_of("read", ERA5) == ()
 
 
 def test_without_a_compiler_there_is_no_plain_loop(folder, monkeypatch):
@@ -171,18 +196,6 @@ def test_reduced_workloads_are_the_same_kind_and_fit_two_cores():
 
 
 # ---- cases
-
-
-class HereAndNow(Executor):
-    """Stands in for a process: answers at once, through the same code."""
-
-    def submit(self, do, *arguments):
-        future = Future()
-        try:
-            future.set_result(do(*arguments))
-        except Exception as error:  # noqa: BLE001  # as the process does
-            future.set_exception(error)
-        return future
 
 
 @pytest.fixture

@@ -14,7 +14,16 @@ from benchmarks.page import measurements, performance
 from benchmarks.page.__main__ import DOCS
 from benchmarks.page.figures import FIGURES, draw_all
 from benchmarks.page.runs import KINDS, Run, newest
-from benchmarks.page.tables import best_peers, concurrency_table, published_table, study_table, summaries
+from benchmarks.page.tables import (
+    Summary,
+    best_peers,
+    concurrency_table,
+    plain_zarr_table,
+    published_table,
+    samples_table,
+    study_table,
+    summaries,
+)
 from benchmarks.results import CaseRows, Peak, Row, Sample
 
 ABOUT = {
@@ -65,6 +74,12 @@ def behind_a_server(codec, ms):
     return CaseRows(name=f"store/{codec} {ms} ms", summary="one array", about={}, rows=rows)
 
 
+def of_training(crop):
+    peers = {"TensorStore, futures": 2.0, "xbatcher": 8.0}
+    rows = [*(row(name, "peer", s) for name, s in peers.items()), row("gpuzarr batches, no dask", "ours", 1.6)]
+    return CaseRows(name=f"training/{crop} of chunks", about={"operation": "batches", "n_samples": 320}, rows=rows)
+
+
 def everything():
     """Return made-up cases of every kind on a host."""
     return [
@@ -76,6 +91,7 @@ def everything():
         *(case(pair.reduced, "chunks", n) for pair in ZARRS_VOLUMES for n in CONCURRENCIES),
         *(case(pair.reduced, "read", readers=("zarr default", "TensorStore")) for pair in study()),
         *(behind_a_server(codec, ms) for codec in ("none", "zstd 3") for ms in (0, 10)),
+        *(of_training(crop) for crop in ("1x256x256", "4x64x64")),
         CaseRows(name="cluster/task", summary="a task", rows=[row("ours", "ours", 1.0, facts={"requests": 3})]),
         CaseRows(name="host cost", summary="of a shard", rows=[row("1-D", "ours", 1.0)]),
     ]
@@ -149,6 +165,7 @@ def test_without_a_gpu_the_page_says_so_first(run):
     assert text.index("On a GPU: not measured yet") < text.index("a processor, 7 cores, 2026-11-21")
     assert "ours read arrays 1.60 times as fast" in " ".join(text.split())
     assert "| arrays | 29 | 1.60 | 1.60 | 1.60 |" in text
+    assert "| batches for training | 2 | 1.25 | 1.25 | 1.25 |" in text
     assert "`series-1mb-zstd`: 1000 MB, 1-D float32, zstd, 1.024 MB chunks, 100 a shard" in text
     assert re.findall(r"\(figures/(.+?)\.svg\)", text) == ["arrays", "xarray", "stores"]
 
@@ -167,6 +184,8 @@ def test_every_table_of_a_host(run):
     assert "zarr 3.4.2" in text
     assert "absent" not in text
     assert "| series-1mb-zstd/read | gpuzarr | zarr default | 2000 | 1250 | 1.60 | 1.0 | 0.80 | 1.25 |" in text
+    assert "| samples a second | TensorStore, futures | xbatcher | gpuzarr batches, no dask |" in text
+    assert "| 4x64x64 of chunks | 160 | 40 | 200 |" in text
     assert "### On a cluster\n\n**task**: a task" in text
     assert "requests 3" in text
     assert BLOG_SOURCE.url in text
@@ -217,8 +236,45 @@ def test_cases_that_do_not_suffice_give_no_figure(tmp_path, run):
 
 
 def test_tables_are_empty_where_there_is_nothing():
-    assert best_peers([]) == concurrency_table([]) == study_table([]) == ""
+    assert best_peers([]) == concurrency_table([]) == study_table([]) == plain_zarr_table([]) == samples_table([]) == ""
     assert summaries([]) == []
+
+
+def plain(operation):
+    found = case(ERA5, operation, readers=("zarr default", "zarr Fused", "zarrs", "TensorStore"))
+    found.rows[3] = row("TensorStore", "peer", 0.1)
+    return replace(found, rows=[*found.rows, row("gpuzarr pipeline", "ours", 1.6)])
+
+
+def test_plain_zarr_is_compared_with_other_codec_pipelines():
+    cases = [plain("crop"), plain("read"), plain("load"), case(ERA5, "crop"), case(SERIES, "read")]
+
+    lines = plain_zarr_table(cases).splitlines()
+
+    assert lines[0] == (
+        "|  | zarr default, ms | zarr Fused, ms | zarrs, ms | gpuzarr pipeline, ms | read_array, ms | peer / ours "
+        "| ours / read_array |"
+    )
+    assert lines[2:] == [
+        "| era5-packed/crop | 2000 | 3000 | 4000 | 1600 | 1250 | 1.25 | 1.28 |",
+        "| era5-packed/read | 2000 | 3000 | 4000 | 1600 | 1250 | 1.25 | 1.28 |",
+    ]
+    assert summaries(cases)[-1] == Summary(title="plain zarr", n=2, mean=1.25, lowest=1.25, highest=1.25)
+
+
+def test_sections_with_a_file_of_their_own_are_read_from_it(run):
+    of_host = run("host", [case(SERIES, "read"), plain("read"), of_training("1x256x256")])
+    later = ABOUT | {"date": "2026-12-24T00:00:00+00:00"}
+    faster = replace(plain("crop"), rows=[*plain("crop").rows[:-1], row("gpuzarr pipeline", "ours", 1.0)])
+    runs = {"host": of_host, "plain-zarr": run("plain-zarr", [faster], **later)}
+
+    tables, summary = measurements.page(runs), performance.page(runs)
+
+    assert "| era5-packed/crop | 2000 | 3000 | 4000 | 1000 |" in tables
+    assert "| era5-packed/read | 2000 | 3000 | 4000 | 1600 |" not in tables
+    assert tables.count("2026-12-24") == 1
+    assert "| plain zarr | 1 | 2.00 | 2.00 | 2.00 |" in summary
+    assert "| batches for training | 1 |" in summary
 
 
 def test_reads_chunk_by_chunk_have_a_column_for_each_number():

@@ -17,6 +17,7 @@ from benchmarks.timed.device import TimedDevice, runs
 from benchmarks.timed.engine import installed
 from benchmarks.timed.rates import HostCosts, Rates
 from benchmarks.timed.simulation import Interval
+from benchmarks.timed.workloads import FEED
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
 from xarray_gpuzarr.decoders import choice, cuda
@@ -318,8 +319,8 @@ def test_command_reads_every_workload_and_the_page_has_it(command, tmp_path, cap
     assert document["modelled"]
     names = [case["name"] for case in document["cases"]]
     workloads = ("published", "64 kB chunks", "4 MB chunks", "raw", "volume", "small shards")
-    assert names == [f"timed/{name}" for name in workloads]
-    for case in document["cases"]:
+    assert names == [*(f"timed/{name}" for name in workloads), "timed/training"]
+    for case in document["cases"][:-1]:
         assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
     printed = capsys.readouterr().out
     assert all(name in printed for name in names)
@@ -327,6 +328,16 @@ def test_command_reads_every_workload_and_the_page_has_it(command, tmp_path, cap
     text = measurements.page({"host": replace(timed, cases=[]), "timed": timed})
     assert "no number below is a GPU's" in text
     assert re.search(r"\| small shards \| 2 threads \| .+ GB/s \| \d+% \|", text)
+
+
+def test_the_model_that_is_trained_is_a_bound_and_a_resource_of_its_own(command):
+    (case,) = command("--case", "training")["cases"]
+    rows = {row["reader"]: row for row in case["rows"]}
+
+    assert list(rows) == ["batches, 0 ahead", "batches, 2 ahead", "decoder", "copy engine", "kernels", "fetch", "model"]
+    assert rows["batches, 0 ahead"]["median_s"] > rows["model"]["median_s"] > rows["decoder"]["median_s"]
+    assert rows["kernels"]["median_s"] < rows["model"]["median_s"]
+    assert rows["batches, 2 ahead"]["nbytes"] == FEED.scaled(1e-4).nbytes
 
 
 def test_the_device_is_there_only_as_long_as_it_is_asked_for(device):
