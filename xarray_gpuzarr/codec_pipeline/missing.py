@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from xarray_gpuzarr.fetch import ObjectSource, PendingObjects, Storage
+from xarray_gpuzarr.fetch import ObjectSource, PendingParts, Storage
 
 
 class NotingSource:
@@ -34,7 +34,7 @@ class NotingSource:
         self.missing = one_read.missing
         return one_read
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
         """Start reading whole objects; see `ByteSource.start_objects`."""
         pending = self._source.start_objects(keys, nbytes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Buffer, Iterable, Iterator
 
-from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingObjects, PendingStream
+from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingParts, PendingStream
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 
@@ -22,14 +22,14 @@ def counted(pending: Pending) -> Pending:
     return finish
 
 
-def counted_objects(pending: PendingObjects) -> PendingObjects:
-    """Return a request for objects that counts as `counted` does."""
+def counted_parts(pending: PendingParts) -> PendingParts:
+    """Return a request for several parts that counts as `counted` does."""
 
     def finish(allocate: Allocate) -> list[memoryview | None]:
         with counters.stage("fetch"):
-            objects = pending(allocate)
-        counters.add(read_nbytes=sum(len(data) for data in objects if data is not None))
-        return objects
+            parts = pending(allocate)
+        counters.add(read_nbytes=sum(len(data) for data in parts if data is not None))
+        return parts
 
     return finish
 

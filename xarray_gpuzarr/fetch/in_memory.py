@@ -21,7 +21,7 @@ from xarray_gpuzarr.fetch.source import (
     MemoryStream,
     Pending,
     PendingEdge,
-    PendingObjects,
+    PendingParts,
     PendingStream,
     Storage,
     Version,
@@ -55,7 +55,9 @@ class MemorySource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts, as of local files; nothing is read through that is not wanted."""
-        return coalesce_rule(fetch_options(), max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB)
+        return coalesce_rule(
+            fetch_options(), max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
+        )
 
     @property
     def lookahead(self) -> int:
@@ -97,9 +99,13 @@ class MemorySource:
         """Return a function that takes the range."""
         return lambda _allocate: self._range(key, wanted)
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:  # noqa: ARG002  # objects have a length
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:  # noqa: ARG002  # objects have a length
         """Return a function that takes the objects."""
         return lambda _allocate: [self._object(key) for key in keys]
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:  # noqa: ARG002  # there is none
+        """Return a function that takes the ranges."""
+        return lambda _allocate: [self._range(key, each) for each in wanted]
 
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:  # noqa: ARG002  # as above
         """Return a function that takes the range."""

@@ -11,10 +11,12 @@ import time
 from collections.abc import Buffer, Hashable, Sequence
 from dataclasses import dataclass
 from io import FileIO
+from itertools import accumulate
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Literal
 
+from xarray_gpuzarr.fetch.cached_files import ABSENT, LEFT, read_files, read_ranges
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Allocate,
@@ -22,7 +24,7 @@ from xarray_gpuzarr.fetch.source import (
     Edge,
     Pending,
     PendingEdge,
-    PendingObjects,
+    PendingParts,
     PendingStream,
     Storage,
     Version,
@@ -54,7 +56,9 @@ class LocalSource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""
-        return coalesce_rule(fetch_options(), max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB)
+        return coalesce_rule(
+            fetch_options(), max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
+        )
 
     @property
     def lookahead(self) -> int:
@@ -123,7 +127,7 @@ class LocalSource:
 
         return finish
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
         """Return a function that reads the files one after another on the thread that calls it.
 
         Python does little between them, and lets go of its lock three times a file: where two threads read small
@@ -136,7 +140,12 @@ class LocalSource:
             if len(keys) == 1:
                 return [self.start(keys[0], whole)(allocate)]
             room = allocate(len(keys) * each)
-            return [self._object(key, room[n * each : (n + 1) * each]) for n, key in enumerate(keys)]
+            found = read_files([self.local_path(key) for key in keys], room, each)
+            rooms = [room[n * each : (n + 1) * each] for n in range(len(keys))]
+            return [
+                self._object(key, part) if nbytes == LEFT else None if nbytes == ABSENT else part[:nbytes]
+                for key, part, nbytes in zip(keys, rooms, found, strict=True)
+            ]
 
         return finish
 
@@ -159,6 +168,37 @@ class LocalSource:
             return room[:nbytes]
         finally:
             os.close(fd)
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:
+        """Return a function that reads the ranges one after another, from a file that it opens once."""
+
+        def finish(allocate: Allocate) -> list[memoryview | None]:
+            fd = self._open(key, version)
+            if fd is None:
+                return [None] * len(wanted)
+            try:
+                return list(self._ranges(fd, key, wanted, allocate, version))
+            finally:
+                os.close(fd)
+
+        return finish
+
+    def _ranges(
+        self, fd: int, key: str, wanted: Sequence[ByteRange], allocate: Allocate, version: Version
+    ) -> list[memoryview]:
+        """Read ranges of an open file side by side into memory."""
+        ends = list(accumulate(part.nbytes for part in wanted))
+        room = allocate(ends[-1])
+        parts = [room[end - part.nbytes : end] for part, end in zip(wanted, ends, strict=True)]
+        n = 0
+        while (n := read_ranges(fd, wanted, room, n)) < len(wanted):
+            done = self._read(fd, key, wanted[n].offset, parts[n])
+            if done < len(parts[n]):
+                self._check_version(fd, key, version)
+                raise short(self.local_path(key), *wanted[n], done)
+            n += 1
+        self._check_version(fd, key, version)
+        return parts
 
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
         """Return a function that opens the file on the thread that calls it."""
@@ -231,20 +271,26 @@ class LocalSource:
         StoreReadError
             It ends too soon, or cannot be read.
         """
-        done, path = 0, self.local_path(key)
+        done = self._read(fd, key, offset, into)
+        self._check_version(fd, key, version)
+        if done < len(into):
+            raise short(self.local_path(key), offset, len(into), done)
+        return into
+
+    def _read(self, fd: int, key: str, offset: int, into: memoryview) -> int:
+        """Fill `into`, as far as the file reaches; return how many bytes that are."""
+        done = 0
         try:
-            while done < len(into):
-                n = _preadv(fd, into[done:], offset + done)
-                if n == 0:
-                    break
+            while done < len(into) and (n := _preadv(fd, into[done:], offset + done)):
                 done += n
         except OSError as err:
-            raise failed(path, f"read {len(into)} bytes at {offset}", err) from err
+            raise failed(self.local_path(key), f"read {len(into)} bytes at {offset}", err) from err
+        return done
+
+    def _check_version(self, fd: int, key: str, version: Version) -> None:
+        """Raise if an open file is of another version."""
         if version is not None and (now := _version(os.fstat(fd))) != version:
-            raise changed(path, version, now)
-        if done < len(into):
-            raise short(path, offset, len(into), done)
-        return into
+            raise changed(self.local_path(key), version, now)
 
 
 def _version(found: os.stat_result) -> tuple[int, ...]:

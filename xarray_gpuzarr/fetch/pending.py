@@ -76,8 +76,8 @@ class WaitingRange(Waiting):
         return _checked(self.asked, self._wanted, self._version)
 
 
-class WaitingObjects:
-    """Several requests that wait to be finished together: a `PendingObjects`."""
+class WaitingParts:
+    """Several requests that wait to be finished together: a `PendingParts`."""
 
     __slots__ = ("requests",)
 

@@ -19,12 +19,12 @@ from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import forks
 from xarray_gpuzarr.fetch.answers import Answer, strong_tag
 from xarray_gpuzarr.fetch.clients import Client, client_for
-from xarray_gpuzarr.fetch.pending import Asked, WaitingEdge, WaitingObjects, WaitingRange, WaitingStream
+from xarray_gpuzarr.fetch.pending import Asked, WaitingEdge, WaitingParts, WaitingRange, WaitingStream
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Pending,
     PendingEdge,
-    PendingObjects,
+    PendingParts,
     PendingStream,
     Storage,
     Version,
@@ -142,10 +142,14 @@ class StoreSource:
         """Ask the store for the whole range now; what it returns is held as it is."""
         return WaitingStream(self._ask(key, _request(wanted), version), wanted, version)
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:  # noqa: ARG002  # answers have a length
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:  # noqa: ARG002  # answers have a length
         """Ask the store for all objects now; the returned object waits for the answers."""
         whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-        return WaitingObjects([WaitingRange(self._ask(key, None), whole, None) for key in keys])
+        return WaitingParts([WaitingRange(self._ask(key, None), whole, None) for key in keys])
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:
+        """Ask the store for all ranges now; the returned object waits for the answers."""
+        return WaitingParts([WaitingRange(self._ask(key, _request(each), version), each, version) for each in wanted])
 
     def give_up(self) -> None:
         """Give up requests that have not been answered."""

@@ -25,12 +25,12 @@ from xarray_gpuzarr.fetch import (
     ObjectSource,
     Pending,
     PendingEdge,
-    PendingObjects,
+    PendingParts,
     PendingStream,
     Version,
     index_cache,
 )
-from xarray_gpuzarr.fetch.counted import counted, counted_objects, counted_stream
+from xarray_gpuzarr.fetch.counted import counted, counted_parts, counted_stream
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
@@ -110,9 +110,16 @@ class Snapshot:
             return AtHand(data)
         return counted(self._source.start(key, wanted, self._versions.get(key)))
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
         """Start reading whole objects that are no shards."""
-        return counted_objects(self._source.start_objects(keys, nbytes))
+        return counted_parts(self._source.start_objects(keys, nbytes))
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
+        """Start reading byte ranges of the version of an object that its index was read from."""
+        if key in self._whole:
+            taken = [self._take(key, each) for each in wanted]
+            return lambda _allocate: taken
+        return counted_parts(self._source.start_ranges(key, wanted, self._versions.get(key)))
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""

@@ -91,8 +91,9 @@ class ByteStream(Protocol):
         """Let go of what the stream holds open."""
 
 
-PendingObjects = Callable[[Allocate], list[memoryview | None]]
-"""Finish reading whole objects; None for each that does not exist. `Allocate` is called once at most."""
+PendingParts = Callable[[Allocate], list[memoryview | None]]
+"""Finish reading whole objects, or ranges of one; None for each that does not exist. `Allocate` is called once at
+most."""
 
 PendingStream = Callable[[], ByteStream | None]
 """Open a stream that was asked for; None if the object does not exist."""
@@ -135,8 +136,11 @@ class ByteSource(Protocol):
             On finishing: the store failed or returned another number of bytes.
         """
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
         """Start reading whole objects, few of which have more than `nbytes` bytes; raises as `start` does."""
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
+        """Start reading byte ranges of one object; raises as `start` does."""
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""
@@ -171,6 +175,9 @@ class ObjectSource(ByteSource, Protocol):
         StoreReadError
             On finishing: the store failed or returned another number of bytes.
         """
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:
+        """Start reading byte ranges of one object; raises as `start` does."""
 
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
         """Start reading a byte range that is too large to be held at once; raises as `start` does."""

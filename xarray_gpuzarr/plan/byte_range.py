@@ -43,6 +43,9 @@ class CoalesceRule:
     """Longest joined range in bytes."""
     max_raw_nbytes: int
     """Longest request for bytes that are read to where they stay: no core's cache need hold it."""
+    max_together: int = 1
+    """Joined ranges of one object that a thread reads one after another, up to `max_nbytes` in all: as many as one
+    where they are under way beside each other."""
 
 
 def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xarray_gpuzarr.decoders import Decoder
-from xarray_gpuzarr.fetch import ByteSource, Pending, PendingObjects, PendingStream
+from xarray_gpuzarr.fetch import ByteSource, Pending, PendingParts, PendingStream
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
 
@@ -66,7 +66,8 @@ class _StoppableSource:
 
     def __init__(self, source: ByteSource, stop: Stop) -> None:
         self._stop = stop
-        self._start, self._start_objects, self._start_stream = source.start, source.start_objects, source.start_stream
+        self._start, self._start_stream = source.start, source.start_stream
+        self._start_objects, self._start_ranges = source.start_objects, source.start_ranges
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
         self.storage = source.storage
         self.local_path, self.check, self.prefetch = source.local_path, source.check, source.prefetch
@@ -75,9 +76,13 @@ class _StoppableSource:
         self._stop.check()
         return self._start(key, wanted)
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
         self._stop.check()
         return self._start_objects(keys, nbytes)
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
+        self._stop.check()
+        return self._start_ranges(key, wanted)
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         self._stop.check()

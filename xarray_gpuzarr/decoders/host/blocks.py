@@ -6,17 +6,19 @@ output. Boxes of the output have a module of their own, `boxes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
+from xarray_gpuzarr.decoders.host.encoded import Encoded, Objects, Ranges
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
 from xarray_gpuzarr.decoders.host.placing import cast_array
-from xarray_gpuzarr.fetch import Allocate, Pending, PendingObjects
+from xarray_gpuzarr.fetch import Allocate, ByteSource, Pending, PendingParts, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan
 
@@ -51,22 +53,54 @@ class Block:
             self.fill(numbers)
 
     def read_tasks(self) -> Iterator[Task]:
-        """Return one task per part."""
-        spec = self.job.spec
-        object_nbytes = spec.most_nbytes if spec.index is None else None
-        for lo, hi in pairwise(self.parts):
-            yield Task(self._runner(lo, hi), self.plan.requests(lo, hi), object_nbytes=object_nbytes)
+        """Return tasks that take a few objects each, or a few ranges of a shard."""
+        if self.job.spec.index is None:
+            yield from (self._object_task(lo, hi) for lo, hi in pairwise(self.parts))
+        else:
+            yield from (self._range_task(self.parts[lo : hi + 1]) for lo, hi in pairwise(self._together()))
 
-    def _runner(self, lo: int, hi: int) -> Callable[[Workspace, list[Any]], None]:
-        def run_objects(workspace: Workspace, pending: list[PendingObjects]) -> None:
-            self.place_rows(workspace, pending[0](workspace.staging), lo)
+    def _together(self) -> list[int]:
+        """Cut the parts into those that one thread reads one after another."""
+        rule, parts = self.job.rule, self.parts
+        if rule.max_together == 1 or len(parts) <= 2:
+            return list(range(len(parts)))
+        ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
+        cuts, limit = [0], rule.max_nbytes
+        for part, end in enumerate(ends):
+            if part > cuts[-1] and (end > limit or part - cuts[-1] == rule.max_together):
+                cuts.append(part)
+                limit = ends[part - 1] + rule.max_nbytes
+        return [*cuts, len(ends)]
 
-        def run_range(workspace: Workspace, pending: list[Pending]) -> None:
-            data = self.read(pending[0], workspace.staging)
-            assert data is not None
-            self.place_range(workspace, data, lo, hi)
+    def _object_task(self, lo: int, hi: int) -> Task:
+        most = self.job.spec.most_nbytes
 
-        return run_objects if self.job.spec.index is None else run_range
+        def start(source: ByteSource, requests: Sequence[Request]) -> list[PendingParts]:
+            return [source.start_objects([key for key, _ in requests], most)]
+
+        def run(workspace: Workspace, pending: list[PendingParts]) -> None:
+            self.place(workspace, Objects(lo, pending[0](workspace.staging)))
+
+        return Task(run, self.plan.requests(lo, hi), start)
+
+    def _range_task(self, bounds: list[int]) -> Task:
+        """Return a task for consecutive parts of a shard, given the rows at which they begin and end."""
+
+        def start(source: ByteSource, requests: Sequence[Request]) -> list[PendingParts]:
+            return [source.start_ranges(requests[0][0], [wanted for _, wanted in requests])]
+
+        def run(workspace: Workspace, pending: list[PendingParts]) -> None:
+            found = pending[0](workspace.staging)
+            data = [part for part in found if part is not None]
+            if len(data) < len(found):
+                self.check_absent()
+            self.place(workspace, Ranges(data, bounds, self.plan.offset, self.plan.nbytes))
+
+        def run_alone(workspace: Workspace, pending: list[Pending]) -> None:
+            run(workspace, [lambda allocate: [pending[0](allocate)]])
+
+        requests = [request for lo, hi in pairwise(bounds) for request in self.plan.requests(lo, hi)]
+        return Task(run_alone, requests) if len(requests) == 1 else Task(run, requests, start)
 
     def read(self, finish: Pending, allocate: Allocate) -> memoryview | None:
         """Finish a request; None for an unsharded chunk that was never written.
@@ -83,22 +117,23 @@ class Block:
         if self.job.spec.index is not None:
             raise vanished_shard(self.plan)
 
-    def place_range(self, workspace: Workspace, data: memoryview, lo: int, hi: int) -> None:
-        """Decode and place the chunks of rows ``[lo, hi)``, whose bytes are `data`."""
-        first, ranges = self.offset[lo], zip(self.offset[lo:hi], self.nbytes[lo:hi], strict=True)
-        self.place_rows(workspace, (data[at - first : at - first + nbytes] for at, nbytes in ranges), lo)
-
-    def place_rows(self, workspace: Workspace, chunks: Iterable[memoryview | None], lo: int) -> None:
-        """Decode and place the chunks of the rows from `lo` on; None stands for one that was never written."""
-        row = lo
+    def place(self, workspace: Workspace, chunks: Encoded) -> None:
+        """Decode and place chunks."""
+        row = chunks.rows.start
         try:
-            for row, data in enumerate(chunks, lo):
+            while (row := self.place_many(workspace, chunks, row)) < chunks.rows.stop:
+                data = chunks[row]
                 if data is None:
                     self.fill(self.rows[row])
                 else:
                     self.decode_row(workspace, data, row)
+                row += 1
         except FrameError as err:
             raise corrupt_chunk(self.plan, row, str(err)) from err
+
+    def place_many(self, workspace: Workspace, chunks: Encoded, row: int) -> int:  # noqa: ARG002  # none here
+        """Decode and place as many chunks from `row` on as can be in one go; return the first one that is left."""
+        return row
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode one chunk and place it; raises `FrameError`."""

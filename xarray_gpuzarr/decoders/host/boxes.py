@@ -18,16 +18,23 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
+from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.job import Job, Located, Task, Workspace
+from xarray_gpuzarr.decoders.host.native_rows import NativeRows
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.errors import CorruptChunkError
-from xarray_gpuzarr.fetch import Pending, PendingStream
+from xarray_gpuzarr.fetch import ByteSource, Pending, PendingStream, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.plan.selection import Column
 
 Array = npt.NDArray[Any]
+
+
+def _streams(source: ByteSource, requests: Sequence[Request]) -> list[PendingStream]:
+    return [source.start_stream(*request) for request in requests]
 
 
 class BoxBlock(Block):
@@ -40,6 +47,8 @@ class BoxBlock(Block):
         self.direct: list[bool] = located.direct.tolist()
         self.out_byte: list[int] = located.out_byte.tolist()
         """First byte of each chunk in the output."""
+        self.native: NativeRows | None = None
+        """The chunks as the compiled loops take them, if these are worth it."""
 
     def located(self) -> Located:
         """Say where each chunk goes."""
@@ -53,8 +62,9 @@ class BoxBlock(Block):
             yield from self._raw_tasks(runs)
         elif self.job.streams:
             for row in range(len(self.offset)):
-                yield Task(self._streamer(row), self.plan.requests(row, row + 1), streamed=True)
+                yield Task(self._streamer(row), self.plan.requests(row, row + 1), _streams)
         else:
+            self.native = self._native_rows()
             yield from super().read_tasks()
 
     def _streamer(self, row: int) -> Callable[[Workspace, list[PendingStream]], None]:
@@ -137,15 +147,40 @@ class BoxBlock(Block):
         if self.job.swap:
             np.frombuffer(dst, self.job.out.dtype).byteswap(inplace=True)
 
-    def place_range(self, workspace: Workspace, data: memoryview, lo: int, hi: int) -> None:
-        """Copy raw chunks without a look at each, if they are only copied; decode and place all others one by one."""
-        job, first = self.job, self.offset[lo]
-        raw = job.codec is not None and job.codec.raw and self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo)
-        if not (raw and job.copies_rows and all(self.whole[lo:hi])):
-            super().place_range(workspace, data, lo, hi)
-            return
-        for offset, at in zip(self.offset[lo:hi], self.out_byte[lo:hi], strict=True):
-            job.copy_rows(data, offset - first, at)
+    def place_many(self, workspace: Workspace, chunks: Encoded, row: int) -> int:
+        """Let the compiled loops do what they can; without them, copy raw chunks with no look at each."""
+        rows = chunks.rows
+        if self.native is not None:
+            if row == rows.start:
+                self.native.locate(chunks)
+            scratch = 0 if all(self.direct[row : rows.stop]) else workspace.scratch_address
+            return self.native.place(row, rows.stop, scratch)
+        return row if row > rows.start or not self._copies_raw(rows) else self._copy_raw(chunks)
+
+    def _copies_raw(self, rows: range) -> bool:
+        """Say whether raw chunks of the right length are copied whole."""
+        job, lo, hi = self.job, rows.start, rows.stop
+        if job.codec is None or not job.codec.raw or not job.copies_rows:
+            return False
+        return self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo) and all(self.whole[lo:hi])
+
+    def _copy_raw(self, chunks: Encoded) -> int:
+        for row in chunks.rows:
+            data = chunks[row]
+            assert data is not None
+            self.job.copy_rows(data, 0, self.out_byte[row])
+        return chunks.rows.stop
+
+    def _native_rows(self) -> NativeRows | None:
+        native, plan = self.job.native, self.plan
+        if native is None or len(plan.nbytes) < 2:
+            return None
+        return NativeRows(native, *self.boxes(), np.array(self.direct), plan.nbytes)
+
+    def boxes(self) -> tuple[Column, Column]:
+        """Return the piece numbers of all boxes, chunk after chunk, and the first box of each chunk and behind them."""
+        row = self.plan.row
+        return row, np.arange(len(row) + 1)
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode straight into the output where the chunk is one run of memory there, else through scratch."""

@@ -24,6 +24,7 @@ from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
 from xarray_gpuzarr.decoders.host.streams import decode_at_most, decode_zstd, decode_zstd_stream
 from xarray_gpuzarr.fetch import ByteStream
 from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes, declared_nbytes
+from xarray_gpuzarr.native import Codec, NativeCodec, native_codec
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     ChecksumSpec,
@@ -97,6 +98,13 @@ _FAST: dict[type, DecodeInto] = {
     Lz4Spec: _lz4,
     BloscSpec: _blosc,
 }
+_NATIVE: dict[type, Codec] = {
+    ZstdSpec: "zstd",
+    BloscSpec: "blosc",
+    Lz4Spec: "lz4",
+    ZlibSpec: "zlib",
+    GzipSpec: "gzip",
+}
 _LIBRARY_ERRORS = (
     FrameError,
     zstandard.ZstdError,
@@ -153,6 +161,9 @@ class ChunkCodec:
         self._alone = _FAST.get(type(self._stages[0])) if alone else None
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
+        name = "raw" if self.raw else _NATIVE.get(type(self._stages[0])) if alone else None
+        self.native: NativeCodec | None = native_codec(name) if name else None
+        """What the compiled loops call for a chunk, if they know it."""
         self.streams = [type(s) for s in self._stages] == [ZstdSpec]
         """Whether `from_stream` can decode a chunk."""
 
@@ -213,6 +224,17 @@ class ChunkCodec:
             decode_zstd_stream(stream, dst)
         except (FrameError, zstandard.ZstdError) as err:
             raise _explained("zstd", err, len(dst)) from err
+
+
+_RATES: dict[type, float] = {BloscSpec: 2e9, Lz4Spec: 2e9, ZstdSpec: 0.7e9, GzipSpec: 0.3e9, ZlibSpec: 0.3e9}
+_COPY_RATE = 4e9
+
+
+def decoded_rate(pipeline: CodecPipeline) -> float:
+    """Return about how many bytes a second one thread decodes, and brings to their place."""
+    if pipeline.other is not None:
+        return min(_RATES.values())
+    return min((_RATES.get(type(stage), _COPY_RATE) for stage in pipeline.stages), default=_COPY_RATE)
 
 
 @lru_cache(maxsize=128)

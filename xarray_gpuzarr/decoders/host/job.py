@@ -13,10 +13,13 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
+from xarray_gpuzarr.decoders.host.encoded import address_of
+from xarray_gpuzarr.decoders.host.native_rows import NativeJob
 from xarray_gpuzarr.decoders.host.placing import MOST_ROW_NBYTES, cast_array, row_dtype
 from xarray_gpuzarr.decoders.host.scratch import buffer
-from xarray_gpuzarr.fetch import Request
+from xarray_gpuzarr.fetch import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.axis_pieces import largest_box
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
@@ -47,6 +50,11 @@ class Workspace:
         return memoryview(buffer("scratch", self._job.chunk_nbytes))
 
     @cached_property
+    def scratch_address(self) -> int:
+        """Where `scratch` lies."""
+        return address_of(self.scratch)
+
+    @cached_property
     def chunk(self) -> Array:
         """`scratch` as the elements of one chunk."""
         return self._job.elements(self.scratch)
@@ -64,16 +72,20 @@ class Workspace:
         return memoryview(buffer("staging", nbytes))
 
 
+def each_alone(source: ByteSource, requests: Sequence[Request]) -> list[Pending]:
+    """Start requests one by one."""
+    return [source.start(*request) for request in requests]
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """Work for one thread: requests, and what to do with their answers."""
 
     run: Callable[[Workspace, list[Any]], None]
-    """Takes what `ByteSource.start`, or `start_stream`, returned for each request, or `start_objects` for all."""
+    """Takes what `start` returned for each request, or for all of them."""
     requests: Sequence[Request] = ()
-    streamed: bool = False
-    object_nbytes: int | None = None
-    """Set if requests are for whole objects, to be read together: what few of them exceed."""
+    start: Callable[[ByteSource, Sequence[Request]], list[Any]] = each_alone
+    """Starts the requests."""
 
 
 @record
@@ -166,6 +178,16 @@ class Job:
         placed = self.places.place(rows)
         direct = placed.whole & placed.contiguous & (self.direct and self.codec is not None)
         return Located(whole=placed.whole, direct=direct, out_byte=placed.out_at)
+
+    @cached_property
+    def native(self) -> NativeJob | None:
+        """The read as the compiled loops take it; None if there are none, or it is nothing for them."""
+        codec, compiled = None if self.codec is None else self.codec.native, loops()
+        only_copied = self.cast.is_copy and self.stored == self.out.dtype
+        if compiled is None or codec is None or not only_copied or self.has_index or not self._pieces:
+            return None
+        strides = (0,) * (self.out.ndim - len(self._strides)) + self._strides
+        return NativeJob(compiled, codec, self._pieces, strides, self.chunk_nbytes, self.out)
 
     @cached_property
     def stack(self) -> StackBoxes:

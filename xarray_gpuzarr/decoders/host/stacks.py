@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.job import Located, Workspace
+from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.plan.stack import StackTarget
 
 
 class StackBlock(BoxBlock):
@@ -20,6 +23,12 @@ class StackBlock(BoxBlock):
         return Located(
             whole=alone.whole.take(group), direct=alone.direct.take(group), out_byte=alone.out_byte.take(group)
         )
+
+    def boxes(self) -> tuple[Column, Column]:
+        """Return the piece numbers of all boxes, chunk after chunk, and the first box of each chunk and behind them."""
+        target, row = self.plan.target, self.plan.row
+        assert isinstance(target, StackTarget)
+        return target.boxes(row), np.concatenate([[0], target.n_boxes(row).cumsum()])
 
     def _boxes(self, group: int) -> list[list[int]]:
         stack = self.job.stack

@@ -19,7 +19,7 @@ from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch import Allocate, MemoryStream, Pending, PendingObjects, PendingStream, Storage
+from xarray_gpuzarr.fetch import Allocate, MemoryStream, Pending, PendingParts, PendingStream, Storage
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks, plan_read
@@ -173,8 +173,12 @@ class KnownBytes:
 
         return finish
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingObjects:
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
         """There is one shard, and no other object."""
+        raise NotImplementedError
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
+        """Each range comes by itself."""
         raise NotImplementedError
 
     def start_stream(self, _key: str, wanted: ByteRange) -> PendingStream:

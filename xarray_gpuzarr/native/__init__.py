@@ -1,0 +1,10 @@
+"""Loops in C that hold no lock of Python: many small files read, many chunks decoded and placed, in one call.
+
+Optional: whoever calls them has another way, for what they do not know and for installations without them. The decoders
+that they call are those of imagecodecs' libraries.
+"""
+
+from xarray_gpuzarr.native.codecs import Codec, NativeCodec, native_codec
+from xarray_gpuzarr.native.library import Loops, loops, why_absent
+
+__all__ = ["Codec", "Loops", "NativeCodec", "loops", "native_codec", "why_absent"]

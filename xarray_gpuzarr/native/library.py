@@ -1,0 +1,81 @@
+"""The compiled `loops.c`, where there is one; it is built with the wheel, and with an editable install."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+_ENV = "XARRAY_GPUZARR_NATIVE"
+SOURCE = Path(__file__).with_name("loops.c")
+
+
+def file_name(source: bytes) -> str:
+    """Return what the library of a source is called: one of another source is never loaded."""
+    return f"loops-{sha256(source).hexdigest()[:12]}.so"
+
+
+class JobStruct(ctypes.Structure):
+    """``job_t``: one array, and where it goes."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim")),
+        *((name, ctypes.c_void_p) for name in ("in_strides", "out_strides", "out")),
+        *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context")),
+    )
+
+
+class RowsStruct(ctypes.Structure):
+    """``rows_t``: chunks, one row each, and the boxes that they give."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "direct", "in_at", "out_at", "extent")
+    )
+
+
+class Loops:
+    """The functions of the library; they let go of Python's lock.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        address, number = ctypes.c_void_p, ctypes.c_int64
+        self.place_rows = library.gpuzarr_place_rows
+        self.place_rows.argtypes, self.place_rows.restype = (address, address, number, number, address), number
+        self.read_files = library.gpuzarr_read_files
+        self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
+        self.read_files.restype = number
+        self.read_ranges = library.gpuzarr_read_ranges
+        self.read_ranges.argtypes, self.read_ranges.restype = (ctypes.c_int, number, number, address, address), number
+
+
+@cache
+def _found() -> Loops | str:
+    setting = os.environ.get(_ENV)
+    if setting == "0":
+        return f"{_ENV}=0"
+    path = SOURCE.with_name(file_name(SOURCE.read_bytes()))
+    if not path.exists():
+        return "it was not compiled when this package was installed"
+    try:
+        return Loops(path)
+    except (OSError, AttributeError) as err:
+        return f"{type(err).__name__}: {err}"
+
+
+def loops() -> Loops | None:
+    """Return the compiled loops; None where there are none."""
+    found = _found()
+    return found if isinstance(found, Loops) else None
+
+
+def why_absent() -> str | None:
+    """Say why there are no compiled loops; None if there are."""
+    found = _found()
+    return found if isinstance(found, str) else None
