@@ -283,12 +283,16 @@ def test_ten_workloads_are_read_in_every_regime():
 
 
 def read_in(regime, folder, monkeypatch, n_rounds):
-    """Read 100 values in a regime; return the row, how often the reader opened, and how often memory was touched."""
+    """Read 100 values in a regime; return the row, and how often the reader opened and read, and memory was touched."""
     calls = Counter()
+
+    def read():
+        calls["read"] += 1
+        return np.zeros(100)
 
     def open_reader(_):
         calls["opened"] += 1
-        return Opened(run=lambda: np.zeros(100))
+        return Opened(run=read)
 
     reader = Reader(name="gpuzarr", side="ours", operations=("read",), open=open_reader)
     for module in (host_cases, child):
@@ -298,17 +302,22 @@ def read_in(regime, folder, monkeypatch, n_rounds):
     session = Session(Results({}, None), n_rounds=n_rounds)
     rows = session.run(host_cases.measured(case, Crew(), folder, with_memory=False))
     assert rows.regime == regime
-    return rows.rows[0], calls["opened"], calls["touched"]
+    return rows.rows[0], (calls["opened"], calls["read"], calls["touched"])
 
 
 def test_a_first_read_is_opened_anew_each_time_and_has_three_rounds(folder, here, monkeypatch):
-    row, n_opened, n_touched = read_in("first", folder, monkeypatch, n_rounds=7)
-    assert (row.status, len(row.samples), n_opened, n_touched) == ("measured", 3, 1 + 3, 3)
+    row, calls = read_in("first", folder, monkeypatch, n_rounds=7)
+    assert (row.status, len(row.samples), calls) == ("measured", 3, (1 + 3, 1 + 3, 3))
 
 
-def test_a_steady_reader_gets_no_memory_made_ready(folder, here, monkeypatch):
-    row, n_opened, n_touched = read_in("steady", folder, monkeypatch, n_rounds=7)
-    assert (row.status, len(row.samples), n_opened, n_touched) == ("measured", 7, 1, 0)
+def test_a_steady_reader_has_just_read_and_finds_only_its_own_memory(folder, here, monkeypatch):
+    row, calls = read_in("steady", folder, monkeypatch, n_rounds=7)
+    assert (row.status, len(row.samples), calls) == ("measured", 7, (1, 1 + 2 * 7, 0))
+
+
+def test_who_keeps_results_finds_memory_that_the_machine_has(folder, here, monkeypatch):
+    row, calls = read_in("kept", folder, monkeypatch, n_rounds=7)
+    assert (row.status, len(row.samples), calls) == ("measured", 7, (1, 1 + 7, 7))
 
 
 @pytest.mark.parametrize(("regime", "n_kept"), [("kept", 2), ("steady", 0), (None, 0)])
