@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.scale, options.rounds, options.memory = _SMOKE_SCALE, 1, False
     crew = Crew()
     every = _all_cases(crew, cache_directory(), options)
-    cases = [case for case in every if any(word in case.name for word in options.only or [""])]
+    cases = _chosen(every, options.only or [""])
     if not cases:
         print(f"nothing is named like {options.only}; known: {', '.join(c.name for c in every)}", file=sys.stderr)
         return 2
@@ -53,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         crew.stop()
     return int(any(row.status == "failed" for row in results.rows))
+
+
+def _chosen(cases: Sequence[Case], words: Sequence[str]) -> list[Case]:
+    """Return the cases whose name contains a word; of a word that is a whole name, that case alone."""
+    names = {case.name for case in cases}
+    return [c for c in cases if any(c.name == word if word in names else word in c.name for word in words)]
 
 
 def _all_cases(crew: Crew, folder: Path, options: argparse.Namespace) -> list[Case]:
@@ -82,7 +88,7 @@ def _run(cases: Sequence[Case], options: argparse.Namespace) -> Results:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Compare xarray_gpuzarr with its peers.")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="cases whose name contains one of these")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="cases whose name contains one of these, or is one")
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each reader, at most (default 5)")
     parser.add_argument("--full", action="store_true", help="published workloads in full: 32 GB of memory and disk")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the elements of each workload (default 1)")

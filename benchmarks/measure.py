@@ -105,6 +105,8 @@ class Case:
     """Time that it should take, preparation included."""
     each_seconds: float = math.inf
     """Time for the runs of one contestant, after which it has no further ones."""
+    most_rounds: int | None = None
+    """Where a round costs much."""
     contestants: Callable[[], Sequence[Contestant]]
     about: Callable[[], Mapping[str, Any]] = dict
     """What was read, for the report; asked for once contestants are prepared."""
@@ -154,8 +156,9 @@ class Session:
         """Let each contestant run once a round, while it has time left; each round begins with another one."""
         each = min(case.each_seconds, (until - time.monotonic()) / max(1, len(ready)))
         left = {c.name: each for c, _ in ready}
-        for n in range(self._n_rounds if ready else 0):
-            self._progress(f"{case.name}: round {n + 1} of {self._n_rounds}")
+        n_rounds = min(self._n_rounds, case.most_rounds or self._n_rounds)
+        for n in range(n_rounds if ready else 0):
+            self._progress(f"{case.name}: round {n + 1} of {n_rounds}")
             first = n % len(ready)
             for contestant, prepared in [*ready[first:], *ready[:first]]:
                 if left[contestant.name] > 0 or n == 0:

@@ -148,6 +148,11 @@ class CaseRows:
         rows = [Row.from_json(case["name"], row) for row in case["rows"]]
         return cls(name=case["name"], summary=case["summary"], about=about, rows=rows)
 
+    @property
+    def regime(self) -> str | None:
+        """The regime that was read in, where there are several."""
+        return self.about.get("regime")
+
     def row(self, name: str) -> Row | None:
         """Return the row of a contestant that was measured."""
         return next((row for row in self.rows if row.name == name and row.samples), None)

@@ -22,6 +22,9 @@ Operation = Literal["read", "load", "mean", "chunks"] | Selection
 """Stored values as one array; the decoded xarray variable; its mean, NaN skipped; shard after shard (chunk after chunk
 where there are none), each dropped; boxes of a selection one after another, each dropped."""
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+Regime = Literal["first", "steady", "kept"]
+"""The first read of a process; of one that reads on, and drops each result, or keeps the last ones."""
+REGIMES: tuple[Regime, ...] = get_args(Regime)
 
 N_TILES = 64
 """Distinct chunks of an array, at most; the others repeat them."""
@@ -228,6 +231,13 @@ WORKLOADS: tuple[Workload, ...] = (
     replace(VOLUME, name="volume-zstd", summary="uint16 volume, zstd 3, 128^3 chunks", codec="zstd 3"),
     SHARDED_VOLUME,
     replace(
+        VOLUME,
+        name="files-raw",
+        summary="uint16 volume, no codec, 2048 files of 32^3",
+        chunks=(32, 32, 32),
+        codec="none",
+    ),
+    replace(
         SHARDED_VOLUME, name="shards-raw", summary="uint16 volume, no codec, 32^3 chunks in 256^3 shards", codec="none"
     ),
     replace(SINGLE, name="single-raw", summary="float32 noise, one 100 MB chunk, no codec", codec="none"),
@@ -237,3 +247,16 @@ WORKLOADS: tuple[Workload, ...] = (
 
 SELECTED = ("volume-blosc-zstd", "shards-blosclz", "shards-raw", "era5-packed")
 """Names of those of which parts are read, too."""
+READ_ON = (
+    "files-raw",
+    "single-zstd",
+    "era5-packed",
+    "shards-blosclz",
+    "series-64kb-zstd",
+    "volume-blosc-zstd",
+    "volume-blosc-lz4",
+    "shards-raw",
+    "series-1mb-zstd",
+    "series-1mb-raw",
+)
+"""Names of those that are read in every regime."""

@@ -13,18 +13,22 @@ from typing import Any
 
 from benchmarks.arrays.published import CONCURRENCIES
 from benchmarks.arrays.stores import stored_nbytes, write_workload
-from benchmarks.arrays.workloads import SELECTED, SELECTIONS, Operation, Workload
+from benchmarks.arrays.workloads import READ_ON, REGIMES, SELECTED, SELECTIONS, Operation, Regime, Workload
 from benchmarks.host import child
 from benchmarks.host.boxes import boxes_of
 from benchmarks.host.child import Fingerprint
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
 from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
-from benchmarks.results import Peak
+from benchmarks.results import Peak, Sample
 from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
 
 _EACH_SECONDS = 15.0
 """Time for the runs of one reader in one case: the slowest ones have fewer rounds."""
+_FIRST_ROUNDS = 3
+"""Of first reads, each of which takes a process."""
+_READING_ON = ("zarr Fused", "zarrs", "TensorStore", "gpuzarr", "plain loop")
+"""Readers that are compared in every regime."""
 
 
 def _process() -> ProcessPoolExecutor:
@@ -66,25 +70,30 @@ class HostCase:
     workload: Workload
     operation: Operation
     concurrency: int = 1
+    regime: Regime | None = None
 
     @property
     def name(self) -> str:
         """What ``--only`` selects by."""
         at_once = f" x{self.concurrency}" if self.operation == "chunks" else ""
-        return f"{self.workload.name}/{self.operation}{at_once}"
+        regime = f" {self.regime}" if self.regime else ""
+        return f"{self.workload.name}/{self.operation}{at_once}{regime}"
 
     def readers(self) -> list[Reader]:
-        """Return the readers that can do this, in the order of the registry."""
-        return [reader for reader in READERS.values() if self.operation in reader.operations]
+        """Return the readers that can do this, in the order of the registry; in a regime, some of them."""
+        able = [reader for reader in READERS.values() if self.operation in reader.operations]
+        return [reader for reader in able if self.regime is None or reader.name in _READING_ON]
 
 
 def host_cases(workloads: Iterable[Workload]) -> Iterator[HostCase]:
-    """Return one case for each operation of each workload, each selection of some, and each concurrency."""
+    """Return one case for each operation of each workload, each selection and regime of some, and each concurrency."""
     for workload in workloads:
         selections = SELECTIONS if workload.name in SELECTED else ()
         for operation in (*workload.operations, *selections):
             for n in CONCURRENCIES if operation == "chunks" else (1,):
                 yield HostCase(workload=workload, operation=operation, concurrency=n)
+        for regime in REGIMES if workload.name in READ_ON else ():
+            yield HostCase(workload=workload, operation="read", regime=regime)
 
 
 class SharedStore:
@@ -116,6 +125,7 @@ class SharedStore:
             path=path,
             operation=self._case.operation,
             concurrency=self._case.concurrency,
+            regime=self._case.regime,
             boxes=boxes_of(self._case.operation, self._case.workload),
         )
 
@@ -138,6 +148,7 @@ class SharedStore:
         return {
             "operation": self._case.operation,
             "concurrency": self._case.concurrency,
+            "regime": self._case.regime,
             "workload": asdict(self._case.workload),
             "nbytes": self.task.nbytes,
             "stored_nbytes": stored_nbytes(self.task.path),
@@ -152,10 +163,16 @@ class SharedStore:
         if not found.agrees_with(self._reference):
             raise WrongValuesError(f"other values than the first reader: {found}, expected {self._reference}")
         return Ready(
-            measure=functools.partial(self._crew.ask, child.sample, reader.name),
+            measure=functools.partial(self._measure, reader.name),
             close=functools.partial(self._crew.ask, child.close, reader.name),
             peak=functools.partial(self._peak, reader.name) if self._with_memory else lambda: None,
         )
+
+    def _measure(self, name: str) -> Sample:
+        if self._case.regime != "first":
+            return self._crew.ask(child.sample, name)
+        with _process() as process:
+            return process.submit(child.first_sample, name, self.task).result()
 
     def _peak(self, name: str) -> Peak | None:
         with _process() as process:
@@ -172,6 +189,7 @@ def measured(case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> 
         name=case.name,
         summary=case.workload.summary,
         each_seconds=_EACH_SECONDS,
+        most_rounds=_FIRST_ROUNDS if case.regime == "first" else None,
         contestants=shared.contestants,
         about=shared.about,
     )

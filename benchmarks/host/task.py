@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from benchmarks.arrays.workloads import Operation, Workload
+from benchmarks.arrays.workloads import Operation, Regime, Workload
 from xarray_gpuzarr.machine.bench.readers import Box
 
 Array = npt.NDArray[Any]
@@ -26,6 +26,8 @@ class Task:
     operation: Operation
     concurrency: int = 1
     """Chunks or shards that are read at once, where they are read one by one."""
+    regime: Regime | None = None
+    """None: the process reads on and drops each result, into memory that the machine has (`child.sample`)."""
     boxes: tuple[Box, ...] = ()
     """What is read one after another; of the operations on the whole array none."""
 

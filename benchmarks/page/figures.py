@@ -20,7 +20,8 @@ _RATE = "GB of values a second (right is quicker)"
 
 def arrays_of(cases: Sequence[CaseRows]) -> list[CaseRows]:
     """Return the cases of the first figure."""
-    return [c for c in cases if c.about.get("operation") == "read" and not c.name.startswith(_OTHERS)]
+    read = [case for case in cases if case.about.get("operation") == "read" and case.regime is None]
+    return [case for case in read if not case.name.startswith(_OTHERS)]
 
 
 def draw_arrays(cases: Sequence[CaseRows]) -> Drawn | None:

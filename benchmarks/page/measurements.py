@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.arrays.published import BLOG_SOURCE, HEFTIE_SOURCE, ZARRS_SOURCES
+from benchmarks.page.figures import arrays_of
+from benchmarks.page.regimes import regime_run, regimes_table
 from benchmarks.page.runs import Run, described, folded, prose
 from benchmarks.page.tables import (
     best_peers,
@@ -55,7 +57,6 @@ client that decodes nothing, our reader on files that are behind no server, or o
 
 def _host(runs: dict[str, Run]) -> list[str]:
     run = runs["host"]
-    arrays = [case for case in run.of("read") if not case.name.startswith(("blog", "zarrs-", "study"))]
     logs = [titled_table(case, case.name.removeprefix("store/")) for case in run.named("store/")]
     costs = [titled_table(case) for case in run.named("host cost")]
     return [
@@ -63,7 +64,8 @@ def _host(runs: dict[str, Run]) -> list[str]:
         described(run),
         "### Reading arrays",
         "Stored values as one NumPy array, each reader in a process of its own.",
-        best_peers(arrays),
+        best_peers(arrays_of(run.cases)),
+        *_regimes(runs),
         *_plain_zarr(runs),
         "### Through xarray",
         best_peers(run.of("load", "mean")),
@@ -81,6 +83,13 @@ def _plain_zarr(runs: dict[str, Run]) -> list[str]:
     run = runs.get("plain-zarr", runs["host"])
     table = plain_zarr_table(run.cases)
     return ["### Plain zarr", prose(_PLAIN_TEXT), *_own(run, runs), table] if table else []
+
+
+def _regimes(runs: dict[str, Run]) -> list[str]:
+    """Return the section on first reads and those that follow, if they were compared."""
+    run = regime_run(runs)
+    table = regimes_table(run.cases)
+    return ["### Reading on", prose(_REGIMES_TEXT), *_own(run, runs), table] if table else []
 
 
 def _own(run: Run, runs: dict[str, Run]) -> list[str]:
@@ -121,6 +130,11 @@ def _published(run: Run) -> list[str]:
     return parts
 
 
+_REGIMES_TEXT = """
+*first*: the first read of a new process, which has imported and opened before; what a library does only once it is
+asked to read is in it. *steady*: the process reads on and drops each result. *kept*: it reads on and keeps its results,
+the last GiB of them, so that a read finds nothing of theirs free.
+"""
 _PLAIN_TEXT = """
 `array[selection]` of plain zarr, by zarr-python's codec pipelines, by that of zarrs and by ours ([](zarr.md)): all of
 an array (*read*), 32 inner chunks at random (*chunk*), a plane across each axis (*plane*), 16 crops of 64³ elements or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.page.figures import FIGURES, arrays_of
+from benchmarks.page.regimes import regime_run, regimes_summary
 from benchmarks.page.runs import Run, machine_text, prose
 from benchmarks.page.tables import Summary, markdown_table, summaries
 from benchmarks.results import CaseRows
@@ -31,6 +32,7 @@ def page(runs: dict[str, Run]) -> str:
         prose(_ARRAYS_TEXT),
         _figure("arrays", runs),
         _key(arrays_of(host.cases)),
+        *_regimes(runs),
         "## Through xarray",
         prose(_XARRAY_TEXT),
         _figure("xarray", runs),
@@ -55,6 +57,10 @@ Stored values as one NumPy array, from local files in the page cache. *plain loo
 same chunks by the same libraries, and plan and check nothing. Values are made up: *series* like an instrument's record,
 *volume* and *shards* like a microscope's image, *era5* like temperatures with gaps.
 """
+_REGIMES_TEXT = """
+The first read of a process, and those of one that reads on and drops its results (*steady*) or keeps them: time of the
+quickest other reader over ours, and ours over the plain loop's; geometric means.
+"""
 _XARRAY_TEXT = """
 Rows of the same key, as `xarray.open_dataset` gives them, decoded by CF; *mean* is one number of all of them.
 *chunks={}* makes a dask task for each shard with our engine, and for each inner chunk with engine "zarr", where
@@ -73,6 +79,14 @@ def _summaries(runs: dict[str, Run]) -> list[Summary]:
         if kind in runs:
             found |= {summary.title: summary for summary in summaries(runs[kind].cases) if summary.title == title}
     return list(found.values())
+
+
+def _regimes(runs: dict[str, Run]) -> list[str]:
+    """Return the section on first reads and those that follow, if they were compared."""
+    run = regime_run(runs)
+    table = regimes_summary(run.cases)
+    measured = "" if run is runs["host"] else f" Measured on {machine_text(run)}."
+    return ["## Reading on", prose(_REGIMES_TEXT + measured), table] if table else []
 
 
 def _on_a_gpu(runs: dict[str, Run]) -> str:

@@ -21,7 +21,7 @@ _GROUPS = (
     ("batches for training", "gpuzarr batches, no dask", "training/"),
 )
 """Title, reader of ours, and a part of the names of its cases."""
-_PLAIN_LOOP = "plain loop"
+PLAIN_LOOP = "plain loop"
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int = 1) -> str:
@@ -47,7 +47,7 @@ class Summary:
 
 def summaries(cases: Sequence[CaseRows]) -> list[Summary]:
     """Return a summary of each group of cases."""
-    found = speedups(cases)
+    found = speedups([case for case in cases if case.regime is None])
     groups = []
     for title, reader, part in _GROUPS:
         ratios = [r for case, r in found.get(reader, {}).items() if part in case]
@@ -73,7 +73,7 @@ def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
     peer = case.best("peer")
     for row in case.rows:
         if row.side == "ours" and row.samples and peer is not None:
-            loop = case.row(_PLAIN_LOOP) if case.about["operation"] == "read" else None
+            loop = case.row(PLAIN_LOOP) if case.about["operation"] == "read" else None
             yield (
                 case.name,
                 _short(row.name),

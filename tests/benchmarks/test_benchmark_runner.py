@@ -50,6 +50,12 @@ def test_contestants_take_turns_and_each_round_begins_with_another():
     assert walls(found) == {"a": (1.0, 1.0, 1.0), "b": (2.0, 2.0, 2.0), "c": (3.0, 4.0, 4.0)}
 
 
+@pytest.mark.parametrize(("most", "n_runs"), [(None, 4), (9, 4), (2, 2)])
+def test_a_case_may_have_fewer_rounds(most, n_runs):
+    found = run(contestants([], a=[1.0]), n_rounds=4, most_rounds=most)
+    assert len(found["a"].samples) == n_runs
+
+
 @pytest.mark.parametrize("limit", [{"case_seconds": 0.0}, {"each_seconds": 0.0}])
 def test_every_contestant_runs_once_when_there_is_no_time_left(limit):
     calls = []

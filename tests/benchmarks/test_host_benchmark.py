@@ -1,6 +1,7 @@
 """The benchmark's readers, plain loop and stores on tiny arrays: every one gives the values that were stored."""
 
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from urllib.request import urlopen
@@ -16,7 +17,7 @@ from benchmarks.__main__ import main
 from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES, Compressor
 from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS, CONCURRENCIES, ZARRS_VOLUMES, published, study
 from benchmarks.arrays.stores import write_workload
-from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
+from benchmarks.arrays.workloads import ERA5, READ_ON, REGIMES, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
 from benchmarks.host import cases as host_cases
 from benchmarks.host import child, chunk_table, plain_loop
 from benchmarks.host.boxes import boxes_of
@@ -24,7 +25,7 @@ from benchmarks.host.cases import Crew, HostCase, SharedStore
 from benchmarks.host.child import Fingerprint
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
-from benchmarks.measure import Session
+from benchmarks.measure import Case, Session
 from benchmarks.page.runs import load
 from benchmarks.range_server import RangeServer
 from benchmarks.results import Results
@@ -269,6 +270,84 @@ def test_memory_is_what_a_read_allocates_beyond_its_result(folder, here, monkeyp
     assert 3_000_000 <= peak.extra_nbytes < 3_100_000
 
 
+# ---- regimes
+
+
+def test_ten_workloads_are_read_in_every_regime():
+    found = [case for case in host_cases.host_cases(WORKLOADS) if case.regime]
+
+    assert {case.name for case in found} == {f"{name}/read {regime}" for name in READ_ON for regime in REGIMES}
+    assert {reader.name for case in found for reader in case.readers()} == set(host_cases._READING_ON)
+    assert len(READ_ON) == 10
+    assert [(w.nbytes // w.chunk_nbytes, w.chunk_nbytes) for w in WORKLOADS if w.name == "files-raw"] == [(2048, 2**16)]
+
+
+def read_in(regime, folder, monkeypatch, n_rounds):
+    """Read 100 values in a regime; return the row, and how often the reader opened and read, and memory was touched."""
+    calls = Counter()
+
+    def read():
+        calls["read"] += 1
+        return np.zeros(100)
+
+    def open_reader(_):
+        calls["opened"] += 1
+        return Opened(run=read)
+
+    reader = Reader(name="gpuzarr", side="ours", operations=("read",), open=open_reader)
+    for module in (host_cases, child):
+        monkeypatch.setattr(module, "READERS", {reader.name: reader})
+    monkeypatch.setattr(child, "_back_memory", lambda _: calls.update(["touched"]))
+    case = HostCase(workload=LAYOUTS["runs"], operation="read", regime=regime)
+    session = Session(Results({}, None), n_rounds=n_rounds)
+    rows = session.run(host_cases.measured(case, Crew(), folder, with_memory=False))
+    assert rows.regime == regime
+    return rows.rows[0], (calls["opened"], calls["read"], calls["touched"])
+
+
+def test_a_first_read_is_opened_anew_each_time_and_has_three_rounds(folder, here, monkeypatch):
+    row, calls = read_in("first", folder, monkeypatch, n_rounds=7)
+    assert (row.status, len(row.samples), calls) == ("measured", 3, (1 + 3, 1 + 3, 3))
+
+
+def test_a_steady_reader_has_just_read_and_finds_only_its_own_memory(folder, here, monkeypatch):
+    row, calls = read_in("steady", folder, monkeypatch, n_rounds=7)
+    assert (row.status, len(row.samples), calls) == ("measured", 7, (1, 1 + 2 * 7, 0))
+
+
+def test_who_keeps_results_finds_memory_that_the_machine_has(folder, here, monkeypatch):
+    row, calls = read_in("kept", folder, monkeypatch, n_rounds=7)
+    assert (row.status, len(row.samples), calls) == ("measured", 7, (1, 1 + 7, 7))
+
+
+@pytest.mark.parametrize(("regime", "n_kept"), [("kept", 2), ("steady", 0), (None, 0)])
+def test_the_last_results_are_kept_where_that_is_measured(monkeypatch, regime, n_kept):
+    monkeypatch.setattr(child, "_KEPT_NBYTES", 2000)
+    results = []
+
+    def read():
+        results.append(np.zeros(100))
+        return results[-1]
+
+    child.keep("reader", Opened(run=read), 800, regime)
+    for _ in range(4):
+        child.sample("reader")
+    kept = list(child._readings["reader"].results)
+    child.close("reader")
+
+    assert [id(result) for result in kept] == [id(result) for result in results[len(results) - n_kept :]]
+    assert "reader" not in child._readings
+
+
+def test_a_result_longer_than_the_limit_is_kept_alone(monkeypatch):
+    monkeypatch.setattr(child, "_KEPT_NBYTES", 10)
+    child.keep("reader", Opened(run=lambda: np.zeros(100)), 800, "kept")
+    child.sample("reader")
+    child.sample("reader")
+    assert len(child._readings["reader"].results) == 1
+    child.close("reader")
+
+
 def test_means_may_differ_by_rounding_only():
     form = {"dtype": "<f8", "shape": (), "checksum": 0}
     mean = Fingerprint(**form, scalar=1.0)
@@ -287,6 +366,17 @@ def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypat
     assert "best peer / ours" in capsys.readouterr().out
 
 
+def test_a_whole_name_selects_that_case_alone():
+    cases = [Case(name=name, summary="", contestants=list) for name in ("a/read", "a/read first", "b/read first")]
+    chosen = {word: [case.name for case in command._chosen(cases, [word])] for word in ("a/read", "a/", "first", "")}
+    assert chosen == {
+        "a/read": ["a/read"],
+        "a/": ["a/read", "a/read first"],
+        "first": ["a/read first", "b/read first"],
+        "": ["a/read", "a/read first", "b/read first"],
+    }
+
+
 def test_the_command_refuses_unknown_cases(here, capsys):
     assert main(["--only", "nonesuch"]) == 2
     assert "known: boxes/read, boxes/chunks x1" in capsys.readouterr().err
@@ -296,14 +386,15 @@ def test_a_process_of_its_own_reads_and_reports(folder):
     task = Task(workload=EDGES, path=write_workload(EDGES, folder), operation="read")
     with host_cases._process() as process:
         fingerprint = process.submit(child.open_task, "gpuzarr", task).result()
-        sample, peak = (
+        sample, first, peak = (
             process.submit(child.sample, "gpuzarr").result(),
+            process.submit(child.first_sample, "gpuzarr", task).result(),
             process.submit(child.first_peak, "gpuzarr", task).result(),
         )
         lost = process.submit(child.open_task, "gpuzarr", replace(task, path=folder / "nonesuch")).exception()
 
     assert (fingerprint.dtype, fingerprint.shape) == ("<u2", EDGES.shape)
-    assert sample.wall_s > 0
+    assert min(sample.wall_s, first.wall_s) > 0
     assert peak.result_nbytes == EDGES.nbytes
     assert isinstance(lost, FileNotFoundError)
 

@@ -12,7 +12,8 @@ from benchmarks.arrays.workloads import ERA5, SERIES
 from benchmarks.page import __main__ as command
 from benchmarks.page import measurements, performance
 from benchmarks.page.__main__ import DOCS
-from benchmarks.page.figures import FIGURES, draw_all
+from benchmarks.page.figures import FIGURES, arrays_of, draw_all
+from benchmarks.page.regimes import regimes_summary, regimes_table
 from benchmarks.page.runs import KINDS, Run, newest
 from benchmarks.page.tables import (
     Summary,
@@ -275,6 +276,54 @@ def test_sections_with_a_file_of_their_own_are_read_from_it(run):
     assert tables.count("2026-12-24") == 1
     assert "| plain zarr | 1 | 2.00 | 2.00 | 2.00 |" in summary
     assert "| batches for training | 1 |" in summary
+
+
+def in_regime(regime, workload=SERIES, ours=1.25):
+    found = case(workload, "read", name=f"{workload.name}/read {regime}")
+    rows = [row("gpuzarr", "ours", ours) if r.name == "gpuzarr" else r for r in found.rows]
+    return replace(found, about=found.about | {"regime": regime}, rows=rows)
+
+
+def test_every_regime_has_its_mean_and_its_worst_case():
+    cases = [in_regime("first"), in_regime("first", ERA5, ours=5.0), in_regime("kept", ours=1.6), case(SERIES, "read")]
+
+    lines = regimes_summary(cases).splitlines()
+
+    assert lines[0] == "|  | cases | peer / ours | worst | ours / plain loop |"
+    assert lines[2:] == [
+        "| first | 2 | 0.80 | 0.40 (era5-packed) | 2.50 |",
+        "| kept | 1 | 1.25 | 1.25 (series-1mb-zstd) | 1.60 |",
+    ]
+    assert regimes_table(cases).splitlines()[2:] == [
+        "| series-1mb-zstd/read first | 2000 | 3000 | 1250 | 1000 | 1.60 | 1.25 |",
+        "| era5-packed/read first | 2000 | 3000 | 5000 | 1000 | 0.40 | 5.00 |",
+        "| series-1mb-zstd/read kept | 2000 | 3000 | 1600 | 1000 | 1.25 | 1.60 |",
+    ]
+    assert regimes_summary([]) == regimes_table([]) == ""
+
+
+def test_who_was_absent_in_a_regime_leaves_an_empty_cell():
+    alone = replace(
+        in_regime("first"), rows=[row("gpuzarr", "ours", 1.0), replace(row("zarrs", "peer", 1), samples=())]
+    )
+    assert regimes_table([alone]).splitlines()[2] == "| series-1mb-zstd/read first | 1000 |  |  |  |"
+    assert regimes_summary([alone]) == ""
+
+
+def test_regimes_stand_in_their_own_section_alone(run):
+    cases = [case(SERIES, "read"), in_regime("steady", ours=9.0)]
+    runs = {"host": run("host", cases)}
+
+    assert [c.name for c in arrays_of(cases)] == ["series-1mb-zstd/read"]
+    assert summaries(cases) == summaries(cases[:1])
+    assert "| steady | 1 | 0.22 | 0.22 (series-1mb-zstd) | 9.00 |" in performance.page(runs)
+    assert measurements.page(runs).count("series-1mb-zstd/read steady") == 1
+
+    later = ABOUT | {"date": "2026-12-24T00:00:00+00:00"}
+    runs["steady"] = run("steady", [in_regime("steady", ours=1.0)], **later)
+    assert "| steady | 1 | 2.00 | 2.00 (series-1mb-zstd) | 1.00 |" in performance.page(runs)
+    assert performance.page(runs).count("2026-12-24") == measurements.page(runs).count("2026-12-24") == 1
+    assert "Reading on" not in performance.page({"host": run("host", [case(SERIES, "read")])})
 
 
 def test_reads_chunk_by_chunk_have_a_column_for_each_number():
