@@ -20,7 +20,6 @@ from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.decoders.host import block_memory
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import at_most
@@ -77,13 +76,7 @@ class BlockReader:
         full = indexing.expanded_indexer(key, self.ndim)
         outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
         picked = self.array.oindex[indexing.OuterIndexer(outer)]
-
-        def read() -> Any:
-            if not self.reads_into or not picked.ndim:
-                return picked.get_duck_array()
-            return self._read(picked, block_memory.block_memory.empty(picked.shape, self.dtype))
-
-        return at_most(threads_given(), read)
+        return at_most(threads_given(), picked.get_duck_array)
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
         """Read a box into host memory; only if `reads_into`.
@@ -94,13 +87,11 @@ class BlockReader:
         out : ndarray, shape and dtype of the box, any strides
         """
         picked = self.array.oindex[indexing.OuterIndexer(box)]
-        block = at_most(threads_given(), lambda: self._read(picked, out))
+        stored, wanted = self.lazy.stored, picked.key.tuple
+        # Into `out` if its elements come in order and without gaps.
+        block = at_most(threads_given(), lambda: read(stored, wanted, HostDecoder(), out))
         if block is not out:
             out[...] = block
-
-    def _read(self, picked: LazilyIndexed, out: npt.NDArray[Any]) -> Any:
-        """Read a selection, into `out` if its elements come in order and without gaps."""
-        return read(self.lazy.stored, picked.key.tuple, HostDecoder(), out)
 
     @property
     def reads_into(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host import memory as host_memory
+from xarray_gpuzarr.decoders.host import result_memory
 from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
@@ -37,8 +37,8 @@ _PARTS_A_THREAD = 4
 _LEAST_PART_NBYTES = 256 * 1024
 """Handing over a part costs a few hundredths of reading and decoding this much."""
 _SERIAL_S = 1.2e-3
-"""What takes one thread no longer to decode is not worth waking another for: crops of 8 raw chunks of 64 KiB took 312 us
-on one thread and 415 on two, of 125 chunks of zstd 4.3 and 3.0 ms (November 2026, EPYC, two cores)."""
+"""What takes one thread no longer to decode is not worth waking another for: crops of 8 raw chunks of 64 KiB took one
+thread 312 us and two 415, of 63 chunks of zstd 4.3 and 3.0 ms (November 2026, EPYC, two cores)."""
 _SHORT_CHUNK_NBYTES = 256 * 1024
 """Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done."""
 
@@ -64,7 +64,7 @@ class HostDecoder:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised NumPy array."""
-        return host_memory.empty(shape, dtype)
+        return result_memory.result_memory.empty(shape, dtype)
 
     def decode(
         self,
@@ -81,7 +81,7 @@ class HostDecoder:
         given = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else None
 
         def decode() -> npt.NDArray[Any]:
-            out = host_memory.empty(shape, dtype) if given is None else given
+            out = self.empty(shape, dtype) if given is None else given
             # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
             nbytes = max(out.nbytes, target.n_chunks * spec.chunk_nbytes if target.n_chunks > 1 else 0)
             most = 1 if nbytes < _SERIAL_S * decoded_rate(spec.codecs) else threads.thread_budget()

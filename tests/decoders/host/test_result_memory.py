@@ -1,4 +1,4 @@
-"""Memory of dead dask blocks is used again, and never that of living ones."""
+"""Memory of dead results is used again, and never that of living ones."""
 
 import gc
 import subprocess
@@ -14,8 +14,8 @@ from helpers.data.corpus import counting, write
 from helpers.data.datasets import open_ours
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.host import block_memory as module
-from xarray_gpuzarr.decoders.host.block_memory import BlockMemory
+from xarray_gpuzarr.decoders.host import result_memory as module
+from xarray_gpuzarr.decoders.host.result_memory import ResultMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 
@@ -28,8 +28,8 @@ def memory(monkeypatch):
     monkeypatch.setattr(module, "_LEAST_NBYTES", 100)
     monkeypatch.setattr(module, "_MOST_NBYTES", 400)
     monkeypatch.setattr(module, "_KEPT_NBYTES", 1000)
-    monkeypatch.setattr(module, "block_memory", BlockMemory())
-    return module.block_memory
+    monkeypatch.setattr(module, "result_memory", ResultMemory())
+    return module.result_memory
 
 
 def address(array):
@@ -130,7 +130,7 @@ def test_persisted_blocks_keep_their_values(memory, array):
 
 def test_a_block_alive_at_exit_is_no_error():
     code = (
-        "import numpy as np; from xarray_gpuzarr.decoders.host.block_memory import block_memory as b;"
+        "import numpy as np; from xarray_gpuzarr.decoders.host.result_memory import result_memory as b;"
         "kept = b.empty((1 << 20,), np.dtype('f8')); dead = b.empty((1 << 20,), np.dtype('f8')); del dead"
     )
 

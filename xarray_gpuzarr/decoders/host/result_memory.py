@@ -1,7 +1,7 @@
-"""Memory of dask blocks that is used again once the block is dead: fresh memory costs page faults, block after block.
+"""Memory of results that is used again once they are dead: fresh memory costs page faults, read after read.
 
-A reduction reads block after block, each dead before the next but one is read. Blocks that the user keeps stay as they
-are: memory comes back only when neither the array nor a view of it is left. Results that a user loads never come here.
+A reduction reads block after block, each dead before the next but one is read; a training loop drops batch after batch.
+Results that the user keeps stay as they are: memory comes back only when neither the array nor a view of it is left.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from xarray_gpuzarr.decoders.host import memory as host_memory
 
 _LEAST_NBYTES = 4 * 1024 * 1024
 """NumPy asks for huge pages from here on, and the C library mostly keeps what is smaller by itself."""
-_MOST_NBYTES = 64 * 1024 * 1024
+_MOST_NBYTES = 128 * 1024 * 1024
 _KEPT_NBYTES = 128 * 1024 * 1024
-"""Most that a process keeps for later blocks: two blocks of the largest kind."""
+"""Most that a process keeps for later results."""
 
 
-class BlockMemory:
-    """Memory of dead blocks, most recently used last."""
+class ResultMemory:
+    """Memory of dead results, most recently used last."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a garbage collection may run `take_back` at any point of this thread
@@ -33,11 +33,11 @@ class BlockMemory:
 
     @property
     def kept_nbytes(self) -> int:
-        """Bytes that wait for a block."""
+        """Bytes that wait for a result."""
         return sum(memory.nbytes for memory in tuple(self._free))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an uninitialised C-ordered array, in the memory of a dead block of the same length if there is one."""
+        """Return an uninitialised C-ordered array, in the memory of a dead one of the same length if there is any."""
         nbytes = prod(shape) * dtype.itemsize
         if dtype.hasobject or not _LEAST_NBYTES <= nbytes <= _MOST_NBYTES:
             return host_memory.empty(shape, dtype)
@@ -53,7 +53,7 @@ class BlockMemory:
         return host_memory.aligned(nbytes)
 
     def take_back(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Keep memory for later blocks, in place of what has waited longest."""
+        """Keep memory for later results, in place of what has waited longest."""
         with self._lock:
             self._free.append(memory)
             while self.kept_nbytes > _KEPT_NBYTES:
@@ -61,7 +61,7 @@ class BlockMemory:
 
 
 class _Lent:
-    """The owner of a block's memory, in the eyes of NumPy: alive as long as any array that uses it."""
+    """The owner of a result's memory, in the eyes of NumPy: alive as long as any array that uses it."""
 
     __slots__ = ("_memory",)
 
@@ -72,16 +72,16 @@ class _Lent:
         return memoryview(self._memory)
 
     def __del__(self) -> None:
-        if block_memory is not None:  # not at exit
-            block_memory.take_back(self._memory)
+        if result_memory is not None:  # not at exit
+            result_memory.take_back(self._memory)
 
 
-block_memory = BlockMemory()
+result_memory = ResultMemory()
 
 
 def _after_fork() -> None:
-    global block_memory  # noqa: PLW0603  # a held lock does not survive a fork
-    block_memory = BlockMemory()
+    global result_memory  # noqa: PLW0603  # a held lock does not survive a fork
+    result_memory = ResultMemory()
 
 
 if hasattr(os, "register_at_fork"):
