@@ -34,7 +34,8 @@ class BlockMemory:
     @property
     def kept_nbytes(self) -> int:
         """Bytes that wait for a block."""
-        return sum(memory.nbytes for memory in tuple(self._free))
+        with self._lock:
+            return sum(memory.nbytes for memory in tuple(self._free))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised C-ordered array, in the memory of a dead block of the same length if there is one."""
