@@ -118,6 +118,29 @@ def test_all_work_is_done_by_any_number_of_callers(budget, n, n_callers):
     assert crew.n_active == 0
 
 
+def test_threads_are_counted_while_callers_come_and_go(budget):
+    budget(1)
+    crew, over = Crew(), threading.Event()
+
+    def look() -> int:
+        n_looks = 0
+        while not over.is_set():
+            n_looks += crew.n_active >= 0
+        return n_looks
+
+    with ThreadPoolExecutor(4) as pool:
+        looks = [pool.submit(look) for _ in range(2)]
+        try:
+            callers = [pool.submit(lambda: [crew.run(lambda _: None, 2) for _ in range(10_000)]) for _ in range(2)]
+            for caller in callers:
+                caller.result(timeout=50)
+        finally:
+            over.set()
+
+    assert all(look.result() > 0 for look in looks)
+    assert crew.n_active == 0
+
+
 def test_no_helper_joins_while_callers_fill_the_budget(budget):
     budget(2)
     crew, together = Crew(), threading.Barrier(2, timeout=30)

@@ -39,7 +39,7 @@ class SharedLock:
         me = get_ident()
         try:
             self._changed.wait_until(lambda: self._claims(me))
-            self._changed.wait_until(lambda: not set(self._reading.values()) - {me})
+            self._changed.wait_until(lambda: all(reader == me for reader in list(self._reading.values())))
             return read()
         finally:
             if self._alone == me:
@@ -49,7 +49,7 @@ class SharedLock:
     def _begins(self, mine: object) -> bool:
         me = get_ident()
         with self._lock:
-            if self._alone not in (None, me) and me not in self._reading.values():
+            if self._alone not in (None, me) and me not in list(self._reading.values()):
                 return False
             self._reading[mine] = me
             return True

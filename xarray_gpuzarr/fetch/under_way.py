@@ -89,7 +89,7 @@ class UnderWay:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        """Touched on the event loop only."""
+        """Changed on the event loop only."""
         self._given_up = False
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class UnderWay:
     def give_up(self) -> None:
         """Cancel what has not been answered, and begin nothing any more."""
         self._given_up = True
-        for task in tuple(self._tasks):
+        for task in list(self._tasks):  # `tuple` would fail while the event loop changes the set, see `waiting`
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _begin[Result](

@@ -106,8 +106,8 @@ def _dask_worker_threads() -> int:
     if not instances:
         return 0
     running = getattr(module, "WORKER_ANY_RUNNING", ())
-    # Only one call of C looks at a set that another thread may add to; a WeakSet has its references in `data`.
-    references = tuple(getattr(instances, "data", ()))
+    # `list` of a set holds its lock, see `waiting`; a WeakSet has its references in `data`.
+    references = list(getattr(instances, "data", ()))
     workers = [worker for worker in (reference() for reference in references) if worker is not None]
     return sum(w.state.nthreads for w in workers if hasattr(w, "state") and w.status in running)
 
@@ -158,7 +158,7 @@ class _Run:
         with self._lock:
             self.work = None
             self.n_wanted = 0
-        for left in tuple(self._at_work.values()):
+        for left in list(self._at_work.values()):
             with left:
                 pass
 
@@ -178,7 +178,7 @@ class Crew:
     @property
     def n_active(self) -> int:
         """Threads that decode, or soon will."""
-        return sum(run.n_threads for run in tuple(self._runs)) + len(self._alone)
+        return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
 
     def run(self, work: Work, most: int, budget: int | None = None) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
@@ -231,7 +231,7 @@ class Crew:
         if not n:
             return
         run.stage = counters.current
-        n_helping = sum(other.n_threads - 1 for other in tuple(self._runs))
+        n_helping = sum(other.n_threads - 1 for other in list(self._runs))
         if n_helping > len(self._threads):
             self._hire(n_helping)
         for _ in range(n):

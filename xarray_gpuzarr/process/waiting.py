@@ -10,6 +10,10 @@ to come back nevertheless. All that counts threads (`cores`, `cuda.shared_lock`,
   line of its ``__exit__``, and `threading.Condition` before it has let go of its own lock;
 - wakes others by a hint that may get lost: who waits looks again after a while.
 
+Other threads may change a set or a dict while it is looked at. `list` of a set, of a dict, or of a dict's ``values()``
+is one step without the global lock, too (CPython 3.13, under stress); `tuple`, `set`, `in` and loops over them are not,
+and raise `RuntimeError`. A deque is looked at with a lock held.
+
 A C lock in a ``with`` statement is safe: between taking it and entering the block, CPython looks for no signals.
 """
 

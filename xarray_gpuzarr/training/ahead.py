@@ -49,7 +49,7 @@ class _Shared:
         if self.process != os.getpid():
             return
         self.stopped = True
-        for stop in tuple(self.under_way.values()):
+        for stop in list(self.under_way.values()):
             stop.set()
         self.bell.ring_for_all()
 

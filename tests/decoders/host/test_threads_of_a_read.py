@@ -49,3 +49,13 @@ def test_short_chunks_are_read_by_one_thread(memory, most):
     read_array(array, device="host")
 
     assert most == [1]
+
+
+def test_threads_that_write_side_by_side_read_all_values(tmp_path, most):
+    data = counting((2**20,)).astype("i4")
+    array = write(str(tmp_path / "a.zarr"), data, chunks=(512,), shards=(2**18,))
+
+    for _ in range(10):
+        np.testing.assert_array_equal(read_array(array, device="host"), data)
+
+    assert most == [4] * 10

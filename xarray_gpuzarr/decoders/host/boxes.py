@@ -90,8 +90,7 @@ class BoxBlock(Block):
 
     def _destination(self, row: int) -> memoryview:
         """Return the memory of the output that a direct row fills."""
-        first = self.out_byte[row]
-        return self.job.out_bytes[first : first + self.job.chunk_nbytes]
+        return self.job.out_bytes(self.out_byte[row], self.job.chunk_nbytes)
 
     def _raw_runs(self) -> Sequence[int] | None:
         """Cut rows where raw chunks do not lie side by side both in the object and in the output.
@@ -119,7 +118,7 @@ class BoxBlock(Block):
 
     def _raw_task(self, row: int, done: int, nbytes: int) -> Task:
         first, total = self.out_byte[row] + done, done + nbytes
-        dst = self.job.out_bytes[first : first + nbytes]
+        dst = self.job.out_bytes(first, nbytes)
         # The last piece of an object of unknown length asks for all that is left, to see that it is no more.
         to_end = self.nbytes[row] == WHOLE_OBJECT and total == self.job.chunk_nbytes
         wanted = ByteRange(offset=self.offset[row] + done, nbytes=WHOLE_OBJECT if to_end else nbytes)

@@ -220,9 +220,16 @@ class Job:
         return as_strided(out.view(np.uint8), (nbytes,), (1,))
 
     @cached_property
-    def out_bytes(self) -> memoryview:
-        """The output, shape (out.nbytes,); only if `direct`."""
-        return memoryview(self.out.reshape(-1).view(np.uint8))
+    def _out_run(self) -> Array:
+        return self.out.reshape(-1).view(np.uint8)
+
+    def out_bytes(self, first: int, nbytes: int) -> memoryview:
+        """Return `nbytes` of the output, from byte `first`; only if `direct`.
+
+        A view of its own, not a slice of one: without the global lock, CPython loses count of what threads cut from a
+        view that they share, and releases it (python/cpython issue 127716).
+        """
+        return memoryview(self._out_run[first : first + nbytes])
 
     @cached_property
     def fill_scalar(self) -> np.generic:

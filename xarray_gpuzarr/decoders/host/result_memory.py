@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from math import prod
 from typing import Any
 
@@ -29,12 +28,12 @@ class ResultMemory:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a garbage collection may run `take_back` at any point of this thread
-        self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._free: dict[int, npt.NDArray[np.uint8]] = {}
 
     @property
     def kept_nbytes(self) -> int:
         """Bytes that wait for a result."""
-        return sum(memory.nbytes for memory in tuple(self._free))
+        return sum(memory.nbytes for memory in list(self._free.values()))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised C-ordered array, in the memory of a dead one of the same length if there is any."""
@@ -46,18 +45,17 @@ class ResultMemory:
 
     def _dead(self, nbytes: int) -> npt.NDArray[np.uint8]:
         with self._lock:
-            for at, memory in enumerate(self._free):
-                if memory.nbytes == nbytes:
-                    del self._free[at]
+            for key, memory in list(self._free.items()):
+                if memory.nbytes == nbytes and self._free.pop(key, None) is not None:
                     return memory
         return host_memory.aligned(nbytes)
 
     def take_back(self, memory: npt.NDArray[np.uint8]) -> None:
         """Keep memory for later results, in place of what has waited longest."""
         with self._lock:
-            self._free.append(memory)
+            self._free[id(memory)] = memory
             while self.kept_nbytes > _KEPT_NBYTES:
-                self._free.popleft()
+                self._free.pop(next(iter(self._free)), None)
 
 
 class _Lent:
