@@ -24,6 +24,8 @@ class NativeCodec:
     decode: int = 0
     make_context: int = 0
     free_context: int = 0
+    decode_part: int = 0
+    restart: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,16 @@ class _Functions:
     decode: str
     make_context: str = ""
     free_context: str = ""
+    decode_part: str = ""
+    restart: str = ""
 
 
 _DEFLATE = ("libdeflate_alloc_decompressor", "libdeflate_free_decompressor")
+_ZSTD = ("ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_decompressStream", "ZSTD_initDStream")
 _FUNCTIONS: Mapping[Codec, _Functions] = {
-    "zstd": _Functions(1, "_zstd", "ZSTD_decompressDCtx", "ZSTD_createDCtx", "ZSTD_freeDCtx"),
-    "blosc": _Functions(2, "_blosc", "blosc_decompress_ctx"),
-    "lz4": _Functions(3, "_lz4", "LZ4_decompress_safe"),
+    "zstd": _Functions(1, "_zstd", "ZSTD_decompressDCtx", *_ZSTD),
+    "blosc": _Functions(2, "_blosc", "blosc_decompress_ctx", decode_part="blosc_getitem"),
+    "lz4": _Functions(3, "_lz4", "LZ4_decompress_safe", decode_part="LZ4_decompress_safe_partial"),
     "zlib": _Functions(4, "_deflate", "libdeflate_zlib_decompress_ex", *_DEFLATE),
     "gzip": _Functions(5, "_deflate", "libdeflate_gzip_decompress_ex", *_DEFLATE),
 }
@@ -54,10 +59,11 @@ def native_codec(codec: Codec) -> NativeCodec | None:
     try:
         module = import_module(f"imagecodecs.{functions.module}")
         library = ctypes.CDLL(module.__file__)
-        found = [
-            0 if not name else ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-            for name in (functions.decode, functions.make_context, functions.free_context)
-        ]
+        found = {
+            name: ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0
+            for name in ("decode", "make_context", "free_context", "decode_part", "restart")
+            if (function := getattr(functions, name))
+        }
     except (ImportError, OSError, AttributeError):
         return None
-    return NativeCodec(number=functions.number, decode=found[0], make_context=found[1], free_context=found[2])
+    return NativeCodec(number=functions.number, **found)

@@ -23,7 +23,7 @@ class JobStruct(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim")),
         *((name, ctypes.c_void_p) for name in ("in_strides", "out_strides", "out")),
-        *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context")),
+        *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
     )
 
 

@@ -15,12 +15,19 @@
 #include <unistd.h>
 
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP };
-enum { MOST_AXES = 64, BLOCK_NBYTES = 512, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
+enum { MOST_AXES = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
+enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
 typedef int decode_lz4_t(const char *, char *, int, int);
 typedef int inflate_t(void *, const void *, size_t, void *, size_t, size_t *, size_t *);
+typedef struct { const void *src; size_t size, pos; } in_buffer_t;   /* zstd.h: ZSTD_inBuffer */
+typedef struct { void *dst; size_t size, pos; } out_buffer_t;        /* ZSTD_outBuffer */
+typedef size_t stream_zstd_t(void *, out_buffer_t *, in_buffer_t *);
+typedef size_t restart_zstd_t(void *);
+typedef int items_of_blosc_t(const void *, int, int, void *);
+typedef int part_of_lz4_t(const char *, char *, int, int, int);
 typedef void *make_t(void);
 typedef void free_t(void *); /* what it returns is not looked at */
 
@@ -31,7 +38,11 @@ typedef struct {
     const int64_t *out_strides; /* in bytes */
     char *out;
     void *decode, *make_context, *free_context;
+    void *decode_part, *restart; /* what decodes as much as is wanted */
 } job_t;
+
+/* Bytes of a decoded chunk: from `first` to before `end`. */
+typedef struct { int64_t first, end; } span_t;
 
 /* Chunks, one row each, and the boxes that they give. */
 typedef struct {
@@ -57,6 +68,60 @@ static int is_blosc(const char *src, size_t nbytes, size_t wanted)
     if (nbytes < BLOSC_HEADER_NBYTES || src[0] != 2) return 0;
     if (little(src + 4) != wanted || little(src + 12) != nbytes) return 0;
     return (unsigned char)src[2] >> 5 != 3 || wanted < BLOSC_LEAST_INFLATED;
+}
+
+/* RFC 8878, 3.1.1.1: a frame that says how long it is, and bears no checksum, of which a part would not be checked. */
+static int is_plain_zstd(const char *src, size_t nbytes, size_t wanted)
+{
+    static const size_t dictionary_nbytes[] = {0, 1, 2, 4}, length_nbytes[] = {0, 2, 4, 8};
+    if (nbytes < 18 || little(src) != 0xFD2FB528) return 0;
+    unsigned descriptor = (unsigned char)src[4], is_single = descriptor >> 5 & 1;
+    size_t length = is_single && !(descriptor >> 6) ? 1 : length_nbytes[descriptor >> 6];
+    const unsigned char *at = (const unsigned char *)src + 5 + !is_single + dictionary_nbytes[descriptor & 3];
+    uint64_t found = length == 2 ? 256 : 0;
+    for (size_t i = 0; i < length; i++) found += (uint64_t)at[i] << 8 * i;
+    return length && !(descriptor & 4) && found == wanted;
+}
+
+static int decode_zstd_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, size_t end)
+{
+    in_buffer_t in = {src, nbytes, 0};
+    out_buffer_t out = {dst, end, 0};
+    ((restart_zstd_t *)job->restart)(context);
+    while (out.pos < end) {
+        size_t before = in.pos + out.pos, left = ((stream_zstd_t *)job->decode_part)(context, &out, &in);
+        if (left > (size_t)-ZSTD_ERRORS || in.pos + out.pos == before) return 0;
+    }
+    return 1;
+}
+
+static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_t span)
+{
+    int64_t itemsize = (unsigned char)src[3];
+    if (!itemsize || job->chunk_nbytes % itemsize) return 0;
+    int64_t first = span.first / itemsize, n = (span.end + itemsize - 1) / itemsize - first;
+    return ((items_of_blosc_t *)job->decode_part)(src, (int)first, (int)n, dst + first * itemsize) == n * itemsize;
+}
+
+/* Decode what is wanted of a chunk to its place in `dst`; 0 if that is most of it, or cannot be done. */
+static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, span_t span)
+{
+    size_t wanted = (size_t)job->chunk_nbytes;
+    int64_t enough = job->chunk_nbytes / 8 * 7;
+    if (!job->decode_part || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
+    switch (job->codec) {
+    case ZSTD:
+        return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, wanted) &&
+               decode_zstd_part(job, context, src, nbytes, dst, (size_t)span.end);
+    case BLOSC:
+        return span.end - span.first <= enough && is_blosc(src, nbytes, wanted) && decode_blosc_part(job, src, dst, span);
+    case LZ4:
+        return span.end <= enough && nbytes > 4 && nbytes <= INT32_MAX && little(src) == wanted &&
+               ((part_of_lz4_t *)job->decode_part)(
+                   src + 4, dst, (int)nbytes - 4, (int)span.end, (int)wanted) >= span.end;
+    default:
+        return 0;
+    }
 }
 
 static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst)
@@ -130,6 +195,19 @@ static void place_box(const job_t *job, const char *chunk, int64_t in_at, int64_
     place(job->out + out_at, chunk + in_at, axes, n, job->itemsize);
 }
 
+static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
+{
+    span_t span = {job->chunk_nbytes, 0};
+    for (int64_t box = rows->first_box[row]; box < rows->first_box[row + 1]; box++) {
+        const int64_t *extent = rows->extent + box * job->ndim;
+        int64_t first = rows->in_at[box], end = first + job->itemsize;
+        for (int64_t i = 0; i < job->ndim; i++) end += (extent[i] - 1) * job->in_strides[i];
+        if (first < span.first) span.first = first;
+        if (end > span.end) span.end = end;
+    }
+    return span;
+}
+
 static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch)
 {
     const char *chunk = rows->src[row];
@@ -137,7 +215,9 @@ static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *co
     if (!chunk || nbytes < 0 || (job->codec == RAW && nbytes != job->chunk_nbytes)) return 0;
     if (job->codec != RAW) {
         char *dst = rows->direct[row] ? job->out + rows->out_at[box] : scratch;
-        if (!decode_chunk(job, context, chunk, (size_t)nbytes, dst)) return 0;
+        if ((rows->direct[row] || !decode_part(job, context, chunk, (size_t)nbytes, dst, wanted_span(job, rows, row))) &&
+            !decode_chunk(job, context, chunk, (size_t)nbytes, dst))
+            return 0;
         chunk = dst;
     } else if (rows->direct[row]) {
         memcpy(job->out + rows->out_at[box], chunk, (size_t)nbytes);

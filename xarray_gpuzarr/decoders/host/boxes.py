@@ -32,6 +32,8 @@ from xarray_gpuzarr.plan.selection import Column
 
 Array = npt.NDArray[Any]
 
+_LEAST_PARTED_NBYTES = 128 * 1024
+
 
 def _streams(source: ByteSource, requests: Sequence[Request]) -> list[PendingStream]:
     return [source.start_stream(*request) for request in requests]
@@ -172,7 +174,9 @@ class BoxBlock(Block):
 
     def _native_rows(self) -> NativeRows | None:
         native, plan = self.job.native, self.plan
-        if native is None or len(plan.nbytes) < 2:
+        # A table costs as much as Python does for one chunk; of a longer one, the loops may decode just a part.
+        is_short = self.job.chunk_nbytes < _LEAST_PARTED_NBYTES
+        if native is None or len(plan.nbytes) == 0 or (len(plan.nbytes) == 1 and (is_short or self.whole[0])):
             return None
         return NativeRows(native, *self.boxes(), np.array(self.direct), plan.nbytes)
 

@@ -64,6 +64,8 @@ class NativeJob:
             decode=codec.decode,
             make_context=codec.make_context,
             free_context=codec.free_context,
+            decode_part=codec.decode_part,
+            restart=codec.restart,
         )
 
     @cached_property
