@@ -109,13 +109,13 @@ def test_the_doctor_says_why_they_are_not(monkeypatch):
 def test_explanations_say_why_they_are_not_in_use(store, monkeypatch):
     monkeypatch.setenv(ENV, "0")
 
-    note = xr.open_dataset(store, engine="gpuzarr", device="host").gpuzarr.explain().note
+    note = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
 
     assert note.endswith("Compiled loops are not in use: XARRAY_GPUZARR_NATIVE=0; unset it to use them.")
 
 
 def test_explanations_are_silent_of_what_is_in_order(store, in_use):
-    note = xr.open_dataset(store, engine="gpuzarr", device="host").gpuzarr.explain().note
+    note = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
 
     assert "loops" not in note
 
