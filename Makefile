@@ -14,6 +14,8 @@ TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/tes
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
+COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c
+
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck
@@ -124,14 +126,14 @@ fresh-notebooks: $(VENV)/.docs ## Run the notebooks, and see that they still giv
 	PYTHONPATH=tests $(BIN)/python -m helpers.notebooks --check
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) .venv-* docs/_build docs/notebooks demo build dist gpu-proof
+	rm -rf $(VENV) .venv-* docs/_build docs/notebooks demo build dist gpu-proof xarray_gpuzarr/native/loops-*.so
 
 $(VENV)/bin/python:
 	@$(PYTHON) $(NEW_ENOUGH) 2>/dev/null || { echo "xarray_gpuzarr needs Python 3.12 or newer;" \
 		"found $$($(PYTHON) --version 2>&1 | tail -1): install one, or say make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -141,12 +143,12 @@ $(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
 	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
 	@touch $@
 
-$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED)
 	$(BIN)/python -m venv $(ZARR)
 	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite,zarr-programs]'
 	@touch $@
 
-$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt
+$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED)
 	$(BIN)/python -m venv $(GPU)
 	$(BIN)/python .ci/gpu_constraints.py $(CUDA) > $(GPU)/constraints.txt
 	$(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'

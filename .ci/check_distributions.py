@@ -1,6 +1,7 @@
 """Check what would be uploaded: metadata, the description as an index shows it, what wheel and sdist contain."""
 
 import re
+import runpy
 import sys
 import tarfile
 import zipfile
@@ -9,7 +10,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from packaging.metadata import Metadata
 
-MODULES = {".py", ".cu", ".cuh", ".json", ".typed"}
+MODULES = {".py", ".c", ".cu", ".cuh", ".json", ".typed"}
 IN_SDIST = {
     "CHANGELOG.md",
     "CITATION.cff",
@@ -22,12 +23,13 @@ IN_SDIST = {
     "docs/index.md",
     "docs/_static/first-map.png",
     "docs/inventories/xarray.inv",
+    "hatch_build.py",
     "notebooks/01_quickstart.ipynb",
     "pyproject.toml",
     "tests/conftest.py",
 }
 NEVER = re.compile(
-    r"(^|/)(__pycache__|\.git|\.venv[^/]*|_build|demo|dist|build|\.[a-z]+_cache)/|^docs/notebooks/|\.pyc$"
+    r"(^|/)(__pycache__|\.git|\.venv[^/]*|_build|demo|dist|build|\.[a-z]+_cache)/|^docs/notebooks/|\.(pyc|so)$"
 )
 
 
@@ -45,15 +47,17 @@ def check_metadata(text):
     assert all(link.startswith("https://") for link in links), f"links that lead nowhere on an index: {links}"
 
 
-def check_wheel(path, sources):
-    """Refuse a wheel that is not the package's files and its metadata."""
+def check_wheel(path, sources, library):
+    """Refuse a wheel that is not the package's files, its compiled loops and its metadata; or is for one Python."""
+    assert re.search(r"-py3-none-(?!any)\w+\.whl$", path.name), path.name
     with zipfile.ZipFile(path) as wheel:
         names = set(wheel.namelist())
         (info,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         check_metadata(wheel.read(info))
+        assert b"Root-Is-Purelib: false" in wheel.read(info.replace("METADATA", "WHEEL")), "not for one platform"
     package = {name for name in names if not name.startswith(info.partition("/")[0])}
-    assert package == sources, package ^ sources
-    assert {Path(name).suffix for name in package} == MODULES, {Path(name).suffix for name in package}
+    assert package == sources | {library}, package ^ (sources | {library})
+    assert {Path(name).suffix for name in sources} == MODULES, {Path(name).suffix for name in sources}
     assert any(name.endswith("/known.json") for name in package), "no known frames"
 
 
@@ -72,8 +76,10 @@ root = Path(sys.argv[1])
 sources = {
     str(path.relative_to(root))
     for path in (root / "xarray_gpuzarr").rglob("*")
-    if path.is_file() and "__pycache__" not in path.parts
+    if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
 }
+native = root / "xarray_gpuzarr" / "native"
+name = runpy.run_path(native / "naming.py")["file_name"]((native / "loops.c").read_bytes())
 (wheel,), (sdist,) = (root / "dist").glob("*.whl"), (root / "dist").glob("*.tar.gz")
-check_wheel(wheel, sources)
+check_wheel(wheel, sources, f"xarray_gpuzarr/native/{name}")
 check_sdist(sdist, sources)

@@ -300,6 +300,7 @@ def test_other_engines_are_named_as_such(kinds):
 
 def test_missing_cuda_is_said_below_the_table(opened, monkeypatch):
     monkeypatch.setattr(xarray_gpuzarr.backend.accessor.accessors, "missing_for_cuda", lambda: ["CuPy", "RMM"])
+    monkeypatch.setattr(xarray_gpuzarr.backend.accessor.accessors, "why_absent", lambda: None)
 
     assert opened.gpuzarr.explain().note == "CUDA cannot be used here; missing: CuPy, RMM."
 

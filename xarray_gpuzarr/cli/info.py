@@ -25,6 +25,7 @@ from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
 from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
 from xarray_gpuzarr.fetch import LocalSource
+from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.settings import parse_nbytes
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
@@ -92,6 +93,7 @@ class StoreInfo:
                 asdict(row) | _task_json(row, lazy.get(row.variable), gpu_nbytes) for row in self.explained.rows
             ],
             "note": self.explained.note,
+            "why_no_loops": why_absent(),
         }
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.native.naming import file_name
+
 _ENV = "XARRAY_GPUZARR_NATIVE"
+_AGAIN = "install it again where there is a C compiler (cc, or what CC names)"
 SOURCE = Path(__file__).with_name("loops.c")
-
-
-def file_name(source: bytes) -> str:
-    """Return what the library of a source is called: one of another source is never loaded."""
-    return f"loops-{sha256(source).hexdigest()[:12]}.so"
 
 
 class JobStruct(ctypes.Structure):
@@ -57,25 +55,39 @@ class Loops:
 
 @cache
 def _found() -> Loops | str:
-    setting = os.environ.get(_ENV)
+    """Return the loops, or why there are none and what to do."""
+    setting = os.environ.get(_ENV, "1")
+    if setting not in {"0", "1"}:
+        raise OptionError(
+            "unusable setting of the compiled loops",
+            tried=f"{_ENV}={setting!r}",
+            found="neither 0 nor 1",
+            do=f"unset {_ENV} to use them where they are installed, or give it 0 to do without",
+        )
     if setting == "0":
-        return f"{_ENV}=0"
-    path = SOURCE.with_name(file_name(SOURCE.read_bytes()))
-    if not path.exists():
-        return "it was not compiled when this package was installed"
+        return f"{_ENV}=0; unset it to use them"
     try:
+        path = SOURCE.with_name(file_name(SOURCE.read_bytes()))
+        if not path.exists():
+            return f"they were not compiled when this package was installed; {_AGAIN}"
         return Loops(path)
     except (OSError, AttributeError) as err:
-        return f"{type(err).__name__}: {err}"
+        return f"{type(err).__name__}: {err}; {_AGAIN}"
 
 
 def loops() -> Loops | None:
-    """Return the compiled loops; None where there are none."""
+    """Return the compiled loops; None where there are none.
+
+    Raises
+    ------
+    OptionError
+        ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1.
+    """
     found = _found()
     return found if isinstance(found, Loops) else None
 
 
 def why_absent() -> str | None:
-    """Say why there are no compiled loops; None if there are."""
+    """Say why there are no compiled loops, and what to do; None if there are. Raises as `loops` does."""
     found = _found()
     return found if isinstance(found, str) else None

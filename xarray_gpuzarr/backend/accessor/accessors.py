@@ -19,6 +19,7 @@ from xarray_gpuzarr.backend.accessor.summary import summarize
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
+from xarray_gpuzarr.native import why_absent
 
 
 class Accessor(ABC):
@@ -169,10 +170,13 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
         is_loaded = any("in memory" in row.where + row.why for row in rows)
         note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
         return Explanation(rows=rows, note=f'{note} by engine="gpuzarr".')
-    missing = missing_for_cuda()
-    if device == "host" and missing:
-        return Explanation(rows=rows, note=f"CUDA cannot be used here; missing: {', '.join(missing)}.")
-    return Explanation(rows=rows)
+    missing = missing_for_cuda() if device == "host" else []
+    why = why_absent() if any(row.where == "host" for row in rows) else None
+    notes = [
+        *([f"CUDA cannot be used here; missing: {', '.join(missing)}."] if missing else []),
+        *([f"Compiled loops are not in use: {why}."] if why else []),
+    ]
+    return Explanation(rows=rows, note=" ".join(notes))
 
 
 def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:

@@ -118,6 +118,7 @@ class Job:
     def __init__(self, spec: ArraySpec, target: Target, cast: Cast, *, out: Array, rule: CoalesceRule) -> None:
         self.spec = spec
         self.rule = rule
+        self._loops = loops()  # a setting that is unusable fails every read
         self.cast = cast
         self.out = out
         self.stored = spec.numpy_dtype
@@ -182,7 +183,7 @@ class Job:
     @cached_property
     def native(self) -> NativeJob | None:
         """The read as the compiled loops take it; None if there are none, or it is nothing for them."""
-        codec, compiled = None if self.codec is None else self.codec.native, loops()
+        codec, compiled = None if self.codec is None else self.codec.native, self._loops
         only_copied = self.cast.is_copy and self.stored == self.out.dtype
         if compiled is None or codec is None or not only_copied or self.has_index or not self._pieces:
             return None

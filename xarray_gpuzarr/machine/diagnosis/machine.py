@@ -16,6 +16,7 @@ from xarray_gpuzarr.decoders import missing_for_cuda
 from xarray_gpuzarr.decoders.cost.calibration import calibration_in_force, processor
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.machine.diagnosis.report import Section
+from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.threads import thread_budget
 
@@ -72,6 +73,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "for GPUs", _listed(facts["gpu_packages"])
     yield "host", f"{host['n_cores']} cores of {host['processor']}, {facts['system']}"
     yield "threads", f"{host['n_threads']} decode at once"
+    why = host["why_no_loops"]
+    yield "loops", "compiled ones are in use" if why is None else f"compiled ones are not in use: {why}"
     available = host["available_nbytes"]
     free = f", {format_nbytes(available)} available" if available else ""
     yield "host memory", f"{format_nbytes(host['memory_nbytes'])}{free}; a read takes its result and a few MB a thread"
@@ -87,6 +90,7 @@ def _host() -> dict[str, Any]:
         "processor": processor(),
         "n_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "n_threads": thread_budget(),
+        "why_no_loops": why_absent(),
         "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "available_nbytes": _available_nbytes(),
     }

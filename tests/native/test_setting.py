@@ -1,0 +1,145 @@
+"""Whether compiled loops are in use, and what is said of it: the setting, the command, explanations."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from xarray_gpuzarr import OptionError, read_array
+from xarray_gpuzarr.cli import main
+from xarray_gpuzarr.machine.diagnosis.machine import machine_section
+from xarray_gpuzarr.native import library, loops, why_absent
+
+ENV = "XARRAY_GPUZARR_NATIVE"
+
+
+@pytest.fixture(autouse=True)
+def asked_each_time(monkeypatch):
+    """A process asks the environment once; tests ask it each time."""
+    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    monkeypatch.delenv(ENV, raising=False)
+
+
+@pytest.fixture
+def in_use(monkeypatch):
+    """Loops, where no C compiler has made any as well."""
+    monkeypatch.setattr(library, "_found", lambda: library.Loops.__new__(library.Loops))
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A source elsewhere, without a library."""
+    source = tmp_path / "loops.c"
+    source.write_text("/* nothing */")
+    monkeypatch.setattr(library, "SOURCE", source)
+    return source
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = str(tmp_path / "s.zarr")
+    xr.Dataset({"t": ("x", np.arange(64.0))}).chunk(x=8).to_zarr(path, zarr_format=3, consolidated=False)
+    return path
+
+
+def loops_row():
+    return dict(machine_section(None).rows)["loops"]
+
+
+def test_what_is_switched_off_is_not_used(monkeypatch):
+    monkeypatch.setenv(ENV, "0")
+
+    assert loops() is None
+    assert why_absent() == "XARRAY_GPUZARR_NATIVE=0; unset it to use them"
+
+
+def test_1_is_the_default(monkeypatch):
+    default = loops() is None, why_absent()
+    monkeypatch.setenv(ENV, "1")
+
+    assert (loops() is None, why_absent()) == default
+
+
+@pytest.mark.parametrize("setting", ["", "2", "yes", "no", " 1"])
+@pytest.mark.parametrize("n_chunks", [1, 4])
+def test_an_unusable_setting_fails_a_read_clearly(monkeypatch, setting, n_chunks):
+    data = np.arange(8 * n_chunks)
+    array = zarr.create_array(zarr.storage.MemoryStore(), data=data, chunks=(8,))
+    monkeypatch.setenv(ENV, setting)
+
+    with pytest.raises(OptionError, match=f"tried: {ENV}={setting!r}"):
+        read_array(array, device="host")
+
+
+def test_a_library_of_another_source_is_not_loaded(source):
+    source.with_name("loops-000000000000.so").write_bytes(b"\x7fELF")
+
+    assert loops() is None
+    assert why_absent().startswith("they were not compiled when this package was installed; install it again")
+
+
+def test_a_library_that_cannot_be_loaded_is_done_without(source):
+    source.with_name(library.file_name(source.read_bytes())).write_bytes(b"\x7fELF")
+
+    assert loops() is None
+    assert why_absent().startswith("OSError: ")
+    assert why_absent().endswith("install it again where there is a C compiler (cc, or what CC names)")
+
+
+def test_a_source_that_is_not_there_is_done_without(source):
+    source.unlink()
+
+    assert why_absent().startswith("FileNotFoundError: ")
+
+
+def test_the_doctor_says_that_they_are_in_use(in_use):
+    assert loops_row() == "compiled ones are in use"
+    assert machine_section(None).facts["host"]["why_no_loops"] is None
+
+
+def test_the_doctor_says_why_they_are_not(monkeypatch):
+    monkeypatch.setenv(ENV, "0")
+
+    assert loops_row() == "compiled ones are not in use: XARRAY_GPUZARR_NATIVE=0; unset it to use them"
+    assert machine_section(None).facts["host"]["why_no_loops"] == why_absent()
+
+
+def test_explanations_say_why_they_are_not_in_use(store, monkeypatch):
+    monkeypatch.setenv(ENV, "0")
+
+    note = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
+
+    assert note.endswith("Compiled loops are not in use: XARRAY_GPUZARR_NATIVE=0; unset it to use them.")
+
+
+def test_explanations_are_silent_of_what_is_in_order(store, in_use):
+    note = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
+
+    assert "loops" not in note
+
+
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_info_as_json_says_it(store, setting, monkeypatch, capsys):
+    monkeypatch.setenv(ENV, setting)
+
+    assert main(["info", store, "--json", "--device", "host"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["why_no_loops"] == why_absent()
+
+
+def test_info_says_why_they_are_not_in_use(store, monkeypatch, capsys):
+    monkeypatch.setenv(ENV, "0")
+
+    assert main(["info", store, "--device", "host"]) == 0
+
+    assert "XARRAY_GPUZARR_NATIVE=0; unset it to use them" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_doctor_refuses_an_unusable_setting(monkeypatch, capsys):
+    monkeypatch.setenv(ENV, "yes")
+
+    assert main(["doctor", "--device", "host"]) == 2
+
+    assert "neither 0 nor 1" in capsys.readouterr().err
