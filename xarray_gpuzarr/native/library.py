@@ -29,7 +29,8 @@ class RowsStruct(ctypes.Structure):
     """``rows_t``: chunks, one row each, and the boxes that they give."""
 
     _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "direct", "in_at", "out_at", "extent")
+        (name, ctypes.c_void_p)
+        for name in ("src", "nbytes", "first_box", "direct", "in_at", "out_at", "extent", "left")
     )
 
 
@@ -45,7 +46,8 @@ class Loops:
         library = ctypes.CDLL(str(path))
         address, number = ctypes.c_void_p, ctypes.c_int64
         self.place_rows = library.gpuzarr_place_rows
-        self.place_rows.argtypes, self.place_rows.restype = (address, address, number, number, address), number
+        self.place_rows.argtypes = (address, address, number, number, address, number)
+        self.place_rows.restype = number
         self.read_files = library.gpuzarr_read_files
         self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
         self.read_files.restype = number

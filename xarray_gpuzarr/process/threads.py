@@ -170,7 +170,7 @@ class Crew:
         self._lock = Lock()
         self._runs: set[_Run] = set()
         self._alone: set[object] = set()
-        """One for each call of `run` that no helper works on."""
+        """One for each thread of calls of `run_alone`."""
         self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._hiring = Lock()
         self._threads: list[threading.Thread] = []
@@ -180,7 +180,11 @@ class Crew:
         """Threads that decode, or soon will."""
         return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
 
-    def run(self, work: Work, most: int, budget: int | None = None) -> None:
+    def n_free(self, n_wanted: int) -> int:
+        """Return how many threads a read may take by itself, of so many that it could use: at least its own."""
+        return max(1, min(n_wanted, thread_budget() - self.n_active)) if n_wanted > 1 else 1
+
+    def run(self, work: Work, most: int, budget: int | None = None, *, n_each: int = 1) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
 
         Parameters
@@ -191,6 +195,8 @@ class Crew:
             Threads that could be busy at once.
         budget : int or None
             What `thread_budget` has said lately; None asks it.
+        n_each : int
+            Threads that `work` starts by itself, the calling one counted, where `most` is 1.
 
         Raises
         ------
@@ -199,7 +205,7 @@ class Crew:
         """
         if most == 1:
             _setting()  # one that is unusable fails little reads, too
-            self._run_alone(work)
+            self.run_alone(work, n_each)
             return
         run = _Run(work, budget or thread_budget())
         try:
@@ -216,14 +222,14 @@ class Crew:
         if run.errors:
             _raise_first(run.errors)
 
-    def _run_alone(self, work: Work) -> None:
-        """Run what nobody could help with; it counts as a thread all the same."""
-        me = object()
+    def run_alone(self, work: Work, n_threads: int = 1) -> None:
+        """Run what nobody could help with; it counts all the same, as many threads as it starts."""
+        mine = [object() for _ in range(n_threads)]
         try:
-            self._alone.add(me)
+            self._alone.update(mine)
             work(lambda: True)
         finally:
-            self._alone.discard(me)
+            self._alone.difference_update(mine)
 
     def _ask_for_help(self, run: _Run, most: int) -> None:
         with self._lock:

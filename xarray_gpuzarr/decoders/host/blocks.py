@@ -121,19 +121,18 @@ class Block:
         """Decode and place chunks."""
         row = chunks.rows.start
         try:
-            while (row := self.place_many(workspace, chunks, row)) < chunks.rows.stop:
+            for row in self.place_many(workspace, chunks):
                 data = chunks[row]
                 if data is None:
                     self.fill(self.rows[row])
                 else:
                     self.decode_row(workspace, data, row)
-                row += 1
         except FrameError as err:
             raise corrupt_chunk(self.plan, row, str(err)) from err
 
-    def place_many(self, workspace: Workspace, chunks: Encoded, row: int) -> int:  # noqa: ARG002  # none here
-        """Decode and place as many chunks from `row` on as can be in one go; return the first one that is left."""
-        return row
+    def place_many(self, workspace: Workspace, chunks: Encoded) -> Sequence[int]:  # noqa: ARG002  # none here
+        """Decode and place as many chunks as can be in one go; return the rows that are left."""
+        return chunks.rows
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode one chunk and place it; raises `FrameError`."""

@@ -148,15 +148,20 @@ class BoxBlock(Block):
         if self.job.swap:
             np.frombuffer(dst, self.job.out.dtype).byteswap(inplace=True)
 
-    def place_many(self, workspace: Workspace, chunks: Encoded, row: int) -> int:
+    def place_many(self, workspace: Workspace, chunks: Encoded) -> Sequence[int]:
         """Let the compiled loops do what they can; without them, copy raw chunks with no look at each."""
         rows = chunks.rows
         if self.native is not None:
-            if row == rows.start:
-                self.native.locate(chunks)
-            scratch = 0 if all(self.direct[row : rows.stop]) else workspace.scratch_address
-            return self.native.place(row, rows.stop, scratch)
-        return row if row > rows.start or not self._copies_raw(rows) else self._copy_raw(chunks)
+            self.native.locate(chunks)
+            scratch = 0 if all(self.direct[rows.start : rows.stop]) else workspace.scratch_address
+            return self.native.place(rows, scratch, self.job.n_threads)
+        if not self._copies_raw(rows):
+            return rows
+        for row in rows:
+            data = chunks[row]
+            assert data is not None
+            self.job.copy_rows(data, 0, self.out_byte[row])
+        return ()
 
     def _copies_raw(self, rows: range) -> bool:
         """Say whether raw chunks of the right length are copied whole."""
@@ -164,13 +169,6 @@ class BoxBlock(Block):
         if job.codec is None or not job.codec.raw or not job.copies_rows:
             return False
         return self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo) and all(self.whole[lo:hi])
-
-    def _copy_raw(self, chunks: Encoded) -> int:
-        for row in chunks.rows:
-            data = chunks[row]
-            assert data is not None
-            self.job.copy_rows(data, 0, self.out_byte[row])
-        return chunks.rows.stop
 
     def _native_rows(self) -> NativeRows | None:
         native, plan = self.job.native, self.plan

@@ -39,6 +39,8 @@ _LEAST_PART_NBYTES = 256 * 1024
 _SERIAL_S = 1.2e-3
 """What takes one thread no longer to decode is not worth waking another for: crops of 8 raw chunks of 64 KiB took one
 thread 312 us and two 415, of 63 chunks of zstd 4.3 and 3.0 ms (November 2026, EPYC, two cores)."""
+_LOOP_THREAD_S = 150e-6
+"""Decoding that is worth a thread of the compiled loops, which never waits for Python: to start one takes 20 us."""
 _SHORT_CHUNK_NBYTES = 256 * 1024
 """Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done."""
 
@@ -84,16 +86,19 @@ class HostDecoder:
             out = self.empty(shape, dtype) if given is None else given
             # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
             nbytes = max(out.nbytes, target.n_chunks * spec.chunk_nbytes if target.n_chunks > 1 else 0)
-            most = 1 if nbytes < _SERIAL_S * decoded_rate(spec.codecs) else threads.thread_budget()
+            seconds = nbytes / decoded_rate(spec.codecs)
+            most = 1 if seconds < _SERIAL_S else threads.thread_budget()
             # How long requests should be that are under way elsewhere, their latency tells.
             rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, nbytes // most)
             job = Job(spec, target, cast, out=out, rule=rule)
             tasks = (task for plan in plans for task in plan_tasks(job, plan))
+            if most == 1 and not (job.codec and job.codec.in_place):  # two threads copy no sooner than one
+                job.n_threads = threads.crew.n_free(int(seconds / _LOOP_THREAD_S))
             if most == 1 and target.n_chunks == 1 and not source.is_remote:
-                threads.crew.run(lambda _: _run_here(tasks, source, Workspace(job)), most)
+                threads.crew.run_alone(lambda _: _run_here(tasks, source, Workspace(job)))
             else:
                 queue = TaskQueue(tasks, source)
-                threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
+                threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most, n_each=job.n_threads)
             return out
 
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote

@@ -47,12 +47,16 @@ class Workspace:
     @cached_property
     def scratch(self) -> memoryview:
         """Memory for the decoded bytes of one chunk."""
-        return memoryview(buffer("scratch", self._job.chunk_nbytes))
+        return memoryview(self._room)[: self._job.chunk_nbytes]
+
+    @cached_property
+    def _room(self) -> Array:
+        return buffer("scratch", self._job.chunk_nbytes * self._job.n_threads)
 
     @cached_property
     def scratch_address(self) -> int:
-        """Where `scratch` lies."""
-        return address_of(self.scratch)
+        """Where memory lies for the decoded bytes of a chunk for each thread of the compiled loops."""
+        return address_of(memoryview(self._room))
 
     @cached_property
     def chunk(self) -> Array:
@@ -140,6 +144,8 @@ class Job:
         self._rows_shape, self._rows_strides = self._box_shape[:-1], out.strides[:-1]
         self.has_index = any(p.index is not None for p in pieces)
         self._target, self._pieces = target, pieces
+        self.n_threads = 1
+        """Threads of the compiled loops, for each thread of Python."""
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ they leave, is decoded as ever.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -72,10 +73,10 @@ class NativeJob:
     def _at(self) -> int:
         return ctypes.addressof(self._struct)
 
-    def place_rows(self, rows: int, row: int, end: int, scratch: int) -> int:
-        """Call the loops for rows ``[row, end)`` of a `RowsStruct`; both it and `scratch` are addresses."""
-        left: int = self._loops.place_rows(self._at, rows, row, end, scratch)
-        return left
+    def place_rows(self, *arguments: int) -> int:
+        """Call the loops for a `RowsStruct`, its rows ``[row, end)``, scratch, and so many threads."""
+        n_left: int = self._loops.place_rows(self._at, *arguments)
+        return n_left
 
 
 class NativeRows:
@@ -99,6 +100,7 @@ class NativeRows:
         self._job = job
         self.src = np.zeros(len(nbytes), np.int64)
         self.nbytes = nbytes.copy()
+        self._left = np.zeros(len(nbytes), np.uint8)
         columns: dict[str, Array] = {
             "src": self.src,
             "nbytes": self.nbytes,
@@ -107,6 +109,7 @@ class NativeRows:
             "in_at": np.zeros(n, np.int64),
             "out_at": np.zeros(n, np.int64),
             "extent": np.empty((n, ndim), np.int64),
+            "left": self._left,
         }
         for axis, pieces in enumerate(job.pieces):
             numbers = boxes[:, axis]
@@ -122,6 +125,22 @@ class NativeRows:
         rows = slice(chunks.rows.start, chunks.rows.stop)
         self.src[rows], self.nbytes[rows] = chunks.located()
 
-    def place(self, row: int, end: int, scratch: int) -> int:
-        """Decode and place rows ``[row, end)`` of `src` and `nbytes`; return the first that was left, or `end`."""
-        return self._job.place_rows(self._at, row, end, scratch)
+    def place(self, rows: range, scratch: int, n_threads: int) -> Sequence[int]:
+        """Decode and place rows that were located.
+
+        Parameters
+        ----------
+        rows : range
+        scratch : int
+            Address of a decoded chunk for each thread; 0 where all rows are direct.
+        n_threads : int
+
+        Returns
+        -------
+        sequence of int
+            Rows that were left.
+        """
+        if not self._job.place_rows(self._at, rows.start, rows.stop, scratch, n_threads):
+            return ()
+        left: list[int] = (self._left[rows.start : rows.stop].nonzero()[0] + rows.start).tolist()
+        return left
