@@ -10,6 +10,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.loops import without_loops
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
@@ -31,7 +32,8 @@ def files(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of the system that this thread makes, with all bytes in memory."""
+    """The calls of the system that this thread makes from Python, with all bytes in memory."""
+    without_loops(monkeypatch)
     made, here, preadv = [], threading.get_ident(), os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, into, offset, _flags=0: preadv(fd, into, offset))
 
