@@ -28,7 +28,6 @@ from xarray_gpuzarr.read import read_target, stored_array
 pytestmark = [
     pytest.mark.usefixtures("compiled"),
     pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr"),
-    pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
 ]
 
 COMPRESSORS: dict[str, Any] = {
@@ -51,9 +50,11 @@ V2_COMPRESSORS: dict[str, Any] = {
     "lz4": numcodecs.LZ4(),
     "blosc": numcodecs.Blosc(),
 }
-DTYPES = ("?", "u1", "<i2", ">i2", "f2", "<i4", ">f4", "f8", "<M8[s]", "c8", "c16", "S3", "V5", "<U2")
-"""Elements of 1, 2, 4, 8 and 16 bytes, and of 3 and 5."""
+DTYPES = ("?", "u1", "i2", "f2", "i4", "f4", "f8", "c8", "c16")
+"""Elements of 1, 2, 4, 8 and 16 bytes; zarr-python has no numbers of other lengths, and text is read by it alone."""
 CANARY = 0x5A
+more = settings(max_examples=max(200, settings.default.max_examples))
+"""Reads of a few chunks take 5 ms."""
 
 
 # ---- each kind of codec and of element
@@ -73,9 +74,10 @@ def test_every_codec(local, codec, sharded):
 
 
 @pytest.mark.parametrize("codec", V2_COMPRESSORS)
+@pytest.mark.parametrize("dtype", ["<f8", ">i2"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_every_codec_of_format_2(local, codec, order):
-    data = counting((40, 36), "f8")
+def test_every_codec_of_format_2(local, codec, dtype, order):
+    data = counting((40, 36), dtype)
     array = write(local, data, chunks=(5, 9), compressors=V2_COMPRESSORS[codec], zarr_format=2, order=order)
 
     with rows_taken() as taken:
@@ -87,24 +89,13 @@ def test_every_codec_of_format_2(local, codec, order):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_every_dtype(memory, dtype, codec):
-    data = values(dtype, (12, 10))
+    data = edge_values(dtype, (12, 10))
     array = write(memory, data, chunks=(3, 5), compressors=COMPRESSORS[codec], **written_whole())
 
     with rows_taken() as taken:
         assert_same_bits(read_array(array, (slice(1, 12), slice(1, 10, 2)), device="host"), data[1:12, 1:10:2])
 
     assert taken.n_rows == 8
-
-
-def values(dtype, shape, seed=0):
-    """Return elements whose bits go through zarr-python unchanged: text ends without zeros."""
-    dtype = np.dtype(dtype)
-    n = int(np.prod(shape))
-    if dtype.kind in "SU":
-        unit = np.dtype(f"{dtype.kind}1")
-        codes = np.random.default_rng(seed).integers(65, 90, n * dtype.itemsize // unit.itemsize)
-        return codes.astype("u1" if dtype.kind == "S" else "u4").view(dtype).reshape(shape)
-    return edge_values(dtype, shape, seed)
 
 
 def written_whole():
@@ -116,7 +107,7 @@ def test_the_largest_number_of_axes(memory):
     """NumPy has 64, of which a stack takes one."""
     shape = (*[1] * 59, 2, 1, 2, 4)
     data = counting(shape)
-    array = write(memory, data, chunks=(*[1] * 61, 2, 2), compressors=None)
+    array = write(memory, data, chunks=(*[1] * 61, 2, 2), compressors=None, **written_whole())
     axes = [slice(None)] * 62 + [slice(1, 4)]
     stored = stored_array(array)
 
@@ -135,19 +126,22 @@ def test_the_largest_number_of_axes(memory):
 @st.composite
 def layouts(draw: Any) -> tuple[np.ndarray, dict[str, Any]]:
     """(elements, settings to write them with): partial edges, shards or none, any order of axes."""
-    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
-    chunks = tuple(draw(st.integers(1, n + 1)) for n in shape)
+    shape = tuple(draw(st.lists(st.integers(1, 9) | st.just(7), min_size=1, max_size=4)))
+    chunks = tuple(draw(st.integers(1, min(n + 1, 4))) for n in shape)
     keywords: dict[str, Any] = {"chunks": chunks, "compressors": COMPRESSORS[draw(st.sampled_from([*COMPRESSORS]))]}
     if draw(st.booleans()):
         keywords["shards"] = tuple(n * draw(st.integers(1, 3)) for n in chunks)
     if draw(st.booleans()):
         keywords["filters"] = TransposeCodec(order=draw(st.permutations(range(len(shape)))))
-    data = values(draw(st.sampled_from(DTYPES)), shape, draw(st.integers(0, 99)))
+    data = edge_values(draw(st.sampled_from(DTYPES)), shape, draw(st.integers(0, 99)))
     return data, keywords | written_whole()
 
 
 def slices(length: int) -> st.SearchStrategy[slice]:
-    return st.slices(length).map(lambda s: slice(s.start, s.stop, abs(s.step or 1)))
+    """Any slice that goes forwards, and more often than not one that takes most of an axis."""
+    any_slice = st.slices(length).map(lambda s: slice(s.start, s.stop, abs(s.step or 1)))
+    most = st.builds(slice, st.integers(0, length // 3), st.integers(length // 2, length), st.integers(1, 3))
+    return most | most | any_slice
 
 
 @st.composite
@@ -156,7 +150,7 @@ def crops(draw: Any, length: int, n_samples: int) -> Any:
     if draw(st.booleans()):
         return draw(slices(length))
     step = draw(st.integers(1, 3))
-    count = draw(st.integers(0, -(-length // step)))
+    count = draw(st.integers(0, -(-length // step)) | st.just(-(-length // step)))
     starts = st.integers(0, length - 1 - max(0, count - 1) * step)
     start = draw(st.lists(starts, min_size=n_samples, max_size=n_samples))
     return Crops(start=np.asarray(start, np.int64), count=count, step=step)
@@ -171,17 +165,22 @@ class Room:
         is_field = draw(st.booleans(), label="elements that begin anywhere")
         held = np.dtype([("before", "V1"), ("element", dtype), ("after", "V2")]) if is_field else dtype
         outer = [abs(steps[axis]) * shape[axis] + 2 for axis in order]
+        key = tuple(_within(step, n) for step, n in zip(steps, shape, strict=True))
+
+        def elements(memory: np.ndarray) -> np.ndarray:
+            held_elements = memory.view(held).reshape(outer)
+            return (held_elements["element"] if is_field else held_elements).transpose(np.argsort(order))[key]
+
         self._memory = np.full(int(np.prod(outer)) * held.itemsize, CANARY, np.uint8)
-        elements = self._memory.view(held).reshape(outer)
-        turned = (elements["element"] if is_field else elements).transpose(np.argsort(order))
-        self.array = turned[tuple(_within(step, n) for step, n in zip(steps, shape, strict=True))]
+        self._elements = elements
+        self.array = elements(self._memory)
         assert self.array.shape == shape
 
     def check(self, expected: np.ndarray) -> None:
         """The elements are those, and nothing else was written."""
-        assert self.array.tobytes() == expected.tobytes()
-        self.array[...] = np.frombuffer(bytes([CANARY]) * expected.dtype.itemsize, expected.dtype)[0]
-        assert (self._memory == CANARY).all()
+        wanted = np.full_like(self._memory, CANARY)
+        self._elements(wanted)[...] = expected
+        np.testing.assert_array_equal(self._memory, wanted)
 
 
 def _within(step: int, n: int) -> slice:
@@ -194,6 +193,7 @@ def _within(step: int, n: int) -> slice:
 def test_boxes_are_those_of_numpy():
     n_taken = []
 
+    @more
     @given(layout=layouts(), data=st.data())
     def check(layout, data):
         elements, keywords = layout
@@ -210,13 +210,14 @@ def test_boxes_are_those_of_numpy():
         room.check(elements[key])
 
     check()
-    assert sum(n_taken) >= 5 * len(n_taken)
+    assert sum(n_taken) >= len(n_taken)
 
 
 def test_stacks_are_those_of_numpy():
     n_taken = []
 
-    @given(layout=layouts(), n_samples=st.integers(0, 4), data=st.data())
+    @more
+    @given(layout=layouts(), n_samples=st.integers(0, 4) | st.just(3), data=st.data())
     def check(layout, n_samples, data):
         elements, keywords = layout
         stored = stored_array(write(MemoryStore(), elements, **keywords))
@@ -231,7 +232,7 @@ def test_stacks_are_those_of_numpy():
         room.check(numpy_stack(elements, axes, n_samples))
 
     check()
-    assert sum(n_taken) >= 2 * len(n_taken)
+    assert sum(n_taken) >= len(n_taken)
 
 
 @given(layout=layouts(), order=st.sampled_from("CF"), data=st.data())
@@ -248,7 +249,7 @@ def test_reads_of_zarr_into_memory_of_the_caller(layout, order, data):
     found = array.get_basic_selection(key)
     array.get_basic_selection(key, out=cpu.NDBuffer(room.array))
 
-    assert np.asarray(found).tobytes() == elements[key].tobytes()
+    assert_same_bits(np.ascontiguousarray(found), elements[key])
     room.check(elements[key])
 
 
