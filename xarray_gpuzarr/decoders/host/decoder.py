@@ -37,8 +37,8 @@ _PARTS_A_THREAD = 4
 _LEAST_PART_NBYTES = 256 * 1024
 """Handing over a part costs a few hundredths of reading and decoding this much."""
 _SERIAL_S = 1.2e-3
-"""What takes one thread no longer to decode is not worth waking another for: crops of 8 raw chunks of 64 KiB took 312 us
-on one thread and 415 on two, of 125 chunks of zstd 4.3 and 3.0 ms (November 2026, EPYC, two cores)."""
+"""What takes one thread no longer to decode is not worth waking another for: crops of 8 raw chunks of 64 KiB took
+312 us on one thread and 415 on two, of 125 chunks of zstd 4.3 and 3.0 ms (November 2026, EPYC, two cores)."""
 _SHORT_CHUNK_NBYTES = 256 * 1024
 """Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done."""
 
