@@ -56,7 +56,6 @@ class Damaged:
         Fails if another chunk is wrong.
         """
         put(self._array.store, "c/0", with_chunk(self._shard, N_CHUNKS, DAMAGED, frame))
-        # A chunk that is not written to would hold what was there before.
         try:
             found = read_array(self._array, slice(1, None), device="host").tobytes()
         except GpuZarrError as error:
