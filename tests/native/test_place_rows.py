@@ -1,6 +1,7 @@
 """Chunks that the compiled loops decode and place: the bits that NumPy's indexing gives, wherever they are to go."""
 
 import itertools
+import os
 from typing import Any
 
 import numcodecs
@@ -53,8 +54,9 @@ V2_COMPRESSORS: dict[str, Any] = {
 DTYPES = ("?", "u1", "i2", "f2", "i4", "f4", "f8", "c8", "c16")
 """Elements of 1, 2, 4, 8 and 16 bytes; zarr-python has no numbers of other lengths, and text is read by it alone."""
 CANARY = 0x5A
-more = settings(max_examples=max(200, settings.default.max_examples))
-"""Reads of a few chunks take 5 ms."""
+_IS_SANITIZED = os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1"
+more = settings(max_examples=30 if _IS_SANITIZED else max(200, settings.default.max_examples))
+"""Reads of a few chunks take 5 ms, with sanitizers ten times that."""
 
 
 # ---- each kind of codec and of element
@@ -236,7 +238,7 @@ def test_stacks_are_those_of_numpy():
 
 
 @given(layout=layouts(), order=st.sampled_from("CF"), data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=10 if _IS_SANITIZED else 30)
 def test_reads_of_zarr_into_memory_of_the_caller(layout, order, data):
     elements, keywords = layout
     store = MemoryStore()
