@@ -14,6 +14,8 @@ pytest.register_assert_rewrite("helpers")
 from helpers import every_decoder  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
+from xarray_gpuzarr.native import loops  # noqa: E402
+
 settings.register_profile(
     "ci",
     max_examples=60,
@@ -34,9 +36,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker
+    decoders = ["host"]
+    if marked("both_ways") and loops() is not None:  # without loops, the host's way is the interpreted one
+        decoders.append("interpreted")
     if marked("every_decoder") and not marked("host_decoder"):
-        on_gpu = pytest.param("cuda", marks=pytest.mark.gpu)
-        metafunc.parametrize("decoder", ["host", "simulated", on_gpu], indirect=True)
+        decoders += ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)]
+    if len(decoders) > 1:
+        metafunc.parametrize("decoder", decoders, indirect=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

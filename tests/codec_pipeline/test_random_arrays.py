@@ -19,6 +19,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, Zstd
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ObjectStore
 
+pytestmark = pytest.mark.both_ways
+
 STORES = {"memory": MemoryStore, "obstore": lambda: ObjectStore(obstore.store.MemoryStore())}
 COMPRESSORS = {
     2: [None, numcodecs.Zstd(), numcodecs.LZ4(), numcodecs.Blosc("lz4"), numcodecs.GZip(1)],

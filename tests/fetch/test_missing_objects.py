@@ -17,7 +17,12 @@ from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import GpuZarrError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import index_cache
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.every_decoder,
+    pytest.mark.both_ways,
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 DATA = counting((16, 8), "f4")
 LAYOUTS = {

@@ -10,6 +10,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.loops import without_loops
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
@@ -31,7 +32,8 @@ def files(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of the system that this thread makes, with all bytes in memory."""
+    """The calls of the system that this thread makes from Python, with all bytes in memory."""
+    without_loops(monkeypatch)
     made, here, preadv = [], threading.get_ident(), os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, into, offset, _flags=0: preadv(fd, into, offset))
 
@@ -53,6 +55,7 @@ def found(source, keys):
     return [None if data is None else bytes(data) for data in objects]
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize("kind", ["files", "requests"])
 def test_objects_of_all_lengths_and_of_none(files, kind):
     directory, contents = files
@@ -98,6 +101,7 @@ def _one_block(real, fd, into, offset, flags=0):
     return real(fd, [into[0][:512]] if flags else into, offset)
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize(
     "preadv",
     [_refused(errno.EAGAIN), _refused(errno.EOPNOTSUPP), _one_block],
@@ -110,6 +114,7 @@ def test_files_that_are_not_all_in_memory(files, monkeypatch, preadv):
     assert found(LocalSource(root=str(directory)), list(contents)) == list(contents.values())
 
 
+@pytest.mark.both_ways
 def test_a_directory_in_place_of_a_chunk_is_missing(files):
     """As zarr-python's `LocalStore` has it."""
     directory, contents = files
@@ -120,6 +125,7 @@ def test_a_directory_in_place_of_a_chunk_is_missing(files):
 
 @pytest.mark.parametrize("codecs", [{"compressors": None}, {"compressors": zarr.codecs.ZstdCodec()}])
 @pytest.mark.every_decoder
+@pytest.mark.both_ways
 def test_chunk_files_with_holes(tmp_path, codecs):
     data = counting((40, 60), "u2")
     data[8:16, :30] = 0

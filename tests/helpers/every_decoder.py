@@ -3,6 +3,8 @@
 A module that sets ``pytestmark = pytest.mark.every_decoder`` runs once on the host, once on the simulator and, where
 there is a GPU, once there (marked ``gpu``). Results come down before a test looks at them.
 
+One with ``pytest.mark.both_ways`` runs on the host once more, without the compiled loops.
+
 What the device could not decode, the host decodes again. That would hide a fault of the device, so only tests marked
 ``doubtful_frames`` may need it.
 """
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.loops import without_loops
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device
@@ -81,7 +84,9 @@ def _noting(stage_decoded: Callable[..., Any]) -> Callable[..., Any]:
 
 def use(decoder: str, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let reads that ask for the host be decoded as `decoder` says; return a check of what is left behind."""
-    if decoder == "host":
+    if decoder == "interpreted":
+        without_loops(patch)
+    if decoder in ("host", "interpreted"):
         return lambda: None
     device = SimulatedDevice(seed=next(_seeds), memory_nbytes=1 << 30) if decoder == "simulated" else None
     patch.setattr(in_force, "options", SMALL)

@@ -110,7 +110,7 @@ def first_read(read: Read, says: str) -> None:
 def main() -> None:
     kind, n = sys.argv[1], int(sys.argv[2])
     make, says = KINDS[kind]
-    host._SERIAL_NBYTES = 0
+    host._SERIAL_S = 0.0
     os.environ["XARRAY_GPUZARR_NUM_THREADS"] = "3"
     with tempfile.TemporaryDirectory() as path:
         read = make(path)

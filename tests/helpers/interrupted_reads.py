@@ -241,7 +241,7 @@ def by_timer(subject: Subject, seconds: float) -> int:
 
 def main() -> None:
     kind, n_threads, way, amount = sys.argv[1:]
-    host._SERIAL_NBYTES = 0
+    host._SERIAL_S = 0.0
     with tempfile.TemporaryDirectory() as path:
         subject = SUBJECTS[kind](path, int(n_threads))
         n = by_timer(subject, float(amount)) if way == "timer" else at_every_point(subject, step=int(amount))

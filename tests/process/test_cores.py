@@ -172,10 +172,10 @@ def test_reads_of_short_chunks_take_turns(stored, monkeypatch, n_threads_each):
     monkeypatch.setattr(host.threads, "n_cores", lambda: 2)
     inside, run = Inside(), host.threads.crew.run
 
-    def watched(*arguments: object) -> None:
+    def watched(*arguments: object, **more: object) -> None:
         with inside:
             time.sleep(0.002)
-            run(*arguments)
+            run(*arguments, **more)
 
     def read_some(n: int) -> np.ndarray:
         return host.threads.at_most(n_threads_each, lambda: read_array(array, slice(n, n + 8)))

@@ -27,7 +27,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.doubtful_frames, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.every_decoder, pytest.mark.both_ways, pytest.mark.doubtful_frames, pytest.mark.timeout(60)]
 
 BAD_CHUNKS = {
     "empty": lambda chunk: b"",

@@ -57,7 +57,7 @@ def with_holes(data):
     return holes
 
 
-pytestmark = pytest.mark.every_decoder
+pytestmark = [pytest.mark.every_decoder, pytest.mark.both_ways]
 
 DATA = with_holes(counting((11, 13)))
 

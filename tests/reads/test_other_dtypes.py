@@ -16,6 +16,7 @@ from xarray_gpuzarr.read import read_points, stored_array
 
 pytestmark = [
     pytest.mark.every_decoder,
+    pytest.mark.both_ways,
     pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
 ]
 

@@ -23,7 +23,7 @@ from xarray_gpuzarr import SelectionError, read_array
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.process.fetch_options import FetchOptions
 
-pytestmark = pytest.mark.every_decoder
+pytestmark = [pytest.mark.every_decoder, pytest.mark.both_ways]
 
 SHAPE = (7, 6, 5)
 DATA = counting(SHAPE)

@@ -14,7 +14,7 @@ from xarray_gpuzarr import read_array
 from xarray_gpuzarr.frames.headers import declared_nbytes
 from xarray_gpuzarr.stored.codecs import ZstdSpec
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.doubtful_frames]
+pytestmark = [pytest.mark.every_decoder, pytest.mark.both_ways, pytest.mark.doubtful_frames]
 
 ROWS = {"short chunks": 2, "chunks that are decoded as they are read": 1024}
 

@@ -20,7 +20,11 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read, read_target, stored_array, trunk
 from xarray_gpuzarr.stored.cf import Cast
 
-pytestmark = [pytest.mark.every_decoder, pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")]
+pytestmark = [
+    pytest.mark.every_decoder,
+    pytest.mark.both_ways,
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr"),
+]
 
 
 def read_stack(array, axes, n_samples, cast=None, out=None):

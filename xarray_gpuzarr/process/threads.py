@@ -170,7 +170,7 @@ class Crew:
         self._lock = Lock()
         self._runs: set[_Run] = set()
         self._alone: set[object] = set()
-        """One for each thread of calls of `run_alone`."""
+        """One for each thread of a call of `run` that no helper works on."""
         self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._hiring = Lock()
         self._threads: list[threading.Thread] = []
@@ -205,7 +205,7 @@ class Crew:
         """
         if most == 1:
             _setting()  # one that is unusable fails little reads, too
-            self.run_alone(work, n_each)
+            self._run_alone(work, n_each)
             return
         run = _Run(work, budget or thread_budget())
         try:
@@ -222,7 +222,7 @@ class Crew:
         if run.errors:
             _raise_first(run.errors)
 
-    def run_alone(self, work: Work, n_threads: int = 1) -> None:
+    def _run_alone(self, work: Work, n_threads: int) -> None:
         """Run what nobody could help with; it counts all the same, as many threads as it starts."""
         mine = [object() for _ in range(n_threads)]
         try:

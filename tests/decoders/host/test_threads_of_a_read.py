@@ -1,11 +1,18 @@
-"""How many threads the host decoder takes for a read: by what is to be decoded, and not by what is wanted of it."""
+"""How many threads the host decoder takes for a read: by how long decoding takes, and not by what is wanted of it."""
 
 import numpy as np
 import pytest
+import zarr
+from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host.codecs import decoded_rate
+from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
+
+ZSTD = CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),))
+"""What arrays are written with here: 4 KiB of it are the least for which another thread is woken."""
 
 
 @pytest.fixture
@@ -13,13 +20,13 @@ def most(monkeypatch):
     """The threads that reads ask for, of four."""
     asked, run = [], host.threads.crew.run
 
-    def noting(work, most):
+    def noting(work, most, **more):
         asked.append(most)
-        run(work, most)
+        run(work, most, **more)
 
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
     monkeypatch.setattr(host.threads.crew, "run", noting)
-    monkeypatch.setattr(host, "_SERIAL_NBYTES", 4096)
+    monkeypatch.setattr(host, "_SERIAL_S", 4096 / decoded_rate(ZSTD))
     return asked
 
 
@@ -59,3 +66,15 @@ def test_threads_that_write_side_by_side_read_all_values(tmp_path, most):
         np.testing.assert_array_equal(read_array(array, device="host"), data)
 
     assert most == [4] * 10
+
+
+@pytest.mark.parametrize(
+    ("compressors", "n_threads"), [(None, 1), (zarr.codecs.ZstdCodec(), 4), (zarr.codecs.GzipCodec(), 4)]
+)
+def test_what_is_decoded_fast_needs_fewer_threads(memory, most, compressors, n_threads):
+    data = counting((64, 32))
+    array = write(memory, data, chunks=(32, 32), compressors=compressors)
+
+    assert_same_bits(read_array(array, device="host"), data)
+
+    assert most == [n_threads]

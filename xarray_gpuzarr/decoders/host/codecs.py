@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -54,9 +55,10 @@ _GZIP_MEMBER = re.compile(rb"\x1f\x8b\x08")
 
 def _zstd(src: memoryview, dst: memoryview) -> None:
     if len(dst) < _ONE_SHOT_NBYTES:
-        decode_zstd(src, dst)
-    else:
-        _same(imagecodecs.zstd_decode(src, out=dst), dst)
+        with suppress(zstandard.ZstdError):  # also for windows of over 128 MiB, for which one call needs no memory
+            decode_zstd(src, dst)
+            return
+    _same(imagecodecs.zstd_decode(src, out=dst), dst)
 
 
 def _blosc(src: memoryview, dst: memoryview) -> None:

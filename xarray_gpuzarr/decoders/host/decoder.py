@@ -95,7 +95,7 @@ class HostDecoder:
             if most == 1 and not (job.codec and job.codec.in_place):  # two threads copy no sooner than one
                 job.n_threads = threads.crew.n_free(int(seconds / _LOOP_THREAD_S))
             if most == 1 and target.n_chunks == 1 and not source.is_remote:
-                threads.crew.run_alone(lambda _: _run_here(tasks, source, Workspace(job)))
+                threads.crew.run(lambda _: _run_here(tasks, source, Workspace(job)), most)
             else:
                 queue = TaskQueue(tasks, source)
                 threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most, n_each=job.n_threads)

@@ -1,0 +1,61 @@
+"""Reads with the compiled loops and without them."""
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from helpers.kernels.on_host import built
+from xarray_gpuzarr.decoders.host.native_rows import NativeJob
+from xarray_gpuzarr.native import Loops, library
+
+_SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
+_FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
+
+
+def without_loops(patch: pytest.MonkeyPatch) -> None:
+    """Let reads do without the compiled loops."""
+    patch.setattr(library, "_found", lambda: "a test does without them")
+
+
+def require_loops() -> Loops:
+    """Return the compiled loops, where sanitizers are asked for with them; skip the test if there are none."""
+    if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1":
+        library._found = _sanitized
+    found = library.loops()
+    if found is None:
+        missing = pytest.fail if os.environ.get("XARRAY_GPUZARR_REQUIRE_COMPILER") == "1" else pytest.skip
+        missing(f"no compiled loops: {library.why_absent()}")
+    return found
+
+
+@functools.cache
+def _sanitized() -> Loops:
+    """Build the loops so that they end the process at any access outside of an allocation."""
+    return Loops(built("loops.so", (*_SANITIZED, *_FLAGS), library.SOURCE.read_text(), ()))
+
+
+class Taken:
+    """What the loops were given, and what they took of it."""
+
+    def __init__(self) -> None:
+        self.n_given = self.n_rows = 0
+        """Calls, and rows that were decoded and placed."""
+
+
+@contextmanager
+def rows_taken() -> Iterator[Taken]:
+    """Count the chunks that the loops decode and place within a block."""
+    taken, place_rows = Taken(), NativeJob.place_rows
+
+    def counting(job: NativeJob, rows: int, row: int, end: int, *more: int) -> int:
+        n_left = place_rows(job, rows, row, end, *more)
+        taken.n_given += 1
+        taken.n_rows += end - row - n_left
+        return n_left
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeJob, "place_rows", counting)
+        yield taken

@@ -1,0 +1,84 @@
+"""The library of the compiled loops is found, or it is said why not, and reads do without it."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from helpers.loops import rows_taken
+
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.native import library, loops, why_absent
+
+DATA = counting((40, 30))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a copy of the source and no library; what was found before is forgotten."""
+    (tmp_path / "loops.c").write_bytes(library.SOURCE.read_bytes())
+    monkeypatch.setattr(library, "SOURCE", tmp_path / "loops.c")
+    monkeypatch.delenv("XARRAY_GPUZARR_NATIVE", raising=False)
+    library._found.cache_clear()
+    yield tmp_path
+    library._found.cache_clear()
+
+
+def assert_absent(why, local):
+    assert loops() is None
+    assert why in why_absent()
+    with rows_taken() as taken:
+        assert_same_bits(read_array(write(local, DATA, chunks=(4, 7)), device="host"), DATA)
+    assert taken.n_given == 0
+
+
+def name_of(folder):
+    return library.file_name((folder / "loops.c").read_bytes())
+
+
+def test_the_library_beside_its_source_is_loaded(compiled, memory):
+    with rows_taken() as taken:
+        assert_same_bits(read_array(write(memory, DATA, chunks=(4, 7)), device="host"), DATA)
+
+    assert why_absent() is None
+    assert loops() is compiled
+    assert taken.n_rows == 50
+
+
+def test_none_was_compiled(folder, local):
+    assert_absent("not compiled", local)
+
+
+def test_one_of_another_source_is_not_loaded(folder, local):
+    stale = folder / name_of(folder)
+    stale.write_bytes(b"never loaded")
+    (folder / "loops.c").write_bytes(b"int another;")
+
+    assert_absent("not compiled", local)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF and nonsense", b"nonsense" * 1000])
+def test_a_broken_file(folder, local, content):
+    (folder / name_of(folder)).write_bytes(content)
+
+    assert_absent("OSError: ", local)
+
+
+def test_a_library_without_the_functions(folder, local):
+    (folder / name_of(folder)).symlink_to(np._core._multiarray_umath.__file__)
+
+    assert_absent("AttributeError: ", local)
+
+
+def test_the_variable_that_turns_them_off(folder, local, monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_NATIVE", "0")
+
+    assert_absent("XARRAY_GPUZARR_NATIVE=0", local)
+
+
+def test_a_structure_is_as_long_as_its_columns(compiled):
+    """Ten and seven words: what `loops.c` declares."""
+    assert ctypes.sizeof(library.JobStruct) == 80
+    assert ctypes.sizeof(library.RowsStruct) == 56
+    assert np.dtype(np.int64).itemsize == 8

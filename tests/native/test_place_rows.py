@@ -1,0 +1,304 @@
+"""Chunks that the compiled loops decode and place: the bits that NumPy's indexing gives, wherever they are to go."""
+
+import itertools
+import os
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import BLOSC_CNAMES, SHUFFLES, counting, edge_values, write
+from helpers.data.stacks import numpy_stack
+from helpers.loops import rows_taken, without_loops
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.buffer import cpu
+from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as zn
+from zarr.storage import LocalStore, MemoryStore
+
+from xarray_gpuzarr import read_array, zarr_pipeline
+from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.plan.read_plan import box_target
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.stack import Crops, stack_target
+from xarray_gpuzarr.read import read_target, stored_array
+
+pytestmark = [
+    pytest.mark.usefixtures("compiled"),
+    pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr"),
+]
+
+COMPRESSORS: dict[str, Any] = {
+    "none": None,
+    "zstd": ZstdCodec(),
+    "zstd-checksum": ZstdCodec(checksum=True),
+    "gzip": GzipCodec(level=1),
+    "zlib": zn.Zlib(),
+    "lz4": zn.LZ4(),
+} | {
+    f"blosc-{cname}-{shuffle}": BloscCodec(cname=cname, shuffle=shuffle, typesize=4)
+    for cname in BLOSC_CNAMES
+    for shuffle in SHUFFLES
+}
+V2_COMPRESSORS: dict[str, Any] = {
+    "none": None,
+    "zstd": numcodecs.Zstd(),
+    "gzip": numcodecs.GZip(1),
+    "zlib": numcodecs.Zlib(),
+    "lz4": numcodecs.LZ4(),
+    "blosc": numcodecs.Blosc(),
+}
+DTYPES = ("?", "u1", "i2", "f2", "i4", "f4", "f8", "c8", "c16")
+"""Elements of 1, 2, 4, 8 and 16 bytes; zarr-python has no numbers of other lengths, and text is read by it alone."""
+CANARY = 0x5A
+_IS_SANITIZED = os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1"
+more = settings(max_examples=30 if _IS_SANITIZED else max(200, settings.default.max_examples))
+"""Reads of a few chunks take 5 ms, with sanitizers ten times that."""
+
+
+# ---- each kind of codec and of element
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("codec", COMPRESSORS)
+def test_every_codec(local, codec, sharded):
+    data = counting((40, 36))
+    layout = {"shards": (20, 36)} if sharded else {}
+    array = write(local, data, chunks=(5, 9), compressors=COMPRESSORS[codec], **layout)
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, (slice(1, 39), slice(2, 35, 3)), device="host"), data[1:39, 2:35:3])
+
+    assert taken.n_rows == 32
+
+
+@pytest.mark.parametrize("codec", V2_COMPRESSORS)
+@pytest.mark.parametrize("dtype", ["<f8", ">i2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_every_codec_of_format_2(local, codec, dtype, order):
+    data = counting((40, 36), dtype)
+    array = write(local, data, chunks=(5, 9), compressors=V2_COMPRESSORS[codec], zarr_format=2, order=order)
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, slice(1, 39), device="host"), data[1:39])
+
+    assert taken.n_rows == 32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_every_dtype(memory, dtype, codec):
+    data = edge_values(dtype, (12, 10))
+    array = write(memory, data, chunks=(3, 5), compressors=COMPRESSORS[codec], **written_whole())
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, (slice(1, 12), slice(1, 10, 2)), device="host"), data[1:12, 1:10:2])
+
+    assert taken.n_rows == 8
+
+
+def written_whole():
+    """Settings under which chunks that are all fill value are written."""
+    return {"config": {"write_empty_chunks": True}}
+
+
+def test_the_largest_number_of_axes(memory):
+    """NumPy has 64, of which a stack takes one."""
+    shape = (*[1] * 59, 2, 1, 2, 4)
+    data = counting(shape)
+    array = write(memory, data, chunks=(*[1] * 61, 2, 2), compressors=None, **written_whole())
+    axes = [slice(None)] * 62 + [slice(1, 4)]
+    stored = stored_array(array)
+
+    with rows_taken() as taken:
+        assert_same_bits(
+            read_target(stored, stored.spec, stack_target(axes, 2, stored.spec.grid), decoder_for("host")),
+            np.stack([data[..., 1:4]] * 2),
+        )
+
+    assert taken.n_rows == 4
+
+
+# ---- any array, any selection, any memory
+
+
+@st.composite
+def layouts(draw: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    """(elements, settings to write them with): partial edges, shards or none, any order of axes."""
+    shape = tuple(draw(st.lists(st.integers(1, 9) | st.just(7), min_size=1, max_size=4)))
+    chunks = tuple(draw(st.integers(1, min(n + 1, 4))) for n in shape)
+    keywords: dict[str, Any] = {"chunks": chunks, "compressors": COMPRESSORS[draw(st.sampled_from([*COMPRESSORS]))]}
+    if draw(st.booleans()):
+        keywords["shards"] = tuple(n * draw(st.integers(1, 3)) for n in chunks)
+    if draw(st.booleans()):
+        keywords["filters"] = TransposeCodec(order=draw(st.permutations(range(len(shape)))))
+    data = edge_values(draw(st.sampled_from(DTYPES)), shape, draw(st.integers(0, 99)))
+    return data, keywords | written_whole()
+
+
+def slices(length: int) -> st.SearchStrategy[slice]:
+    """Any slice that goes forwards, and more often than not one that takes most of an axis."""
+    any_slice = st.slices(length).map(lambda s: slice(s.start, s.stop, abs(s.step or 1)))
+    most = st.builds(slice, st.integers(0, length // 3), st.integers(length // 2, length), st.integers(1, 3))
+    return most | most | any_slice
+
+
+@st.composite
+def crops(draw: Any, length: int, n_samples: int) -> Any:
+    """What samples want along an axis: evenly spaced elements, from starts of their own or not."""
+    if draw(st.booleans()):
+        return draw(slices(length))
+    step = draw(st.integers(1, 3))
+    count = draw(st.integers(0, -(-length // step)) | st.just(-(-length // step)))
+    starts = st.integers(0, length - 1 - max(0, count - 1) * step)
+    start = draw(st.lists(starts, min_size=n_samples, max_size=n_samples))
+    return Crops(start=np.asarray(start, np.int64), count=count, step=step)
+
+
+class Room:
+    """An array whose elements lie apart, in any order of axes, forwards or backwards, within memory that is watched."""
+
+    def __init__(self, draw: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        order = draw(st.permutations(range(len(shape))), label="order of axes")
+        steps = [draw(st.sampled_from([1, 1, 2, -1, -3]), label="step") for _ in shape]
+        is_field = draw(st.booleans(), label="elements that begin anywhere")
+        held = np.dtype([("before", "V1"), ("element", dtype), ("after", "V2")]) if is_field else dtype
+        outer = [abs(steps[axis]) * shape[axis] + 2 for axis in order]
+        key = tuple(_within(step, n) for step, n in zip(steps, shape, strict=True))
+
+        def elements(memory: np.ndarray) -> np.ndarray:
+            held_elements = memory.view(held).reshape(outer)
+            return (held_elements["element"] if is_field else held_elements).transpose(np.argsort(order))[key]
+
+        self._memory = np.full(int(np.prod(outer)) * held.itemsize, CANARY, np.uint8)
+        self._elements = elements
+        self.array = elements(self._memory)
+        assert self.array.shape == shape
+
+    def check(self, expected: np.ndarray) -> None:
+        """The elements are those, and nothing else was written."""
+        wanted = np.full_like(self._memory, CANARY)
+        self._elements(wanted)[...] = expected
+        np.testing.assert_array_equal(self._memory, wanted)
+
+
+def _within(step: int, n: int) -> slice:
+    """Return a slice of `n` elements of an axis of ``abs(step) * n + 2``."""
+    first = 1 if step > 0 else 1 + (n - 1) * -step
+    stop = first + n * step
+    return slice(first, stop if stop >= 0 else None, step) if n else slice(0, 0)
+
+
+def test_boxes_are_those_of_numpy():
+    n_taken = []
+
+    @more
+    @given(layout=layouts(), data=st.data())
+    def check(layout, data):
+        elements, keywords = layout
+        stored = stored_array(write(MemoryStore(), elements, **keywords))
+        key = tuple(data.draw(slices(n), label="selection") for n in elements.shape)
+        target = box_target(outer_selection(key, elements.shape), stored.spec.grid)
+        room = Room(data.draw, target.shape, elements.dtype)
+
+        with rows_taken() as taken:
+            found = read_target(stored, stored.spec, target, decoder_for("host"), room.array)
+
+        n_taken.append(taken.n_rows)
+        assert np.shares_memory(found, room.array) or not found.size
+        room.check(elements[key])
+
+    check()
+    assert sum(n_taken) >= len(n_taken)
+
+
+def test_stacks_are_those_of_numpy():
+    n_taken = []
+
+    @more
+    @given(layout=layouts(), n_samples=st.integers(0, 4) | st.just(3), data=st.data())
+    def check(layout, n_samples, data):
+        elements, keywords = layout
+        stored = stored_array(write(MemoryStore(), elements, **keywords))
+        axes = [data.draw(crops(n, n_samples), label="crops") for n in elements.shape]
+        target = stack_target(axes, n_samples, stored.spec.grid)
+        room = Room(data.draw, target.shape, elements.dtype)
+
+        with rows_taken() as taken:
+            read_target(stored, stored.spec, target, decoder_for("host"), room.array)
+
+        n_taken.append(taken.n_rows)
+        room.check(numpy_stack(elements, axes, n_samples))
+
+    check()
+    assert sum(n_taken) >= len(n_taken)
+
+
+@given(layout=layouts(), order=st.sampled_from("CF"), data=st.data())
+@settings(max_examples=10 if _IS_SANITIZED else 30)
+def test_reads_of_zarr_into_memory_of_the_caller(layout, order, data):
+    elements, keywords = layout
+    store = MemoryStore()
+    write(store, elements, **keywords)
+    key = tuple(data.draw(slices(n), label="selection") for n in elements.shape)
+    room = Room(data.draw, elements[key].shape, elements.dtype)
+    with zarr_pipeline():
+        array = zarr.open_array(store, mode="r", config={"order": order})
+
+    found = array.get_basic_selection(key)
+    array.get_basic_selection(key, out=cpu.NDBuffer(room.array))
+
+    assert_same_bits(np.ascontiguousarray(found), elements[key])
+    room.check(elements[key])
+
+
+# ---- what the loops leave
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_missing_chunks_and_those_that_are_left_lie_between_others(local, sharded):
+    """A chunk of two members is decoded in Python, a missing one is filled; then the loops go on."""
+    data = counting((10, 6))
+    data[3:5] = 0
+    array = write(local, data, chunks=(1, 6), compressors=GzipCodec(), **({"shards": (5, 6)} if sharded else {}))
+    if not sharded:
+        chunk = local.root / "c/7/0"
+        half = data[7].tobytes()
+        chunk.write_bytes(numcodecs.GZip().encode(half[:12]) + numcodecs.GZip().encode(half[12:]))
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, device="host"), data)
+
+    assert taken.n_rows == (8 if sharded else 7)
+
+
+def test_chunks_that_the_loops_have_no_part_in(memory):
+    """Filters, casts and single elements are read in the other way."""
+    data = counting((8, 8))
+    array = write(memory, data, chunks=(2, 2), filters=zn.Delta(dtype="<i4"))
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, device="host"), data)
+        assert_same_bits(
+            read_array(write(MemoryStore(), data, chunks=(2, 2)), [0, 3, 4], device="host"), data[[0, 3, 4]]
+        )
+
+    assert taken.n_given == 0
+
+
+def test_with_the_loops_and_without(tmp_path, monkeypatch):
+    data = edge_values("f8", (30, 20, 10))
+    array = write(LocalStore(tmp_path), data, chunks=(4, 7, 3), shards=(8, 7, 12))
+    key = tuple(itertools.repeat(slice(1, -1, 2), 3))
+
+    with rows_taken() as taken:
+        by_loops = read_array(array, key, device="host")
+    without_loops(monkeypatch)
+    in_python = read_array(array, key, device="host")
+
+    assert taken.n_rows > 50
+    assert_same_bits(by_loops, data[key])
+    assert_same_bits(in_python, data[key])

@@ -1,0 +1,65 @@
+"""The loops built with sanitizers: no access outside of an allocation, nothing that C leaves undefined."""
+
+import os
+import subprocess
+
+import pytest
+from helpers.kernels.on_host import require_compiler, run_child, sanitized_environment
+
+from xarray_gpuzarr.native import library
+
+pytestmark = pytest.mark.timeout(200)
+
+CAUGHT = """
+import numpy as np
+from helpers.loops import require_loops
+paths, room = b"/proc/self/cmdline\\0", np.zeros({room}, np.uint8)
+nbytes = np.zeros(1, np.int64)
+require_loops().read_files(paths, {at}, {at} + 1, room.ctypes.data, 8192, nbytes.ctypes.data)
+"""
+"""Asks for a file that is not among the paths."""
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """That of a process in which the loops end at the first wrong access."""
+    environment = sanitized_environment() | {"PYTHONMALLOC": "malloc"}
+    environment["ASAN_OPTIONS"] += ":quarantine_size_mb=16"
+    probe = run_child(environment, "-c", "pass")
+    if probe.returncode:
+        missing = pytest.fail if os.environ.get("XARRAY_GPUZARR_REQUIRE_COMPILER") == "1" else pytest.skip
+        missing(f"no process runs under sanitizers here: {probe.stderr[-300:]}")
+    return environment
+
+
+def test_a_wrong_access_would_be_noticed(environment):
+    done = run_child(environment, "-c", CAUGHT.format(room=8192, at=3))
+
+    assert done.returncode != 0
+    assert "AddressSanitizer" in done.stderr
+
+
+def test_damaged_frames(environment):
+    done = run_child(environment, "-m", "helpers.damaged_reads", "all", "60", "3")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == 6
+
+
+def test_random_reads(environment):
+    modules = ["tests/native/test_place_rows.py", "tests/fetch/test_cached_files.py"]
+
+    done = run_child(environment, "-m", "pytest", "-q", "-x", *modules)
+
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert " passed" in done.stdout
+
+
+def test_no_warnings(tmp_path):
+    """As the loops are built for users, with all warnings."""
+    command = [require_compiler(), "-x", "c", "-std=gnu11", "-O3", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path / "loops.so"), str(library.SOURCE)], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
