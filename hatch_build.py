@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 _REQUIRED = "XARRAY_GPUZARR_REQUIRE_COMPILER"
 
 
