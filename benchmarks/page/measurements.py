@@ -29,7 +29,7 @@ def page(runs: dict[str, Run]) -> str:
     parts = [_HEAD, prose(_ABOUT), prose(_COLUMNS), *_host(runs)]
     if "host-full" in runs:
         full = runs["host-full"]
-        parts += ["## Published workloads in full size", described(full), *_published(full)]
+        parts += ["## Published workloads in full size", described(full), *_published({"host": full})]
     if "timed" in runs:
         parts += ["## The CUDA engine on a modelled device", prose(_TIMED_TEXT), described(runs["timed"])]
         parts += [timed_table(runs["timed"].cases)]
@@ -69,7 +69,7 @@ def _host(runs: dict[str, Run]) -> list[str]:
         *_plain_zarr(runs),
         "### Through xarray",
         best_peers(run.of("load", "mean")),
-        *_published(run),
+        *_published(runs),
         *_training(runs),
         *_section("On a cluster", run, "cluster/"),
         *_section("Copies in memory", run, "copies/"),
@@ -115,15 +115,16 @@ def _logs(title: str, text: str, tables: list[str]) -> list[str]:
     return [f"### {title}", text, folded(f"{len(tables)} tables", "\n\n".join(tables))] if tables else []
 
 
-def _published(run: Run) -> list[str]:
+def _published(runs: dict[str, Run]) -> list[str]:
     """Return the sections of those workloads that others have published figures for."""
     parts: list[str] = []
+    run, in_chunks = runs["host"], runs.get("chunks", runs["host"])
     if blog := run.named("blog/read"):
         parts += ["### The GPU blog's array", prose(_BLOG_TEXT), published_table([BLOG_SOURCE]), best_peers(blog)]
-    volumes, chunked = run.named("zarrs-"), run.of("chunks")
+    volumes = [case for case in run.named("zarrs-") if case not in run.of("chunks")]
     if volumes:
         parts += ["### The volume of zarrs", published_table(ZARRS_SOURCES)]
-        parts += [best_peers([case for case in volumes if case not in chunked]), concurrency_table(chunked)]
+        parts += [best_peers(volumes), *_own(in_chunks, runs), concurrency_table(in_chunks.of("chunks"))]
     if studied := run.named("study "):
         parts += ["### Compressors and chunk sizes", "One uint16 volume in 128³ chunks."]
         parts += [published_table([HEFTIE_SOURCE]), study_table(studied)]

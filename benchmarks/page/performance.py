@@ -72,10 +72,14 @@ reader: it fetches the same bytes and decodes nothing.
 """
 
 
+_OWN_FILES = {"chunks": "chunk by chunk", "plain-zarr": "plain zarr", "training": "batches for training"}
+"""Kinds of results, and the summary that they give where they are there."""
+
+
 def _summaries(runs: dict[str, Run]) -> list[Summary]:
     """Return the summaries of the host, of those with a file of their own from there."""
     found = {summary.title: summary for summary in summaries(runs["host"].cases)}
-    for kind, title in (("plain-zarr", "plain zarr"), ("training", "batches for training")):
+    for kind, title in _OWN_FILES.items():
         if kind in runs:
             found |= {summary.title: summary for summary in summaries(runs[kind].cases) if summary.title == title}
     return list(found.values())

@@ -278,6 +278,19 @@ def test_sections_with_a_file_of_their_own_are_read_from_it(run):
     assert "| batches for training | 1 |" in summary
 
 
+def test_reads_chunk_by_chunk_may_have_been_measured_later(run):
+    volume = ZARRS_VOLUMES[0].reduced
+    each = case(volume, "chunks")
+    quicker = replace(each, rows=[row("gpuzarr", "ours", 1.0) if r.name == "gpuzarr" else r for r in each.rows])
+    later = ABOUT | {"date": "2026-12-24T00:00:00+00:00"}
+    of_host = run("host", [case(SERIES, "read"), case(volume, "read"), each])
+    before, after = ({"host": of_host}, {"host": of_host, "chunks": run("chunks", [quicker], **later)})
+
+    assert "| chunk by chunk | 1 | 2.00 |" not in performance.page(before)
+    assert "| chunk by chunk | 1 | 2.00 |" in performance.page(after)
+    assert "2026-12-24" in measurements.page(after)
+
+
 def in_regime(regime, workload=SERIES, ours=1.25):
     found = case(workload, "read", name=f"{workload.name}/read {regime}")
     rows = [row("gpuzarr", "ours", ours) if r.name == "gpuzarr" else r for r in found.rows]
