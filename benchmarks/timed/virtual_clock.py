@@ -116,7 +116,11 @@ class VirtualCrew:
         """Threads that work."""
         return sum(len(run.free) for run in self._runs)
 
-    def run(self, work: Work, most: int, budget: int | None = None) -> None:
+    def n_free(self, _n_wanted: int) -> int:
+        """Return 1: threads of the compiled loops are not modelled."""
+        return 1
+
+    def run(self, work: Work, most: int, budget: int | None = None, *, n_each: int = 1) -> None:  # noqa: ARG002  # as above
         """Run `work` by up to `most` threads; see `Crew.run`."""
         budget, clock = budget or thread_budget(), self._clock
         n_helpers = max(0, min(most - 1, budget - self.n_active - 1))

@@ -18,6 +18,7 @@ from distributed.core import Status
 from helpers.compare import assert_same_values
 from helpers.data.datasets import open_ours
 
+from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.threads import at_most, thread_budget
 
@@ -47,10 +48,15 @@ def many_cores(monkeypatch):
 
 @pytest.fixture
 def budgets(monkeypatch):
-    """How many threads each read was allowed to use."""
+    """How many threads each read was allowed to use, however short it is."""
     budgets = []
-    crew = SimpleNamespace(run=lambda work, most: (budgets.append(most), work(lambda: True)))
-    monkeypatch.setattr(threads, "crew", crew)
+
+    def run(work, most, **_):
+        budgets.append(most)
+        work(lambda: True)
+
+    monkeypatch.setattr(host, "_SERIAL_S", 0.0)
+    monkeypatch.setattr(threads, "crew", SimpleNamespace(run=run, n_free=lambda _: 1))
     return budgets
 
 
