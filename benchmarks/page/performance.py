@@ -101,7 +101,7 @@ def _on_a_gpu(runs: dict[str, Run]) -> str:
 
 def _result(run: Run, found: list[Summary]) -> str:
     """Return a sentence that says what was compared, and the result."""
-    slower = ", ".join(f"{s.title} ({s.mean:.2f})" for s in found if s.mean < 1)
+    slower = ", ".join(f"{s.title} ({s.mean:.2f})" for s in found if round(s.mean, 2) < 1)
     return f"""
         Reads to host memory by xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore,
         compared in one run ({machine_text(run)}): ours read {found[0].title} {found[0].mean:.2f} times as fast as the
