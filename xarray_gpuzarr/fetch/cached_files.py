@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xarray_gpuzarr.native import loops
+from xarray_gpuzarr.native import address_of, loops
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
 ABSENT, LEFT = -1, -2
@@ -33,11 +33,13 @@ def read_files(paths: Sequence[str], room: memoryview, each: int) -> list[int]:
     list of int
         The length of each file, or `ABSENT`, or `LEFT`.
     """
-    nbytes = np.full(len(paths), LEFT, np.int64)
     compiled = loops()
+    if compiled is None:
+        return [LEFT] * len(paths)
+    nbytes = np.full(len(paths), LEFT, np.int64)
     names = b"".join([os.fsencode(path) + b"\0" for path in paths])
-    if compiled is not None and names.count(b"\0") == len(paths):
-        at, first = 0, _address(room)
+    if names.count(b"\0") == len(paths):
+        at, first = 0, address_of(room)
         while (at := compiled.read_files(names, at, len(paths), first, each, nbytes.ctypes.data)) < len(paths):
             at += 1
     found: list[int] = nbytes.tolist()
@@ -64,10 +66,5 @@ def read_ranges(fd: int, wanted: Sequence[ByteRange], room: memoryview, first: i
     if compiled is None or first == len(wanted):
         return first
     ranges = np.array(wanted, np.int64)
-    left: int = compiled.read_ranges(fd, first, len(wanted), ranges.ctypes.data, _address(room))
+    left: int = compiled.read_ranges(fd, first, len(wanted), ranges.ctypes.data, address_of(room))
     return left
-
-
-def _address(room: memoryview) -> int:
-    address: int = np.frombuffer(room, np.uint8).__array_interface__["data"][0]
-    return address

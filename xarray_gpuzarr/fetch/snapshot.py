@@ -105,9 +105,9 @@ class Snapshot:
 
     def start(self, key: str, wanted: ByteRange) -> Pending:
         """Start reading a byte range of the version of an object that its index was read from."""
-        data = self._take(key, wanted)
-        if data is not None:
-            return AtHand(data)
+        taken = self._take(key, wanted)
+        if taken is not None:
+            return AtHand(taken[0])
         return counted(self._source.start(key, wanted, self._versions.get(key)))
 
     def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
@@ -116,16 +116,16 @@ class Snapshot:
 
     def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
         """Start reading byte ranges of the version of an object that its index was read from."""
-        if key in self._whole:
-            taken = [self._take(key, each) for each in wanted]
-            return lambda _allocate: taken
+        taken = self._take(key, *wanted)
+        if taken is not None:
+            return lambda _allocate: [*taken]
         return counted_parts(self._source.start_ranges(key, wanted, self._versions.get(key)))
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""
-        data = self._take(key, wanted)
-        if data is not None:
-            return lambda: MemoryStream(data)
+        taken = self._take(key, wanted)
+        if taken is not None:
+            return lambda: MemoryStream(taken[0])
         return counted_stream(self._source.start_stream(key, wanted, self._versions.get(key)))
 
     def start_index(self, key: str, n_wanted: int, *, ask: bool = False) -> PendingIndex:
@@ -254,15 +254,15 @@ class Snapshot:
             entry = CachedIndex(index=index, version=edge.version)
             index_cache.cache.put((self._source.identity, key, spec), entry, self._options.index_cache_nbytes)
 
-    def _take(self, key: str, wanted: ByteRange) -> memoryview | None:
+    def _take(self, key: str, *wanted: ByteRange) -> list[memoryview] | None:
         """Return bytes of a shard that came with its index; let go of the shard with the last of them."""
         whole = self._whole.get(key)
         if whole is None:
             return None
-        data = whole.take(wanted)
+        taken = [whole.take(each) for each in wanted]
         if whole.left_nbytes <= 0:
             del self._whole[key]
-        return data
+        return taken
 
 
 class _WholeShard:

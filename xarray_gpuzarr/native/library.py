@@ -7,6 +7,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.native.naming import file_name
 
@@ -93,3 +95,9 @@ def why_absent() -> str | None:
     """Say why there are no compiled loops, and what to do; None if there are. Raises as `loops` does."""
     found = _found()
     return found if isinstance(found, str) else None
+
+
+def address_of(memory: memoryview) -> int:
+    """Return where bytes lie in host memory; 0 for none."""
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0] if memory else 0
+    return address

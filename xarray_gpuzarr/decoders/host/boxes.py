@@ -160,7 +160,7 @@ class BoxBlock(Block):
         for row in rows:
             data = chunks[row]
             assert data is not None
-            self.job.copy_rows(data, 0, self.out_byte[row])
+            self.job.copy_rows(data, self.out_byte[row])
         return ()
 
     def _copies_raw(self, rows: range) -> bool:
@@ -191,7 +191,7 @@ class BoxBlock(Block):
             job.codec.into(src, dst)
             self._swap(dst)
         elif job.copies_rows and self.whole[row] and job.codec is not None:
-            job.copy_rows(job.decoded(workspace, src), 0, self.out_byte[row])
+            job.copy_rows(job.decoded(workspace, src), self.out_byte[row])
         else:
             self.place_chunk(workspace, job.decode(workspace, src), row)
 

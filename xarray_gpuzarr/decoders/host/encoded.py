@@ -8,13 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from xarray_gpuzarr.native import address_of
 from xarray_gpuzarr.plan.selection import Column
-
-
-def address_of(memory: memoryview) -> int:
-    """Return where bytes lie in host memory."""
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0] if memory else 0
-    return address
 
 
 class Encoded(Protocol):

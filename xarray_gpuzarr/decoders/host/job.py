@@ -13,13 +13,12 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
-from xarray_gpuzarr.decoders.host.encoded import address_of
 from xarray_gpuzarr.decoders.host.native_rows import NativeJob
 from xarray_gpuzarr.decoders.host.placing import MOST_ROW_NBYTES, cast_array, row_dtype
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.native import loops
+from xarray_gpuzarr.native import address_of, loops
 from xarray_gpuzarr.plan.axis_pieces import largest_box
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
@@ -206,14 +205,14 @@ class Job:
         alone = Located(whole=first.whole & is_alone, direct=first.direct & is_alone, out_byte=first.out_byte)
         return StackBoxes(alone=alone, rows=groups.row.tolist(), bounds=groups.bounds.tolist())
 
-    def copy_rows(self, data: memoryview, first: int, at: int) -> None:
-        """Copy a whole decoded chunk, from byte `first` of `data`, to byte `at` of the output; only if `copies_rows`.
+    def copy_rows(self, data: memoryview, at: int) -> None:
+        """Copy a whole decoded chunk to byte `at` of the output; only if `copies_rows`.
 
         Copies whole rows along the last axis, as `placing.copy_rows` does, in as few calls as can be: with many threads
         and small chunks, what Python does between two copies is what they wait for.
         """
         shape, row = self._rows_shape, self._row
-        np.ndarray(shape, row, self._span, at, self._rows_strides)[...] = np.ndarray(shape, row, data, first)
+        np.ndarray(shape, row, self._span, at, self._rows_strides)[...] = np.ndarray(shape, row, data)
 
     @cached_property
     def _row(self) -> np.dtype[np.void]:
