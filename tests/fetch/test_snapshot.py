@@ -17,8 +17,10 @@ from xarray_gpuzarr import FetchOptions, read_array
 from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.read.stored_array import stored_array
 
 N_SHARDS, SHARD_NBYTES = 12, 16 * 1024
 SHARDED = {"chunks": (1024,), "shards": (SHARD_NBYTES // 4,)}
@@ -197,3 +199,18 @@ def test_shards_without_chunks_make_room(stored, room):
     assert_same_bits(read_array(array, device="host"), np.zeros_like(DATA))
 
     assert store.n_whole == N_SHARDS
+
+
+def test_ranges_of_a_whole_shard_may_be_equal(stored):
+    """As chunks are that a writer stores once: the first of two takes the last bytes that are waited for."""
+    array, store = stored("zstd")
+    of = stored_array(array)
+    with snapshot.Snapshot(of.source, of.spec) as read:
+        index = read.start_index("c/0", 4)().index
+        read.will_ask("c/0", index.offset[[0, 0]], index.nbytes[[0, 0]])
+        wanted = ByteRange(offset=int(index.offset[0]), nbytes=int(index.nbytes[0]))
+        parts = read.start_ranges("c/0", [wanted, wanted])(lambda nbytes: memoryview(bytearray(nbytes)))
+
+    assert parts[0] == parts[1]
+    assert len(parts[0]) == wanted.nbytes
+    assert len(store.ranges) == 1
