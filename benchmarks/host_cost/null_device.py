@@ -185,7 +185,7 @@ class HeaderStore:
     """
 
     lookahead = 4
-    is_remote = False
+    is_remote = is_local = False
     storage = "posix"
     identity = None
 

@@ -48,14 +48,20 @@ class Taken:
 @contextmanager
 def rows_taken() -> Iterator[Taken]:
     """Count the chunks that the loops decode and place within a block."""
-    taken, place_rows = Taken(), NativeJob.place_rows
+    taken, place_rows, read_rows = Taken(), NativeJob.place_rows, NativeJob.read_rows
 
-    def counting(job: NativeJob, rows: int, row: int, end: int, *more: int) -> int:
-        n_left = place_rows(job, rows, row, end, *more)
+    def counted(row: int, end: int, n_left: int) -> int:
         taken.n_given += 1
         taken.n_rows += end - row - n_left
         return n_left
 
+    def place(job: NativeJob, rows: int, row: int, end: int, *more: int) -> int:
+        return counted(row, end, place_rows(job, rows, row, end, *more))
+
+    def read(job: NativeJob, rows: int, files: int, row: int, end: int, *more: int) -> int:
+        return counted(row, end, read_rows(job, rows, files, row, end, *more))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeJob, "place_rows", counting)
+        patch.setattr(NativeJob, "place_rows", place)
+        patch.setattr(NativeJob, "read_rows", read)
         yield taken

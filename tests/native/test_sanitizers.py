@@ -47,7 +47,9 @@ def test_damaged_frames(environment):
 
 
 def test_random_reads(environment):
-    modules = ["tests/native/test_place_rows.py", "tests/fetch/test_cached_files.py"]
+    modules = [
+        f"tests/{name}.py" for name in ("native/test_place_rows", "native/test_read_rows", "fetch/test_cached_files")
+    ]
 
     done = run_child(environment, "-m", "pytest", "-q", "-x", *modules)
 

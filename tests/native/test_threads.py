@@ -67,7 +67,7 @@ def test_other_threads_run_while_the_loops_decode(tmp_path, monkeypatch):
     """One that only counts does so within calls of the loops, though nobody takes Python's lock from another."""
     data = np.zeros((64, 1 << 17), "i4") + np.arange(64, dtype="i4")[:, None]
     array = write(LocalStore(tmp_path), data, chunks=(1, 1 << 15), shards=data.shape, compressors=GzipCodec())
-    place_rows = NativeJob.place_rows
+    read_rows = NativeJob.read_rows
     counted, within, ended = [0], [], threading.Event()
 
     def count():
@@ -77,12 +77,12 @@ def test_other_threads_run_while_the_loops_decode(tmp_path, monkeypatch):
 
     def noting(*arguments):
         before = counted[0]
-        left = place_rows(*arguments)
+        left = read_rows(*arguments)
         within.append(counted[0] - before)
         return left
 
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
-    monkeypatch.setattr(NativeJob, "place_rows", noting)
+    monkeypatch.setattr(NativeJob, "read_rows", noting)
     other = threading.Thread(target=count)
     other.start()
     with switching_after(10.0):

@@ -18,6 +18,8 @@ class NotingSource:
 
     storage: Storage = "posix"
     """Never straight to a GPU, past this."""
+    is_local = False
+    """Files are not read past this either."""
 
     def __init__(self, source: ObjectSource) -> None:
         self._source = source

@@ -70,6 +70,11 @@ class MemorySource:
         return False
 
     @property
+    def is_local(self) -> bool:
+        """False: there are no files."""
+        return False
+
+    @property
     def identity(self) -> Hashable:
         """None: objects bear no version."""
         return None

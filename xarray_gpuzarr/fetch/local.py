@@ -12,7 +12,6 @@ from collections.abc import Buffer, Hashable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate
-from pathlib import Path
 from stat import S_ISDIR
 from typing import Literal
 
@@ -71,6 +70,11 @@ class LocalSource:
         return False
 
     @property
+    def is_local(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def identity(self) -> Hashable:
         """The directory."""
         return self.root
@@ -87,7 +91,7 @@ class LocalSource:
         """Raise `ObjectChangedError` if a file is not of a version."""
         path = self.local_path(key)
         try:
-            now = None if version is None else _version(Path(path).stat())
+            now = None if version is None else _version(os.stat(path))  # noqa: PTH116  # a Path takes 30 us to make
         except OSError:
             now = None
         if now != version:

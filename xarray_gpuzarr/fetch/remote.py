@@ -103,6 +103,11 @@ class StoreSource:
         return True
 
     @property
+    def is_local(self) -> bool:
+        """False."""
+        return False
+
+    @property
     def identity(self) -> Hashable:
         """What the client says of the store."""
         return self._client.identity

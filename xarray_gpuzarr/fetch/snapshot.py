@@ -86,6 +86,7 @@ class Snapshot:
         self.rule: CoalesceRule = source.rule
         self.lookahead = source.lookahead
         self.is_remote = source.is_remote
+        self.is_local = source.is_local
         self.storage = source.storage
         self._versions: dict[str, Version] = {}
         self._whole: dict[str, _WholeShard] = {}

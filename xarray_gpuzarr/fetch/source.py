@@ -115,6 +115,10 @@ class ByteSource(Protocol):
         """Whether what is started is under way, and a round trip is worth saving."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether objects are local files, which may be read by `local_path`, followed by `check`."""
+
+    @property
     def storage(self) -> Storage:
         """How bytes should reach a GPU; ``posix`` where the objects are no local files."""
 

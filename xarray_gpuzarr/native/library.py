@@ -22,7 +22,7 @@ class JobStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim")),
-        *((name, ctypes.c_void_p) for name in ("in_strides", "out_strides", "out")),
+        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "in_strides", "out_strides", "out")),
         *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
     )
 
@@ -30,9 +30,18 @@ class JobStruct(ctypes.Structure):
 class RowsStruct(ctypes.Structure):
     """``rows_t``: chunks, one row each, and the boxes that they give."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in ("src", "nbytes", "first_box", "direct", "in_at", "out_at", "extent", "left")
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "direct", "boxes", "left"))
+
+
+class FilesStruct(ctypes.Structure):
+    """``files_t``: where encoded chunks are stored."""
+
+    _fields_ = (
+        ("paths", ctypes.c_char_p),
+        ("path_at", ctypes.c_void_p),
+        ("first_row", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("offset", "room")),
+        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "n_read")),
     )
 
 
@@ -50,6 +59,9 @@ class Loops:
         self.place_rows = library.gpuzarr_place_rows
         self.place_rows.argtypes = (address, address, number, number, address, number)
         self.place_rows.restype = number
+        self.read_rows = library.gpuzarr_read_rows
+        self.read_rows.argtypes = (address, address, address, number, number, address, number)
+        self.read_rows.restype = number
         self.read_files = library.gpuzarr_read_files
         self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
         self.read_files.restype = number

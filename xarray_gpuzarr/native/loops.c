@@ -1,4 +1,4 @@
-/* What would hold Python's lock a thousand times, done without it: read small files, decode and place chunks.
+/* What would hold Python's lock a thousand times, done without it: read files, decode and place chunks.
  *
  * library.py loads this; whoever calls it owns all memory, and has another way to do the same. So nothing is explained
  * here: what a function does not know how to treat, it leaves, and says so.
@@ -18,6 +18,9 @@
 #include <unistd.h>
 
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP };
+enum { DONE, LEFT, ABSENT };          /* what became of a row */
+enum { NO_FILE = -1, READ_OTHERWISE = -2 };
+enum { GRABS_A_THREAD = 8, MOST_STEP = 32 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 
@@ -34,9 +37,17 @@ typedef int part_of_lz4_t(const char *, char *, int, int, int);
 typedef void *make_t(void);
 typedef void free_t(void *); /* what it returns is not looked at */
 
+/* What a chunk gives along one axis. */
+typedef struct {
+    int64_t in_at, out_at; /* bytes that it adds to the place of the first element, in the chunk and in the output */
+    int64_t count;
+} piece_t;
+
 /* One array, and where it goes. */
 typedef struct {
     int64_t codec, chunk_nbytes, itemsize, ndim;
+    const piece_t *pieces;      /* of all axes, one after another */
+    const int64_t *first_piece; /* of each axis */
     const int64_t *in_strides;  /* of a decoded chunk, in bytes, between wanted elements */
     const int64_t *out_strides; /* in bytes */
     char *out;
@@ -49,15 +60,24 @@ typedef struct { int64_t first, end; } span_t;
 
 /* Chunks, one row each, and the boxes that they give. */
 typedef struct {
-    const char *const *src;     /* encoded */
-    const int64_t *nbytes;
+    const char **src;           /* encoded */
+    int64_t *nbytes;
     const int64_t *first_box;   /* of each row, and of the one behind the last */
     const uint8_t *direct;      /* whether its only box is the chunk, and one run of memory in the output */
-    const int64_t *in_at;       /* per box: first byte in the decoded chunk */
-    const int64_t *out_at;      /* first byte in the output */
-    const int64_t *extent;      /* ndim elements each */
-    uint8_t *left;              /* per row: whether it was left */
+    const int64_t *boxes;       /* ndim numbers of pieces each */
+    uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
 } rows_t;
+
+/* Where encoded chunks are stored: ranges of one file in the order of rows, or a file each. */
+typedef struct {
+    const char *paths;      /* each with its zero byte */
+    const int64_t *path_at; /* where each begins in `paths`, from that of row `first_row` on; NULL of one file */
+    int64_t first_row;
+    const int64_t *offset;  /* per row and of one file: its first byte */
+    char *room;             /* room_nbytes for each thread */
+    int64_t room_nbytes, max_gap_nbytes;
+    int64_t n_read;         /* result: bytes */
+} files_t;
 
 static uint32_t little(const char *at)
 {
@@ -182,13 +202,27 @@ static void place(char *dst, const char *src, const axis_t *axis, int64_t n_axes
     }
 }
 
+static const piece_t *piece_of(const job_t *job, const rows_t *rows, int64_t box, int64_t axis)
+{
+    return job->pieces + job->first_piece[axis] + rows->boxes[box * job->ndim + axis];
+}
+
+static char *destination(const job_t *job, const rows_t *rows, int64_t box)
+{
+    char *at = job->out;
+    for (int64_t i = 0; i < job->ndim; i++) at += piece_of(job, rows, box, i)->out_at;
+    return at;
+}
+
 /* Axes that are one in memory, here and there, are joined: rows get longer. */
-static void place_box(const job_t *job, const char *chunk, int64_t in_at, int64_t out_at, const int64_t *extent)
+static void place_box(const job_t *job, const rows_t *rows, int64_t box, const char *chunk)
 {
     axis_t axes[MOST_AXES];
     int64_t n = 0;
     for (int64_t i = 0; i < job->ndim; i++) {
-        axis_t axis = {extent[i], job->in_strides[i], job->out_strides[i]};
+        const piece_t *piece = piece_of(job, rows, box, i);
+        axis_t axis = {piece->count, job->in_strides[i], job->out_strides[i]};
+        chunk += piece->in_at;
         if (axis.extent == 0) return;
         if (axis.extent == 1) continue;
         if (n && axes[n - 1].from == axis.from * axis.extent && axes[n - 1].to == axis.to * axis.extent)
@@ -196,16 +230,19 @@ static void place_box(const job_t *job, const char *chunk, int64_t in_at, int64_
         axes[n++] = axis;
     }
     if (!n) axes[n++] = (axis_t){1, job->itemsize, job->itemsize};
-    place(job->out + out_at, chunk + in_at, axes, n, job->itemsize);
+    place(destination(job, rows, box), chunk, axes, n, job->itemsize);
 }
 
 static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
 {
     span_t span = {job->chunk_nbytes, 0};
     for (int64_t box = rows->first_box[row]; box < rows->first_box[row + 1]; box++) {
-        const int64_t *extent = rows->extent + box * job->ndim;
-        int64_t first = rows->in_at[box], end = first + job->itemsize;
-        for (int64_t i = 0; i < job->ndim; i++) end += (extent[i] - 1) * job->in_strides[i];
+        int64_t first = 0, length = job->itemsize;
+        for (int64_t i = 0; i < job->ndim; i++) {
+            first += piece_of(job, rows, box, i)->in_at;
+            length += (piece_of(job, rows, box, i)->count - 1) * job->in_strides[i];
+        }
+        int64_t end = first + length;
         if (first < span.first) span.first = first;
         if (end > span.end) span.end = end;
     }
@@ -218,69 +255,18 @@ static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *co
     int64_t nbytes = rows->nbytes[row], box = rows->first_box[row], end = rows->first_box[row + 1];
     if (!chunk || nbytes < 0 || (job->codec == RAW && nbytes != job->chunk_nbytes)) return 0;
     if (job->codec != RAW) {
-        char *dst = rows->direct[row] ? job->out + rows->out_at[box] : scratch;
+        char *dst = rows->direct[row] ? destination(job, rows, box) : scratch;
         if ((rows->direct[row] || !decode_part(job, context, chunk, (size_t)nbytes, dst, wanted_span(job, rows, row))) &&
             !decode_chunk(job, context, chunk, (size_t)nbytes, dst))
             return 0;
         chunk = dst;
     } else if (rows->direct[row]) {
-        memcpy(job->out + rows->out_at[box], chunk, (size_t)nbytes);
+        memcpy(destination(job, rows, box), chunk, (size_t)nbytes);
     }
     if (!rows->direct[row])
         for (; box < end; box++)
-            place_box(job, chunk, rows->in_at[box], rows->out_at[box], rows->extent + box * job->ndim);
+            place_box(job, rows, box, chunk);
     return 1;
-}
-
-/* Rows that are left to be taken, by any thread. */
-typedef struct {
-    const job_t *job;
-    const rows_t *rows;
-    int64_t end;
-    atomic_llong next, n_left;
-} work_t;
-
-typedef struct { work_t *work; char *scratch; } lane_t;
-
-static void *run_lane(void *argument)
-{
-    work_t *work = ((lane_t *)argument)->work;
-    const job_t *job = work->job;
-    void *context = job->make_context ? ((make_t *)job->make_context)() : NULL;
-    int is_able = context || !job->make_context;
-    int64_t row;
-    while ((row = atomic_fetch_add(&work->next, 1)) < work->end) {
-        int is_left = !is_able || !treat_row(job, work->rows, row, context, ((lane_t *)argument)->scratch);
-        work->rows->left[row] = (uint8_t)is_left;
-        if (is_left) atomic_fetch_add(&work->n_left, 1);
-    }
-    if (context) ((free_t *)job->free_context)(context);
-    return NULL;
-}
-
-/* Decode and place rows [row, end) on up to n_threads threads, each with chunk_nbytes of scratch; return how many are
- * left. The threads live for this call: that takes 20 us each, and none of them ever waits for Python. */
-int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, int64_t end, char *scratch, int64_t n_threads)
-{
-    pthread_t threads[MOST_THREADS];
-    lane_t lanes[MOST_THREADS];
-    work_t work = {job, rows, end, row, 0};
-    sigset_t all, before;
-    int64_t n = 0;
-    if (n_threads > end - row) n_threads = end - row;
-    if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
-    if (n_threads > 1) {
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for Python's threads */
-        for (; n < n_threads - 1; n++) {
-            lanes[n] = (lane_t){&work, scratch ? scratch + (n + 1) * job->chunk_nbytes : NULL};
-            if (pthread_create(&threads[n], NULL, run_lane, &lanes[n])) break;
-        }
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
-    run_lane(&(lane_t){&work, scratch});
-    while (n > 0) pthread_join(threads[--n], NULL);
-    return work.n_left;
 }
 
 /* Read what is in memory; without a way to ask for that, read. */
@@ -294,17 +280,149 @@ static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 #endif
 }
 
-/* Return the length of a file that has been read whole; -1 if it does not exist, -2 if it has to be read otherwise. */
+/* Return the length of a file that has been read whole; else NO_FILE if it does not exist, or READ_OTHERWISE. */
 static int64_t read_file(const char *path, char *room, int64_t nbytes)
 {
     char next;
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return errno == ENOENT || errno == ENOTDIR ? -1 : -2;
+    if (file < 0) return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE;
     ssize_t done = read_cached(file, room, nbytes, 0);
     /* What is in memory ends with a block, unless the file ends before. */
     int is_whole = done > 0 && (done % BLOCK_NBYTES || read_cached(file, &next, 1, done) == 0);
     close(file);
-    return is_whole ? done : -2;
+    return is_whole ? done : READ_OTHERWISE;
+}
+
+/* Rows that are left to be taken, by any thread. */
+typedef struct {
+    const job_t *job;
+    const rows_t *rows;
+    const files_t *files; /* NULL if `src` has them all */
+    int file;             /* open, of ranges */
+    int64_t end, step;
+    atomic_llong next, n_left, n_read;
+} work_t;
+
+typedef struct { work_t *work; char *scratch, *room; } lane_t;
+
+/* Read as many rows of [row, end) as are one range of the file and have room; return the one behind them. */
+static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
+{
+    const files_t *files = lane->work->files;
+    const rows_t *rows = lane->work->rows;
+    const int64_t *offset = files->offset, *nbytes = rows->nbytes;
+    int64_t first = offset[row], last = first, stop = row;
+    for (; stop < end; stop++) {
+        int64_t behind = offset[stop] + nbytes[stop];
+        if (stop > row && (offset[stop] - last > files->max_gap_nbytes || behind - first > files->room_nbytes)) break;
+        if (behind > last) last = behind;
+    }
+    int is_read = last - first <= files->room_nbytes &&
+                  read_cached(lane->work->file, lane->room, last - first, first) == last - first;
+    if (is_read) atomic_fetch_add(&lane->work->n_read, last - first);
+    for (int64_t i = row; i < stop; i++) rows->src[i] = is_read ? lane->room + (offset[i] - first) : NULL;
+    return stop;
+}
+
+static int64_t read_object(lane_t *lane, int64_t row)
+{
+    const files_t *files = lane->work->files;
+    const rows_t *rows = lane->work->rows;
+    const char *path = files->paths + files->path_at[row - files->first_row];
+    int64_t found = read_file(path, lane->room, files->room_nbytes);
+    rows->src[row] = found < 0 ? NULL : lane->room;
+    rows->nbytes[row] = found;
+    if (found > 0) atomic_fetch_add(&lane->work->n_read, found);
+    return row + 1;
+}
+
+static int64_t bring(lane_t *lane, int64_t row, int64_t end)
+{
+    if (!lane->work->files) return end;
+    return lane->work->files->path_at ? read_object(lane, row) : read_run(lane, row, end);
+}
+
+static void treat(lane_t *lane, int64_t row, void *context)
+{
+    const work_t *work = lane->work;
+    const rows_t *rows = work->rows;
+    int is_absent = work->files && work->files->path_at && rows->nbytes[row] == NO_FILE;
+    int is_able = context || !work->job->make_context;
+    rows->left[row] = is_absent ? ABSENT : is_able && treat_row(work->job, rows, row, context, lane->scratch) ? DONE : LEFT;
+    if (rows->left[row] != DONE) atomic_fetch_add(&lane->work->n_left, 1);
+}
+
+static void *run_lane(void *argument)
+{
+    lane_t *lane = argument;
+    work_t *work = lane->work;
+    void *context = work->job->make_context ? ((make_t *)work->job->make_context)() : NULL;
+    int64_t row;
+    while ((row = atomic_fetch_add(&work->next, work->step)) < work->end) {
+        int64_t end = row + work->step < work->end ? row + work->step : work->end;
+        while (row < end)
+            for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
+    }
+    if (context) ((free_t *)work->job->free_context)(context);
+    return NULL;
+}
+
+/* Lend lane number `i` its part of what all threads have. */
+static lane_t lane_of(work_t *work, char *scratch, int64_t i)
+{
+    char *room = work->files ? work->files->room + i * work->files->room_nbytes : NULL;
+    return (lane_t){work, scratch ? scratch + i * work->job->chunk_nbytes : NULL, room};
+}
+
+/* The threads live for this call: that takes 20 us each, and none of them ever waits for Python. */
+static void run_lanes(work_t *work, char *scratch, int64_t n_threads)
+{
+    pthread_t threads[MOST_THREADS];
+    lane_t lanes[MOST_THREADS];
+    sigset_t all, before;
+    int64_t n = 0;
+    if (n_threads > work->end - work->next) n_threads = work->end - work->next;
+    if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
+    if (n_threads > 1) {
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for Python's threads */
+        for (; n < n_threads - 1; n++) {
+            lanes[n] = lane_of(work, scratch, n + 1);
+            if (pthread_create(&threads[n], NULL, run_lane, &lanes[n])) break;
+        }
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    lane_t mine = lane_of(work, scratch, 0);
+    run_lane(&mine);
+    while (n > 0) pthread_join(threads[--n], NULL);
+}
+
+/* Decode and place rows [row, end) on up to n_threads threads, each with chunk_nbytes of scratch; return how many are
+ * left. */
+int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, int64_t end, char *scratch, int64_t n_threads)
+{
+    work_t work = {.job = job, .rows = rows, .end = end, .step = 1, .next = row};
+    run_lanes(&work, scratch, n_threads);
+    return work.n_left;
+}
+
+/* As gpuzarr_place_rows, of rows that each thread reads before; all are left where the only file cannot be opened. */
+int64_t gpuzarr_read_rows(
+    const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
+{
+    work_t work = {.job = job, .rows = rows, .files = files, .file = -1, .end = end, .step = 1, .next = row};
+    if (!files->path_at) {
+        work.step = (end - row) / (n_threads * GRABS_A_THREAD);
+        work.step = work.step < 1 ? 1 : work.step > MOST_STEP ? MOST_STEP : work.step;
+        work.file = open(files->paths, O_RDONLY | O_CLOEXEC);
+    }
+    if (files->path_at || work.file >= 0)
+        run_lanes(&work, scratch, n_threads);
+    else
+        memset(rows->left + row, LEFT, (size_t)(end - row)), work.n_left = end - row;
+    if (work.file >= 0) close(work.file);
+    files->n_read = work.n_read;
+    return work.n_left;
 }
 
 /* Read files [at, n) whole, `each` bytes of `room` for each; return the first one that was left, or n.
@@ -314,7 +432,7 @@ int64_t gpuzarr_read_files(const char *paths, int64_t at, int64_t n, char *room,
     for (int64_t i = 0; i < at; i++) paths += strlen(paths) + 1;
     for (; at < n; at++, paths += strlen(paths) + 1) {
         int64_t found = read_file(paths, room + at * each, each);
-        if (found == -2) break;
+        if (found == READ_OTHERWISE) break;
         nbytes[at] = found;
     }
     return at;

@@ -145,6 +145,15 @@ MOST_PIECES = 2**48
 """NumPy has other words than a lack of memory for columns beyond this."""
 
 
+def _shard_cuts(axis_pieces: AxisPieces, per_shard: int) -> list[int]:
+    """Cut the pieces of an axis where shards meet; return where ranges of them begin and end."""
+    n, shard = len(axis_pieces.chunk), axis_pieces.chunk // per_shard
+    return [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), n] if n else [0]
+
+
+_kept_cuts = lru_cache(maxsize=512)(_shard_cuts)
+
+
 def blocks(
     pieces: Sequence[AxisPieces], chunks_per_shard: Sequence[int], *, sharded: bool, max_chunks: int
 ) -> Iterator[tuple[range, ...]]:
@@ -160,8 +169,7 @@ def blocks(
         if n == 1:
             cuts = [0, 1]
         elif sharded:
-            shard = axis_pieces.chunk // per_shard
-            cuts = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), n] if n else [0]
+            cuts = (_kept_cuts if axis_pieces.are_kept else _shard_cuts)(axis_pieces, per_shard)
         else:
             length = max(1, min(n, room))
             room = max(1, room // length)

@@ -69,8 +69,12 @@ class _StoppableSource:
         self._start, self._start_stream = source.start, source.start_stream
         self._start_objects, self._start_ranges = source.start_objects, source.start_ranges
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
-        self.storage = source.storage
-        self.local_path, self.check, self.prefetch = source.local_path, source.check, source.prefetch
+        self.storage, self.is_local = source.storage, source.is_local
+        self._local_path, self.check, self.prefetch = source.local_path, source.check, source.prefetch
+
+    def local_path(self, key: str) -> str:
+        self._stop.check()
+        return self._local_path(key)
 
     def start(self, key: str, wanted: ByteRange) -> Pending:
         self._stop.check()

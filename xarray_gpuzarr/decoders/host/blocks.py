@@ -33,7 +33,12 @@ class Block:
         self.plan = plan
         self.offset: list[int] = plan.offset.tolist()
         self.nbytes: list[int] = plan.nbytes.tolist()
-        self.parts: list[int] = plan.cut(job.rule).tolist()
+
+    @cached_property
+    def parts(self) -> list[int]:
+        """Rows at which parts begin and end: what is read at once."""
+        parts: list[int] = self.plan.cut(self.job.rule).tolist()
+        return parts
 
     @cached_property
     def rows(self) -> list[list[int]]:
@@ -54,15 +59,17 @@ class Block:
 
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that take a few objects each, or a few ranges of a shard."""
-        if self.job.spec.index is None:
-            yield from (self._object_task(lo, hi) for lo, hi in pairwise(self.parts))
-        else:
-            yield from (self._range_task(self.parts[lo : hi + 1]) for lo, hi in pairwise(self._together()))
+        for lo, hi in pairwise(self._together()):
+            yield self.part_task(self.parts[lo : hi + 1])
+
+    def part_task(self, bounds: list[int]) -> Task:
+        """Return a task for consecutive parts, given the rows at which they begin and end."""
+        return self._object_task(bounds[0], bounds[-1]) if self.job.spec.index is None else self._range_task(bounds)
 
     def _together(self) -> list[int]:
         """Cut the parts into those that one thread reads one after another."""
         rule, parts = self.job.rule, self.parts
-        if rule.max_together == 1 or len(parts) <= 2:
+        if rule.max_together == 1 or len(parts) <= 2 or self.job.spec.index is None:
             return list(range(len(parts)))
         ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
         cuts, limit = [0], rule.max_nbytes
@@ -84,8 +91,6 @@ class Block:
         return Task(run, self.plan.requests(lo, hi), start)
 
     def _range_task(self, bounds: list[int]) -> Task:
-        """Return a task for consecutive parts of a shard, given the rows at which they begin and end."""
-
         def start(source: ByteSource, requests: Sequence[Request]) -> list[PendingParts]:
             return [source.start_ranges(requests[0][0], [wanted for _, wanted in requests])]
 

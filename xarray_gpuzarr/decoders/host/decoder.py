@@ -39,6 +39,11 @@ _LEAST_PART_NBYTES = 256 * 1024
 _SERIAL_S = 1.2e-3
 """What takes one thread no longer to decode is not worth waking another for: crops of 8 raw chunks of 64 KiB took one
 thread 312 us and two 415, of 63 chunks of zstd 4.3 and 3.0 ms (November 2026, EPYC, two cores)."""
+_LOOPS_S = 0.1
+"""What takes one thread no longer to decode is read by the caller's thread, and by threads of the compiled loops: these
+hand over nothing, and share what they do by the chunk. A longer read had better have threads that come and go."""
+_CALL_S = 20e-3
+"""Decoding that a thread of the loops does in one call: Ctrl-C, and others who want the core, wait for its end."""
 _LOOP_THREAD_S = 150e-6
 """Decoding that is worth a thread of the compiled loops, which never waits for Python: to start one takes 20 us."""
 _SHORT_CHUNK_NBYTES = 256 * 1024
@@ -84,16 +89,9 @@ class HostDecoder:
 
         def decode() -> npt.NDArray[Any]:
             out = self.empty(shape, dtype) if given is None else given
-            # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
-            nbytes = max(out.nbytes, target.n_chunks * spec.chunk_nbytes if target.n_chunks > 1 else 0)
-            seconds = nbytes / decoded_rate(spec.codecs)
-            most = 1 if seconds < _SERIAL_S else threads.thread_budget()
-            # How long requests should be that are under way elsewhere, their latency tells.
-            rule = source.rule if source.is_remote or most == 1 else _shared(source.rule, nbytes // most)
-            job = Job(spec, target, cast, out=out, rule=rule)
+            job = Job(spec, target, cast, out=out, rule=source.rule)
+            most = _share_out(job, target, source)
             tasks = (task for plan in plans for task in plan_tasks(job, plan))
-            if most == 1 and not (job.codec and job.codec.in_place):  # two threads copy no sooner than one
-                job.n_threads = threads.crew.n_free(int(seconds / _LOOP_THREAD_S))
             if most == 1 and target.n_chunks == 1 and not source.is_remote:
                 threads.crew.run(lambda _: _run_here(tasks, source, Workspace(job)), most)
             else:
@@ -115,6 +113,26 @@ class HostDecoder:
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
         """Cast a block; it is on the host already."""
         return cast_array(cast, block)
+
+
+def _share_out(job: Job, target: Target, source: ByteSource) -> int:
+    """Say how many threads are to work on a read, by how long decoding takes; set up what each of them takes."""
+    spec, rate = job.spec, decoded_rate(job.spec.codecs)
+    # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
+    nbytes = max(job.out.nbytes, target.n_chunks * spec.chunk_nbytes if target.n_chunks > 1 else 0)
+    is_copied = job.codec is not None and job.codec.in_place  # which two threads do no sooner than one
+    by_loops = source.is_local and target.n_chunks > 1 and job.native is not None
+    job.is_local = source.is_local
+    if nbytes / rate >= (_LOOPS_S if by_loops and not is_copied else _SERIAL_S):
+        most = threads.thread_budget()
+        if most > 1 and not source.is_remote:  # else latency tells how long requests should be
+            job.rule = _shared(source.rule, nbytes // most)
+        return most
+    if not is_copied:
+        job.n_threads = threads.crew.n_free(int(nbytes / rate / _LOOP_THREAD_S))
+    if by_loops:
+        job.rows_a_call = max(1, int(_CALL_S * job.n_threads * rate / spec.chunk_nbytes))
+    return 1
 
 
 def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
@@ -186,4 +204,4 @@ class TaskQueue:
     def _weight(self, task: Task, pending: list[Any]) -> int:
         """Return the requests that a task counts as; bytes at hand would only pile up if more were drawn."""
         at_hand = sum(isinstance(p, AtHand) for p in pending)
-        return len(task.requests) + at_hand * (self._source.lookahead - 1)
+        return (len(task.requests) or len(pending)) + at_hand * (self._source.lookahead - 1)

@@ -70,9 +70,13 @@ class Workspace:
         n_elements = 0 if only_copied else job.box_elements
         return buffer("work", n_elements * job.out.itemsize).view(job.out.dtype)
 
+    def encoded(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory for encoded bytes, shape (nbytes,), valid until the next call."""
+        return buffer("staging", nbytes)
+
     def staging(self, nbytes: int) -> memoryview:
-        """Return memory for encoded bytes, valid until the next call."""
-        return memoryview(buffer("staging", nbytes))
+        """Return `encoded` as a view."""
+        return memoryview(self.encoded(nbytes))
 
 
 def each_alone(source: ByteSource, requests: Sequence[Request]) -> list[Pending]:
@@ -145,6 +149,10 @@ class Job:
         self._target, self._pieces = target, pieces
         self.n_threads = 1
         """Threads of the compiled loops, for each thread of Python."""
+        self.is_local = False
+        """Whether the objects are local files."""
+        self.rows_a_call: int | None = None
+        """Chunks of local files that the compiled loops get at once, where one thread of Python reads them all."""
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:

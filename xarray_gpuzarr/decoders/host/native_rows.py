@@ -1,5 +1,6 @@
 """The chunks of one plan as the compiled loops take them: decoded and placed in one call, without Python's lock.
 
+Chunks of local files that are in the page cache are read in the same call, each by the thread that decodes it.
 Only what they know: one compressor or none, values that are copied, boxes with steps. All else, and every chunk that
 they leave, is decoded as ever.
 """
@@ -7,21 +8,44 @@ they leave, is decoded as ever.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.encoded import Encoded
+from xarray_gpuzarr.decoders.host.local_files import Files
 from xarray_gpuzarr.native import Loops, NativeCodec
-from xarray_gpuzarr.native.library import JobStruct, RowsStruct
+from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process.records import record
 
 Array = npt.NDArray[Any]
-Flags = npt.NDArray[np.bool_]
+
+_LEFT, _ABSENT = 1, 2
+"""What became of a row."""
+
+
+@record
+class Found:
+    """What became of rows that were to be read."""
+
+    left: Sequence[int]
+    """Rows that were left."""
+    absent: Sequence[int]
+    """Rows whose file does not exist."""
+    n_read: int
+    """Bytes."""
+
+
+def _address(array: Array) -> int:
+    """Return where an array lies; `ndarray.ctypes` takes three times as long."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class NativeJob:
@@ -49,19 +73,26 @@ class NativeJob:
         chunk_nbytes: int,
         out: Array,
     ) -> None:
-        self._loops, self.pieces, self.strides = loops, pieces, strides
-        self.out_strides = out.strides
+        self._loops = loops
+        ends = [*accumulate(len(p.count) for p in pieces)]
+        table = np.empty((ends[-1], 3), np.int64)
+        for axis, (p, end) in enumerate(zip(pieces, ends, strict=True)):
+            rows = table[end - len(p.count) : end]
+            rows[:, 0], rows[:, 1], rows[:, 2] = p.in_start * strides[axis], p.out_start * out.strides[axis], p.count
         stepped = [stride * p.step for stride, p in zip(strides, pieces, strict=True)]
-        self._kept = np.array([stepped, out.strides], np.int64)
-        at = self._kept.ctypes.data
+        axes = np.array([[0, *ends[:-1]], stepped, out.strides], np.int64)
+        self._kept = table, axes
+        at = _address(axes)
         self._struct = JobStruct(
             codec=codec.number,
             chunk_nbytes=chunk_nbytes,
             itemsize=out.itemsize,
             ndim=out.ndim,
-            in_strides=at,
-            out_strides=at + self._kept.strides[0],
-            out=out.ctypes.data,
+            pieces=_address(table),
+            first_piece=at,
+            in_strides=at + axes.strides[0],
+            out_strides=at + 2 * axes.strides[0],
+            out=_address(out),
             decode=codec.decode,
             make_context=codec.make_context,
             free_context=codec.free_context,
@@ -78,6 +109,11 @@ class NativeJob:
         n_left: int = self._loops.place_rows(self._at, *arguments)
         return n_left
 
+    def read_rows(self, *arguments: int) -> int:
+        """Call the loops for a `RowsStruct`, a `FilesStruct`, its rows ``[row, end)``, scratch, and so many threads."""
+        n_left: int = self._loops.read_rows(self._at, *arguments)
+        return n_left
+
 
 class NativeRows:
     """The chunks of one plan, one row each, and the boxes that they give.
@@ -89,35 +125,30 @@ class NativeRows:
         Piece numbers, a chunk's boxes one after another.
     first_box : int64, shape (n + 1,)
         Of each chunk, and of the one behind the last.
-    direct : bool, shape (n,)
+    direct : sequence of bool, shape (n,)
         Whether a chunk may be decoded straight into the output.
     nbytes : int64, shape (n,)
         Encoded.
     """
 
-    def __init__(self, job: NativeJob, boxes: Column, first_box: Column, direct: Flags, nbytes: Column) -> None:
-        n, ndim = boxes.shape
+    def __init__(
+        self, job: NativeJob, boxes: Column, first_box: Column, direct: Sequence[bool], nbytes: Column
+    ) -> None:
+        n = len(nbytes)
         self._job = job
-        self.src = np.zeros(len(nbytes), np.int64)
-        self.nbytes = nbytes.copy()
-        self._left = np.zeros(len(nbytes), np.uint8)
-        columns: dict[str, Array] = {
-            "src": self.src,
-            "nbytes": self.nbytes,
-            "first_box": np.ascontiguousarray(first_box),
-            "direct": np.ascontiguousarray(direct),
-            "in_at": np.zeros(n, np.int64),
-            "out_at": np.zeros(n, np.int64),
-            "extent": np.empty((n, ndim), np.int64),
-            "left": self._left,
-        }
-        for axis, pieces in enumerate(job.pieces):
-            numbers = boxes[:, axis]
-            columns["in_at"] += (pieces.in_start * job.strides[axis]).take(numbers)
-            columns["out_at"] += (pieces.out_start * job.out_strides[axis]).take(numbers)
-            columns["extent"][:, axis] = pieces.count.take(numbers)
-        self._columns = columns
-        self._struct = RowsStruct(**{name: column.ctypes.data for name, column in columns.items()})
+        numbers, flags, boxes = np.empty((3, n + 1), np.int64), np.empty((2, n), np.uint8), np.ascontiguousarray(boxes)
+        self.src, self.nbytes, self._left = numbers[0], numbers[1], flags[1]
+        numbers[1, :n], numbers[2], flags[0] = nbytes, first_box, direct
+        self._kept = numbers, flags, boxes
+        number, flag = _address(numbers), _address(flags)
+        self._struct = RowsStruct(
+            src=number,
+            nbytes=number + numbers.strides[0],
+            first_box=number + 2 * numbers.strides[0],
+            direct=flag,
+            boxes=_address(boxes),
+            left=flag + n,
+        )
         self._at = ctypes.addressof(self._struct)
 
     def locate(self, chunks: Encoded) -> None:
@@ -142,5 +173,35 @@ class NativeRows:
         """
         if not self._job.place_rows(self._at, rows.start, rows.stop, scratch, n_threads):
             return ()
-        left: list[int] = (self._left[rows.start : rows.stop].nonzero()[0] + rows.start).tolist()
-        return left
+        return self._rows_that(rows, _LEFT)
+
+    def read(self, rows: range, files: Files, memory: Callable[[int], Array], scratch: int, n_threads: int) -> Found:
+        """Read, decode and place rows.
+
+        Parameters
+        ----------
+        rows : range
+        files : Files
+            That hold them.
+        memory : callable
+            Given a length in bytes, returns memory for encoded chunks, uint8.
+        scratch, n_threads : int
+            As `place` takes them.
+        """
+        room = memory(files.room_nbytes * n_threads)
+        struct = FilesStruct(
+            paths=files.paths,
+            path_at=0 if files.path_at is None else _address(files.path_at),
+            first_row=rows.start,
+            offset=0 if files.offset is None else _address(files.offset),
+            room=_address(room),
+            room_nbytes=files.room_nbytes,
+            max_gap_nbytes=files.max_gap_nbytes,
+        )
+        if not self._job.read_rows(self._at, ctypes.addressof(struct), rows.start, rows.stop, scratch, n_threads):
+            return Found(left=(), absent=(), n_read=struct.n_read)
+        return Found(left=self._rows_that(rows, _LEFT), absent=self._rows_that(rows, _ABSENT), n_read=struct.n_read)
+
+    def _rows_that(self, rows: range, became: int) -> Sequence[int]:
+        found: list[int] = ((self._left[rows.start : rows.stop] == became).nonzero()[0] + rows.start).tolist()
+        return found

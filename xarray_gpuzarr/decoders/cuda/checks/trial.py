@@ -145,7 +145,7 @@ class KnownBytes:
 
     rule = CoalesceRule(max_gap_nbytes=64, max_nbytes=2**20, max_raw_nbytes=2**20)
     lookahead = 1
-    is_remote = False
+    is_remote = is_local = False
     storage: Storage = "posix"
 
     def __init__(self, data: bytes) -> None:

@@ -1,0 +1,209 @@
+"""Chunks of local files that the compiled loops read, decode and place in one call; what is unusual is read as ever."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from helpers.loops import rows_taken, without_loops
+from zarr.codecs import BloscCodec, ZstdCodec
+from zarr.storage import LocalStore
+
+from xarray_gpuzarr import read_array, zarr_pipeline
+from xarray_gpuzarr.decoders.host import boxes
+from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.errors import CorruptChunkError, GpuZarrError
+from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.process import fetch_options
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.fetch_options import FetchOptions
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+DATA = counting((64, 48)).astype("i4")
+CHUNKS = (8, 12)
+N_CHUNKS = 32
+
+
+def written(path, *, sharded, compressors=None, data=DATA, **more):
+    layout = {"shards": (32, 48)} if sharded else {}
+    return write(LocalStore(path), data, chunks=CHUNKS, compressors=compressors, **layout, **more)
+
+
+def files(path):
+    """The files of chunks or shards, in the order of their names."""
+    return sorted(file for file in Path(path).rglob("c/**/*") if file.is_file())
+
+
+@pytest.fixture(params=[1, 2, 5])
+def n_threads(request, monkeypatch):
+    """Threads that the loops start for any read."""
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(request.param))
+    monkeypatch.setattr(host, "_LOOP_THREAD_S", 1e-9)
+    return request.param
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("compressors", [ZstdCodec(), BloscCodec(cname="lz4"), None])
+def test_every_chunk_is_taken(tmp_path, n_threads, sharded, compressors):
+    array = written(tmp_path, sharded=sharded, compressors=compressors)
+
+    with rows_taken() as taken:
+        found = read_array(array, (slice(1, 63), slice(1, 47)), device="host")
+
+    assert_same_bits(found, DATA[1:63, 1:47])
+    assert taken.n_rows == N_CHUNKS
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bytes_are_counted(tmp_path, sharded):
+    array = written(tmp_path, sharded=sharded, compressors=ZstdCodec())
+    read_array(array, device="host")
+    index_cache.cache.clear()
+
+    before = counters.snapshot().read_nbytes
+    read_array(array, (slice(1, None), slice(1, None)), device="host")
+
+    assert counters.snapshot().read_nbytes - before == sum(file.stat().st_size for file in files(tmp_path))
+
+
+@pytest.mark.usefixtures("n_threads")
+def test_files_that_do_not_exist_are_fill_values(tmp_path):
+    array = written(tmp_path, sharded=False, compressors=ZstdCodec(), fill_value=7)
+    expected = DATA.copy()
+    for file in files(tmp_path)[::3]:
+        row, column = int(file.parent.name), int(file.name)
+        expected[row * 8 : row * 8 + 8, column * 12 : column * 12 + 12] = 7
+        file.unlink()
+
+    with rows_taken() as taken:
+        found = read_array(array, (slice(1, 64), slice(0, 47)), device="host")
+
+    assert_same_bits(found, expected[1:64, 0:47])
+    assert taken.n_rows == N_CHUNKS - 11
+
+
+@pytest.mark.usefixtures("n_threads")
+def test_a_directory_is_a_missing_chunk(tmp_path):
+    array = written(tmp_path, sharded=False, compressors=ZstdCodec(), fill_value=7)
+    files(tmp_path)[5].unlink()
+    files_at = tmp_path / "c" / "1" / "1"
+    files_at.mkdir()
+    expected = DATA.copy()
+    expected[8:16, 12:24] = 7
+
+    assert_same_bits(read_array(array, device="host"), expected)
+
+
+def test_missing_chunks_that_may_not_be_missing(tmp_path):
+    """zarr-python has them told, though the loops know only files."""
+    written(tmp_path, sharded=False, compressors=ZstdCodec())
+    files(tmp_path)[4].unlink()
+
+    with zarr_pipeline(), zarr.config.set({"array.read_missing_chunks": False}):
+        array = zarr.open_array(LocalStore(tmp_path), mode="r")
+        with pytest.raises(zarr.errors.ChunkNotFoundError):
+            array[:]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_files_that_are_not_in_memory(tmp_path, sharded):
+    array = written(tmp_path, sharded=sharded, compressors=ZstdCodec())
+    for file in files(tmp_path):
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+    assert_same_bits(read_array(array, (slice(3, 60), slice(None)), device="host"), DATA[3:60])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("kept", [range(0), range(3, 5), range(20), range(31, 32)])
+def test_rows_that_are_left_are_read_as_ever(tmp_path, monkeypatch, sharded, kept):
+    """Whichever they are: the loops leave all but some, as where only a part of a file is in memory."""
+    array = written(tmp_path, sharded=sharded, compressors=ZstdCodec())
+    read = boxes.NativeRows.read
+
+    def leaving(rows, wanted, *arguments):
+        found = read(rows, wanted, *arguments)
+        return type(found)(left=[row for row in wanted if row not in kept], absent=(), n_read=found.n_read)
+
+    monkeypatch.setattr(boxes.NativeRows, "read", leaving)
+
+    assert_same_bits(read_array(array, (slice(1, 64), slice(1, 48)), device="host"), DATA[1:64, 1:48])
+
+
+def test_paths_that_c_cannot_take(tmp_path, monkeypatch):
+    array = written(tmp_path, sharded=True, compressors=ZstdCodec())
+    monkeypatch.setattr(boxes, "local_files", lambda *_arguments: None)
+
+    assert_same_bits(read_array(array, device="host"), DATA)
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "new\nline", "x" * 200])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_names_of_all_kinds(tmp_path, name, sharded):
+    array = written(tmp_path / name, sharded=sharded, compressors=ZstdCodec())
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, (slice(1, 64), slice(1, 48)), device="host"), DATA[1:64, 1:48])
+
+    assert taken.n_rows == N_CHUNKS
+
+
+@pytest.mark.usefixtures("n_threads")
+@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "noise"])
+@pytest.mark.parametrize("compressors", [ZstdCodec(), BloscCodec(), None])
+def test_damaged_files_have_the_errors_that_python_words(tmp_path, monkeypatch, damage, compressors):
+    array = written(tmp_path, sharded=False, compressors=compressors)
+    file = files(tmp_path)[9]
+    content = file.read_bytes()
+    changed = {"cut": content[:-5], "longer": content * 40, "empty": b"", "noise": bytes(len(content) - 1) + b"x"}[
+        damage
+    ]
+    file.write_bytes(changed)
+    if damage == "noise" and compressors is None:
+        pytest.skip("any bytes are raw values")
+    wanted = (slice(1, 64), slice(1, 48))
+
+    found = raised(lambda: read_array(array, wanted, device="host"))
+    without_loops(monkeypatch)
+
+    assert found == raised(lambda: read_array(array, wanted, device="host"))
+    assert found[0] is CorruptChunkError or (damage, compressors) == ("longer", ZstdCodec())
+
+
+def raised(read):
+    try:
+        read()
+    except GpuZarrError as err:
+        return type(err), str(err)
+    return None, ""
+
+
+@pytest.mark.usefixtures("n_threads")
+def test_a_shard_that_was_replaced_since_its_index_was_read(tmp_path):
+    array = written(tmp_path / "a.zarr", sharded=True, compressors=ZstdCodec())
+    written(tmp_path / "b.zarr", sharded=True, compressors=ZstdCodec(level=9), data=DATA + 1)
+    assert_same_bits(read_array(array, device="host"), DATA)  # and keeps the indexes
+
+    for file, new in zip(files(tmp_path / "a.zarr"), files(tmp_path / "b.zarr"), strict=True):
+        new.replace(file)
+
+    assert_same_bits(read_array(array, device="host"), DATA + 1)
+
+
+def test_gaps_between_chunks_are_read_or_not(tmp_path, monkeypatch):
+    """Neighbours are one range of the file while what lies between is short."""
+    array = written(tmp_path, sharded=True)
+    for gap in (0, 1, 400, 10**6):
+        monkeypatch.setattr(fetch_options.in_force, "get", lambda gap=gap: FetchOptions(max_gap_nbytes=gap))
+        for lo, hi in pairwise([0, 5, 21, 64]):
+            assert_same_bits(
+                read_array(array, (slice(lo, hi), [0, 13, 47]), device="host"), DATA[lo:hi][:, [0, 13, 47]]
+            )
+            assert_same_bits(read_array(array, (slice(lo, hi), slice(0, 48, 13)), device="host"), DATA[lo:hi, ::13])
