@@ -166,15 +166,13 @@ def test_damaged_files_have_the_errors_that_python_words(tmp_path, monkeypatch, 
         damage
     ]
     file.write_bytes(changed)
-    if damage == "noise" and compressors is None:
-        pytest.skip("any bytes are raw values")
     wanted = (slice(1, 64), slice(1, 48))
 
     found = raised(lambda: read_array(array, wanted, device="host"))
     without_loops(monkeypatch)
 
     assert found == raised(lambda: read_array(array, wanted, device="host"))
-    assert found[0] is CorruptChunkError or (damage, compressors) == ("longer", ZstdCodec())
+    assert found[0] is CorruptChunkError or (damage, compressors) in [("longer", ZstdCodec()), ("noise", None)]
 
 
 def raised(read):

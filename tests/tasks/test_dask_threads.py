@@ -56,6 +56,7 @@ def budgets(monkeypatch):
         work(lambda: True)
 
     monkeypatch.setattr(host, "_SERIAL_S", 0.0)
+    monkeypatch.setattr(host, "_LOOPS_S", 0.0)
     monkeypatch.setattr(threads, "crew", SimpleNamespace(run=run, n_free=lambda _: 1))
     return budgets
 

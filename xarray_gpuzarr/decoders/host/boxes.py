@@ -25,7 +25,7 @@ from xarray_gpuzarr.decoders.host.native_rows import NativeRows
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.errors import CorruptChunkError
-from xarray_gpuzarr.fetch import ByteSource, Pending, PendingStream, ReadAhead, Request
+from xarray_gpuzarr.fetch import ByteSource, Pending, PendingStream, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -106,8 +106,9 @@ class BoxBlock(Block):
         if left:
             inner = [row for row in self.parts if left[0] < row <= left[-1]]
             tasks = [super().part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
-            if job.rows_a_call is not None:  # nobody has asked for them to be read ahead
-                ReadAhead(source)(request for task in tasks for request in task.requests)
+            if job.rows_a_call is not None:
+                job.left += tasks
+                return
             for task in tasks:
                 task.run(workspace, task.start(source, task.requests))
 

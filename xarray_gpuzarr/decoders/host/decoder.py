@@ -94,9 +94,13 @@ class HostDecoder:
             tasks = (task for plan in plans for task in plan_tasks(job, plan))
             if most == 1 and target.n_chunks == 1 and not source.is_remote:
                 threads.crew.run(lambda _: _run_here(tasks, source, Workspace(job)), most)
+            elif job.rows_a_call is None:
+                _run(tasks, source, job, most)
             else:
-                queue = TaskQueue(tasks, source)
-                threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most, n_each=job.n_threads)
+                _run(tasks, source, job, 1)
+                if job.left:
+                    job.n_threads = 1
+                    _run(iter(job.left), source, job, most)
             return out
 
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
@@ -120,19 +124,19 @@ def _share_out(job: Job, target: Target, source: ByteSource) -> int:
     spec, rate = job.spec, decoded_rate(job.spec.codecs)
     # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
     nbytes = max(job.out.nbytes, target.n_chunks * spec.chunk_nbytes if target.n_chunks > 1 else 0)
+    seconds = nbytes / rate
+    most = threads.thread_budget() if seconds >= _SERIAL_S else 1
+    if most > 1 and not source.is_remote:  # else latency tells how long requests should be
+        job.rule = _shared(source.rule, nbytes // most)
     is_copied = job.codec is not None and job.codec.in_place  # which two threads do no sooner than one
-    by_loops = source.is_local and target.n_chunks > 1 and job.native is not None
     job.is_local = source.is_local
-    if nbytes / rate >= (_LOOPS_S if by_loops and not is_copied else _SERIAL_S):
-        most = threads.thread_budget()
-        if most > 1 and not source.is_remote:  # else latency tells how long requests should be
-            job.rule = _shared(source.rule, nbytes // most)
-        return most
-    if not is_copied:
-        job.n_threads = threads.crew.n_free(int(nbytes / rate / _LOOP_THREAD_S))
+    by_loops = source.is_local and target.n_chunks > 1 and seconds < (_SERIAL_S if is_copied else _LOOPS_S)
+    by_loops = by_loops and job.native is not None
+    if not is_copied and (by_loops or most == 1):
+        job.n_threads = threads.crew.n_free(int(seconds / _LOOP_THREAD_S))
     if by_loops:
         job.rows_a_call = max(1, int(_CALL_S * job.n_threads * rate / spec.chunk_nbytes))
-    return 1
+    return most
 
 
 def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
@@ -151,6 +155,12 @@ _BLOCKS: dict[type[Target], Callable[[Job, ReadPlan], Block]] = {
     PointTarget: PointBlock,
     StackTarget: StackBlock,
 }
+
+
+def _run(tasks: Iterator[Task], source: ByteSource, job: Job, most: int) -> None:
+    """Run tasks on up to so many threads, the caller's among them."""
+    queue = TaskQueue(tasks, source)
+    threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most, n_each=job.n_threads)
 
 
 def _run_here(tasks: Iterator[Task], source: ByteSource, workspace: Workspace) -> None:

@@ -153,6 +153,8 @@ class Job:
         """Whether the objects are local files."""
         self.rows_a_call: int | None = None
         """Chunks of local files that the compiled loops get at once, where one thread of Python reads them all."""
+        self.left: list[Task] = []
+        """Tasks for what the loops have left of those, most of it because it is not in memory."""
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
