@@ -301,6 +301,7 @@ typedef struct {
     int file;             /* open, of ranges */
     int64_t end, step;
     atomic_llong next, n_left, n_read;
+    atomic_int is_elsewhere; /* a range was not in memory: others are hardly, and the file is read better as ever */
 } work_t;
 
 typedef struct { work_t *work; char *scratch, *room; } lane_t;
@@ -317,9 +318,12 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
         if (stop > row && (offset[stop] - last > files->max_gap_nbytes || behind - first > files->room_nbytes)) break;
         if (behind > last) last = behind;
     }
-    int is_read = last - first <= files->room_nbytes &&
+    int is_read = last - first <= files->room_nbytes && !lane->work->is_elsewhere &&
                   read_cached(lane->work->file, lane->room, last - first, first) == last - first;
-    if (is_read) atomic_fetch_add(&lane->work->n_read, last - first);
+    if (is_read)
+        atomic_fetch_add(&lane->work->n_read, last - first);
+    else
+        lane->work->is_elsewhere = 1;
     for (int64_t i = row; i < stop; i++) rows->src[i] = is_read ? lane->room + (offset[i] - first) : NULL;
     return stop;
 }
