@@ -79,7 +79,7 @@ def test_the_variable_that_turns_them_off(folder, local, monkeypatch):
 
 def test_a_structure_is_as_long_as_its_columns(compiled):
     """Fourteen, six and eight words: what `loops.c` declares."""
-    assert ctypes.sizeof(library.JobStruct) == 112
+    assert ctypes.sizeof(library.JobStruct) == 128
     assert ctypes.sizeof(library.RowsStruct) == 48
     assert ctypes.sizeof(library.FilesStruct) == 64
     assert np.dtype(np.int64).itemsize == 8

@@ -21,8 +21,8 @@ class JobStruct(ctypes.Structure):
     """``job_t``: one array, and where it goes."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim")),
-        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "in_strides", "out_strides", "out")),
+        *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim", "n_pieces")),
+        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "in_strides", "steps", "out_strides", "out")),
         *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
     )
 

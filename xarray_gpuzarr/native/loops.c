@@ -45,10 +45,11 @@ typedef struct {
 
 /* One array, and where it goes. */
 typedef struct {
-    int64_t codec, chunk_nbytes, itemsize, ndim;
-    const piece_t *pieces;      /* of all axes, one after another */
+    int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces;
+    const int64_t *pieces;      /* of all axes, one after another: first elements, first positions in the output, counts */
     const int64_t *first_piece; /* of each axis */
-    const int64_t *in_strides;  /* of a decoded chunk, in bytes, between wanted elements */
+    const int64_t *in_strides;  /* of a decoded chunk, in bytes */
+    const int64_t *steps;       /* between wanted elements */
     const int64_t *out_strides; /* in bytes */
     char *out;
     void *decode, *make_context, *free_context;
@@ -202,15 +203,17 @@ static void place(char *dst, const char *src, const axis_t *axis, int64_t n_axes
     }
 }
 
-static const piece_t *piece_of(const job_t *job, const rows_t *rows, int64_t box, int64_t axis)
+static piece_t piece_of(const job_t *job, const rows_t *rows, int64_t box, int64_t axis)
 {
-    return job->pieces + job->first_piece[axis] + rows->boxes[box * job->ndim + axis];
+    const int64_t *piece = job->pieces + job->first_piece[axis] + rows->boxes[box * job->ndim + axis];
+    int64_t in_at = piece[0] * job->in_strides[axis], out_at = piece[job->n_pieces] * job->out_strides[axis];
+    return (piece_t){in_at, out_at, piece[2 * job->n_pieces]};
 }
 
 static char *destination(const job_t *job, const rows_t *rows, int64_t box)
 {
     char *at = job->out;
-    for (int64_t i = 0; i < job->ndim; i++) at += piece_of(job, rows, box, i)->out_at;
+    for (int64_t i = 0; i < job->ndim; i++) at += piece_of(job, rows, box, i).out_at;
     return at;
 }
 
@@ -220,9 +223,9 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
     axis_t axes[MOST_AXES];
     int64_t n = 0;
     for (int64_t i = 0; i < job->ndim; i++) {
-        const piece_t *piece = piece_of(job, rows, box, i);
-        axis_t axis = {piece->count, job->in_strides[i], job->out_strides[i]};
-        chunk += piece->in_at;
+        piece_t piece = piece_of(job, rows, box, i);
+        axis_t axis = {piece.count, job->in_strides[i] * job->steps[i], job->out_strides[i]};
+        chunk += piece.in_at;
         if (axis.extent == 0) return;
         if (axis.extent == 1) continue;
         if (n && axes[n - 1].from == axis.from * axis.extent && axes[n - 1].to == axis.to * axis.extent)
@@ -239,8 +242,9 @@ static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
     for (int64_t box = rows->first_box[row]; box < rows->first_box[row + 1]; box++) {
         int64_t first = 0, length = job->itemsize;
         for (int64_t i = 0; i < job->ndim; i++) {
-            first += piece_of(job, rows, box, i)->in_at;
-            length += (piece_of(job, rows, box, i)->count - 1) * job->in_strides[i];
+            piece_t piece = piece_of(job, rows, box, i);
+            first += piece.in_at;
+            length += (piece.count - 1) * job->in_strides[i] * job->steps[i];
         }
         int64_t end = first + length;
         if (first < span.first) span.first = first;

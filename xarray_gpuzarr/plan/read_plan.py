@@ -261,20 +261,18 @@ def _look_up(
     if len(block.row) < len(offset):
         entry = _entries(spec, target.chunk(block.row))
         offset, nbytes = offset.take(entry), nbytes.take(entry)
-    absent = nbytes == MISSING
-    if not absent.any():
-        if (offset[1:] > offset[:-1]).all():
+    is_stored = nbytes != MISSING
+    if index.in_order or is_stored.all():
+        if len(offset) == 1 or (offset[1:] > offset[:-1]).all():
             return None, _NONE, offset, nbytes
         order = np.lexsort((nbytes, offset))
         return order, _NONE, offset.take(order), nbytes.take(order)
-    stored = np.flatnonzero(~absent)
+    stored = np.flatnonzero(is_stored)
     stored = stored[np.lexsort((nbytes[stored], offset[stored]))]
-    return stored, np.flatnonzero(absent), offset[stored], nbytes[stored]
+    return stored, np.flatnonzero(~is_stored), offset[stored], nbytes[stored]
 
 
 def _entries(spec: ArraySpec, chunk: Column) -> Column:
     """Return the number of each chunk in the index of its shard; all chunks of a shard are in this order already."""
-    entry = np.zeros(len(chunk), np.int64)
-    for axis, n in enumerate(spec.grid.chunks_per_shard):
-        entry = entry * n + chunk[:, axis] % n
+    entry: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")
     return entry

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import cached_property
 from itertools import pairwise
 from operator import getitem
 from types import EllipsisType
@@ -51,17 +52,31 @@ class BoxBlock(Block):
 
     def __init__(self, job: Job, plan: ReadPlan) -> None:
         super().__init__(job, plan)
-        located = self.located()
-        self.whole: list[bool] = located.whole.tolist()
-        self.direct: list[bool] = located.direct.tolist()
-        self.out_byte: list[int] = located.out_byte.tolist()
-        """First byte of each chunk in the output."""
         self.native: NativeRows | None = None
         """The chunks as the compiled loops take them, if these are worth it."""
 
+    @cached_property
     def located(self) -> Located:
-        """Say where each chunk goes."""
+        """Where each chunk goes."""
         return self.job.located(self.plan.row)
+
+    @cached_property
+    def whole(self) -> list[bool]:
+        """Whether all of each chunk is wanted."""
+        whole: list[bool] = self.located.whole.tolist()
+        return whole
+
+    @cached_property
+    def direct(self) -> list[bool]:
+        """Whether each chunk may be decoded straight into the output."""
+        direct: list[bool] = self.located.direct.tolist() if self.job.may_be_direct else [False] * len(self.offset)
+        return direct
+
+    @cached_property
+    def out_byte(self) -> list[int]:
+        """First byte of each chunk in the output."""
+        out_byte: list[int] = self.located.out_byte.tolist()
+        return out_byte
 
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that read straight into the output, decode as they read, or take a part each."""

@@ -92,15 +92,15 @@ class HostDecoder:
             job = Job(spec, target, cast, out=out, rule=source.rule)
             most = _share_out(job, target, source)
             tasks = (task for plan in plans for task in plan_tasks(job, plan))
-            if most == 1 and target.n_chunks == 1 and not source.is_remote:
-                threads.crew.run(lambda _: _run_here(tasks, source, Workspace(job)), most)
-            elif job.rows_a_call is None:
-                _run(tasks, source, job, most)
-            else:
-                _run(tasks, source, job, 1)
+            if job.rows_a_call is not None:
+                _run_here(_by_loops(tasks, job), source, job)
                 if job.left:
                     job.n_threads = 1
                     _run(iter(job.left), source, job, most)
+            elif most == 1 and target.n_chunks == 1 and not source.is_remote:
+                _run_here(tasks, source, job)
+            else:
+                _run(tasks, source, job, most)
             return out
 
         takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
@@ -163,10 +163,24 @@ def _run(tasks: Iterator[Task], source: ByteSource, job: Job, most: int) -> None
     threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most, n_each=job.n_threads)
 
 
-def _run_here(tasks: Iterator[Task], source: ByteSource, workspace: Workspace) -> None:
-    """Run the tasks of one little chunk: nobody could help, and nothing is there to be read ahead."""
+def _by_loops(tasks: Iterator[Task], job: Job) -> Iterator[Task]:
+    """Draw tasks that ask for nothing, such as those that the compiled loops read for; leave the others."""
     for task in tasks:
-        task.run(workspace, task.start(source, task.requests))
+        if task.requests:
+            job.left.append(task)
+        else:
+            yield task
+
+
+def _run_here(tasks: Iterator[Task], source: ByteSource, job: Job) -> None:
+    """Run tasks one after another: nobody could help, and nothing is there to be read ahead."""
+    workspace = Workspace(job)
+
+    def run(_: Callable[[], bool]) -> None:
+        for task in tasks:
+            task.run(workspace, task.start(source, task.requests))
+
+    threads.crew.run(run, 1, n_each=job.n_threads)
 
 
 class TaskQueue:

@@ -154,7 +154,7 @@ class Job:
         self.rows_a_call: int | None = None
         """Chunks of local files that the compiled loops get at once, where one thread of Python reads them all."""
         self.left: list[Task] = []
-        """Tasks for what the loops have left of those, most of it because it is not in memory."""
+        """Tasks for what the loops leave of those, most of it because it is not in memory."""
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
@@ -182,6 +182,11 @@ class Job:
     def places(self) -> OutputBoxes:
         """Where chunks go in the output, in bytes; not for points."""
         return OutputBoxes(self._pieces, self._box_shape, self.out.strides)
+
+    @cached_property
+    def may_be_direct(self) -> bool:
+        """Whether any chunk may be decoded straight into the output."""
+        return self.direct and self.codec is not None and self.places.may_be_runs
 
     @cached_property
     def copies_rows(self) -> bool:

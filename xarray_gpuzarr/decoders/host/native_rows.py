@@ -74,13 +74,10 @@ class NativeJob:
         out: Array,
     ) -> None:
         self._loops = loops
-        ends = [*accumulate(len(p.count) for p in pieces)]
-        table = np.empty((ends[-1], 3), np.int64)
-        for axis, (p, end) in enumerate(zip(pieces, ends, strict=True)):
-            rows = table[end - len(p.count) : end]
-            rows[:, 0], rows[:, 1], rows[:, 2] = p.in_start * strides[axis], p.out_start * out.strides[axis], p.count
-        stepped = [stride * p.step for stride, p in zip(strides, pieces, strict=True)]
-        axes = np.array([[0, *ends[:-1]], stepped, out.strides], np.int64)
+        first = [*accumulate((len(p.count) for p in pieces), initial=0)]
+        columns = ("in_start", "out_start", "count")
+        table = np.concatenate([getattr(p, name) for name in columns for p in pieces], dtype=np.int64)
+        axes = np.array([first[:-1], strides, [p.step for p in pieces], out.strides], np.int64)
         self._kept = table, axes
         at = _address(axes)
         self._struct = JobStruct(
@@ -88,10 +85,12 @@ class NativeJob:
             chunk_nbytes=chunk_nbytes,
             itemsize=out.itemsize,
             ndim=out.ndim,
+            n_pieces=first[-1],
             pieces=_address(table),
             first_piece=at,
             in_strides=at + axes.strides[0],
-            out_strides=at + 2 * axes.strides[0],
+            steps=at + 2 * axes.strides[0],
+            out_strides=at + 3 * axes.strides[0],
             out=_address(out),
             decode=codec.decode,
             make_context=codec.make_context,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from xarray_gpuzarr.plan.stack import StackTarget
 class StackBlock(BoxBlock):
     """One plan whose chunks give several boxes of the output each; one that gives a single box is treated as ever."""
 
+    @cached_property
     def located(self) -> Located:
-        """Say where each chunk goes that gives a single box."""
+        """Where each chunk goes that gives a single box."""
         alone, group = self.job.stack.alone, self.plan.row[:, 0]
         return Located(
             whole=alone.whole.take(group), direct=alone.direct.take(group), out_byte=alone.out_byte.take(group)
