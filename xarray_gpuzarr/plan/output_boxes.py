@@ -34,29 +34,38 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AxisPlaces:
-    """Where the pieces of one axis go; columns have one row per piece."""
+    """Where the pieces of one axis go; columns have one row per piece, and are one value where all are the same."""
 
-    out_at: Column
+    out_at: Column | int
     """Where the first element of the piece lies, in units of the strides."""
-    is_whole: Flags
+    is_whole: Flags | bool
     """Whether every element of the stored chunk is wanted, in order."""
-    are_whole: bool
-    """Whether all are."""
-    is_single: Flags
+    is_single: Flags | bool
     """Whether it has one element."""
-    is_full: Flags
+    is_full: Flags | bool
     """Whether it is all there is of the output."""
 
 
 def _axis_places(pieces: AxisPieces, chunk_length: int, stride: int) -> _AxisPlaces:
-    is_whole = (pieces.count == chunk_length) & (pieces.step == 1)
     return _AxisPlaces(
-        out_at=pieces.out_start * stride,
-        is_whole=is_whole,
-        are_whole=bool(is_whole.all()),
-        is_single=pieces.count == 1,
-        is_full=pieces.count == pieces.length,
+        out_at=_shared(pieces.out_start * stride),
+        is_whole=_shared((pieces.count == chunk_length) & (pieces.step == 1)),
+        is_single=_shared(pieces.count == 1),
+        is_full=_shared(pieces.count == pieces.length),
     )
+
+
+def _shared(column: npt.NDArray[Any]) -> Any:
+    """Return the value that all of a column are, or the column."""
+    return column[0].item() if len(column) and (len(column) == 1 or (column == column[0]).all()) else column
+
+
+def _any(column: Flags | bool) -> bool:  # noqa: FBT001  # a value that all rows have
+    return column if isinstance(column, bool) else bool(column.any())
+
+
+def _taken(column: Any, rows: Column) -> Any:
+    return column.take(rows) if isinstance(column, np.ndarray) else column
 
 
 _kept_places = lru_cache(maxsize=512)(_axis_places)
@@ -86,9 +95,9 @@ class OutputBoxes:
         """Whether any chunk may be wanted whole and go to one run of memory."""
         full = True
         for axis in reversed(self._axes):
-            if not axis.is_whole.any() or not (full or axis.is_single.any()):
+            if not _any(axis.is_whole) or not (full or _any(axis.is_single)):
                 return False
-            full &= bool(axis.is_full.any())
+            full = full and _any(axis.is_full)
         return True
 
     def place(self, row: Column) -> Placement:
@@ -106,13 +115,11 @@ class OutputBoxes:
         full: Flags | bool = True
         for number in range(len(self._axes) - 1, -1, -1):
             axis, pieces = self._axes[number], row[:, number]
-            out_at = axis.out_at.take(pieces) + out_at
-            if not axis.are_whole:
-                whole = axis.is_whole.take(pieces) & whole
+            out_at = _taken(axis.out_at, pieces) + out_at
+            whole = _taken(axis.is_whole, pieces) & whole
             # Behind an axis of which it has several elements, a run has all there is.
-            if full is not True:
-                run = run & (full | axis.is_single.take(pieces))
-            full = full & axis.is_full.take(pieces)
+            run = run & (full | _taken(axis.is_single, pieces))
+            full = full & _taken(axis.is_full, pieces)
         return Placement(whole=_column(whole, n), contiguous=_column(run, n), out_at=_column(out_at, n))
 
 
