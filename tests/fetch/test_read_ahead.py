@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.loops import without_loops
+from helpers.loops import leaving_all, without_loops
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders.host.native_rows import Found, NativeRows
 from xarray_gpuzarr.fetch import LocalSource, ReadAhead
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
@@ -110,11 +109,6 @@ def test_file_system_that_cannot_tell_is_taken_to_have_it(tmp_path, monkeypatch,
     assert not advised
 
 
-def left_by_loops(monkeypatch):
-    """Let the compiled loops leave all chunks, as they do if these are not in memory."""
-    monkeypatch.setattr(NativeRows, "read", lambda _self, rows, *_arguments: Found(left=rows, absent=(), n_read=0))
-
-
 def n_open_files():
     return len([*Path("/proc/self/fd").iterdir()])
 
@@ -131,7 +125,7 @@ def test_no_file_stays_open(tmp_path, monkeypatch, advised):
 
 
 @pytest.mark.parametrize("layout", [{"shards": (64, 64)}, {}], ids=["shards", "files"])
-@pytest.mark.parametrize("reads", [without_loops, left_by_loops], ids=["without loops", "left by them"])
+@pytest.mark.parametrize("reads", [without_loops, leaving_all], ids=["without loops", "left by them"])
 def test_reading_ahead_changes_no_value(tmp_path, monkeypatch, advised, layout, reads):
     data = counting((512, 256), "f4")
     array = write(LocalStore(tmp_path), data, chunks=(8, 64), **layout)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from helpers.kernels.on_host import built
-from xarray_gpuzarr.decoders.host.native_rows import NativeJob
+from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.native import Loops, library
 
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
@@ -18,6 +18,11 @@ _FLAGS = ("-std=gnu11", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
 def without_loops(patch: pytest.MonkeyPatch) -> None:
     """Let reads do without the compiled loops."""
     patch.setattr(library, "_found", lambda: "a test does without them")
+
+
+def leaving_all(patch: pytest.MonkeyPatch) -> None:
+    """Let the compiled loops leave all chunks of local files, as they do if these are not in memory."""
+    patch.setattr(NativeRows, "read", lambda _self, rows, *_more: Found(left=rows, absent=(), n_read=0))
 
 
 def require_loops() -> Loops:

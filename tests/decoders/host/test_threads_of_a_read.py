@@ -5,6 +5,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.loops import leaving_all, require_loops
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
@@ -56,6 +57,32 @@ def test_short_chunks_are_read_by_one_thread(memory, most):
     read_array(array, device="host")
 
     assert most == [1]
+
+
+@pytest.mark.parametrize("shards", [None, (64, 64)])
+def test_local_files_are_read_by_the_loops_and_what_they_leave_by_as_many_threads_as_ever(
+    tmp_path, monkeypatch, most, shards
+):
+    require_loops()
+    data = counting((64, 64)).astype("i8")
+    array = write(str(tmp_path / "a.zarr"), data, chunks=(32, 32), shards=shards)
+
+    assert_same_bits(read_array(array, device="host"), data)
+    assert most == [1]
+    leaving_all(monkeypatch)
+    assert_same_bits(read_array(array, device="host"), data)
+
+    assert most == [1, 1, 4]
+
+
+def test_single_short_chunks_of_shards_are_read_by_as_many_threads_as_ever(tmp_path, most):
+    require_loops()
+    data = counting((64, 64)).astype("i8")
+    array = write(str(tmp_path / "a.zarr"), data, chunks=(16, 16), shards=(32, 32))
+
+    assert_same_bits(read_array(array, ([0, 33], slice(0, 64, 32)), device="host"), data[[0, 33], ::32])
+
+    assert most == [1, 4]
 
 
 def test_threads_that_write_side_by_side_read_all_values(tmp_path, monkeypatch, most):
