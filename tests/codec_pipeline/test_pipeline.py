@@ -374,7 +374,7 @@ def test_the_event_loop_is_not_held_up(array, monkeypatch):
         ticking.cancel()
 
     monkeypatch.setattr(reading, "read_target", slow)
-    monkeypatch.setattr(reading, "_LITTLE_NBYTES", 0)
+    monkeypatch.setattr(reading, "_LITTLE_S", 0.0)
     sync(both())
 
     assert len(ticks) > 5
@@ -386,8 +386,9 @@ def test_the_event_loop_is_not_held_up(array, monkeypatch):
     [
         ((slice(0, 2), slice(0, 3)), "zarr_io"),  # a chunk
         ((slice(1, 2), slice(0, 6)), "zarr_io"),
+        ((slice(3, 5), slice(0, 3)), "zarr_io"),  # of two shards
         ((slice(0, 4), slice(0, 6)), "gpuzarr_read"),  # more than is little
-        ((slice(3, 5), slice(0, 3)), "gpuzarr_read"),  # of two shards
+        ((slice(3, 5), slice(0, 6)), "gpuzarr_read"),
     ],
 )
 @pytest.mark.parametrize("kind", ["local", "memory"])
@@ -403,10 +404,34 @@ def test_little_reads_are_done_on_zarrs_event_loop(tmp_path, kind, selection, wh
         return read(*args)
 
     monkeypatch.setattr(reading, "read_target", noting)
-    monkeypatch.setattr(reading, "_LITTLE_NBYTES", 2 * DATA.dtype.itemsize * 6)
+    monkeypatch.setattr(reading, "decoded_rate", lambda _: 2 * DATA.dtype.itemsize * 6 / reading._LITTLE_S)
 
     np.testing.assert_array_equal(array[selection], DATA[selection])
     assert [name.startswith(where) for name in names] == [True]
+
+
+@pytest.mark.parametrize(("times_as_long", "where"), [(10**6, "gpuzarr"), (1, "zarr_io")])
+def test_after_a_slow_read_on_zarrs_event_loop_others_run_on_threads_for_a_while(
+    array, monkeypatch, times_as_long, where
+):
+    read, names = reading.read_target, []
+
+    def slow(*args):
+        names.append(threading.current_thread().name[:7])
+        time.sleep(2 * reading._SLOW_S)
+        return read(*args)
+
+    def read_one():
+        np.testing.assert_array_equal(array[:1, :1], DATA[:1, :1])
+
+    monkeypatch.setattr(reading, "_BREAK", 0)
+    read_one()  # which imports what reads
+    monkeypatch.setattr(reading, "_BREAK", times_as_long)
+    monkeypatch.setattr(reading, "read_target", slow)
+    for _ in range(3):
+        read_one()
+
+    assert names == ["zarr_io", where, where]
 
 
 def test_codecs_that_wait_for_zarrs_event_loop_do_not_run_there(tmp_path):

@@ -6,6 +6,7 @@ Says no, and touches nothing, where zarr-python's own pipeline is to read.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,6 +26,7 @@ from xarray_gpuzarr.codec_pipeline.missing import NotingSource
 from xarray_gpuzarr.codec_pipeline.threads import on_thread
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
+from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.plan.points import group_points
@@ -41,11 +43,12 @@ _DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (gpu.Buffer, gpu.NDBuffer): "cud
 """Where the results of zarr-python's own buffers live; others may be anything."""
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores whose sessions belong to no event loop."""
-
-
-_LITTLE_NBYTES = 128 * 1024
-"""Decoded bytes that are read on zarr-python's event loop, as long as nothing else is read: within 0.2 ms, of which a
-thread that is handed the read would take 0.07 (November 2026)."""
+_LITTLE_S = 2e-3
+"""What one thread decodes in this time is read on zarr-python's event loop, as long as nothing else is read: to hand it
+to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
+_SLOW_S, _BREAK = 10e-3, 100
+"""After a read on that loop that took longer, perhaps because a disk had to be waited for, others run on threads for so
+many times as long."""
 
 
 class Reader:
@@ -64,6 +67,7 @@ class Reader:
         """Names in the key of a chunk behind the path of its array."""
         self._stored: StoredArray | Unplanned | None = None
         self._decoders: dict[str, Decoder | None] = {}
+        self._on_threads_until = 0.0
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> set[str] | None:
         """Read a batch into `out`, or do nothing.
@@ -92,8 +96,12 @@ class Reader:
         assert stored.source is not None
         noting = NotingSource(stored.source) if refuses_missing(chunk_spec.config) else None
         read = _Read(stored if noting is None else replace(stored, source=noting), batch, out, drop_axes)
-        if len(batch) == 1 and device == "host" and _is_on_zarrs_loop() and read.is_little():
+        start = time.monotonic()
+        if device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop() and read.is_little():
             is_done = read.carry_out(decoder)
+            took = time.monotonic() - start
+            if took > _SLOW_S:
+                self._on_threads_until = start + _BREAK * took
         else:
             is_done = await on_thread(
                 lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), is_remote=read.is_remote
@@ -183,13 +191,15 @@ class _Read:
         self.is_remote = stored.source.is_remote
 
     def is_little(self) -> bool:
-        """Whether reading takes no longer than handing it to a thread, and all cores are free."""
-        if self.is_remote or self._data.nbytes > _LITTLE_NBYTES or crew.n_active:
+        """Whether reading takes not much longer than handing it to a thread, and all cores are free."""
+        codecs = self._spec.codecs
+        if self.is_remote or crew.n_active or codecs.other is not None:  # zarr-python waits for its event loop there
             return False
-        if self._spec.codecs.other is not None:  # zarr-python decodes it, and waits for its event loop
+        most_nbytes = _LITTLE_S * decoded_rate(codecs)
+        if self._data.nbytes > most_nbytes:
             return False
         n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
-        return n_chunks * self._spec.chunk_nbytes <= _LITTLE_NBYTES
+        return n_chunks * self._spec.chunk_nbytes <= most_nbytes
 
     def carry_out(self, decoder: Decoder) -> bool:
         """Read; say whether that was done."""

@@ -80,7 +80,7 @@ def test_single_short_chunks_of_shards_are_read_by_as_many_threads_as_ever(tmp_p
     data = counting((64, 64)).astype("i8")
     array = write(str(tmp_path / "a.zarr"), data, chunks=(16, 16), shards=(32, 32))
 
-    assert_same_bits(read_array(array, ([0, 33], slice(0, 64, 32)), device="host"), data[[0, 33], ::32])
+    assert_same_bits(read_array(array, (slice(0, 64, 33), slice(0, 64, 32)), device="host"), data[::33, ::32])
 
     assert most == [1, 4]
 
