@@ -16,7 +16,10 @@ from xml.etree import ElementTree as ET
 import xarray
 
 TESTS = ("xarray/tests/test_backends.py", "xarray/tests/test_backends_datatree.py")
-PIPELINES = {"ours": "xarray_gpuzarr.CodecPipeline", "zarr-python's": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
+SETTINGS = {
+    "ours": {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline", "ZARR_NDBUFFER": "xarray_gpuzarr.NDBuffer"},
+    "zarr-python's": {"ZARR_CODEC_PIPELINE__PATH": "zarr.core.codec_pipeline.BatchedCodecPipeline"},
+}
 MOST = 60
 """Tests that may fail under both; more than that, and they test nothing."""
 LEAST = 1000
@@ -31,7 +34,7 @@ def failures(pipeline: str, cache: Path, least: int, *arguments: str) -> set[str
     run = subprocess.run(
         [*command, *own, *arguments, *TESTS],
         cwd=folder,
-        env=os.environ | {"ZARR_CODEC_PIPELINE__PATH": PIPELINES[pipeline]},
+        env=os.environ | SETTINGS[pipeline],
         check=False,
     )
     if run.returncode not in (0, 1):

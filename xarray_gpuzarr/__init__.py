@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xarray_gpuzarr.cluster import GpuZarrPlugin, register, stats
-    from xarray_gpuzarr.codec_pipeline import CodecPipeline, zarr_pipeline
+    from xarray_gpuzarr.codec_pipeline import CodecPipeline, NDBuffer, zarr_pipeline
     from xarray_gpuzarr.codec_pipeline.explanation import explain
     from xarray_gpuzarr.errors import (
         ArrayTypeError,
@@ -51,6 +51,7 @@ __all__ = [
     "GpuZarrWarning",
     "HostMemoryError",
     "MetadataError",
+    "NDBuffer",
     "OptionError",
     "ResourceOptions",
     "SelectionError",
@@ -73,6 +74,7 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
     "CodecPipeline": "codec_pipeline",
     "FetchOptions": "process.fetch_options",
     "GpuZarrPlugin": "cluster",
+    "NDBuffer": "codec_pipeline",
     "ResourceOptions": "process.device_options",
     "batches": "training",
     "configure": "process.configuration",

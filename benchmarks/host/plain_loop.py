@@ -25,8 +25,8 @@ from benchmarks.arrays.stores import cache_directory
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.chunk_table import ChunkTable, chunk_table
 from benchmarks.host.task import Array, Opened, Task
-from xarray_gpuzarr.decoders.host import memory as host_memory
 from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
+from xarray_gpuzarr.process import host_memory
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _COLUMNS = (

@@ -61,6 +61,7 @@ def assert_same_reads(arrays: tuple[Any, Any], read: Callable[[Any], Any]) -> No
         with pytest.raises(type(error)):
             read(arrays[1])
         return
-    found = read(arrays[1])
+    with zarr_pipeline():
+        found = read(arrays[1])
     assert type(found) is type(expected)
     assert_same_bits(np.asarray(found), np.asarray(expected))

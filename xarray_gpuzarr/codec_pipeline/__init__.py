@@ -3,6 +3,7 @@
 zarr-python imports this for every array that any program opens, once this package is installed: what reads comes later.
 """
 
+from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, zarr_pipeline
 
-__all__ = ["CodecPipeline", "zarr_pipeline"]
+__all__ = ["CodecPipeline", "NDBuffer", "zarr_pipeline"]

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import zarr
 from zarr.abc import codec
 from zarr.abc.codec import Codec
 from zarr.abc.store import ByteSetter, Store
+from zarr.buffer import cpu
 from zarr.core import codec_pipeline as of_zarr
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
-from zarr.registry import register_pipeline
+from zarr.registry import get_ndbuffer_class, register_pipeline
 
 if TYPE_CHECKING:
     from zarr.abc.codec import GetResult  # from 3.2 on
@@ -172,10 +173,12 @@ register_pipeline(CodecPipeline)
 def zarr_pipeline() -> AbstractContextManager[Any]:
     """Let zarr-python open arrays with this package's codec pipeline, from now on or within a ``with`` block.
 
+    Sets zarr-python's ``codec_pipeline.path`` and, where results are NumPy arrays, ``ndbuffer`` (see `NDBuffer`).
+
     Returns
     -------
     context manager
-        Takes the setting back at its end. An array keeps the pipeline that it was opened with.
+        Takes the settings back at its end. An array keeps the pipeline that it was opened with.
 
     Examples
     --------
@@ -188,5 +191,19 @@ def zarr_pipeline() -> AbstractContextManager[Any]:
     array([[ 4,  6],
            [ 8, 10]])
     """
-    setting: AbstractContextManager[Any] = zarr.config.set({"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline"})
-    return setting
+    settings = ExitStack()
+    settings.enter_context(zarr.config.set({"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline"}))
+    before = zarr.config.get(_BUFFER)
+    if get_ndbuffer_class() is cpu.NDBuffer:
+        zarr.config.set({_BUFFER: _OURS})
+        settings.callback(_put_back, before)
+    return settings
+
+
+_BUFFER, _OURS = "ndbuffer", "xarray_gpuzarr.NDBuffer"
+
+
+def _put_back(before: str) -> None:
+    """Take the setting of the buffer back, unless `enable_gpu` was called meanwhile."""
+    if zarr.config.get(_BUFFER) == _OURS:
+        zarr.config.set({_BUFFER: before})

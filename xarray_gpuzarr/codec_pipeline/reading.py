@@ -22,6 +22,7 @@ from zarr.core.buffer import Buffer, NDBuffer
 from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, requested
+from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
 from xarray_gpuzarr.codec_pipeline.missing import NotingSource
 from xarray_gpuzarr.codec_pipeline.threads import on_thread
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
@@ -39,8 +40,12 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import Metadata, native_dtype, parse_metadata
 
-_DEVICES = {(cpu.Buffer, cpu.NDBuffer): "host", (gpu.Buffer, gpu.NDBuffer): "cuda"}
-"""Where the results of zarr-python's own buffers live; others may be anything."""
+_DEVICES = {
+    (cpu.Buffer, cpu.NDBuffer): "host",
+    (cpu.Buffer, OurNDBuffer): "host",
+    (gpu.Buffer, gpu.NDBuffer): "cuda",
+}
+"""Where the results of zarr-python's own buffers, and of this package's, live; others may be anything."""
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores whose sessions belong to no event loop."""
 _LITTLE_S = 2e-3

@@ -22,7 +22,7 @@ from dask.array.core import finalize, slices_from_chunks
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from xarray_gpuzarr.decoders.host import memory as host_memory
+from xarray_gpuzarr.process import host_memory
 
 Block = npt.NDArray[Any]
 Box = tuple[slice, ...]

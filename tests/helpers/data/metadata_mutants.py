@@ -39,7 +39,7 @@ from helpers.data.registered_filters import CastValue, ScaleOffset
 from helpers.stores.fakes import put, take
 from xarray_gpuzarr import GpuZarrError, read_array
 from xarray_gpuzarr.backend.lazy_array import find_lazy_array
-from xarray_gpuzarr.decoders.host import memory as host_memory
+from xarray_gpuzarr.process import host_memory
 
 DATA = counting((8, 12))
 PLAIN, SHARDED = {"chunks": (2, 3)}, {"chunks": (2, 3), "shards": (4, 6)}

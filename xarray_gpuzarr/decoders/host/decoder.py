@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host import result_memory
 from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
@@ -28,7 +27,7 @@ from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
-from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process import result_memory, threads
 from xarray_gpuzarr.process.cores import cores
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast

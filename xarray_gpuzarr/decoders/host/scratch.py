@@ -8,7 +8,7 @@ from collections.abc import Buffer
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.memory import aligned
+from xarray_gpuzarr.process.host_memory import aligned
 
 _KEPT_NBYTES = 8 * 1024 * 1024
 """A thread keeps buffers up to this size."""

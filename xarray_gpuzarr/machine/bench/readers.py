@@ -18,7 +18,6 @@ import xarray as xr
 import zarr
 from zarr.core import codec_pipeline
 
-from xarray_gpuzarr.codec_pipeline import CodecPipeline
 from xarray_gpuzarr.decoders import Device, missing_for_cuda
 from xarray_gpuzarr.read import read_array
 
@@ -245,7 +244,7 @@ def _gpuzarr(name: str, device: Device) -> ArrayReader:
 
 _GPU_ZARR = _pipeline("default") | _GPU_BUFFERS
 
-_OURS = {"codec_pipeline.path": f"{CodecPipeline.__module__}.{CodecPipeline.__qualname__}"}
+_OURS = {"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline", "ndbuffer": "xarray_gpuzarr.NDBuffer"}
 
 
 def _our_pipeline(name: str, device: Device, settings: Mapping[str, object]) -> ArrayReader:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host import memory as host_memory
+from xarray_gpuzarr.process import host_memory
 
 _LEAST_NBYTES = 4 * 1024 * 1024
 """NumPy asks for huge pages from here on, and the C library mostly keeps what is smaller by itself."""

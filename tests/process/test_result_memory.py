@@ -14,8 +14,8 @@ from helpers.data.corpus import counting, write
 from helpers.data.datasets import open_ours
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.host import result_memory as module
-from xarray_gpuzarr.decoders.host.result_memory import ResultMemory
+from xarray_gpuzarr.process import result_memory as module
+from xarray_gpuzarr.process.result_memory import ResultMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 
@@ -130,7 +130,7 @@ def test_persisted_blocks_keep_their_values(memory, array):
 
 def test_a_block_alive_at_exit_is_no_error():
     code = (
-        "import numpy as np; from xarray_gpuzarr.decoders.host.result_memory import result_memory as b;"
+        "import numpy as np; from xarray_gpuzarr.process.result_memory import result_memory as b;"
         "kept = b.empty((1 << 20,), np.dtype('f8')); dead = b.empty((1 << 20,), np.dtype('f8')); del dead"
     )
 

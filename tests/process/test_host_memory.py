@@ -7,7 +7,7 @@ from helpers.data.corpus import counting, write
 from helpers.data.datasets import open_ours
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.host import memory as host_memory
+from xarray_gpuzarr.process import host_memory
 
 LARGE = 2 * host_memory._LEAST_NBYTES
 

@@ -1,0 +1,153 @@
+"""Arrays that zarr-python hands out take the memory of dead ones, never that of living ones, and hold what was read."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from helpers.codec_pipeline import reads_planned
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import counting, write
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.buffer import cpu
+from zarr.registry import get_ndbuffer_class
+from zarr.storage import MemoryStore
+
+import xarray_gpuzarr
+from xarray_gpuzarr import NDBuffer, explain, zarr_pipeline
+from xarray_gpuzarr.process import result_memory as module
+from xarray_gpuzarr.process.result_memory import ResultMemory
+
+pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+
+ROOT = Path(__file__).parents[2]
+DATA = counting((8, 6))
+DATA[:4] = 0  # a shard that is never written
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch):
+    """Such that any array may be in memory of dead ones."""
+    monkeypatch.setattr(module, "_LEAST_NBYTES", 1)
+    monkeypatch.setattr(module, "result_memory", ResultMemory())
+    return module.result_memory
+
+
+@pytest.fixture
+def array():
+    store = MemoryStore()
+    write(store, DATA, chunks=(2, 3), shards=(4, 6), fill_value=0)
+    with zarr_pipeline():
+        yield zarr.open_array(store)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_of_a_dead_array_is_used_again(array):
+    first = array[...]
+    at = address(first)
+    first[...] = 99  # not what the shard that is missing has
+    del first
+
+    second = array[...]
+
+    assert address(second) == at
+    assert_same_bits(second, DATA)
+
+
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: a[1:], lambda a: a.T, memoryview])
+def test_memory_of_an_array_that_lives_is_not(array, view):
+    kept = view(array[...])
+    others = [array[...] for _ in range(3)]
+
+    assert not any(np.shares_memory(np.asarray(kept), other) for other in others)
+    assert_same_bits(np.asarray(kept), np.asarray(view(DATA)))
+
+
+@given(data=st.data(), keys=st.lists(st.sampled_from([..., (3,), (slice(5),), (slice(1, 8, 3), 4)]), max_size=6))
+def test_reads_are_those_of_zarr_one_after_another(data, keys):
+    layouts = [{"chunks": (2, 3), "shards": (4, 6)}, {"chunks": (3, 4)}, {"chunks": (3, 4), "zarr_format": 2}]
+    dtypes = ["?", "i2", ">u4", "f8", "c8", "M8[s]", "m8[ns]", "<U3", "V3"]
+    pairs = []
+    for layout in data.draw(st.lists(st.sampled_from(layouts), min_size=1, max_size=3)):
+        order = data.draw(st.sampled_from("CF")) if "shards" not in layout else "C"
+        store, dtype = MemoryStore(), data.draw(st.sampled_from(dtypes))
+        values = DATA.astype("i1").astype(dtype) if dtype != "V3" else np.zeros(DATA.shape, dtype)
+        config = {"config": {"order": order}} if layout.get("zarr_format") != 2 else {"order": order}
+        zarr.create_array(store, data=values, **layout, **config)
+        own = zarr.open_array(store, mode="r")
+        with zarr_pipeline():
+            pairs.append((own, zarr.open_array(store, mode="r")))
+
+    for key in keys:
+        for own, ours in pairs:
+            expected = own[key]
+            with zarr_pipeline():
+                found = ours[key]
+            assert type(found) is type(expected)
+            assert_same_bits(np.asarray(found), np.asarray(expected))
+            assert np.asarray(found).flags.f_contiguous == np.asarray(expected).flags.f_contiguous
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_order_and_dtype_are_those_that_were_asked_for(order):
+    for dtype in ("i2", ">f8", "M8[s]", "<U5", "O", [("a", "i4"), ("b", "f8")]):
+        buffer, own = NDBuffer.empty((3, 4), dtype, order), cpu.NDBuffer.empty((3, 4), dtype, order)
+
+        found, expected = buffer.as_ndarray_like(), own.as_ndarray_like()
+        assert (found.dtype, found.shape, found.strides) == (expected.dtype, expected.shape, expected.strides)
+        assert found.flags.writeable
+
+
+def test_arrays_are_planned_and_explained(array):
+    with reads_planned():
+        array[...]
+    assert str(explain(array)) == "/: host"
+
+
+# ---- which buffer
+
+
+def test_setting_takes_effect_in_its_block_only():
+    with zarr_pipeline():
+        assert get_ndbuffer_class() is NDBuffer
+        with zarr_pipeline():
+            pass
+        assert get_ndbuffer_class() is NDBuffer
+    assert get_ndbuffer_class() is cpu.NDBuffer
+
+
+def test_buffers_for_gpus_stay():
+    gpu = {"buffer": "zarr.buffer.gpu.Buffer", "ndbuffer": "zarr.buffer.gpu.NDBuffer"}  # what `enable_gpu` sets
+    with zarr.config.set(gpu), zarr_pipeline():
+        assert zarr.config.get("ndbuffer") == gpu["ndbuffer"]
+
+    with zarr.config.set({"ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+        with zarr_pipeline():
+            zarr.config.set(gpu)
+        assert zarr.config.get("ndbuffer") == gpu["ndbuffer"]
+        zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer"})
+
+
+def test_zarr_finds_the_buffer_by_its_entry_point():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    module_name, _, name = groups["zarr.ndbuffer"]["gpuzarr"].partition(":")
+
+    assert getattr(xarray_gpuzarr, name) is NDBuffer
+    assert f"{NDBuffer.__module__}.{NDBuffer.__qualname__}" == f"{module_name}.{name}"
+
+
+def test_the_environment_names_the_buffer():
+    code = "import zarr; print(zarr.registry.get_ndbuffer_class())"
+    environment = os.environ | {"ZARR_NDBUFFER": "xarray_gpuzarr.NDBuffer"}
+
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+    assert run.stdout.strip() == "<class 'xarray_gpuzarr.NDBuffer'>", run.stderr
