@@ -4,10 +4,12 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from helpers.kernels.on_host import built
+from xarray_gpuzarr.decoders.host.little import LittleBox
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.native import Loops, library
 
@@ -40,6 +42,21 @@ def require_loops() -> Loops:
 def _sanitized() -> Loops:
     """Build the loops so that they end the process at any access outside of an allocation."""
     return Loops(built("loops.so", (*_SANITIZED, *_FLAGS), library.SOURCE.read_text(), ()))
+
+
+@contextmanager
+def little_reads() -> Iterator[list[bool]]:
+    """Note of each read that the loops get without a plan whether they did it all."""
+    noted, read = [], LittleBox.read
+
+    def noting(box: LittleBox, *arguments: Any) -> int | None:
+        n_read = read(box, *arguments)
+        noted.append(n_read is not None)
+        return n_read
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LittleBox, "read", noting)
+        yield noted
 
 
 class Taken:

@@ -45,6 +45,20 @@ class FilesStruct(ctypes.Structure):
     )
 
 
+class BoxStruct(ctypes.Structure):
+    """``box_t``: chunks of one object, and what is wanted of them."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("chunk_shape", "n_chunks", "first", "count", "step", "out_strides", "out")
+        ),
+        ("path", ctypes.c_char_p),
+        *((name, ctypes.c_void_p) for name in ("offset", "nbytes", "version", "scratch", "room")),
+        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "n_threads", "n_read")),
+    )
+
+
 class Loops:
     """The functions of the library; they let go of Python's lock.
 
@@ -62,6 +76,8 @@ class Loops:
         self.read_rows = library.gpuzarr_read_rows
         self.read_rows.argtypes = (address, address, address, number, number, address, number)
         self.read_rows.restype = number
+        self.read_box = library.gpuzarr_read_box
+        self.read_box.argtypes, self.read_box.restype = (address, address), number
         self.read_files = library.gpuzarr_read_files
         self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
         self.read_files.restype = number

@@ -1,7 +1,7 @@
 /* What would hold Python's lock a thousand times, done without it: read files, decode and place chunks.
  *
- * library.py loads this; whoever calls it owns all memory, and has another way to do the same. So nothing is explained
- * here: what a function does not know how to treat, it leaves, and says so.
+ * library.py loads this; whoever calls it owns all memory that it leaves behind, and has another way to do the same. So
+ * nothing is explained here: what a function does not know how to treat, it leaves, and says so.
  * Addresses are lent as integers. Decoders are those of the libraries that Python calls otherwise.
  */
 #define _GNU_SOURCE
@@ -13,14 +13,16 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP };
 enum { DONE, LEFT, ABSENT };          /* what became of a row */
 enum { NO_FILE = -1, READ_OTHERWISE = -2 };
-enum { GRABS_A_THREAD = 8, MOST_STEP = 32 };
+enum { GRABS_A_THREAD = 8, MOST_STEP = 32, MOST_BOX_ROWS = 1024 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 
@@ -79,6 +81,20 @@ typedef struct {
     int64_t room_nbytes, max_gap_nbytes;
     int64_t n_read;         /* result: bytes */
 } files_t;
+
+/* Chunks of one object, and what is wanted of them: a slice along each axis, counted from the object's first element. */
+typedef struct {
+    const int64_t *chunk_shape, *n_chunks; /* of the object, along each axis */
+    const int64_t *first, *count, *step, *out_strides;
+    char *out;
+    const char *path;
+    const int64_t *offset, *nbytes; /* of the chunks in C order, negative lengths of those that are not there; or NULL:
+                                       the object is one chunk */
+    const int64_t *version;         /* of the file; NULL: any */
+    char *scratch, *room;           /* chunk_nbytes and room_nbytes for each thread */
+    int64_t room_nbytes, max_gap_nbytes, n_threads;
+    int64_t n_read; /* result: bytes */
+} box_t;
 
 static uint32_t little(const char *at)
 {
@@ -414,23 +430,185 @@ int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, in
     return work.n_left;
 }
 
+static void read_with(work_t *work, int64_t n_threads, char *scratch)
+{
+    if (!work->files->path_at) {
+        work->step = (work->end - work->next) / (n_threads * GRABS_A_THREAD);
+        work->step = work->step < 1 ? 1 : work->step > MOST_STEP ? MOST_STEP : work->step;
+    }
+    run_lanes(work, scratch, n_threads);
+}
+
 /* As gpuzarr_place_rows, of rows that each thread reads before; all are left where the only file cannot be opened. */
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
     work_t work = {.job = job, .rows = rows, .files = files, .file = -1, .end = end, .step = 1, .next = row};
-    if (!files->path_at) {
-        work.step = (end - row) / (n_threads * GRABS_A_THREAD);
-        work.step = work.step < 1 ? 1 : work.step > MOST_STEP ? MOST_STEP : work.step;
-        work.file = open(files->paths, O_RDONLY | O_CLOEXEC);
-    }
+    if (!files->path_at) work.file = open(files->paths, O_RDONLY | O_CLOEXEC);
     if (files->path_at || work.file >= 0)
-        run_lanes(&work, scratch, n_threads);
+        read_with(&work, n_threads, scratch);
     else
         memset(rows->left + row, LEFT, (size_t)(end - row)), work.n_left = end - row;
     if (work.file >= 0) close(work.file);
     files->n_read = work.n_read;
     return work.n_left;
+}
+
+/* The tables of one box; numbers as job_t, rows_t and files_t lend them. */
+typedef struct {
+    int64_t n_rows, n_pieces;
+    int64_t *pieces, *chunk, *first_piece; /* `chunk` of each piece: its coordinate along the axis */
+    int64_t *boxes, *first_box, *offset, *nbytes;
+    const char **src;
+    uint8_t *direct, *left;
+} table_t;
+
+typedef struct { int64_t offset, nbytes, row; } range_t;
+
+static int64_t divided_up(int64_t n, int64_t by) { return n > 0 ? (n + by - 1) / by : 0; }
+
+/* Pieces along an axis; more than MOST_BOX_ROWS, if these are too many, or beyond the object. */
+static int64_t count_pieces(const box_t *box, int64_t axis)
+{
+    int64_t length = box->chunk_shape[axis], first = box->first[axis], n = box->count[axis], step = box->step[axis];
+    int64_t last = (first + (n - 1) * step) / length;
+    if (first < 0 || n < 1 || step < 1 || last >= box->n_chunks[axis]) return MOST_BOX_ROWS + 1;
+    return step > length ? n : last - first / length + 1;
+}
+
+static void cut_axis(const box_t *box, int64_t axis, int64_t n_pieces, const table_t *table)
+{
+    int64_t length = box->chunk_shape[axis], first = box->first[axis], step = box->step[axis];
+    for (int64_t i = 0; i < n_pieces; i++) {
+        int64_t chunk = step > length ? (first + i * step) / length : first / length + i;
+        int64_t at = divided_up(chunk * length - first, step), behind = divided_up((chunk + 1) * length - first, step);
+        int64_t *piece = table->pieces + table->first_piece[axis] + i;
+        if (behind > box->count[axis]) behind = box->count[axis];
+        piece[0] = first + at * step - chunk * length;
+        piece[table->n_pieces] = at;
+        piece[2 * table->n_pieces] = behind - at;
+        table->chunk[table->first_piece[axis] + i] = chunk;
+    }
+}
+
+/* Whether a row is all of its chunk, and both are one run of memory. */
+static int is_direct(const job_t *job, const box_t *box, const table_t *table, const int64_t *numbers)
+{
+    int64_t run = job->itemsize;
+    for (int64_t i = job->ndim - 1; i >= 0; run *= box->chunk_shape[i--]) {
+        int64_t length = box->chunk_shape[i], count = table->pieces[2 * table->n_pieces + table->first_piece[i] + numbers[i]];
+        if (count != length || (length > 1 && (box->step[i] != 1 || job->in_strides[i] != run || job->out_strides[i] != run)))
+            return 0;
+    }
+    return 1;
+}
+
+static int by_place(const void *one, const void *other)
+{
+    const range_t *a = one, *b = other;
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    return (a->nbytes > b->nbytes) - (a->nbytes < b->nbytes);
+}
+
+/* Find the ranges of all rows, in C order, and sort them by where they lie; 0 if one is missing. */
+static int find_ranges(const box_t *box, const table_t *table, int64_t ndim, range_t *ranges)
+{
+    int64_t numbers[MOST_AXES] = {0};
+    int is_sorted = 1;
+    for (int64_t row = 0; row < table->n_rows; row++) {
+        int64_t entry = 0, axis = ndim;
+        for (int64_t i = 0; i < ndim; i++)
+            entry = entry * box->n_chunks[i] + table->chunk[table->first_piece[i] + numbers[i]];
+        ranges[row] = box->offset ? (range_t){box->offset[entry], box->nbytes[entry], row} : (range_t){0, 0, row};
+        if (ranges[row].nbytes < 0) return 0;
+        if (row && by_place(&ranges[row - 1], &ranges[row]) > 0) is_sorted = 0;
+        while (axis-- > 0 && ++numbers[axis] == table->first_piece[axis + 1] - table->first_piece[axis]) numbers[axis] = 0;
+    }
+    if (!is_sorted) qsort(ranges, (size_t)table->n_rows, sizeof *ranges, by_place);
+    return 1;
+}
+
+static void fill_rows(const job_t *job, const box_t *box, const table_t *table, const range_t *ranges)
+{
+    for (int64_t row = 0; row < table->n_rows; row++) {
+        int64_t number = ranges[row].row, *numbers = table->boxes + row * job->ndim;
+        for (int64_t i = job->ndim - 1; i >= 0; i--) {
+            int64_t n = table->first_piece[i + 1] - table->first_piece[i];
+            numbers[i] = number % n;
+            number /= n;
+        }
+        table->offset[row] = ranges[row].offset;
+        table->nbytes[row] = ranges[row].nbytes;
+        table->first_box[row] = row;
+        table->direct[row] = (uint8_t)is_direct(job, box, table, numbers);
+    }
+    table->first_box[table->n_rows] = table->n_rows;
+}
+
+/* What tells a file from itself after a change; `local._version` in Python. */
+static int is_of_version(int file, const int64_t *version)
+{
+    struct stat found;
+    if (fstat(file, &found)) return 0;
+#ifdef __APPLE__
+    struct timespec changed = found.st_mtimespec, touched = found.st_ctimespec;
+#else
+    struct timespec changed = found.st_mtim, touched = found.st_ctim;
+#endif
+    return (int64_t)found.st_dev == version[0] && (int64_t)found.st_ino == version[1] && found.st_size == version[2] &&
+           changed.tv_sec * INT64_C(1000000000) + changed.tv_nsec == version[3] &&
+           touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec == version[4];
+}
+
+static int read_table(const job_t *job, box_t *box, const table_t *table)
+{
+    int64_t path_at = 0;
+    rows_t rows = {table->src, table->nbytes, table->first_box, table->direct, table->boxes, table->left};
+    files_t files = {.paths = box->path, .path_at = box->offset ? NULL : &path_at, .offset = table->offset,
+                     .room = box->room, .room_nbytes = box->room_nbytes, .max_gap_nbytes = box->max_gap_nbytes};
+    work_t work = {.job = job, .rows = &rows, .files = &files, .file = -1, .end = table->n_rows, .step = 1};
+    if (box->offset && (work.file = open(box->path, O_RDONLY | O_CLOEXEC)) < 0) return 0;
+    read_with(&work, box->n_threads, box->scratch);
+    int is_done = !work.n_left && (!box->version || is_of_version(work.file, box->version));
+    if (work.file >= 0) close(work.file);
+    box->n_read = work.n_read;
+    return is_done;
+}
+
+/* Read, decode and place a box; 0 if anything of it is left, or may be of another version: then all is to be read anew. */
+int64_t gpuzarr_read_box(const job_t *array, box_t *box)
+{
+    int64_t first_piece[MOST_AXES + 1] = {0}, ndim = array->ndim, n_rows = 1;
+    if (ndim < 1 || ndim > MOST_AXES) return 0;
+    for (int64_t i = 0; i < ndim; i++) {
+        int64_t n = count_pieces(box, i);
+        if (n > MOST_BOX_ROWS || (n_rows *= n) > MOST_BOX_ROWS) return 0;
+        first_piece[i + 1] = first_piece[i] + n;
+    }
+    if (!box->offset && n_rows > 1) return 0;
+    int64_t n_pieces = first_piece[ndim];
+    size_t n_numbers = (size_t)(4 * n_pieces + n_rows * (ndim + 3) + 1);
+    int64_t *memory = malloc(n_numbers * sizeof *memory + (size_t)n_rows * (sizeof(char *) + sizeof(range_t) + 2));
+    if (!memory) return 0;
+    range_t *ranges = (range_t *)(memory + n_numbers);
+    const char **src = (const char **)(ranges + n_rows);
+    table_t table = {.n_rows = n_rows, .n_pieces = n_pieces, .pieces = memory, .chunk = memory + 3 * n_pieces,
+                     .first_piece = first_piece, .boxes = memory + 4 * n_pieces, .src = src,
+                     .direct = (uint8_t *)(src + n_rows), .left = (uint8_t *)(src + n_rows) + n_rows};
+    table.first_box = table.boxes + n_rows * ndim;
+    table.offset = table.first_box + n_rows + 1;
+    table.nbytes = table.offset + n_rows;
+    for (int64_t i = 0; i < ndim; i++) cut_axis(box, i, first_piece[i + 1] - first_piece[i], &table);
+    job_t job = *array;
+    job.n_pieces = n_pieces, job.pieces = table.pieces, job.first_piece = first_piece;
+    job.steps = box->step, job.out_strides = box->out_strides, job.out = box->out;
+    int is_done = find_ranges(box, &table, ndim, ranges);
+    if (is_done) {
+        fill_rows(&job, box, &table, ranges);
+        is_done = read_table(&job, box, &table);
+    }
+    free(memory);
+    return is_done;
 }
 
 /* Read files [at, n) whole, `each` bytes of `room` for each; return the first one that was left, or n.

@@ -219,6 +219,11 @@ _shown: list[Bars] = []
 """The bars of this process, one pair at most."""
 
 
+def is_shown() -> bool:
+    """Say whether reads are to tell a bar of themselves."""
+    return bool(_shown)
+
+
 @contextmanager
 def watch[Plan](
     plans: Iterator[Plan], n_chunks_of: Callable[[Plan], int], *, n_chunks: int, nbytes: int

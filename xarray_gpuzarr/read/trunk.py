@@ -12,6 +12,7 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.decoders import Decoder, by_usable, decoder_for, resolve_storage
+from xarray_gpuzarr.decoders.protocol import LittleReader
 from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError
 from xarray_gpuzarr.fetch import ObjectChangedError
 from xarray_gpuzarr.fetch.counted import CountedPlans
@@ -136,6 +137,11 @@ def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: 
     # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
     if math.prod(n or 1 for n in target.shape) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {target.shape}")
+    assert stored.source is not None
+    if isinstance(decoder, LittleReader):
+        result = decoder.read_little(stored.source, spec=spec, target=target, cast=stored.cast, out=out)
+        if result is not None:
+            return result
     decode = partial(decoder.decode, out=out)
     return decoder.with_memory(lambda: _read_versions(stored, spec, target, decode))
 

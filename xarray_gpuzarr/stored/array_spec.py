@@ -113,6 +113,13 @@ class ArraySpec:
                 order = tuple(order[axis] for axis in codec.order)
         return order
 
+    @property
+    def chunk_strides(self) -> tuple[int, ...]:
+        """Strides of the elements of a decoded chunk along the axes of the array, in bytes."""
+        axes, shape = self.axes, self.grid.chunk_shape
+        after = [axes[axes.index(axis) + 1 :] for axis in range(len(axes))]
+        return tuple(self.numpy_dtype.itemsize * math.prod(shape[a] for a in axes) for axes in after)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplanned:

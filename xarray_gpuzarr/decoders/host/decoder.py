@@ -20,15 +20,19 @@ from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
+from xarray_gpuzarr.decoders.host.little import little_box
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.host.stacks import StackBlock
 from xarray_gpuzarr.decoders.protocol import Device, Route
-from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
+from xarray_gpuzarr.fetch import AtHand, ByteSource, ObjectSource, ReadAhead, Request
+from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process import result_memory, threads
 from xarray_gpuzarr.process.cores import cores
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.progress_bar import is_shown
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -102,8 +106,30 @@ class HostDecoder:
                 _run(tasks, source, job, most)
             return out
 
-        takes_turns = spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES and not source.is_remote
-        return cores.hold(threads.n_cores(), decode) if takes_turns else decode()
+        return decode() if source.is_remote else _in_turn(spec, decode)
+
+    def read_little(
+        self, source: ObjectSource, *, spec: ArraySpec, target: Target, cast: Cast, out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any] | None:
+        """Read what takes one call of the compiled loops, and is in memory; see `little`."""
+        compiled = loops()  # a setting that is unusable fails every read
+        box = None if compiled is None or is_shown() else little_box(source, spec, target, cast)
+        if compiled is None or box is None or box.seconds > (_SERIAL_S if box.common.is_copied else _CALL_S):
+            return None
+        shape, dtype = target.shape, box.common.dtype
+        array = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else self.empty(shape, dtype)
+        n_threads = 1 if box.common.is_copied else threads.crew.n_free(int(box.seconds / _LOOP_THREAD_S))
+        n_read: list[int | None] = []
+
+        def read(_: Callable[[], bool]) -> None:
+            n_read.append(box.read(compiled, array, n_threads))
+
+        with counters.stage("decode"):
+            _in_turn(spec, lambda: threads.crew.run(read, 1, n_each=n_threads))
+        if n_read[0] is None:
+            return None
+        counters.add(n_reads=1, n_shards=1, read_nbytes=n_read[0], decoded_nbytes=box.nbytes)
+        return array
 
     def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
         """Return what does nothing: host memory is the same for all threads."""
@@ -116,6 +142,11 @@ class HostDecoder:
     def upload(self, block: npt.NDArray[Any], cast: Cast) -> npt.NDArray[Any]:
         """Cast a block; it is on the host already."""
         return cast_array(cast, block)
+
+
+def _in_turn[Result](spec: ArraySpec, decode: Callable[[], Result]) -> Result:
+    """Return what `decode` does, once a core is free for it if chunks are short."""
+    return cores.hold(threads.n_cores(), decode) if spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES else decode()
 
 
 def _share_out(job: Job, target: Target, source: ByteSource) -> int:

@@ -159,9 +159,7 @@ class Job:
     @cached_property
     def _strides(self) -> tuple[int, ...]:
         """Of the elements of a decoded chunk, in bytes."""
-        axes, itemsize = self.spec.axes, self.stored.itemsize
-        after = [axes[axes.index(axis) + 1 :] for axis in range(len(axes))]
-        return tuple(itemsize * prod(self.spec.grid.chunk_shape[a] for a in axes) for axes in after)
+        return self.spec.chunk_strides
 
     @cached_property
     def in_keys(self) -> list[list[slice | npt.NDArray[np.int64]]]:

@@ -42,7 +42,7 @@ class Found:
     """Bytes."""
 
 
-def _address(array: Array) -> int:
+def address(array: Array) -> int:
     """Return where an array lies; `ndarray.ctypes` takes three times as long."""
     address: int = array.__array_interface__["data"][0]
     return address
@@ -79,19 +79,19 @@ class NativeJob:
         table = np.concatenate([getattr(p, name) for name in columns for p in pieces], dtype=np.int64)
         axes = np.array([first[:-1], strides, [p.step for p in pieces], out.strides], np.int64)
         self._kept = table, axes
-        at = _address(axes)
+        at = address(axes)
         self._struct = JobStruct(
             codec=codec.number,
             chunk_nbytes=chunk_nbytes,
             itemsize=out.itemsize,
             ndim=out.ndim,
             n_pieces=first[-1],
-            pieces=_address(table),
+            pieces=address(table),
             first_piece=at,
             in_strides=at + axes.strides[0],
             steps=at + 2 * axes.strides[0],
             out_strides=at + 3 * axes.strides[0],
-            out=_address(out),
+            out=address(out),
             decode=codec.decode,
             make_context=codec.make_context,
             free_context=codec.free_context,
@@ -139,13 +139,13 @@ class NativeRows:
         self.src, self.nbytes, self._left = numbers[0], numbers[1], flags[1]
         numbers[1, :n], numbers[2], flags[0] = nbytes, first_box, direct
         self._kept = numbers, flags, boxes
-        number, flag = _address(numbers), _address(flags)
+        number, flag = address(numbers), address(flags)
         self._struct = RowsStruct(
             src=number,
             nbytes=number + numbers.strides[0],
             first_box=number + 2 * numbers.strides[0],
             direct=flag,
-            boxes=_address(boxes),
+            boxes=address(boxes),
             left=flag + n,
         )
         self._at = ctypes.addressof(self._struct)
@@ -190,10 +190,10 @@ class NativeRows:
         room = memory(files.room_nbytes * n_threads)
         struct = FilesStruct(
             paths=files.paths,
-            path_at=0 if files.path_at is None else _address(files.path_at),
+            path_at=0 if files.path_at is None else address(files.path_at),
             first_row=rows.start,
-            offset=0 if files.offset is None else _address(files.offset),
-            room=_address(room),
+            offset=0 if files.offset is None else address(files.offset),
+            room=address(room),
             room_nbytes=files.room_nbytes,
             max_gap_nbytes=files.max_gap_nbytes,
         )
