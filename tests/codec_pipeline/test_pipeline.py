@@ -113,7 +113,11 @@ print(*sorted(n for n in opened if n.startswith('xarray_gpuzarr')))
     assert with_open.split() == [
         "xarray_gpuzarr",
         "xarray_gpuzarr.codec_pipeline",
+        "xarray_gpuzarr.codec_pipeline.buffer",
         "xarray_gpuzarr.codec_pipeline.pipeline",
+        "xarray_gpuzarr.process",
+        "xarray_gpuzarr.process.host_memory",
+        "xarray_gpuzarr.process.result_memory",
     ]
 
 

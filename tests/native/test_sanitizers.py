@@ -48,7 +48,13 @@ def test_damaged_frames(environment):
 
 def test_random_reads(environment):
     modules = [
-        f"tests/{name}.py" for name in ("native/test_place_rows", "native/test_read_rows", "fetch/test_cached_files")
+        f"tests/{name}.py"
+        for name in (
+            "native/test_place_rows",
+            "native/test_read_rows",
+            "native/test_little_reads",
+            "fetch/test_cached_files",
+        )
     ]
 
     done = run_child(environment, "-m", "pytest", "-q", "-x", *modules)
