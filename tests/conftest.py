@@ -3,9 +3,11 @@
 import gc
 import os
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import zarr
 from hypothesis import HealthCheck, settings
 from zarr.storage import LocalStore, MemoryStore
 
@@ -81,6 +83,19 @@ def device_decodes_all_by_itself(request: pytest.FixtureRequest) -> Iterator[Non
     every_decoder.decoded_again.clear()
     yield
     assert request.node.get_closest_marker("doubtful_frames") or every_decoder.decoded_again == []
+
+
+@pytest.fixture(autouse=True)
+def settings_are_left_as_they_were() -> Iterator[None]:
+    """Fail a test that leaves settings of this package or of zarr-python to later ones."""
+    before = _settings()
+    yield
+    assert _settings() == before
+
+
+def _settings() -> object:
+    ours = {name: value for name, value in os.environ.items() if name.startswith("XARRAY_GPUZARR_")}
+    return ours, deepcopy(zarr.config.config)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.gpu import proof, soak, tune
 from benchmarks.gpu.soak import Found
 from benchmarks.measure import AbsentError
-from xarray_gpuzarr.process.device_options import resource_options
+from xarray_gpuzarr.process.device_options import in_force, resource_options
 
 TINY = ["--scale", "2e-4", "--rounds", "1"]
 
@@ -34,7 +34,10 @@ def rows(out):
 
 
 @pytest.mark.parametrize("script", [soak, tune])
-def test_a_machine_without_a_gpu_is_told_so(script, tmp_path, capsys):
+def test_a_machine_without_a_gpu_is_told_so(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_CALIBRATION", "off")  # which is set for good
+    monkeypatch.setattr(in_force, "options", in_force.options)
+
     def no_gpu():
         raise AbsentError("no GPU to measure on: none found")
 

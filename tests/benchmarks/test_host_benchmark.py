@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
 
 from benchmarks import __main__ as command
@@ -206,7 +207,7 @@ def here(monkeypatch):
     monkeypatch.setattr(command, "published", lambda **_: [LAYOUTS["runs"]])
     monkeypatch.setattr(command, "MORE_CASES", ())
     monkeypatch.setattr(command, "WORKLOADS", [replace(LAYOUTS["boxes"], operations=("read", "chunks"))])
-    with zarr.config.set({"codec_pipeline": dict(zarr.config.get("codec_pipeline"))}):  # which readers set for good
+    with settings_taken_back():
         yield
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import zarr
+from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
 
 from benchmarks import __main__ as command
@@ -39,7 +40,7 @@ def here(monkeypatch):
     """Let loaders run in this process."""
 
     monkeypatch.setattr(host_cases, "_process", HereAndNow)
-    with zarr.config.set({"codec_pipeline": dict(zarr.config.get("codec_pipeline"))}):  # which loaders set for good
+    with settings_taken_back():
         yield
 
 

@@ -11,7 +11,7 @@ import pytest
 import zarr
 from helpers.codec_pipeline import reads_planned
 from helpers.compare import assert_same_bits
-from helpers.data.corpus import counting, write
+from helpers.data.corpus import checked_shards, counting, write, write_nested_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.buffer import cpu
@@ -19,7 +19,7 @@ from zarr.registry import get_ndbuffer_class
 from zarr.storage import MemoryStore
 
 import xarray_gpuzarr
-from xarray_gpuzarr import NDBuffer, explain, zarr_pipeline
+from xarray_gpuzarr import NDBuffer, explain, read_array, zarr_pipeline
 from xarray_gpuzarr.process import result_memory as module
 from xarray_gpuzarr.process.result_memory import ResultMemory
 
@@ -110,6 +110,23 @@ def test_arrays_are_planned_and_explained(array):
     with reads_planned():
         array[...]
     assert str(explain(array)) == "/: host"
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize(
+    "written",
+    [write_nested_shards, lambda store, data: write(store, data, chunks=(4, 6), **checked_shards((2, 3)))],
+    ids=["shards of shards", "shards with a checksum around them"],
+)
+def test_shards_that_zarr_decodes(written):
+    store = MemoryStore()
+    own = written(store, DATA)
+
+    with zarr_pipeline():
+        found, planned = zarr.open_array(store)[...], read_array(own)
+
+    assert_same_bits(found, DATA)
+    assert_same_bits(planned, DATA)
 
 
 # ---- which buffer

@@ -9,7 +9,7 @@ import zarr
 import zarr.core.buffer.gpu as zarr_gpu
 from helpers.codec_pipeline import reads_planned
 from helpers.compare import assert_same_bits
-from helpers.data.corpus import counting, write
+from helpers.data.corpus import counting, write, write_nested_shards
 from helpers.every_decoder import SMALL
 from helpers.kernels import on_host as host_kernels
 from helpers.simulated.array import SimulatedArray
@@ -111,6 +111,15 @@ def test_arrays_are_read_to_the_gpu(local, read):
     with reads_planned():
         assert_same_bits(down(READS[read](array)), expected)
     assert str(explain(array)) == "/g/a: cuda"
+
+
+def test_shards_of_shards_are_read_to_the_gpu(memory):
+    data = counting((8, 12))
+    with zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+        write_nested_shards(memory, data)
+
+    with reads_planned():
+        assert_same_bits(down(zarr.open_array(memory)[1:, 3:]), data[1:, 3:])
 
 
 def test_members_of_groups_are_read_to_the_gpu(local):

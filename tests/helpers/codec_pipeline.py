@@ -1,7 +1,7 @@
 """Reads of plain zarr arrays by this package's pipeline beside zarr-python's own."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,12 @@ def reads_planned() -> Iterator[None]:
         patch.setattr(CodecPipeline, "read", noting)
         yield
     assert left_over == []
+
+
+def settings_taken_back() -> AbstractContextManager[Any]:
+    """Take back what is set for good meanwhile: which codec pipeline and buffer zarr-python uses."""
+    config = zarr.config
+    return config.set({"codec_pipeline": dict(config.get("codec_pipeline")), "ndbuffer": config.get("ndbuffer")})
 
 
 class Refusing:

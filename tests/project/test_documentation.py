@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
-import zarr
+from helpers.codec_pipeline import settings_taken_back
 from helpers.older_versions import refuses_blocks_within_a_shard
 
 import xarray_gpuzarr
@@ -58,8 +58,7 @@ def test_python_blocks_of_a_page_run_one_after_another(page, era5, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     names = {"__name__": "__main__"}
 
-    setting = "codec_pipeline.path"
-    with warnings.catch_warnings(), zarr.config.set({setting: zarr.config.get(setting)}):
+    with warnings.catch_warnings(), settings_taken_back():
         for block in blocks(RUNS, page):
             exec(compile(block, page, "exec"), names)
 

@@ -12,13 +12,15 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.buffer import cpu
+from zarr.buffer import cpu, default_buffer_prototype
+from zarr.codecs import ShardingCodec
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArrayConfig
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
@@ -254,10 +256,13 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
     """
     pipeline, chunk_spec = _zarr_pipeline(spec.metadata)
     dtype = spec.numpy_dtype
+    is_shard = any(isinstance(codec, ShardingCodec) for codec in pipeline)
 
     def decode(encoded: bytes) -> npt.NDArray[Any]:
-        buffer = cpu.Buffer.from_bytes(encoded)
-        (decoded,) = sync(pipeline.decode([(buffer, chunk_spec)]))
+        # zarr-python takes chunks out of shards in the buffers of its settings only.
+        prototype = default_buffer_prototype() if is_shard else cpu.buffer_prototype
+        buffer = prototype.buffer.from_bytes(encoded)
+        (decoded,) = sync(pipeline.decode([(buffer, replace(chunk_spec, prototype=prototype))]))
         if decoded is None:
             raise ValueError("the codec pipeline returned nothing")
         # Codecs may give another dtype, or byte order, than the array has; zarr-python assigns that to its result.
