@@ -129,6 +129,36 @@ def test_shards_that_zarr_decodes(written):
     assert_same_bits(planned, DATA)
 
 
+@pytest.mark.parametrize("path", ["BatchedCodecPipeline", "FusedCodecPipeline"])
+def test_zarrs_own_pipelines_read_and_write_shards_of_shards(path):
+    if not hasattr(zarr.core.codec_pipeline, path):
+        pytest.skip("not in this version of zarr-python")
+    store, expected = MemoryStore(), DATA.copy()
+    write_nested_shards(store, DATA)
+    with zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{path}"}):
+        array = zarr.open_array(store)
+
+    with zarr_pipeline():
+        array[1:3, 2:5] = expected[1:3, 2:5] = 77
+        array.oindex[[0, 7], [1, 4]] = expected[np.ix_([0, 7], [1, 4])] = -5
+        found = array[...], array[5:, 1], array.oindex[[6, 0], [3, 5]]
+
+    assert_same_bits(found[0], expected)
+    assert_same_bits(found[1], expected[5:, 1])
+    assert_same_bits(found[2], expected[np.ix_([6, 0], [3, 5])])
+
+
+def test_buffers_equal_those_of_zarr_and_no_others():
+    class Other(NDBuffer):
+        pass
+
+    assert NDBuffer == cpu.NDBuffer
+    assert cpu.NDBuffer == NDBuffer
+    assert hash(NDBuffer) == hash(cpu.NDBuffer)
+    assert {Other, NDBuffer, object} == {Other, cpu.NDBuffer, object}
+    assert Other != cpu.NDBuffer
+
+
 # ---- which buffer
 
 
