@@ -17,7 +17,7 @@ import xarray
 
 TESTS = ("xarray/tests/test_backends.py", "xarray/tests/test_backends_datatree.py")
 SETTINGS = {
-    "ours": {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline", "ZARR_NDBUFFER": "xarray_gpuzarr.NDBuffer"},
+    "ours": {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline", "ZARR_NDBUFFER": "recycled.NDBuffer"},
     "zarr-python's": {"ZARR_CODEC_PIPELINE__PATH": "zarr.core.codec_pipeline.BatchedCodecPipeline"},
 }
 MOST = 60

@@ -69,7 +69,7 @@ def main() -> int:
     arguments = sys.argv[1:] or FILES
     if arguments == ["--gpu"]:
         arguments = ["-m", "gpu", "-n", "0", *ON_GPU]  # no other process takes memory of the GPU
-    setting = {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline", "ZARR_NDBUFFER": "xarray_gpuzarr.NDBuffer"}
+    setting = {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline", "ZARR_NDBUFFER": "recycled.NDBuffer"}
     run = subprocess.run(
         [*command, *left_out, *arguments],
         cwd=fetch(cache / "zarr-suite"),

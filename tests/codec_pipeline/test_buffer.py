@@ -20,6 +20,7 @@ from zarr.storage import MemoryStore
 
 import xarray_gpuzarr
 from xarray_gpuzarr import NDBuffer, explain, read_array, zarr_pipeline
+from xarray_gpuzarr.codec_pipeline.buffer import SETTING
 from xarray_gpuzarr.process import result_memory as module
 from xarray_gpuzarr.process.result_memory import ResultMemory
 
@@ -189,11 +190,12 @@ def test_zarr_finds_the_buffer_by_its_entry_point():
 
     assert getattr(xarray_gpuzarr, name) is NDBuffer
     assert f"{NDBuffer.__module__}.{NDBuffer.__qualname__}" == f"{module_name}.{name}"
+    assert "gpu" not in SETTING
 
 
 def test_the_environment_names_the_buffer():
     code = "import zarr; print(zarr.registry.get_ndbuffer_class())"
-    environment = os.environ | {"ZARR_NDBUFFER": "xarray_gpuzarr.NDBuffer"}
+    environment = os.environ | {"ZARR_NDBUFFER": SETTING}
 
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 

@@ -2,9 +2,11 @@
 
 import os
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from itertools import product
+from types import SimpleNamespace
 
 import google_crc32c
 import numpy as np
@@ -23,6 +25,7 @@ from xarray_gpuzarr import CorruptChunkError, progress, read_array, zarr_pipelin
 from xarray_gpuzarr.decoders.host import HostDecoder, little
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read.stored_array import stored_array
 from xarray_gpuzarr.read.trunk import read
@@ -101,6 +104,25 @@ def test_boxes_of_several_chunks(array, selection):
 
     assert_same_bits(np.asarray(found), np.asarray(DATA[selection]))
     assert noted == [True]
+
+
+def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
+    given, lived, read_box = [], [], loops().read_box
+
+    def forgotten(_name, nbytes):
+        memory = np.empty(nbytes, np.uint8)
+        given.append(weakref.ref(memory))
+        return memory
+
+    def noting(*structs):
+        lived.append([memory() is not None for memory in given])
+        return read_box(*structs)
+
+    monkeypatch.setattr(little, "buffer", forgotten)  # as long buffers are, which threads do not keep
+    monkeypatch.setattr(host, "loops", lambda: SimpleNamespace(read_box=noting))
+
+    assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])
+    assert lived == [[True, True]]
 
 
 def lengths(most):

@@ -28,8 +28,8 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
     """zarr-python's arrays in host memory, large ones in memory of dead ones of the same length.
 
     Fresh memory costs page faults at every read, a fifth to a third of what reading a hundred MiB takes. Used where
-    zarr-python's setting ``ndbuffer`` is ``"xarray_gpuzarr.NDBuffer"``; up to 128 MiB are kept by a process. An array
-    keeps its memory for as long as it or a view of it lives.
+    zarr-python's setting ``ndbuffer`` is ``"recycled.NDBuffer"``; up to 128 MiB are kept by a process. An array keeps
+    its memory for as long as it or a view of it lives.
     """
 
     @classmethod
@@ -43,5 +43,7 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
         return cls(result_memory.result_memory.empty(shape, numeric))
 
 
-NDBuffer.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it
-register_ndbuffer(NDBuffer)
+NDBuffer.__module__ = "xarray_gpuzarr"
+SETTING = "recycled.NDBuffer"
+"""Its name in zarr-python's settings. Programs such as anndata 0.12 think of CuPy where that contains "gpu"."""
+register_ndbuffer(NDBuffer, SETTING)

@@ -23,6 +23,8 @@ from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.registry import get_ndbuffer_class, register_pipeline
 
+from xarray_gpuzarr.codec_pipeline.buffer import SETTING
+
 if TYPE_CHECKING:
     from zarr.abc.codec import GetResult  # from 3.2 on
 
@@ -195,15 +197,15 @@ def zarr_pipeline() -> AbstractContextManager[Any]:
     settings.enter_context(zarr.config.set({"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline"}))
     before = zarr.config.get(_BUFFER)
     if get_ndbuffer_class() is cpu.NDBuffer:
-        zarr.config.set({_BUFFER: _OURS})
+        zarr.config.set({_BUFFER: SETTING})
         settings.callback(_put_back, before)
     return settings
 
 
-_BUFFER, _OURS = "ndbuffer", "xarray_gpuzarr.NDBuffer"
+_BUFFER = "ndbuffer"
 
 
 def _put_back(before: str) -> None:
     """Take the setting of the buffer back, unless `enable_gpu` was called meanwhile."""
-    if zarr.config.get(_BUFFER) == _OURS:
+    if zarr.config.get(_BUFFER) == SETTING:
         zarr.config.set({_BUFFER: before})

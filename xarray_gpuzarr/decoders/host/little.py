@@ -122,6 +122,8 @@ class LittleBox:
         version: Any = () if self.known is None else self.known.version
         numbers = _int64(*first, *self.target.shape, *(p.step for p in pieces), *out.strides, *version)
         at, each = ctypes.addressof(numbers), 8 * grid.ndim
+        scratch = buffer("scratch", common.chunk_nbytes * n_threads)
+        room = buffer("staging", common.room_nbytes * n_threads)
         struct = BoxStruct(
             chunk_shape=common.chunk_shape,
             n_chunks=common.chunk_shape + each,
@@ -134,8 +136,8 @@ class LittleBox:
             offset=0 if self.known is None else address(self.known.index.offset),
             nbytes=0 if self.known is None else address(self.known.index.nbytes),
             version=at + 4 * each if version else 0,
-            scratch=address(buffer("scratch", common.chunk_nbytes * n_threads)),
-            room=address(buffer("staging", common.room_nbytes * n_threads)),
+            scratch=address(scratch),
+            room=address(room),
             room_nbytes=common.room_nbytes,
             max_gap_nbytes=self.max_gap_nbytes,
             n_threads=n_threads,

@@ -244,7 +244,7 @@ def _gpuzarr(name: str, device: Device) -> ArrayReader:
 
 _GPU_ZARR = _pipeline("default") | _GPU_BUFFERS
 
-_OURS = {"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline", "ndbuffer": "xarray_gpuzarr.NDBuffer"}
+_OURS = {"codec_pipeline.path": "xarray_gpuzarr.CodecPipeline", "ndbuffer": "recycled.NDBuffer"}
 
 
 def _our_pipeline(name: str, device: Device, settings: Mapping[str, object]) -> ArrayReader:
