@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from itertools import count
 
@@ -116,11 +117,11 @@ class VirtualCrew:
         """Threads that work."""
         return sum(len(run.free) for run in self._runs)
 
-    def n_free(self, _n_wanted: int) -> int:
-        """Return 1: threads of the compiled loops are not modelled."""
-        return 1
+    def taking(self, _n_wanted: int) -> AbstractContextManager[int]:
+        """Give 1: threads of the compiled loops are not modelled."""
+        return nullcontext(1)
 
-    def run(self, work: Work, most: int, budget: int | None = None, *, n_each: int = 1) -> None:  # noqa: ARG002  # as above
+    def run(self, work: Work, most: int, budget: int | None = None) -> None:
         """Run `work` by up to `most` threads; see `Crew.run`."""
         budget, clock = budget or thread_budget(), self._clock
         n_helpers = max(0, min(most - 1, budget - self.n_active - 1))

@@ -168,6 +168,31 @@ def test_callers_whom_nobody_helps_fill_the_budget_too(budget):
     assert crew.n_active == 0
 
 
+@pytest.mark.parametrize(
+    ("n_wanted", "n_other", "expected"), [(9, 1, 4), (3, 1, 3), (1, 1, 1), (9, 3, 2), (2, 3, 2), (9, 6, 1)]
+)
+def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(budget, n_wanted, n_other, expected):
+    crew = Crew()
+    budget(4)
+    taken, active = [], []
+
+    def work(_):
+        with crew.taking(n_other) as n_before:
+            assert n_before == min(4, n_other)
+            with crew.taking(n_wanted) as n:
+                taken.append(n)
+                active.append(crew.n_active)
+            active.append(crew.n_active)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        crew.run(work, 1)
+
+    assert taken == [expected]
+    assert active == [min(4, n_other) + expected - 1, min(4, n_other)]
+    assert crew.n_active == 0
+
+
 def test_helper_leaves_when_callers_fill_the_budget(budget):
     budget(2)
     crew, caller, answers = Crew(), threading.current_thread(), []

@@ -5,6 +5,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from weakref import WeakSet
@@ -57,7 +58,7 @@ def budgets(monkeypatch):
 
     monkeypatch.setattr(host, "_SERIAL_S", 0.0)
     monkeypatch.setattr(host, "_LOOPS_S", 0.0)
-    monkeypatch.setattr(threads, "crew", SimpleNamespace(run=run, n_free=lambda _: 1))
+    monkeypatch.setattr(threads, "crew", SimpleNamespace(run=run, taking=lambda _: nullcontext(1)))
     return budgets
 
 

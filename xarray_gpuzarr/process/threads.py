@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from threading import Lock
 
@@ -170,7 +170,7 @@ class Crew:
         self._lock = Lock()
         self._runs: set[_Run] = set()
         self._alone: set[object] = set()
-        """One for each thread of a call of `run` that no helper works on."""
+        """One for each thread that no helper works with."""
         self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._hiring = Lock()
         self._threads: list[threading.Thread] = []
@@ -180,11 +180,29 @@ class Crew:
         """Threads that decode, or soon will."""
         return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
 
-    def n_free(self, n_wanted: int) -> int:
-        """Return how many threads a read may take by itself, of so many that it could use: at least its own."""
-        return max(1, min(n_wanted, thread_budget() - self.n_active)) if n_wanted > 1 else 1
+    @contextmanager
+    def taking(self, n_wanted: int) -> Iterator[int]:
+        """Count threads that the calling one starts by itself as at work, while a block runs.
 
-    def run(self, work: Work, most: int, budget: int | None = None, *, n_each: int = 1) -> None:
+        Parameters
+        ----------
+        n_wanted : int
+            Threads that the block could use, the calling one, which `run` counts, among them.
+
+        Yields
+        ------
+        int
+            As many as cores are free for; at least 1.
+        """
+        n_more = min(n_wanted - 1, thread_budget() - self.n_active) if n_wanted > 1 else 0
+        more = [object() for _ in range(n_more)]
+        try:
+            self._alone.update(more)
+            yield 1 + len(more)
+        finally:
+            self._alone.difference_update(more)
+
+    def run(self, work: Work, most: int, budget: int | None = None) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
 
         Parameters
@@ -195,8 +213,6 @@ class Crew:
             Threads that could be busy at once.
         budget : int or None
             What `thread_budget` has said lately; None asks it.
-        n_each : int
-            Threads that `work` starts by itself, the calling one counted, where `most` is 1.
 
         Raises
         ------
@@ -205,7 +221,7 @@ class Crew:
         """
         if most == 1:
             _setting()  # one that is unusable fails little reads, too
-            self._run_alone(work, n_each)
+            self._run_alone(work)
             return
         run = _Run(work, budget or thread_budget())
         try:
@@ -222,14 +238,14 @@ class Crew:
         if run.errors:
             _raise_first(run.errors)
 
-    def _run_alone(self, work: Work, n_threads: int) -> None:
-        """Run what nobody could help with; it counts all the same, as many threads as it starts."""
-        mine = [object() for _ in range(n_threads)]
+    def _run_alone(self, work: Work) -> None:
+        """Run what nobody could help with; it counts all the same."""
+        me = object()
         try:
-            self._alone.update(mine)
+            self._alone.add(me)
             work(lambda: True)
         finally:
-            self._alone.difference_update(mine)
+            self._alone.discard(me)
 
     def _ask_for_help(self, run: _Run, most: int) -> None:
         with self._lock:

@@ -31,6 +31,7 @@ from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
 
 Array = npt.NDArray[Any]
@@ -111,7 +112,8 @@ class BoxBlock(Block):
         files = local_files(plan, rows, source.local_path, job.rule)
         left: Sequence[int] = rows
         if files is not None and self.native is not None:
-            found = self.native.read(rows, files, workspace.encoded, self._scratch(workspace, rows), job.n_threads)
+            with threads.crew.taking(job.most_threads) as n:
+                found = self.native.read(rows, files, workspace.encoded, self._scratch(workspace, rows), n)
             counters.add(read_nbytes=found.n_read)
             if job.spec.index is not None:
                 source.check(plan.keys[0])
@@ -214,7 +216,8 @@ class BoxBlock(Block):
         rows = chunks.rows
         if self.native is not None:
             self.native.locate(chunks)
-            return self.native.place(rows, self._scratch(workspace, rows), self.job.n_threads)
+            with threads.crew.taking(self.job.most_threads) as n_threads:
+                return self.native.place(rows, self._scratch(workspace, rows), n_threads)
         if not self._copies_raw(rows):
             return rows
         for row in rows:

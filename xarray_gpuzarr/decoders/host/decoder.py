@@ -98,7 +98,7 @@ class HostDecoder:
             if job.rows_a_call is not None:
                 _run_here(_by_loops(tasks, job), source, job)
                 if job.left:
-                    job.n_threads = 1
+                    job.most_threads = 1
                     _run(iter(job.left), source, job, most)
             elif most == 1 and target.n_chunks == 1 and not source.is_remote:
                 _run_here(tasks, source, job)
@@ -118,14 +118,15 @@ class HostDecoder:
             return None
         shape, dtype = target.shape, box.common.dtype
         array = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else self.empty(shape, dtype)
-        n_threads = 1 if box.common.is_copied else threads.crew.n_free(int(box.seconds / _LOOP_THREAD_S))
+        most = 1 if box.common.is_copied else _most_threads(box.seconds)
         n_read: list[int | None] = []
 
         def read(_: Callable[[], bool]) -> None:
-            n_read.append(box.read(compiled, array, n_threads))
+            with threads.crew.taking(most) as n_threads:
+                n_read.append(box.read(compiled, array, n_threads))
 
         with counters.stage("decode"):
-            _in_turn(spec, lambda: threads.crew.run(read, 1, n_each=n_threads))
+            _in_turn(spec, lambda: threads.crew.run(read, 1))
         if n_read[0] is None:
             return None
         counters.add(n_reads=1, n_shards=1, read_nbytes=n_read[0], decoded_nbytes=box.nbytes)
@@ -163,10 +164,15 @@ def _share_out(job: Job, target: Target, source: ByteSource) -> int:
     by_loops = source.is_local and target.n_chunks > 1 and seconds < (_SERIAL_S if is_copied else _LOOPS_S)
     by_loops = by_loops and job.native is not None
     if not is_copied and (by_loops or most == 1):
-        job.n_threads = threads.crew.n_free(int(seconds / _LOOP_THREAD_S))
+        job.most_threads = _most_threads(seconds)
     if by_loops:
-        job.rows_a_call = max(1, int(_CALL_S * job.n_threads * rate / spec.chunk_nbytes))
+        job.rows_a_call = max(1, int(_CALL_S * rate / spec.chunk_nbytes))
     return most
+
+
+def _most_threads(seconds: float) -> int:
+    """Say how many threads of the compiled loops so much decoding is worth."""
+    return max(1, min(int(seconds / _LOOP_THREAD_S), threads.thread_budget()))
 
 
 def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
@@ -190,7 +196,7 @@ _BLOCKS: dict[type[Target], Callable[[Job, ReadPlan], Block]] = {
 def _run(tasks: Iterator[Task], source: ByteSource, job: Job, most: int) -> None:
     """Run tasks on up to so many threads, the caller's among them."""
     queue = TaskQueue(tasks, source)
-    threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most, n_each=job.n_threads)
+    threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
 
 
 def _by_loops(tasks: Iterator[Task], job: Job) -> Iterator[Task]:
@@ -210,7 +216,7 @@ def _run_here(tasks: Iterator[Task], source: ByteSource, job: Job) -> None:
         for task in tasks:
             task.run(workspace, task.start(source, task.requests))
 
-    threads.crew.run(run, 1, n_each=job.n_threads)
+    threads.crew.run(run, 1)
 
 
 class TaskQueue:

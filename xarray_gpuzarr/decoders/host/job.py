@@ -50,7 +50,7 @@ class Workspace:
 
     @cached_property
     def _room(self) -> Array:
-        return buffer("scratch", self._job.chunk_nbytes * self._job.n_threads)
+        return buffer("scratch", self._job.chunk_nbytes * self._job.most_threads)
 
     @cached_property
     def scratch_address(self) -> int:
@@ -147,8 +147,8 @@ class Job:
         self._rows_shape, self._rows_strides = self._box_shape[:-1], out.strides[:-1]
         self.has_index = any(p.index is not None for p in pieces)
         self._target, self._pieces = target, pieces
-        self.n_threads = 1
-        """Threads of the compiled loops, for each thread of Python."""
+        self.most_threads = 1
+        """Threads of the compiled loops that one thread of Python may be joined by, itself among them."""
         self.is_local = False
         """Whether the objects are local files."""
         self.rows_a_call: int | None = None
