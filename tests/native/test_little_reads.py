@@ -106,6 +106,16 @@ def test_boxes_of_several_chunks(array, selection):
     assert noted == [True]
 
 
+@pytest.mark.parametrize("step", [2**62, 2**63 - 3, 2**63 - 1])
+def test_steps_of_any_length(array, step):
+    selection = slice(3, None, step), slice(1, None, 7)
+
+    found, noted = read_twice(array, selection)
+
+    assert_same_bits(found, DATA[selection])
+    assert noted == [True]
+
+
 def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
     given, lived, read_box = [], [], loops().read_box
 

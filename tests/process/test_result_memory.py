@@ -76,6 +76,27 @@ def test_what_is_kept_is_bounded_and_the_latest(memory):
     assert memory.kept_nbytes == 8 * (43 + 44)
 
 
+@pytest.mark.parametrize("shape", [(40,), (100,)])  # of a length that is kept, and a longer one
+def test_what_is_kept_is_let_go_where_memory_lacks(memory, monkeypatch, shape):
+    aligned = module.host_memory.aligned
+
+    def scarce(nbytes):
+        if memory.kept_nbytes:
+            raise MemoryError
+        return aligned(nbytes)
+
+    for block in [memory.empty((n,), DTYPE) for n in (20, 30)]:
+        del block
+    monkeypatch.setattr(module.host_memory, "aligned", scarce)
+    monkeypatch.setattr(module.host_memory, "_LEAST_NBYTES", 1)
+    assert memory.kept_nbytes == 400
+
+    found = memory.empty(shape, DTYPE)
+
+    assert found.shape == shape
+    assert memory.kept_nbytes == 0
+
+
 @pytest.mark.parametrize(("shape", "dtype"), [((12,), "f8"), ((51,), "f8"), ((20,), "O")])
 def test_other_lengths_and_objects_are_left_to_numpy(memory, shape, dtype):
     block = memory.empty(shape, np.dtype(dtype))

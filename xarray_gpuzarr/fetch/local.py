@@ -196,7 +196,7 @@ class LocalSource:
         parts = [room[end - part.nbytes : end] for part, end in zip(wanted, ends, strict=True)]
         n = 0
         while (n := read_ranges(fd, wanted, room, n)) < len(wanted):
-            done = self._read(fd, key, wanted[n].offset, parts[n])
+            done = self._read(fd, key, wanted[n].offset, parts[n], version)
             if done < len(parts[n]):
                 self._check_version(fd, key, version)
                 raise short(self.local_path(key), *wanted[n], done)
@@ -275,19 +275,23 @@ class LocalSource:
         StoreReadError
             It ends too soon, or cannot be read.
         """
-        done = self._read(fd, key, offset, into)
+        done = self._read(fd, key, offset, into, version)
         self._check_version(fd, key, version)
         if done < len(into):
             raise short(self.local_path(key), offset, len(into), done)
         return into
 
-    def _read(self, fd: int, key: str, offset: int, into: memoryview) -> int:
-        """Fill `into`, as far as the file reaches; return how many bytes that are."""
+    def _read(self, fd: int, key: str, offset: int, into: memoryview, version: Version) -> int:
+        """Fill `into`, as far as the file reaches; return how many bytes that are.
+
+        What cannot be read may have replaced what could, such as a directory a file: then `ObjectChangedError`.
+        """
         done = 0
         try:
             while done < len(into) and (n := _preadv(fd, into[done:], offset + done)):
                 done += n
         except OSError as err:
+            self._check_version(fd, key, version)
             raise failed(self.local_path(key), f"read {len(into)} bytes at {offset}", err) from err
         return done
 

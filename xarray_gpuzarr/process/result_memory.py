@@ -36,7 +36,17 @@ class ResultMemory:
         return sum(memory.nbytes for memory in list(self._free.values()))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an uninitialised C-ordered array, in the memory of a dead one of the same length if there is any."""
+        """Return an uninitialised C-ordered array, in the memory of a dead one of the same length if there is any.
+
+        Where memory lacks, what is kept is let go.
+        """
+        try:
+            return self._empty(shape, dtype)
+        except MemoryError:
+            self._free.clear()
+            return self._empty(shape, dtype)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
         if dtype.hasobject or not _LEAST_NBYTES <= nbytes <= _MOST_NBYTES:
             return host_memory.empty(shape, dtype)

@@ -160,12 +160,12 @@ class BoxBlock(Block):
     def _raw_runs(self) -> Sequence[int] | None:
         """Cut rows where raw chunks do not lie side by side both in the object and in the output.
 
-        None if requests for parts, which join runs, cost less than the copy that they need.
+        None if requests for parts, which join runs, cost less than the copy that they need, or if a chunk has another
+        length: who reads it finds out whether it is damaged, or the index is of an object that was replaced.
         """
         plan, nbytes = self.plan, self.job.chunk_nbytes
-        wrong = np.flatnonzero((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT))
-        if len(wrong):
-            raise self._wrong_length(int(wrong[0]), int(plan.nbytes[wrong[0]]))
+        if np.any((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT)):
+            return None
         out_byte = np.asarray(self.out_byte, np.int64)
         apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]

@@ -120,7 +120,10 @@ class LittleBox:
         axes = zip(pieces, grid.chunk_shape, grid.chunks_per_shard, strict=True)
         first = (int(p.chunk[0]) % per_shard * length + int(p.in_start[0]) for p, length, per_shard in axes)
         version: Any = () if self.known is None else self.known.version
-        numbers = _int64(*first, *self.target.shape, *(p.step for p in pieces), *out.strides, *version)
+        shape = self.target.shape
+        # Any number may follow a single element.
+        steps = (1 if n == 1 else p.step for n, p in zip(shape, pieces, strict=True))
+        numbers = _int64(*first, *shape, *steps, *out.strides, *version)
         at, each = ctypes.addressof(numbers), 8 * grid.ndim
         scratch = buffer("scratch", common.chunk_nbytes * n_threads)
         room = buffer("staging", common.room_nbytes * n_threads)
@@ -169,7 +172,7 @@ def little_box(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast
     shard = None if common is None else _only_shard(spec, target)
     if common is None or shard is None:
         return None
-    if common.n_planned:
+    if common.n_planned > 0:
         common.n_planned -= 1
         return None
     key, known = spec.keys.key(shard), None
