@@ -408,7 +408,8 @@ def test_little_reads_are_done_on_zarrs_event_loop(tmp_path, kind, selection, wh
         return read(*args)
 
     monkeypatch.setattr(reading, "read_target", noting)
-    monkeypatch.setattr(reading, "decoded_rate", lambda _: 2 * DATA.dtype.itemsize * 6 / reading._LITTLE_S)
+    monkeypatch.setattr(reading, "thread_budget", lambda: 8)
+    monkeypatch.setattr(reading, "decoded_rate", lambda _: DATA.dtype.itemsize * 6 / reading._LITTLE_S)
 
     np.testing.assert_array_equal(array[selection], DATA[selection])
     assert [name.startswith(where) for name in names] == [True]

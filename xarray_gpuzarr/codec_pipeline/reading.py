@@ -33,7 +33,7 @@ from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
-from xarray_gpuzarr.process.threads import crew
+from xarray_gpuzarr.process.threads import crew, thread_budget
 from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -49,8 +49,8 @@ _DEVICES = {
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores whose sessions belong to no event loop."""
 _LITTLE_S = 2e-3
-"""What one thread decodes in this time is read on zarr-python's event loop, as long as nothing else is read: to hand it
-to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
+"""What is decoded in this time, by two threads if there are cores, is read on zarr-python's event loop, as long as no
+other read goes on: to hand it to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
 _SLOW_S, _BREAK = 10e-3, 100
 """After a read on that loop that took longer, perhaps because a disk had to be waited for, others run on threads for so
 many times as long."""
@@ -200,7 +200,7 @@ class _Read:
         codecs = self._spec.codecs
         if self.is_remote or crew.n_active or codecs.other is not None:  # zarr-python waits for its event loop there
             return False
-        most_nbytes = _LITTLE_S * decoded_rate(codecs)
+        most_nbytes = _LITTLE_S * decoded_rate(codecs) * min(2, thread_budget())
         if self._data.nbytes > most_nbytes:
             return False
         n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
