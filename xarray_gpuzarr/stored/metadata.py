@@ -12,7 +12,6 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +23,7 @@ from zarr.codecs import ShardingCodec
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArrayConfig
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
+from zarr.core.buffer import BufferPrototype
 from zarr.core.chunk_key_encodings import DefaultChunkKeyEncoding, V2ChunkKeyEncoding
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
@@ -254,15 +254,15 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
         Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype`, host memory.
         Safe to call from several threads. Raises whatever the codec raises.
     """
-    pipeline, chunk_spec = _zarr_pipeline(spec.metadata)
     dtype = spec.numpy_dtype
-    is_shard = any(isinstance(codec, ShardingCodec) for codec in pipeline)
+    is_shard = any(isinstance(codec, ShardingCodec) for codec in _zarr_pipeline(spec.metadata, cpu.buffer_prototype)[0])
 
     def decode(encoded: bytes) -> npt.NDArray[Any]:
         # zarr-python takes chunks out of shards in the buffers of its settings only.
         prototype = default_buffer_prototype() if is_shard else cpu.buffer_prototype
+        pipeline, chunk_spec = _zarr_pipeline(spec.metadata, prototype)
         buffer = prototype.buffer.from_bytes(encoded)
-        (decoded,) = sync(pipeline.decode([(buffer, replace(chunk_spec, prototype=prototype))]))
+        (decoded,) = sync(pipeline.decode([(buffer, chunk_spec)]))
         if decoded is None:
             raise ValueError("the codec pipeline returned nothing")
         # Codecs may give another dtype, or byte order, than the array has; zarr-python assigns that to its result.
@@ -272,13 +272,16 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
 
 
 @lru_cache(maxsize=64)
-def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
-    """Build zarr-python's pipeline for the inner chunks that `document` describes."""
+def _zarr_pipeline(document: str, prototype: BufferPrototype) -> tuple[Any, ZarrChunkSpec]:
+    """Build zarr-python's pipeline for the inner chunks that `document` describes; one for each prototype.
+
+    Its codecs of shards keep the one that they first decode with.
+    """
     data = json.loads(document)
     config = ArrayConfig.from_dict({"order": data.get("order", "C")})
     if data["zarr_format"] == 2:
         v2 = ArrayV2Metadata.from_dict(data)
-        spec = v2.get_chunk_spec((), config, cpu.buffer_prototype)
+        spec = v2.get_chunk_spec((), config, prototype)
         return create_codec_pipeline(v2), spec
     v3 = ArrayV3Metadata.from_dict(data)
     spec = ZarrChunkSpec(
@@ -286,7 +289,7 @@ def _zarr_pipeline(document: str) -> tuple[Any, ZarrChunkSpec]:
         dtype=v3.data_type,
         fill_value=v3.fill_value,
         config=config,
-        prototype=cpu.buffer_prototype,
+        prototype=prototype,
     )
     pipeline = get_pipeline_class().from_codecs(v3.inner_codecs)
     # Before 3.3, a pipeline loses its codecs when it is fitted to an array; but those of metadata fit already.
