@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.kernels.on_host import built
-from xarray_gpuzarr.decoders.host.little import LittleBox
+from xarray_gpuzarr.decoders.host.little import LittleRead
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.native import Loops, library
 
@@ -47,15 +47,15 @@ def _sanitized() -> Loops:
 @contextmanager
 def little_reads() -> Iterator[list[bool]]:
     """Note of each read that the loops get without a plan whether they did it all."""
-    noted, read = [], LittleBox.read
+    noted, read = [], LittleRead.carry_out
 
-    def noting(box: LittleBox, *arguments: Any) -> int | None:
+    def noting(box: LittleRead, *arguments: Any) -> int | None:
         n_read = read(box, *arguments)
         noted.append(n_read is not None)
         return n_read
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LittleBox, "read", noting)
+        patch.setattr(LittleRead, "carry_out", noting)
         yield noted
 
 

@@ -106,6 +106,28 @@ def test_boxes_of_several_chunks(array, selection):
     assert noted == [True]
 
 
+@pytest.mark.usefixtures("n_threads")
+@pytest.mark.parametrize("layout", [{"chunks": CHUNKS, "shards": (16, 12)}, {"chunks": (16, 12)}], ids=str)
+@pytest.mark.parametrize(
+    "selection",
+    [
+        ...,
+        (slice(4, 20), slice(3, 20)),
+        (slice(15, 17), 5),
+        (slice(None, None, -5), slice(2, 24, 7)),
+        (slice(1, 32, 30), slice(3, 24, 19)),
+    ],
+    ids=str,
+)
+def test_boxes_of_several_objects(tmp_path, layout, selection):
+    array = write(LocalStore(tmp_path), DATA, **layout)
+
+    found, noted = read_twice(array, selection)
+
+    assert_same_bits(np.ascontiguousarray(found), np.ascontiguousarray(DATA[selection]))
+    assert noted == [True]
+
+
 @pytest.mark.parametrize("step", [2**62, 2**63 - 3, 2**63 - 1])
 def test_steps_of_any_length(array, step):
     selection = slice(3, None, step), slice(1, None, 7)
@@ -117,7 +139,7 @@ def test_steps_of_any_length(array, step):
 
 
 def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
-    given, lived, read_box = [], [], loops().read_box
+    given, lived, read_objects = [], [], loops().read_objects
 
     def forgotten(_name, nbytes):
         memory = np.empty(nbytes, np.uint8)
@@ -126,10 +148,10 @@ def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
 
     def noting(*structs):
         lived.append([memory() is not None for memory in given])
-        return read_box(*structs)
+        return read_objects(*structs)
 
     monkeypatch.setattr(little, "buffer", forgotten)  # as long buffers are, which threads do not keep
-    monkeypatch.setattr(host, "loops", lambda: SimpleNamespace(read_box=noting))
+    monkeypatch.setattr(host, "loops", lambda: SimpleNamespace(read_objects=noting))
 
     assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])
     assert lived == [[True, True]]
@@ -212,15 +234,17 @@ def test_chunks_of_a_shard_wherever_they_lie(array, tmp_path, kind):
     assert noted == [True]
 
 
-def test_they_count_as_others(tmp_path, monkeypatch):
+@pytest.mark.parametrize("selection", [ONE, (slice(9, 19), slice(6, 14))], ids=["one chunk", "several"])
+def test_they_count_as_others(tmp_path, monkeypatch, selection):
     arrays = [write(LocalStore(tmp_path / name), DATA, **layout) for name, layout in LAYOUTS.items()]
 
     def counts():
         before = counters.snapshot()
         for array in arrays:
-            read_array(array, ONE, device="host")
+            read_array(array, selection, device="host")
         found = counters.snapshot() - before
-        return found.n_reads, found.n_shards, found.decoded_nbytes, found.read_nbytes
+        read_nbytes = found.read_nbytes if selection == ONE else None  # gaps between several are read or not
+        return found.n_reads, found.n_shards, found.decoded_nbytes, read_nbytes
 
     counts()
     with little_reads() as noted:
@@ -266,8 +290,8 @@ def planned(array, selection, values=DATA):
 
 def test_what_the_loops_do_not_know(tmp_path):
     layouts = {
-        "other shards": {"chunks": CHUNKS, "shards": (16, 12)},
-        "several files": {"chunks": CHUNKS},
+        "many shards": {"chunks": (4, 6), "shards": (4, 6)},
+        "many files": {"chunks": (4, 6)},
         "checksum": {**LAYOUTS["sharded"], "compressors": [ZstdCodec(), Crc32cCodec()]},
     }
     for name, layout in layouts.items():
@@ -314,8 +338,9 @@ def test_missing_chunks(tmp_path):
     for name, layout in LAYOUTS.items():
         array = write(LocalStore(tmp_path / name), values, fill_value=7, **layout)
         assert left(array, ONE, values)
-    array = write(LocalStore(tmp_path / "several"), values, fill_value=7, **LAYOUTS["sharded"])
-    assert left(array, (slice(32), slice(24)), values)
+    for name, shards in {"several": (32, 24), "shards": (16, 12), "files": None}.items():
+        array = write(LocalStore(tmp_path / name), values, fill_value=7, chunks=CHUNKS, shards=shards)
+        assert left(array, (slice(0, 24), slice(4, 14)) if shards else (slice(8, 24), slice(0, 12)), values)
 
 
 def test_after_one_that_was_left_others_are_planned_for_a_while(tmp_path, monkeypatch):
@@ -352,6 +377,21 @@ def test_a_shard_that_was_rewritten(array, tmp_path, how):
     with little_reads() as noted:
         for _ in range(2):
             assert_same_bits(read_array(array, ONE, device="host"), -DATA[ONE])
+    assert noted == [False, True]
+
+
+def test_one_of_several_shards_that_was_rewritten(tmp_path):
+    layout = {"chunks": CHUNKS, "shards": (16, 12)}
+    array, selection = write(LocalStore(tmp_path), DATA, **layout), (slice(4, 20), slice(3, 20))
+    read_array(array, device="host")
+    write(LocalStore(tmp_path / "new"), -DATA, **layout)
+    (tmp_path / "new/c/1/0").replace(tmp_path / "c/1/0")
+    expected = DATA.copy()
+    expected[16:, :12] *= -1
+
+    with little_reads() as noted:
+        for _ in range(2):
+            assert_same_bits(read_array(array, selection, device="host"), expected[selection])
     assert noted == [False, True]
 
 

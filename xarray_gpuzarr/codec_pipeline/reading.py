@@ -51,9 +51,9 @@ _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 _LITTLE_S = 2e-3
 """What is decoded in this time, by two threads if there are cores, is read on zarr-python's event loop, as long as no
 other read goes on: to hand it to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
-_SLOW_S, _BREAK = 10e-3, 100
+_SLOW_S, _BREAK = 10e-3, 20
 """After a read on that loop that took longer, perhaps because a disk had to be waited for, others run on threads for so
-many times as long."""
+many times as long: slow ones hold the loop for a twentieth of the time. On a busy machine any read may be slow."""
 
 
 class Reader:

@@ -45,17 +45,21 @@ class FilesStruct(ctypes.Structure):
     )
 
 
-class BoxStruct(ctypes.Structure):
-    """``box_t``: chunks of one object, and what is wanted of them."""
+class ObjectStruct(ctypes.Structure):
+    """``object_t``: a file that holds a shard or a chunk, and what is wanted of it."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("chunk_shape", "n_chunks", "first", "count", "step", "out_strides", "out")
-        ),
         ("path", ctypes.c_char_p),
-        *((name, ctypes.c_void_p) for name in ("offset", "nbytes", "version", "scratch", "room")),
-        *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "n_threads", "n_read")),
+        *((name, ctypes.c_void_p) for name in ("offset", "nbytes", "slices", "out")),
+    )
+
+
+class ObjectsStruct(ctypes.Structure):
+    """``objects_t``: objects of one array."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("chunk_shape", "n_chunks", "out_strides", "objects", "scratch", "room")),
+        *((name, ctypes.c_int64) for name in ("n_objects", "room_nbytes", "max_gap_nbytes", "n_threads", "n_read")),
     )
 
 
@@ -76,8 +80,8 @@ class Loops:
         self.read_rows = library.gpuzarr_read_rows
         self.read_rows.argtypes = (address, address, address, number, number, address, number)
         self.read_rows.restype = number
-        self.read_box = library.gpuzarr_read_box
-        self.read_box.argtypes, self.read_box.restype = (address, address), number
+        self.read_objects = library.gpuzarr_read_objects
+        self.read_objects.argtypes, self.read_objects.restype = (address, address), number
         self.read_files = library.gpuzarr_read_files
         self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
         self.read_files.restype = number

@@ -82,16 +82,31 @@ typedef struct {
     int64_t n_read;         /* result: bytes */
 } files_t;
 
-/* Chunks of one object, and what is wanted of them: a slice along each axis, counted from the object's first element. */
+/* A file that holds a shard or a chunk, and what is wanted of it. */
 typedef struct {
-    const int64_t *chunk_shape, *n_chunks; /* of the object, along each axis */
-    const int64_t *first, *count, *step, *out_strides;
-    char *out;
     const char *path;
     const int64_t *offset, *nbytes; /* of the chunks in C order, negative lengths of those that are not there; or NULL:
-                                       the object is one chunk */
-    const int64_t *version;         /* of the file; NULL: any */
-    char *scratch, *room;           /* chunk_nbytes and room_nbytes for each thread */
+                                       the file is one chunk */
+    const int64_t *slices;          /* counted from the object's first element: first elements, counts and steps along each
+                                       axis; of a shard, the version of the file follows */
+    char *out;                      /* where the first element goes */
+} object_t;
+
+/* Objects of one array. */
+typedef struct {
+    const int64_t *chunk_shape, *n_chunks; /* of an object, along each axis */
+    const int64_t *out_strides;
+    const object_t *objects;
+    char *scratch, *room; /* chunk_nbytes and room_nbytes for each thread */
+    int64_t n_objects, room_nbytes, max_gap_nbytes, n_threads;
+    int64_t n_read; /* result: bytes */
+} objects_t;
+
+/* One of them, for one or several threads. */
+typedef struct {
+    const int64_t *chunk_shape, *n_chunks, *first, *count, *step, *out_strides;
+    const object_t *object;
+    char *scratch, *room;
     int64_t room_nbytes, max_gap_nbytes, n_threads;
     int64_t n_read; /* result: bytes */
 } box_t;
@@ -398,27 +413,32 @@ static lane_t lane_of(work_t *work, char *scratch, int64_t i)
     return (lane_t){work, scratch ? scratch + i * work->job->chunk_nbytes : NULL, room};
 }
 
-/* The threads live for this call: that takes 20 us each, and none of them ever waits for Python. */
-static void run_lanes(work_t *work, char *scratch, int64_t n_threads)
+/* Run as many threads as there are arguments, MOST_THREADS at most and the caller's among them, or fewer where no more can
+ * be had. They live for this call: that takes 20 us each, and none of them ever waits for Python. */
+static void run_threads(void *(*run)(void *), void *arguments, size_t argument_nbytes, int64_t n_threads)
 {
     pthread_t threads[MOST_THREADS];
-    lane_t lanes[MOST_THREADS];
     sigset_t all, before;
     int64_t n = 0;
-    if (n_threads > work->end - work->next) n_threads = work->end - work->next;
-    if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
     if (n_threads > 1) {
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for Python's threads */
-        for (; n < n_threads - 1; n++) {
-            lanes[n] = lane_of(work, scratch, n + 1);
-            if (pthread_create(&threads[n], NULL, run_lane, &lanes[n])) break;
-        }
+        for (; n < n_threads - 1; n++)
+            if (pthread_create(&threads[n], NULL, run, (char *)arguments + (size_t)(n + 1) * argument_nbytes)) break;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
-    lane_t mine = lane_of(work, scratch, 0);
-    run_lane(&mine);
+    run(arguments);
     while (n > 0) pthread_join(threads[--n], NULL);
+}
+
+static void run_lanes(work_t *work, char *scratch, int64_t n_threads)
+{
+    lane_t lanes[MOST_THREADS];
+    if (n_threads > work->end - work->next) n_threads = work->end - work->next;
+    if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
+    if (n_threads < 1) n_threads = 1;
+    for (int64_t i = 0; i < n_threads; i++) lanes[i] = lane_of(work, scratch, i);
+    run_threads(run_lane, lanes, sizeof *lanes, n_threads);
 }
 
 /* Decode and place rows [row, end) on up to n_threads threads, each with chunk_nbytes of scratch; return how many are
@@ -513,13 +533,14 @@ static int by_place(const void *one, const void *other)
 /* Find the ranges of all rows, in C order, and sort them by where they lie; 0 if one is missing. */
 static int find_ranges(const box_t *box, const table_t *table, int64_t ndim, range_t *ranges)
 {
+    const int64_t *offset = box->object->offset;
     int64_t numbers[MOST_AXES] = {0};
     int is_sorted = 1;
     for (int64_t row = 0; row < table->n_rows; row++) {
         int64_t entry = 0, axis = ndim;
         for (int64_t i = 0; i < ndim; i++)
             entry = entry * box->n_chunks[i] + table->chunk[table->first_piece[i] + numbers[i]];
-        ranges[row] = box->offset ? (range_t){box->offset[entry], box->nbytes[entry], row} : (range_t){0, 0, row};
+        ranges[row] = offset ? (range_t){offset[entry], box->object->nbytes[entry], row} : (range_t){0, 0, row};
         if (ranges[row].nbytes < 0) return 0;
         if (row && by_place(&ranges[row - 1], &ranges[row]) > 0) is_sorted = 0;
         while (axis-- > 0 && ++numbers[axis] == table->first_piece[axis + 1] - table->first_piece[axis]) numbers[axis] = 0;
@@ -562,30 +583,30 @@ static int is_of_version(int file, const int64_t *version)
 
 static int read_table(const job_t *job, box_t *box, const table_t *table)
 {
+    const object_t *object = box->object;
     int64_t path_at = 0;
     rows_t rows = {table->src, table->nbytes, table->first_box, table->direct, table->boxes, table->left};
-    files_t files = {.paths = box->path, .path_at = box->offset ? NULL : &path_at, .offset = table->offset,
+    files_t files = {.paths = object->path, .path_at = object->offset ? NULL : &path_at, .offset = table->offset,
                      .room = box->room, .room_nbytes = box->room_nbytes, .max_gap_nbytes = box->max_gap_nbytes};
     work_t work = {.job = job, .rows = &rows, .files = &files, .file = -1, .end = table->n_rows, .step = 1};
-    if (box->offset && (work.file = open(box->path, O_RDONLY | O_CLOEXEC)) < 0) return 0;
+    if (object->offset && (work.file = open(object->path, O_RDONLY | O_CLOEXEC)) < 0) return 0;
     read_with(&work, box->n_threads, box->scratch);
-    int is_done = !work.n_left && (!box->version || is_of_version(work.file, box->version));
+    int is_done = !work.n_left && (!object->offset || is_of_version(work.file, object->slices + 3 * job->ndim));
     if (work.file >= 0) close(work.file);
     box->n_read = work.n_read;
     return is_done;
 }
 
-/* Read, decode and place a box; 0 if anything of it is left, or may be of another version: then all is to be read anew. */
-int64_t gpuzarr_read_box(const job_t *array, box_t *box)
+/* Read, decode and place what is wanted of one object; 0 if anything of it is left, or may be of another version. */
+static int read_box(const job_t *array, box_t *box)
 {
     int64_t first_piece[MOST_AXES + 1] = {0}, ndim = array->ndim, n_rows = 1;
-    if (ndim < 1 || ndim > MOST_AXES) return 0;
     for (int64_t i = 0; i < ndim; i++) {
         int64_t n = count_pieces(box, i);
         if (n > MOST_BOX_ROWS || (n_rows *= n) > MOST_BOX_ROWS) return 0;
         first_piece[i + 1] = first_piece[i] + n;
     }
-    if (!box->offset && n_rows > 1) return 0;
+    if (!box->object->offset && n_rows > 1) return 0;
     int64_t n_pieces = first_piece[ndim];
     size_t n_numbers = (size_t)(4 * n_pieces + n_rows * (ndim + 3) + 1);
     int64_t *memory = malloc(n_numbers * sizeof *memory + (size_t)n_rows * (sizeof(char *) + sizeof(range_t) + 2));
@@ -601,7 +622,7 @@ int64_t gpuzarr_read_box(const job_t *array, box_t *box)
     for (int64_t i = 0; i < ndim; i++) cut_axis(box, i, first_piece[i + 1] - first_piece[i], &table);
     job_t job = *array;
     job.n_pieces = n_pieces, job.pieces = table.pieces, job.first_piece = first_piece;
-    job.steps = box->step, job.out_strides = box->out_strides, job.out = box->out;
+    job.steps = box->step, job.out_strides = box->out_strides, job.out = box->object->out;
     int is_done = find_ranges(box, &table, ndim, ranges);
     if (is_done) {
         fill_rows(&job, box, &table, ranges);
@@ -609,6 +630,50 @@ int64_t gpuzarr_read_box(const job_t *array, box_t *box)
     }
     free(memory);
     return is_done;
+}
+
+/* Objects that are left to be taken, by any thread. */
+typedef struct {
+    const job_t *array;
+    const objects_t *objects;
+    atomic_llong next, n_read;
+    atomic_int is_left; /* one is: nobody needs the others */
+} queue_t;
+
+typedef struct { queue_t *queue; int64_t number, n_threads; } reader_t;
+
+static void *read_objects(void *argument)
+{
+    const reader_t *reader = argument;
+    queue_t *queue = reader->queue;
+    const objects_t *all = queue->objects;
+    int64_t i, ndim = queue->array->ndim;
+    while (!queue->is_left && (i = atomic_fetch_add(&queue->next, 1)) < all->n_objects) {
+        const int64_t *slices = all->objects[i].slices;
+        box_t box = {.chunk_shape = all->chunk_shape, .n_chunks = all->n_chunks, .first = slices, .count = slices + ndim,
+                     .step = slices + 2 * ndim, .out_strides = all->out_strides, .object = all->objects + i,
+                     .scratch = all->scratch + reader->number * queue->array->chunk_nbytes,
+                     .room = all->room + reader->number * all->room_nbytes, .room_nbytes = all->room_nbytes,
+                     .max_gap_nbytes = all->max_gap_nbytes, .n_threads = reader->n_threads};
+        if (!read_box(queue->array, &box)) queue->is_left = 1;
+        atomic_fetch_add(&queue->n_read, box.n_read);
+    }
+    return NULL;
+}
+
+/* Read, decode and place boxes of objects; 0 if anything is left, or may be of another version: then all is to be read
+ * anew. Threads share the objects, or the chunks of the only one. */
+int64_t gpuzarr_read_objects(const job_t *array, objects_t *objects)
+{
+    queue_t queue = {.array = array, .objects = objects};
+    reader_t readers[MOST_THREADS];
+    int64_t n = objects->n_objects < objects->n_threads ? objects->n_objects : objects->n_threads;
+    if (array->ndim < 1 || array->ndim > MOST_AXES || n < 1) return 0;
+    if (n > MOST_THREADS) n = MOST_THREADS;
+    for (int64_t i = 0; i < n; i++) readers[i] = (reader_t){&queue, i, n > 1 ? 1 : objects->n_threads};
+    run_threads(read_objects, readers, sizeof *readers, n);
+    objects->n_read = queue.n_read;
+    return !queue.is_left;
 }
 
 /* Read files [at, n) whole, `each` bytes of `room` for each; return the first one that was left, or n.

@@ -175,7 +175,7 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
         first = [r.start for r in ranges]
         key = None
         if spec.index is not None:
-            key = _shard_key(spec, [int(pieces.chunk[n]) for pieces, n in zip(target.pieces, first, strict=True)])
+            key = shard_key(spec, [int(pieces.chunk[n]) for pieces, n in zip(target.pieces, first, strict=True)])
         yield Block(key=key, row=positions + np.array(first, np.int64))
 
 
@@ -192,10 +192,10 @@ def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
     bounds = [*first_of_each(shard.take(order)).tolist(), len(order)]
     for lo, hi in pairwise(bounds):
         members = order[lo:hi]
-        yield Block(key=_shard_key(spec, chunk[members[0]].tolist()), row=row.take(members, axis=0))
+        yield Block(key=shard_key(spec, chunk[members[0]].tolist()), row=row.take(members, axis=0))
 
 
-def _shard_key(spec: ArraySpec, chunk: Sequence[int]) -> str:
+def shard_key(spec: ArraySpec, chunk: Sequence[int]) -> str:
     """Return the store key of the shard that holds a chunk."""
     return spec.keys.key(tuple(map(floordiv, chunk, spec.grid.chunks_per_shard)))
 

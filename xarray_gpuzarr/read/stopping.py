@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xarray_gpuzarr.decoders import Decoder
+from xarray_gpuzarr.decoders.protocol import LittleReader
 from xarray_gpuzarr.fetch import ByteSource, Pending, PendingParts, PendingStream
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
@@ -54,6 +55,11 @@ class StoppableDecoder:
         """Carry out plans; see `Decoder.decode`."""
         self._stop.check(source.give_up)
         return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
+
+    def read_little(self, source: Any, **keywords: Any) -> Any:
+        """Read what is little, in milliseconds; see `LittleReader.read_little`."""
+        self._stop.check()
+        return self._decoder.read_little(source, **keywords) if isinstance(self._decoder, LittleReader) else None
 
     def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:
         for plan in plans:

@@ -20,7 +20,7 @@ from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
-from xarray_gpuzarr.decoders.host.little import little_box
+from xarray_gpuzarr.decoders.host.little import little_read
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.host.stacks import StackBlock
 from xarray_gpuzarr.decoders.protocol import Device, Route
@@ -113,23 +113,23 @@ class HostDecoder:
     ) -> npt.NDArray[Any] | None:
         """Read what takes one call of the compiled loops, and is in memory; see `little`."""
         compiled = loops()  # a setting that is unusable fails every read
-        box = None if compiled is None or is_shown() else little_box(source, spec, target, cast)
-        if compiled is None or box is None or box.seconds > (_SERIAL_S if box.common.is_copied else _CALL_S):
+        little = None if compiled is None or is_shown() else little_read(source, spec, target, cast)
+        if compiled is None or little is None or little.seconds > (_SERIAL_S if little.common.is_copied else _CALL_S):
             return None
-        shape, dtype = target.shape, box.common.dtype
+        shape, dtype = target.shape, little.common.dtype
         array = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else self.empty(shape, dtype)
-        most = 1 if box.common.is_copied else _most_threads(box.seconds)
+        most = 1 if little.common.is_copied else _most_threads(little.seconds)
         n_read: list[int | None] = []
 
         def read(_: Callable[[], bool]) -> None:
             with threads.crew.taking(most) as n_threads:
-                n_read.append(box.read(compiled, array, n_threads))
+                n_read.append(little.carry_out(compiled, array, n_threads))
 
         with counters.stage("decode"):
             _in_turn(spec, lambda: threads.crew.run(read, 1))
         if n_read[0] is None:
             return None
-        counters.add(n_reads=1, n_shards=1, read_nbytes=n_read[0], decoded_nbytes=box.nbytes)
+        counters.add(n_reads=1, n_shards=len(little.objects), read_nbytes=n_read[0], decoded_nbytes=little.nbytes)
         return array
 
     def as_caller(self) -> Callable[[], AbstractContextManager[object]]:

@@ -1,16 +1,17 @@
-"""Little reads of local files: one call of the compiled loops for a box of one shard, or of a chunk that is a file.
+"""Little reads of local files: one call of the compiled loops for boxes of a few shards, or of chunks that are files.
 
 To plan such a read in Python takes as long as to carry it out. Here the loops cut the selection at the borders of
-chunks and look these up in an index that is known. They read what is in memory, and do all of a box or nothing: what
+chunks and look these up in an index that is known. They read what is in memory, and do all of a read or nothing: what
 they do not know, what is missing, damaged, changed or not in memory is read, and complained of, as any other.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from operator import floordiv
 from typing import Any
 
 import numpy.typing as npt
@@ -21,8 +22,9 @@ from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import LocalSource, ObjectSource, index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.native import Loops, NativeCodec
-from xarray_gpuzarr.native.library import BoxStruct, JobStruct
-from xarray_gpuzarr.plan.read_plan import BoxTarget, Target
+from xarray_gpuzarr.native.library import JobStruct, ObjectsStruct, ObjectStruct
+from xarray_gpuzarr.plan.axis_pieces import blocks
+from xarray_gpuzarr.plan.read_plan import BoxTarget, Target, shard_key
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -32,6 +34,8 @@ _MOST_CHUNK_NBYTES = 4 * 1024 * 1024
 _ROOM_NBYTES = 256 * 1024
 """Of neighbours that are read at once; they stay in a core's cache."""
 _BLOCK_NBYTES = 512
+_MOST_OBJECTS = 8
+"""Of one read. Each takes Python 10 us; 27 raw chunks of 64 KiB took 740 us so, and 570 planned (November 2026)."""
 _PAUSE = 16
 """Reads of an array that are planned after one that was left: what is sparse, or not in memory, mostly stays so."""
 
@@ -82,8 +86,19 @@ def _little_reads(spec: ArraySpec) -> LittleReads | None:
 
 
 @record
-class LittleBox:
-    """A box of one object."""
+class _Object:
+    """A shard, or a chunk that is a file."""
+
+    path: bytes
+    known: CachedIndex | None
+    """The index of a shard."""
+    ranges: tuple[range, ...]
+    """Along each axis, of the target's pieces that lie in it."""
+
+
+@record
+class LittleRead:
+    """A box that lies in a few objects."""
 
     common: LittleReads
     spec: ArraySpec
@@ -91,9 +106,7 @@ class LittleBox:
     """Of slices."""
     nbytes: int
     """Of the chunks that it touches, decoded."""
-    path: bytes
-    known: CachedIndex | None
-    """The index of the shard; None of a chunk that is a file."""
+    objects: list[_Object]
     max_gap_nbytes: int
     """Unwanted bytes that are read between neighbours."""
 
@@ -102,7 +115,7 @@ class LittleBox:
         """About how long one thread decodes it."""
         return self.nbytes / self.common.rate
 
-    def read(self, loops: Loops, out: npt.NDArray[Any], n_threads: int) -> int | None:
+    def carry_out(self, loops: Loops, out: npt.NDArray[Any], n_threads: int) -> int | None:
         """Read, decode and place it.
 
         Parameters
@@ -116,47 +129,63 @@ class LittleBox:
         int or None
             Bytes that were read; None if anything was left: then `out` holds anything.
         """
-        common, grid, pieces = self.common, self.spec.grid, self.target.pieces
-        axes = zip(pieces, grid.chunk_shape, grid.chunks_per_shard, strict=True)
-        first = (int(p.chunk[0]) % per_shard * length + int(p.in_start[0]) for p, length, per_shard in axes)
-        version: Any = () if self.known is None else self.known.version
-        shape = self.target.shape
-        # Any number may follow a single element.
-        steps = (1 if n == 1 else p.step for n, p in zip(shape, pieces, strict=True))
-        numbers = _int64(*first, *shape, *steps, *out.strides, *version)
-        at, each = ctypes.addressof(numbers), 8 * grid.ndim
+        common, n_objects = self.common, len(self.objects)
         scratch = buffer("scratch", common.chunk_nbytes * n_threads)
         room = buffer("staging", common.room_nbytes * n_threads)
-        struct = BoxStruct(
+        strides, slices = _int64(*out.strides), [*map(self._slices, self.objects)]
+        structs = (ObjectStruct * n_objects)(*map(self._struct, self.objects, slices, self._starts(out)))
+        struct = ObjectsStruct(
             chunk_shape=common.chunk_shape,
-            n_chunks=common.chunk_shape + each,
-            first=at,
-            count=at + each,
-            step=at + 2 * each,
-            out_strides=at + 3 * each,
-            out=address(out),
-            path=self.path,
-            offset=0 if self.known is None else address(self.known.index.offset),
-            nbytes=0 if self.known is None else address(self.known.index.nbytes),
-            version=at + 4 * each if version else 0,
+            n_chunks=common.chunk_shape + 8 * self.spec.grid.ndim,
+            out_strides=ctypes.addressof(strides),
+            objects=ctypes.addressof(structs),
             scratch=address(scratch),
             room=address(room),
+            n_objects=n_objects,
             room_nbytes=common.room_nbytes,
             max_gap_nbytes=self.max_gap_nbytes,
             n_threads=n_threads,
         )
-        if not loops.read_box(ctypes.addressof(common.job), ctypes.addressof(struct)):
+        if not loops.read_objects(ctypes.addressof(common.job), ctypes.addressof(struct)):
             common.n_planned = _PAUSE
             return None
         return int(struct.n_read)
+
+    def _slices(self, one: _Object) -> ctypes.Array[ctypes.c_int64]:
+        """Return what is wanted of an object: first elements, counts and steps along its axes; a shard's version."""
+        grid, pieces = self.spec.grid, self.target.pieces
+        axes = zip(pieces, one.ranges, grid.chunk_shape, grid.chunks_per_shard, strict=True)
+        first = [int(p.chunk[r.start]) % n * length + int(p.in_start[r.start]) for p, r, length, n in axes]
+        ends = [(p, r.start, r.stop - 1) for p, r in zip(pieces, one.ranges, strict=True)]
+        count = [int(p.out_start[last]) + int(p.count[last]) - int(p.out_start[lo]) for p, lo, last in ends]
+        # Any number may follow a single element.
+        step = [1 if n == 1 else p.step for n, p in zip(count, pieces, strict=True)]
+        version: Any = () if one.known is None else one.known.version
+        return _int64(*first, *count, *step, *version)
+
+    def _starts(self, out: npt.NDArray[Any]) -> Iterator[int]:
+        """Return where the first element of each object goes."""
+        for one in self.objects:
+            axes = zip(self.target.pieces, one.ranges, out.strides, strict=True)
+            yield address(out) + sum(int(p.out_start[r.start]) * stride for p, r, stride in axes)
+
+    def _struct(self, one: _Object, slices: ctypes.Array[ctypes.c_int64], out: int) -> ObjectStruct:
+        index = None if one.known is None else one.known.index
+        return ObjectStruct(
+            path=one.path,
+            offset=None if index is None else address(index.offset),
+            nbytes=None if index is None else address(index.nbytes),
+            slices=ctypes.addressof(slices),
+            out=out,
+        )
 
 
 def _int64(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def little_box(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast) -> LittleBox | None:
-    """Return a target as a box of one object that the loops may read; None if it is none.
+def little_read(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast) -> LittleRead | None:
+    """Return a target as boxes of objects that the loops may read; None if it is none.
 
     Parameters
     ----------
@@ -169,37 +198,39 @@ def little_box(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast
         return None
     n_chunks = target.n_chunks
     common = _little_reads(spec) if cast.is_copy and cast.dtype == spec.dtype and n_chunks else None
-    shard = None if common is None else _only_shard(spec, target)
-    if common is None or shard is None:
+    if common is None or any(pieces.index is not None for pieces in target.pieces):
+        return None
+    first, last = ([int(pieces.chunk[end]) for pieces in target.pieces] for end in (0, -1))
+    n_shards = [b // n - a // n + 1 for a, b, n in zip(first, last, spec.grid.chunks_per_shard, strict=True)]
+    if math.prod(n_shards) > _MOST_OBJECTS:
         return None
     if common.n_planned > 0:
         common.n_planned -= 1
         return None
-    key, known = spec.keys.key(shard), None
-    if spec.index is not None:
-        known = index_cache.cache.get((source.identity, key, spec.index))
-        if known is None:
+    boxes: Iterable[tuple[range, ...]] = (tuple(range(len(pieces.chunk)) for pieces in target.pieces),)
+    if math.prod(n_shards) > 1:
+        boxes = blocks(target.pieces, spec.grid.chunks_per_shard, sharded=True, max_chunks=1)
+    objects = []
+    for ranges in boxes:
+        one = _object(source, spec, target, ranges)
+        if one is None:
             return None
-    path = os.fsencode(source.local_path(key))
-    if b"\0" in path:
-        return None
-    return LittleBox(
+        objects.append(one)
+    return LittleRead(
         common=common,
         spec=spec,
         target=target,
         nbytes=n_chunks * common.chunk_nbytes,
-        path=path,
-        known=known,
+        objects=objects,
         max_gap_nbytes=source.rule.max_gap_nbytes,
     )
 
 
-def _only_shard(spec: ArraySpec, target: BoxTarget) -> tuple[int, ...] | None:
-    """Return the coordinate of the only shard that a target touches; None if it touches others, or is no slices."""
-    if any(pieces.index is not None for pieces in target.pieces):
+def _object(source: LocalSource, spec: ArraySpec, target: BoxTarget, ranges: tuple[range, ...]) -> _Object | None:
+    """Return the object that pieces lie in; None if the loops may not read it."""
+    key = shard_key(spec, [int(pieces.chunk[some.start]) for pieces, some in zip(target.pieces, ranges, strict=True)])
+    path = os.fsencode(source.local_path(key))
+    known = None if spec.index is None else index_cache.cache.get((source.identity, key, spec.index))
+    if b"\0" in path or (known is None and spec.index is not None):
         return None
-    first, last = (
-        tuple(map(floordiv, (int(pieces.chunk[end]) for pieces in target.pieces), spec.grid.chunks_per_shard))
-        for end in (0, -1)
-    )
-    return first if first == last else None
+    return _Object(path=path, known=known, ranges=ranges)
