@@ -136,6 +136,8 @@ def test_steps_of_any_length(array, step):
 
     assert_same_bits(found, DATA[selection])
     assert noted == [True]
+    index_cache.cache.clear()
+    assert_same_bits(read_array(array, selection, device="host"), DATA[selection])  # planned
 
 
 def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):

@@ -255,10 +255,10 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
     int64_t n = 0;
     for (int64_t i = 0; i < job->ndim; i++) {
         piece_t piece = piece_of(job, rows, box, i);
-        axis_t axis = {piece.count, job->in_strides[i] * job->steps[i], job->out_strides[i]};
         chunk += piece.in_at;
-        if (axis.extent == 0) return;
-        if (axis.extent == 1) continue;
+        if (piece.count == 0) return;
+        if (piece.count == 1) continue; /* any step may follow a single element */
+        axis_t axis = {piece.count, job->in_strides[i] * job->steps[i], job->out_strides[i]};
         if (n && axes[n - 1].from == axis.from * axis.extent && axes[n - 1].to == axis.to * axis.extent)
             axis.extent *= axes[--n].extent;
         axes[n++] = axis;
