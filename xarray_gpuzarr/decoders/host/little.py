@@ -8,7 +8,6 @@ they do not know, what is missing, damaged, changed or not in memory is read, an
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -92,8 +91,8 @@ class _Object:
     path: bytes
     known: CachedIndex | None
     """The index of a shard."""
-    ranges: tuple[range, ...]
-    """Along each axis, of the target's pieces that lie in it."""
+    ranges: tuple[range, ...] | None
+    """Along each axis, of the target's pieces that lie in it; None: all of them."""
 
 
 @record
@@ -154,10 +153,13 @@ class LittleRead:
     def _slices(self, one: _Object) -> ctypes.Array[ctypes.c_int64]:
         """Return what is wanted of an object: first elements, counts and steps along its axes; a shard's version."""
         grid, pieces = self.spec.grid, self.target.pieces
-        axes = zip(pieces, one.ranges, grid.chunk_shape, grid.chunks_per_shard, strict=True)
-        first = [int(p.chunk[r.start]) % n * length + int(p.in_start[r.start]) for p, r, length, n in axes]
-        ends = [(p, r.start, r.stop - 1) for p, r in zip(pieces, one.ranges, strict=True)]
-        count = [int(p.out_start[last]) + int(p.count[last]) - int(p.out_start[lo]) for p, lo, last in ends]
+        at, count = (0,) * grid.ndim, self.target.shape
+        if one.ranges is not None:
+            at = tuple(r.start for r in one.ranges)
+            ends = [(p, r.start, r.stop - 1) for p, r in zip(pieces, one.ranges, strict=True)]
+            count = tuple(int(p.out_start[b]) + int(p.count[b]) - int(p.out_start[a]) for p, a, b in ends)
+        axes = zip(pieces, at, grid.chunk_shape, grid.chunks_per_shard, strict=True)
+        first = [int(p.chunk[i]) % n * length + int(p.in_start[i]) for p, i, length, n in axes]
         # Any number may follow a single element.
         step = [1 if n == 1 else p.step for n, p in zip(count, pieces, strict=True)]
         version: Any = () if one.known is None else one.known.version
@@ -165,9 +167,10 @@ class LittleRead:
 
     def _starts(self, out: npt.NDArray[Any]) -> Iterator[int]:
         """Return where the first element of each object goes."""
+        start = address(out)
         for one in self.objects:
-            axes = zip(self.target.pieces, one.ranges, out.strides, strict=True)
-            yield address(out) + sum(int(p.out_start[r.start]) * stride for p, r, stride in axes)
+            axes = zip(self.target.pieces, one.ranges or (), out.strides, strict=False)
+            yield start + sum([int(p.out_start[r.start]) * stride for p, r, stride in axes])
 
     def _struct(self, one: _Object, slices: ctypes.Array[ctypes.c_int64], out: int) -> ObjectStruct:
         index = None if one.known is None else one.known.index
@@ -200,15 +203,17 @@ def little_read(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cas
     common = _little_reads(spec) if cast.is_copy and cast.dtype == spec.dtype and n_chunks else None
     if common is None or any(pieces.index is not None for pieces in target.pieces):
         return None
-    first, last = ([int(pieces.chunk[end]) for pieces in target.pieces] for end in (0, -1))
-    n_shards = [b // n - a // n + 1 for a, b, n in zip(first, last, spec.grid.chunks_per_shard, strict=True)]
-    if math.prod(n_shards) > _MOST_OBJECTS:
+    n_objects = 1
+    for pieces, n in zip(target.pieces, spec.grid.chunks_per_shard, strict=True):
+        if len(pieces.chunk) > 1:
+            n_objects *= int(pieces.chunk[-1]) // n - int(pieces.chunk[0]) // n + 1
+    if n_objects > _MOST_OBJECTS:
         return None
     if common.n_planned > 0:
         common.n_planned -= 1
         return None
-    boxes: Iterable[tuple[range, ...]] = (tuple(range(len(pieces.chunk)) for pieces in target.pieces),)
-    if math.prod(n_shards) > 1:
+    boxes: Iterable[tuple[range, ...] | None] = (None,)
+    if n_objects > 1:
         boxes = blocks(target.pieces, spec.grid.chunks_per_shard, sharded=True, max_chunks=1)
     objects = []
     for ranges in boxes:
@@ -226,9 +231,12 @@ def little_read(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cas
     )
 
 
-def _object(source: LocalSource, spec: ArraySpec, target: BoxTarget, ranges: tuple[range, ...]) -> _Object | None:
+def _object(
+    source: LocalSource, spec: ArraySpec, target: BoxTarget, ranges: tuple[range, ...] | None
+) -> _Object | None:
     """Return the object that pieces lie in; None if the loops may not read it."""
-    key = shard_key(spec, [int(pieces.chunk[some.start]) for pieces, some in zip(target.pieces, ranges, strict=True)])
+    at = (0,) * spec.grid.ndim if ranges is None else [some.start for some in ranges]
+    key = shard_key(spec, [int(pieces.chunk[i]) for pieces, i in zip(target.pieces, at, strict=True)])
     path = os.fsencode(source.local_path(key))
     known = None if spec.index is None else index_cache.cache.get((source.identity, key, spec.index))
     if b"\0" in path or (known is None and spec.index is not None):
