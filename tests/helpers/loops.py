@@ -49,8 +49,8 @@ def little_reads() -> Iterator[list[bool]]:
     """Note of each read that the loops get without a plan whether they did it all."""
     noted, read = [], LittleRead.carry_out
 
-    def noting(box: LittleRead, *arguments: Any) -> int | None:
-        n_read = read(box, *arguments)
+    def noting(little: LittleRead, *arguments: Any) -> int | None:
+        n_read = read(little, *arguments)
         noted.append(n_read is not None)
         return n_read
 

@@ -22,6 +22,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, Zstd
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, progress, read_array, zarr_pipeline
+from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import HostDecoder, little
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.fetch import index_cache
@@ -257,7 +258,10 @@ def test_they_count_as_others(tmp_path, monkeypatch, selection):
     assert ours == counts()
 
 
-def test_the_codec_pipeline_reads_so(tmp_path):
+@pytest.mark.parametrize("where", ["zarr's event loop", "a thread"])
+def test_the_codec_pipeline_reads_so(tmp_path, where, monkeypatch):
+    if where == "a thread":
+        monkeypatch.setattr(reading, "_LITTLE_S", 0.0)
     write(LocalStore(tmp_path), DATA, **LAYOUTS["sharded"])
     with zarr_pipeline():
         array = zarr.open_array(LocalStore(tmp_path), mode="r")
