@@ -104,10 +104,11 @@ typedef struct {
 
 /* One of them, for one or several threads. */
 typedef struct {
-    const int64_t *chunk_shape, *n_chunks, *first, *count, *step, *out_strides;
+    const objects_t *all;
     const object_t *object;
+    const int64_t *first, *count, *step;
     char *scratch, *room;
-    int64_t room_nbytes, max_gap_nbytes, n_threads;
+    int64_t n_threads;
     int64_t n_read; /* result: bytes */
 } box_t;
 
@@ -490,15 +491,15 @@ static int64_t divided_up(int64_t n, int64_t by) { return n > 0 ? (n + by - 1) /
 /* Pieces along an axis; more than MOST_BOX_ROWS, if these are too many, or beyond the object. */
 static int64_t count_pieces(const box_t *box, int64_t axis)
 {
-    int64_t length = box->chunk_shape[axis], first = box->first[axis], n = box->count[axis], step = box->step[axis];
+    int64_t length = box->all->chunk_shape[axis], first = box->first[axis], n = box->count[axis], step = box->step[axis];
     int64_t last = (first + (n - 1) * step) / length;
-    if (first < 0 || n < 1 || step < 1 || last >= box->n_chunks[axis]) return MOST_BOX_ROWS + 1;
+    if (first < 0 || n < 1 || step < 1 || last >= box->all->n_chunks[axis]) return MOST_BOX_ROWS + 1;
     return step > length ? n : last - first / length + 1;
 }
 
 static void cut_axis(const box_t *box, int64_t axis, int64_t n_pieces, const table_t *table)
 {
-    int64_t length = box->chunk_shape[axis], first = box->first[axis], step = box->step[axis];
+    int64_t length = box->all->chunk_shape[axis], first = box->first[axis], step = box->step[axis];
     for (int64_t i = 0; i < n_pieces; i++) {
         int64_t chunk = step > length ? (first + i * step) / length : first / length + i;
         int64_t at = divided_up(chunk * length - first, step), behind = divided_up((chunk + 1) * length - first, step);
@@ -515,8 +516,9 @@ static void cut_axis(const box_t *box, int64_t axis, int64_t n_pieces, const tab
 static int is_direct(const job_t *job, const box_t *box, const table_t *table, const int64_t *numbers)
 {
     int64_t run = job->itemsize;
-    for (int64_t i = job->ndim - 1; i >= 0; run *= box->chunk_shape[i--]) {
-        int64_t length = box->chunk_shape[i], count = table->pieces[2 * table->n_pieces + table->first_piece[i] + numbers[i]];
+    for (int64_t i = job->ndim - 1; i >= 0; run *= box->all->chunk_shape[i--]) {
+        int64_t length = box->all->chunk_shape[i];
+        int64_t count = table->pieces[2 * table->n_pieces + table->first_piece[i] + numbers[i]];
         if (count != length || (length > 1 && (box->step[i] != 1 || job->in_strides[i] != run || job->out_strides[i] != run)))
             return 0;
     }
@@ -539,7 +541,7 @@ static int find_ranges(const box_t *box, const table_t *table, int64_t ndim, ran
     for (int64_t row = 0; row < table->n_rows; row++) {
         int64_t entry = 0, axis = ndim;
         for (int64_t i = 0; i < ndim; i++)
-            entry = entry * box->n_chunks[i] + table->chunk[table->first_piece[i] + numbers[i]];
+            entry = entry * box->all->n_chunks[i] + table->chunk[table->first_piece[i] + numbers[i]];
         ranges[row] = offset ? (range_t){offset[entry], box->object->nbytes[entry], row} : (range_t){0, 0, row};
         if (ranges[row].nbytes < 0) return 0;
         if (row && by_place(&ranges[row - 1], &ranges[row]) > 0) is_sorted = 0;
@@ -587,7 +589,7 @@ static int read_table(const job_t *job, box_t *box, const table_t *table)
     int64_t path_at = 0;
     rows_t rows = {table->src, table->nbytes, table->first_box, table->direct, table->boxes, table->left};
     files_t files = {.paths = object->path, .path_at = object->offset ? NULL : &path_at, .offset = table->offset,
-                     .room = box->room, .room_nbytes = box->room_nbytes, .max_gap_nbytes = box->max_gap_nbytes};
+                     .room = box->room, .room_nbytes = box->all->room_nbytes, .max_gap_nbytes = box->all->max_gap_nbytes};
     work_t work = {.job = job, .rows = &rows, .files = &files, .file = -1, .end = table->n_rows, .step = 1};
     if (object->offset && (work.file = open(object->path, O_RDONLY | O_CLOEXEC)) < 0) return 0;
     read_with(&work, box->n_threads, box->scratch);
@@ -622,7 +624,7 @@ static int read_box(const job_t *array, box_t *box)
     for (int64_t i = 0; i < ndim; i++) cut_axis(box, i, first_piece[i + 1] - first_piece[i], &table);
     job_t job = *array;
     job.n_pieces = n_pieces, job.pieces = table.pieces, job.first_piece = first_piece;
-    job.steps = box->step, job.out_strides = box->out_strides, job.out = box->object->out;
+    job.steps = box->step, job.out_strides = box->all->out_strides, job.out = box->object->out;
     int is_done = find_ranges(box, &table, ndim, ranges);
     if (is_done) {
         fill_rows(&job, box, &table, ranges);
@@ -650,11 +652,9 @@ static void *read_objects(void *argument)
     int64_t i, ndim = queue->array->ndim;
     while (!queue->is_left && (i = atomic_fetch_add(&queue->next, 1)) < all->n_objects) {
         const int64_t *slices = all->objects[i].slices;
-        box_t box = {.chunk_shape = all->chunk_shape, .n_chunks = all->n_chunks, .first = slices, .count = slices + ndim,
-                     .step = slices + 2 * ndim, .out_strides = all->out_strides, .object = all->objects + i,
-                     .scratch = all->scratch + reader->number * queue->array->chunk_nbytes,
-                     .room = all->room + reader->number * all->room_nbytes, .room_nbytes = all->room_nbytes,
-                     .max_gap_nbytes = all->max_gap_nbytes, .n_threads = reader->n_threads};
+        box_t box = {.all = all, .object = all->objects + i, .first = slices, .count = slices + ndim,
+                     .step = slices + 2 * ndim, .scratch = all->scratch + reader->number * queue->array->chunk_nbytes,
+                     .room = all->room + reader->number * all->room_nbytes, .n_threads = reader->n_threads};
         if (!read_box(queue->array, &box)) queue->is_left = 1;
         atomic_fetch_add(&queue->n_read, box.n_read);
     }
