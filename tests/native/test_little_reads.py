@@ -49,7 +49,7 @@ ONE = slice(9, 14), slice(6, 12)
 def known(monkeypatch):
     """Indexes are kept at once, and no read is planned because one before was left."""
     monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
-    monkeypatch.setattr(little, "_PAUSE", 0)
+    monkeypatch.setattr(little, "PAUSE", 0)
     index_cache.cache.clear()
     little._little_reads.cache_clear()
     yield
@@ -350,7 +350,7 @@ def test_missing_chunks(tmp_path):
 
 
 def test_after_one_that_was_left_others_are_planned_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(little, "_PAUSE", 5)
+    monkeypatch.setattr(little, "PAUSE", 5)
     values = DATA.copy()
     values[8:16, 6:12] = 7
     array = write(LocalStore(tmp_path), values, fill_value=7, **LAYOUTS["sharded"])

@@ -71,12 +71,12 @@ typedef struct {
     uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
 } rows_t;
 
-/* Where encoded chunks are stored: ranges of one file in the order of rows, or a file each. */
+/* Where encoded chunks are stored: ranges of files in the order of rows, or a file each. */
 typedef struct {
     const char *paths;      /* each with its zero byte */
-    const int64_t *path_at; /* where each begins in `paths`, from that of row `first_row` on; NULL of one file */
+    const int64_t *path_at; /* per row, from row `first_row` on: where its path begins in `paths`; NULL: one file has all */
     int64_t first_row;
-    const int64_t *offset;  /* per row and of one file: its first byte */
+    const int64_t *offset;  /* per row: its first byte; NULL: a file each */
     char *room;             /* room_nbytes for each thread */
     int64_t room_nbytes, max_gap_nbytes;
     int64_t n_read;         /* result: bytes */
@@ -334,15 +334,46 @@ typedef struct {
     const job_t *job;
     const rows_t *rows;
     const files_t *files; /* NULL if `src` has them all */
-    int file;             /* open, of ranges */
+    int file;             /* open, if it has all ranges */
     int64_t end, step;
     atomic_llong next, n_left, n_read;
     atomic_int is_elsewhere; /* a range was not in memory: others are hardly, and the file is read better as ever */
 } work_t;
 
-typedef struct { work_t *work; char *scratch, *room; } lane_t;
+typedef struct {
+    work_t *work;
+    char *scratch, *room;
+    int file; /* open, of the rows whose path begins at `path_at`; -1: none */
+    int64_t path_at;
+} lane_t;
 
-/* Read as many rows of [row, end) as are one range of the file and have room; return the one behind them. */
+static void close_file(lane_t *lane)
+{
+    if (lane->file >= 0) close(lane->file);
+    lane->file = -1;
+}
+
+/* Return the open file that has the range of a row; -1 if it cannot be opened. */
+static int file_of(lane_t *lane, int64_t row)
+{
+    const files_t *files = lane->work->files;
+    if (!files->path_at) return lane->work->file;
+    int64_t path_at = files->path_at[row - files->first_row];
+    if (lane->file < 0 || lane->path_at != path_at) {
+        close_file(lane);
+        lane->file = open(files->paths + path_at, O_RDONLY | O_CLOEXEC);
+        lane->path_at = path_at;
+    }
+    return lane->file;
+}
+
+static int are_of_one_file(const files_t *files, int64_t row, int64_t other)
+{
+    return !files->path_at || files->path_at[row - files->first_row] == files->path_at[other - files->first_row];
+}
+
+/* Read as many rows of [row, end) as are one range of a file, have room, and lie before what is not in memory; return the
+ * one behind them. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 {
     const files_t *files = lane->work->files;
@@ -350,17 +381,24 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     const int64_t *offset = files->offset, *nbytes = rows->nbytes;
     int64_t first = offset[row], last = first, stop = row;
     for (; stop < end; stop++) {
-        int64_t behind = offset[stop] + nbytes[stop];
-        if (stop > row && (offset[stop] - last > files->max_gap_nbytes || behind - first > files->room_nbytes)) break;
-        if (behind > last) last = behind;
+        int64_t until = offset[stop] + nbytes[stop];
+        if (stop > row && (!are_of_one_file(files, row, stop) || offset[stop] - last > files->max_gap_nbytes ||
+                           until - first > files->room_nbytes))
+            break;
+        if (until > last) last = until;
     }
-    int is_read = last - first <= files->room_nbytes && !lane->work->is_elsewhere &&
-                  read_cached(lane->work->file, lane->room, last - first, first) == last - first;
-    if (is_read)
-        atomic_fetch_add(&lane->work->n_read, last - first);
-    else
-        lane->work->is_elsewhere = 1;
-    for (int64_t i = row; i < stop; i++) rows->src[i] = is_read ? lane->room + (offset[i] - first) : NULL;
+    ssize_t found = -1;
+    if (last - first <= files->room_nbytes && !lane->work->is_elsewhere)
+        found = read_cached(file_of(lane, row), lane->room, last - first, first);
+    int64_t behind = row;
+    for (; behind < stop && offset[behind] + nbytes[behind] - first <= found; behind++)
+        rows->src[behind] = lane->room + (offset[behind] - first);
+    if (behind > row) {
+        atomic_fetch_add(&lane->work->n_read, found);
+        return behind;
+    }
+    lane->work->is_elsewhere = 1;
+    for (int64_t i = row; i < stop; i++) rows->src[i] = NULL;
     return stop;
 }
 
@@ -379,14 +417,14 @@ static int64_t read_object(lane_t *lane, int64_t row)
 static int64_t bring(lane_t *lane, int64_t row, int64_t end)
 {
     if (!lane->work->files) return end;
-    return lane->work->files->path_at ? read_object(lane, row) : read_run(lane, row, end);
+    return lane->work->files->offset ? read_run(lane, row, end) : read_object(lane, row);
 }
 
 static void treat(lane_t *lane, int64_t row, void *context)
 {
     const work_t *work = lane->work;
     const rows_t *rows = work->rows;
-    int is_absent = work->files && work->files->path_at && rows->nbytes[row] == NO_FILE;
+    int is_absent = work->files && !work->files->offset && rows->nbytes[row] == NO_FILE;
     int is_able = context || !work->job->make_context;
     rows->left[row] = is_absent ? ABSENT : is_able && treat_row(work->job, rows, row, context, lane->scratch) ? DONE : LEFT;
     if (rows->left[row] != DONE) atomic_fetch_add(&lane->work->n_left, 1);
@@ -404,6 +442,7 @@ static void *run_lane(void *argument)
             for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
     }
     if (context) ((free_t *)work->job->free_context)(context);
+    close_file(lane);
     return NULL;
 }
 
@@ -411,7 +450,7 @@ static void *run_lane(void *argument)
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)
 {
     char *room = work->files ? work->files->room + i * work->files->room_nbytes : NULL;
-    return (lane_t){work, scratch ? scratch + i * work->job->chunk_nbytes : NULL, room};
+    return (lane_t){work, scratch ? scratch + i * work->job->chunk_nbytes : NULL, room, -1, 0};
 }
 
 /* Run as many threads as there are arguments, MOST_THREADS at most and the caller's among them, or fewer where no more can
@@ -453,7 +492,7 @@ int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, in
 
 static void read_with(work_t *work, int64_t n_threads, char *scratch)
 {
-    if (!work->files->path_at) {
+    if (work->files->offset) {
         work->step = (work->end - work->next) / (n_threads * GRABS_A_THREAD);
         work->step = work->step < 1 ? 1 : work->step > MOST_STEP ? MOST_STEP : work->step;
     }
@@ -588,8 +627,8 @@ static int read_table(const job_t *job, box_t *box, const table_t *table)
     const object_t *object = box->object;
     int64_t path_at = 0;
     rows_t rows = {table->src, table->nbytes, table->first_box, table->direct, table->boxes, table->left};
-    files_t files = {.paths = object->path, .path_at = object->offset ? NULL : &path_at, .offset = table->offset,
-                     .room = box->room, .room_nbytes = box->all->room_nbytes, .max_gap_nbytes = box->all->max_gap_nbytes};
+    files_t files = {.paths = object->path, .path_at = object->offset ? NULL : &path_at,
+                     .offset = object->offset ? table->offset : NULL, .room = box->room, .room_nbytes = box->all->room_nbytes, .max_gap_nbytes = box->all->max_gap_nbytes};
     work_t work = {.job = job, .rows = &rows, .files = &files, .file = -1, .end = table->n_rows, .step = 1};
     if (object->offset && (work.file = open(object->path, O_RDONLY | O_CLOEXEC)) < 0) return 0;
     read_with(&work, box->n_threads, box->scratch);

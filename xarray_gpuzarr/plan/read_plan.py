@@ -180,19 +180,31 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
 
 
 def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
-    row = np.arange(len(chunk), dtype=np.int64)[:, None]
     if spec.index is None:
+        row = np.arange(len(chunk), dtype=np.int64)[:, None]
         for lo in range(0, len(row), CHUNKS_PER_BLOCK):
             yield Block(key=None, row=row[lo : lo + CHUNKS_PER_BLOCK])
         return
+    for key, members in by_shard(spec, chunk):
+        yield Block(key=key, row=members[:, None])
+
+
+def by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
+    """Return the key of each shard that holds any of some chunks, and which of these it holds.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    chunk : int64, shape (n, ndim)
+        Coordinates in the grid of inner chunks.
+    """
     coord = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
     # Not the grid's own number of shards: the array may have been resized.
     shard = numbered(coord, tuple((coord.max(axis=0, initial=0) + 1).tolist()))
     order = shard.argsort(kind="stable")
     bounds = [*first_of_each(shard.take(order)).tolist(), len(order)]
     for lo, hi in pairwise(bounds):
-        members = order[lo:hi]
-        yield Block(key=shard_key(spec, chunk[members[0]].tolist()), row=row.take(members, axis=0))
+        yield shard_key(spec, chunk[order[lo]].tolist()), order[lo:hi]
 
 
 def shard_key(spec: ArraySpec, chunk: Sequence[int]) -> str:
@@ -259,7 +271,7 @@ def _look_up(
     if len(block.row) == len(offset) and index.in_order:
         return None, _NONE, offset, nbytes
     if len(block.row) < len(offset):
-        entry = _entries(spec, target.chunk(block.row))
+        entry = entries(spec, target.chunk(block.row))
         offset, nbytes = offset.take(entry), nbytes.take(entry)
     is_stored = nbytes != MISSING
     if index.in_order or is_stored.all():
@@ -272,7 +284,7 @@ def _look_up(
     return stored, np.flatnonzero(~is_stored), offset[stored], nbytes[stored]
 
 
-def _entries(spec: ArraySpec, chunk: Column) -> Column:
+def entries(spec: ArraySpec, chunk: Column) -> Column:
     """Return the number of each chunk in the index of its shard; all chunks of a shard are in this order already."""
     entry: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")
     return entry

@@ -11,7 +11,6 @@ from contextlib import closing
 from functools import cached_property
 from itertools import pairwise
 from operator import getitem
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -265,7 +264,7 @@ class BoxBlock(Block):
 
     def place_box(self, workspace: Workspace, wanted: Array, numbers: list[int]) -> None:
         """Bring the elements of one box to its place."""
-        place(self.job.cast, wanted, self.job.out[self._out_key(numbers)], workspace.work)
+        place(self.job.cast, wanted, self.job.out[self.job.out_key(numbers)], workspace.work)
 
     def wanted(self, chunk: Array, numbers: list[int]) -> Array:
         """Pick the wanted elements of a chunk."""
@@ -276,13 +275,9 @@ class BoxBlock(Block):
         picked: Array = chunk[np.ix_(*ranges)]
         return picked
 
-    def _out_key(self, numbers: Sequence[int]) -> tuple[slice | EllipsisType, ...]:
-        # The ellipsis keeps an array without axes an array.
-        return (*map(getitem, self.job.out_keys, numbers), ...)
-
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value to one box."""
-        self.job.out[self._out_key(numbers)] = self.job.fill_scalar
+        self.job.fill(numbers)
 
     def fill_missing(self) -> None:
         """Write the fill value to missing chunks, in one go if the whole block is missing."""

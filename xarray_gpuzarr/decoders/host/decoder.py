@@ -20,7 +20,8 @@ from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
-from xarray_gpuzarr.decoders.host.little import little_read
+from xarray_gpuzarr.decoders.host.little import LittleRead, little_read
+from xarray_gpuzarr.decoders.host.little_stacks import LittleStack, little_stack
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.host.stacks import StackBlock
 from xarray_gpuzarr.decoders.protocol import Device, Route
@@ -113,8 +114,14 @@ class HostDecoder:
     ) -> npt.NDArray[Any] | None:
         """Read what takes one call of the compiled loops, and is in memory; see `little`."""
         compiled = loops()  # a setting that is unusable fails every read
-        little = None if compiled is None or is_shown() else little_read(source, spec, target, cast)
-        if compiled is None or little is None or little.seconds > (_SERIAL_S if little.common.is_copied else _CALL_S):
+        if compiled is None or is_shown() or isinstance(target, PointTarget):
+            return None
+        little: LittleRead | LittleStack | None
+        if isinstance(target, StackTarget):
+            little, longest = little_stack(source, spec, target, cast), _LOOPS_S
+        else:
+            little, longest = little_read(source, spec, target, cast), _CALL_S
+        if little is None or little.seconds > (_SERIAL_S if little.common.is_copied else longest):
             return None
         shape, dtype = target.shape, little.common.dtype
         array = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else self.empty(shape, dtype)

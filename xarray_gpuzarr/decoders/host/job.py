@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import getitem
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -111,8 +113,6 @@ class Located:
 class StackBoxes:
     """The boxes of a stack, worked out once for all its plans."""
 
-    alone: Located
-    """One row per group of boxes: its first box, where it has no other."""
     rows: list[list[int]]
     """Of all boxes, piece numbers."""
     bounds: list[int]
@@ -213,10 +213,25 @@ class Job:
         """The boxes of a stack; only for one."""
         assert isinstance(self._target, StackTarget)
         groups = self._target.groups
+        return StackBoxes(rows=groups.row.tolist(), bounds=groups.bounds.tolist())
+
+    @cached_property
+    def alone(self) -> Located:
+        """Where each group of boxes of a stack goes that is a single box; only for one."""
+        assert isinstance(self._target, StackTarget)
+        groups = self._target.groups
         first = self.located(groups.row.take(groups.bounds[:-1], axis=0))
         is_alone = np.diff(groups.bounds) == 1
-        alone = Located(whole=first.whole & is_alone, direct=first.direct & is_alone, out_byte=first.out_byte)
-        return StackBoxes(alone=alone, rows=groups.row.tolist(), bounds=groups.bounds.tolist())
+        return Located(whole=first.whole & is_alone, direct=first.direct & is_alone, out_byte=first.out_byte)
+
+    def out_key(self, numbers: Sequence[int]) -> tuple[slice | EllipsisType, ...]:
+        """Return what picks a box of the output."""
+        # The ellipsis keeps an array without axes an array.
+        return (*map(getitem, self.out_keys, numbers), ...)
+
+    def fill(self, numbers: Sequence[int]) -> None:
+        """Write the fill value to a box of the output."""
+        self.out[self.out_key(numbers)] = self.fill_scalar
 
     def copy_rows(self, data: memoryview, at: int) -> None:
         """Copy a whole decoded chunk to byte `at` of the output; only if `copies_rows`.

@@ -23,7 +23,8 @@ from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.native import Loops, NativeCodec
 from xarray_gpuzarr.native.library import JobStruct, ObjectsStruct, ObjectStruct
 from xarray_gpuzarr.plan.axis_pieces import blocks
-from xarray_gpuzarr.plan.read_plan import BoxTarget, Target, shard_key
+from xarray_gpuzarr.plan.read_plan import BoxTarget, shard_key
+from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -35,7 +36,7 @@ _ROOM_NBYTES = 256 * 1024
 _BLOCK_NBYTES = 512
 _MOST_OBJECTS = 8
 """Of one read. Each takes Python 10 us; 27 raw chunks of 64 KiB took 740 us so, and 570 planned (November 2026)."""
-_PAUSE = 16
+PAUSE = 16
 """Reads of an array that are planned after one that was left: what is sparse, or not in memory, mostly stays so."""
 
 
@@ -74,6 +75,13 @@ class LittleReads:
         self.n_planned = 0
         """Reads that are to be planned before the next little one."""
 
+    def is_paused(self) -> bool:
+        """Say whether a read is to be planned, and count it."""
+        if self.n_planned > 0:
+            self.n_planned -= 1
+            return True
+        return False
+
 
 @lru_cache(maxsize=128)
 def _little_reads(spec: ArraySpec) -> LittleReads | None:
@@ -82,6 +90,13 @@ def _little_reads(spec: ArraySpec) -> LittleReads | None:
         return None
     codec = chunk_codec(spec.codecs, spec.chunk_nbytes).native
     return None if codec is None else LittleReads(spec, codec)
+
+
+def common_of(spec: ArraySpec, target: BoxTarget | StackTarget, cast: Cast) -> LittleReads | None:
+    """Return what little reads of an array have in common; None if a target is nothing for the loops."""
+    if not cast.is_copy or cast.dtype != spec.dtype or not target.n_chunks:
+        return None
+    return None if any(pieces.index is not None for pieces in target.pieces) else _little_reads(spec)
 
 
 @record
@@ -146,7 +161,7 @@ class LittleRead:
             n_threads=n_threads,
         )
         if not loops.read_objects(ctypes.addressof(common.job), ctypes.addressof(struct)):
-            common.n_planned = _PAUSE
+            common.n_planned = PAUSE
             return None
         return int(struct.n_read)
 
@@ -187,21 +202,18 @@ def _int64(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def little_read(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cast) -> LittleRead | None:
+def little_read(source: ObjectSource, spec: ArraySpec, target: BoxTarget, cast: Cast) -> LittleRead | None:
     """Return a target as boxes of objects that the loops may read; None if it is none.
 
     Parameters
     ----------
     source : ObjectSource
     spec : ArraySpec
-    target : Target
+    target : BoxTarget
     cast : Cast
     """
-    if not isinstance(source, LocalSource) or not isinstance(target, BoxTarget):
-        return None
-    n_chunks = target.n_chunks
-    common = _little_reads(spec) if cast.is_copy and cast.dtype == spec.dtype and n_chunks else None
-    if common is None or any(pieces.index is not None for pieces in target.pieces):
+    common = common_of(spec, target, cast)
+    if common is None or not isinstance(source, LocalSource):
         return None
     n_objects = 1
     for pieces, n in zip(target.pieces, spec.grid.chunks_per_shard, strict=True):
@@ -209,8 +221,7 @@ def little_read(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cas
             n_objects *= int(pieces.chunk[-1]) // n - int(pieces.chunk[0]) // n + 1
     if n_objects > _MOST_OBJECTS:
         return None
-    if common.n_planned > 0:
-        common.n_planned -= 1
+    if common.is_paused():
         return None
     boxes: Iterable[tuple[range, ...] | None] = (None,)
     if n_objects > 1:
@@ -225,7 +236,7 @@ def little_read(source: ObjectSource, spec: ArraySpec, target: Target, cast: Cas
         common=common,
         spec=spec,
         target=target,
-        nbytes=n_chunks * common.chunk_nbytes,
+        nbytes=target.n_chunks * common.chunk_nbytes,
         objects=objects,
         max_gap_nbytes=source.rule.max_gap_nbytes,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,9 +25,10 @@ class Files:
     paths: bytes
     """Each with its zero byte."""
     path_at: Column | None
-    """shape (n,): where the path of each row begins; None if one file has them all."""
+    """Per row, from row `first_row` on: where its path begins; None if one file has them all."""
+    first_row: int
     offset: Column | None
-    """shape (rows of the plan,): of one file, first byte in it."""
+    """Per row: its first byte; None if each is a file."""
     room_nbytes: int
     """Memory that a thread reads into: the longest chunk, or neighbours that are read at once."""
     max_gap_nbytes: int
@@ -46,18 +47,29 @@ def local_files(plan: ReadPlan, rows: range, path_of: Callable[[str], str], rule
     rule : CoalesceRule
     """
     offset: Column | None = None
-    path_at: Column | None = None
     if plan.spec.index is None:
-        names = [os.fsencode(path_of(key)) for key in plan.keys[rows.start : rows.stop]]
-        path_at = np.array([0, *map(len, names)][:-1], np.int64).cumsum() + np.arange(len(names))
+        found = joined_paths([path_of(key) for key in plan.keys[rows.start : rows.stop]])
         room_nbytes = -(-plan.spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
     else:
-        names, offset = [os.fsencode(path_of(plan.keys[0]))], plan.offset
+        found, offset = joined_paths([path_of(plan.keys[0])]), plan.offset
         longest = int(plan.nbytes[rows.start : rows.stop].max())
         room_nbytes = max(longest, min(_ROOM_NBYTES, rule.max_nbytes))
-    paths = b"\0".join([*names, b""])
-    if paths.count(b"\0") > len(names):
+    if found is None:
         return None
     return Files(
-        paths=paths, path_at=path_at, offset=offset, room_nbytes=room_nbytes, max_gap_nbytes=rule.max_gap_nbytes
+        paths=found[0],
+        path_at=found[1] if plan.spec.index is None else None,
+        first_row=rows.start,
+        offset=offset,
+        room_nbytes=room_nbytes,
+        max_gap_nbytes=rule.max_gap_nbytes,
     )
+
+
+def joined_paths(paths: Sequence[str]) -> tuple[bytes, Column] | None:
+    """Return paths one after another, each with its zero byte, and where each begins; None if one has such a byte."""
+    names = [os.fsencode(path) for path in paths]
+    joined = b"\0".join([*names, b""])
+    if joined.count(b"\0") > len(names):
+        return None
+    return joined, np.array([0, *map(len, names)][:-1], np.int64).cumsum() + np.arange(len(names))

@@ -150,6 +150,9 @@ class NativeRows:
         )
         self._at = ctypes.addressof(self._struct)
 
+    def __len__(self) -> int:
+        return len(self._left)
+
     def locate(self, chunks: Encoded) -> None:
         """Note where encoded chunks lie."""
         rows = slice(chunks.rows.start, chunks.rows.stop)
@@ -191,7 +194,7 @@ class NativeRows:
         struct = FilesStruct(
             paths=files.paths,
             path_at=0 if files.path_at is None else address(files.path_at),
-            first_row=rows.start,
+            first_row=files.first_row,
             offset=0 if files.offset is None else address(files.offset),
             room=address(room),
             room_nbytes=files.room_nbytes,

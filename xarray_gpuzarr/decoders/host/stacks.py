@@ -21,7 +21,7 @@ class StackBlock(BoxBlock):
     @cached_property
     def located(self) -> Located:
         """Where each chunk goes that gives a single box."""
-        alone, group = self.job.stack.alone, self.plan.row[:, 0]
+        alone, group = self.job.alone, self.plan.row[:, 0]
         return Located(
             whole=alone.whole.take(group), direct=alone.direct.take(group), out_byte=alone.out_byte.take(group)
         )
