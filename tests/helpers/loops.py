@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from helpers.kernels.on_host import built
 from xarray_gpuzarr.decoders.host.little import LittleRead
+from xarray_gpuzarr.decoders.host.little_stacks import LittleStack
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.native import Loops, library
 
@@ -47,15 +48,19 @@ def _sanitized() -> Loops:
 @contextmanager
 def little_reads() -> Iterator[list[bool]]:
     """Note of each read that the loops get without a plan whether they did it all."""
-    noted, read = [], LittleRead.carry_out
+    noted: list[bool] = []
 
-    def noting(little: LittleRead, *arguments: Any) -> int | None:
-        n_read = read(little, *arguments)
-        noted.append(n_read is not None)
-        return n_read
+    def noting(read: Callable[..., int | None]) -> Callable[..., int | None]:
+        def carry_out(*arguments: Any) -> int | None:
+            n_read = read(*arguments)
+            noted.append(n_read is not None)
+            return n_read
+
+        return carry_out
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LittleRead, "carry_out", noting)
+        for kind in (LittleRead, LittleStack):
+            patch.setattr(kind, "carry_out", noting(kind.carry_out))
         yield noted
 
 

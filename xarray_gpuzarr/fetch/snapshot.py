@@ -232,6 +232,7 @@ class Snapshot:
         self._versions.pop(key, None)
         if edge is None:
             self._whole.pop(key, None)
+            index_cache.cache.drop((self._source.identity, key, spec))
             return FoundIndex(index=None)
         encoded, shard_nbytes = edge.data, edge.object_nbytes
         if whole is not None:
