@@ -200,7 +200,7 @@ class HeaderStore:
         entries = np.stack([self._first, nbytes], axis=1).astype("<u8").tobytes()
         self._index = memoryview(entries + google_crc32c.value(entries).to_bytes(4, "little"))
 
-    def for_one_read(self) -> HeaderStore:
+    def for_one_read(self, **_: object) -> HeaderStore:
         """Nothing is kept open."""
         return self
 

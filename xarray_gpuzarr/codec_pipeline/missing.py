@@ -30,9 +30,9 @@ class NotingSource:
         found = getattr(self._source, name)
         return self._noting(found) if name in _REQUESTS else found
 
-    def for_one_read(self, *, ask_again: bool = False) -> Self:
+    def for_one_read(self, *, ask_again: bool = False, most_nbytes: int | None = None) -> Self:
         """Return this source as one read is to use it, which has not missed anything yet."""
-        one_read = type(self)(self._source.for_one_read(ask_again=ask_again))
+        one_read = type(self)(self._source.for_one_read(ask_again=ask_again, most_nbytes=most_nbytes))
         self.missing = one_read.missing
         return one_read
 

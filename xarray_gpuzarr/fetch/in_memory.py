@@ -84,7 +84,12 @@ class MemorySource:
         """``posix``: the bytes are on the host."""
         return "posix"
 
-    def for_one_read(self, *, ask_again: bool = False) -> MemorySource:  # noqa: ARG002  # a key has one object
+    def for_one_read(
+        self,
+        *,
+        ask_again: bool = False,  # noqa: ARG002  # a key has one object
+        most_nbytes: int | None = None,  # noqa: ARG002
+    ) -> MemorySource:
         """Return this source, to look at each object once."""
         return MemorySource(store=self.store, held={})
 

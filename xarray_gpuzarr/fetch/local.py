@@ -79,7 +79,12 @@ class LocalSource:
         """The directory."""
         return self.root
 
-    def for_one_read(self, *, ask_again: bool = False) -> LocalSource:  # noqa: ARG002  # a path has one file
+    def for_one_read(
+        self,
+        *,
+        ask_again: bool = False,  # noqa: ARG002  # a path has one file
+        most_nbytes: int | None = None,  # noqa: ARG002
+    ) -> LocalSource:
         """Return this source."""
         return self
 

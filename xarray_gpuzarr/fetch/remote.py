@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -35,8 +36,9 @@ from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
 
-_UNDER_WAY = 24
-"""Requests of one read that may be under way (decision 13)."""
+_UNDER_WAY, _SHORT_UNDER_WAY = 24, 48
+"""Requests of one read that may be under way, and that many if all of them are short (decision 13)."""
+_UNDER_WAY_NBYTES = 96 * _MIB
 _TRIES = 64
 """Times that a read asks for one tag where an object has several: of 5 servers, one in 1.6 million ranges is missed."""
 _WAITING = 8
@@ -51,32 +53,35 @@ class StoreSource:
     store : zarr.abc.store.Store
     client : Client or None
         How to ask it, if that is known.
-    gate : asyncio.Semaphore or None
-        Passed by every request that is under way.
+    n_under_way : int or None
+        Requests that may be under way at once, once this is the source of one read.
     ask_again : bool
         Whether to ask many times for a version that other answers are not of.
     """
 
-    __slots__ = ("_ask_again", "_client", "_gate", "_under_way", "store")
+    __slots__ = ("_ask_again", "_client", "_gate", "_n_under_way", "_under_way", "store")
 
     def __init__(
         self,
         *,
         store: Store,
         client: Client | None = None,
-        gate: asyncio.Semaphore | None = None,
+        n_under_way: int | None = None,
         ask_again: bool = False,
     ) -> None:
         self.store = store
         self._client: Client = client or client_for(store)
-        self._gate = gate
+        self._n_under_way = n_under_way or _UNDER_WAY
+        self._gate = None if n_under_way is None else asyncio.Semaphore(n_under_way)
         self._ask_again = ask_again
         self._under_way = UnderWay()
 
-    def for_one_read(self, *, ask_again: bool = False) -> StoreSource:
+    def for_one_read(self, *, ask_again: bool = False, most_nbytes: int | None = None) -> StoreSource:
         """Return this source with a bound of its own on the requests under way."""
-        gate = asyncio.Semaphore(_UNDER_WAY)
-        return StoreSource(store=self.store, client=self._client, gate=gate, ask_again=ask_again)
+        n = _UNDER_WAY
+        if most_nbytes is not None:
+            n = min(max(n, _UNDER_WAY_NBYTES // max(1, most_nbytes)), _SHORT_UNDER_WAY)
+        return StoreSource(store=self.store, client=self._client, n_under_way=n, ask_again=ask_again)
 
     def __repr__(self) -> str:
         return f"StoreSource(store={self.store!r})"
@@ -94,8 +99,8 @@ class StoreSource:
 
     @property
     def lookahead(self) -> int:
-        """32 requests of up to 4 MiB for one read, of which 24 are under way."""
-        return _UNDER_WAY + _WAITING
+        """32 requests of up to 4 MiB for one read, of which 24 are under way; 56 short ones, of which 48 are."""
+        return self._n_under_way + _WAITING
 
     @property
     def is_remote(self) -> bool:
@@ -150,18 +155,24 @@ class StoreSource:
     def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:  # noqa: ARG002  # answers have a length
         """Ask the store for all objects now; the returned object waits for the answers."""
         whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-        return WaitingParts([WaitingRange(self._ask(key, None), whole, None) for key in keys])
+        return WaitingParts(
+            [WaitingRange(asked, whole, None) for asked in self._ask_all([(key, None) for key in keys])]
+        )
 
     def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:
         """Ask the store for all ranges now; the returned object waits for the answers."""
-        return WaitingParts([WaitingRange(self._ask(key, _request(each), version), each, version) for each in wanted])
+        asked = self._ask_all([(key, _request(each)) for each in wanted], version)
+        return WaitingParts([WaitingRange(*found, version) for found in zip(asked, wanted, strict=True)])
 
     def give_up(self) -> None:
         """Give up requests that have not been answered."""
         self._under_way.give_up()
 
     def _ask(self, key: str, request: ByteRequest | None, version: Version = None) -> Asked:
-        name = self._name(key)
+        return self._ask_all([(key, request)], version)[0]
+
+    def _ask_all(self, wanted: Sequence[tuple[str, ByteRequest | None]], version: Version = None) -> list[Asked]:
+        name = self._name(wanted[0][0])
         loop = event_loop(name)
         if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
             raise StoreReadError(
@@ -172,18 +183,22 @@ class StoreSource:
             )
         if self._client.lost_by_fork is not None:
             forks.use(self._client.lost_by_fork, name)
-        wanted = version if self._ask_again else None
-        reply = self._under_way.ask(loop, lambda: self._answer(_gate(loop), key, request, wanted))
-        return Asked(reply=reply, key=key, name=name, request=request)
+        of_version = version if self._ask_again else None
+        requests = [partial(self._answer, loop, *each, of_version) for each in wanted]
+        replies = self._under_way.ask(loop, requests)
+        return [
+            Asked(reply=reply, key=key, name=self._name(key), request=request)
+            for reply, (key, request) in zip(replies, wanted, strict=True)
+        ]
 
     async def _answer(
-        self, gate: asyncio.Semaphore, key: str, request: ByteRequest | None, version: Version
+        self, loop: asyncio.AbstractEventLoop, key: str, request: ByteRequest | None, version: Version
     ) -> Answer | None:
         """Ask once no more than ``max_requests`` of this process, nor too many of this read, are under way.
 
         If a version is given, ask until an answer is of it, `_TRIES` times at most.
         """
-        async with self._gate or nullcontext(), gate:
+        async with self._gate or nullcontext(), _gate(loop):
             for _ in range(1 if version is None else _TRIES):
                 try:
                     answer = await self._client.get(key, request, strong_tag(version))

@@ -78,13 +78,15 @@ class Snapshot:
     def __init__(
         self, source: ObjectSource, spec: ArraySpec, *, care: Care = Care.USUAL, use_cache: bool = True
     ) -> None:
-        self._source = source.for_one_read(ask_again=True) if care else source.for_one_read()
+        self._source = source.for_one_read(
+            ask_again=bool(care), most_nbytes=spec.most_nbytes if spec.index is None else None
+        )
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
         self._options = fetch_options()
         self.rule: CoalesceRule = source.rule
-        self.lookahead = source.lookahead
+        self.lookahead = self._source.lookahead
         self.is_remote = source.is_remote
         self.is_local = source.is_local
         self.storage = source.storage

@@ -157,13 +157,15 @@ class ObjectSource(ByteSource, Protocol):
     def identity(self) -> Hashable:
         """What the source reads from, equal in every copy of it; None if that cannot be told."""
 
-    def for_one_read(self, *, ask_again: bool = False) -> ObjectSource:
+    def for_one_read(self, *, ask_again: bool = False, most_nbytes: int | None = None) -> ObjectSource:
         """Return this source as one read is to use it.
 
         Parameters
         ----------
         ask_again : bool
             Whether to ask many times for a version that other answers are not of.
+        most_nbytes : int or None
+            Of one request, where that is known before.
         """
 
     def check(self, key: str, version: Version = None) -> None:

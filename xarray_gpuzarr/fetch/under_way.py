@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from threading import Lock
 from typing import Any
@@ -96,12 +96,12 @@ class UnderWay:
         return len(self._tasks)
 
     def ask[Result](
-        self, loop: asyncio.AbstractEventLoop, request: Callable[[], Coroutine[Any, Any, Result]]
-    ) -> Reply[Result]:
-        """Let the event loop run a request; return at once."""
-        reply = Reply[Result]()
-        loop.call_soon_threadsafe(self._begin, loop, request, reply)
-        return reply
+        self, loop: asyncio.AbstractEventLoop, requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]
+    ) -> list[Reply[Result]]:
+        """Let the event loop run requests, for which it is woken once; return at once."""
+        replies: list[Reply[Result]] = [Reply() for _ in requests]
+        loop.call_soon_threadsafe(self._begin, loop, requests, replies)
+        return replies
 
     def give_up(self) -> None:
         """Cancel what has not been answered, and begin nothing any more."""
@@ -112,20 +112,21 @@ class UnderWay:
     def _begin[Result](
         self,
         loop: asyncio.AbstractEventLoop,
-        request: Callable[[], Coroutine[Any, Any, Result]],
-        reply: Reply[Result],
+        requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]],
+        replies: Sequence[Reply[Result]],
     ) -> None:
-        if self._given_up:
-            reply.end(CancelledError())
-            return
-        try:
-            task = loop.create_task(request())
-        except Exception as error:  # noqa: BLE001  # a store may raise anything; whoever waits names it
-            reply.end(error)
-            return
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        reply.begin(task)
+        for request, reply in zip(requests, replies, strict=True):
+            if self._given_up:
+                reply.end(CancelledError())
+                continue
+            try:
+                task = asyncio.Task(request(), loop=loop, eager_start=True)
+            except Exception as error:  # noqa: BLE001  # a store may raise anything; whoever waits names it
+                reply.end(error)
+                continue
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            reply.begin(task)
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:

@@ -182,7 +182,7 @@ class FailingSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
 
-    def for_one_read(self) -> Any:
+    def for_one_read(self, **_: Any) -> Any:
         return self
 
     def start(self, key: str, wanted: Any, version: Any) -> Any:

@@ -28,7 +28,7 @@ class Wrapped:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.source, name)
 
-    def for_one_read(self) -> Any:
+    def for_one_read(self, **_: Any) -> Any:
         return self
 
 
