@@ -19,6 +19,7 @@ import numpy.typing as npt
 from zarr.abc.store import ByteGetter
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 
+from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.selection import Column, OuterSelection
 
 Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]
@@ -49,6 +50,40 @@ class Requested:
         return out[(*kept, ...)]
 
 
+def object_box(coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord) -> ObjectBox | None:
+    """Return slices of one shard, by far the most frequent batch; None if an item is not that, or not all.
+
+    Parameters
+    ----------
+    coord : tuple of int
+        Of the shard.
+    item : Item
+    shard_shape, out_shape : tuple of int
+    """
+    _, _, inside, place, _ = item
+    if type(inside) is not tuple or type(place) is not tuple or not len(inside) == len(shard_shape) == len(out_shape):
+        return None
+    first, steps = [], []
+    for one, there, length, n_out in zip(inside, place, shard_shape, out_shape, strict=True):
+        if type(one) is not slice or type(there) is not slice:
+            return None
+        start, stop, step = one.indices(length)
+        if step < 1 or len(range(start, stop, step)) != n_out or there.indices(n_out) != (0, n_out, 1) or not n_out:
+            return None
+        first.append(start)
+        steps.append(1 if n_out == 1 else step)
+    return ObjectBox(coord=coord, first=tuple(first), count=out_shape, step=tuple(steps))
+
+
+def requested_box(box: ObjectBox, shard_shape: Coord) -> Requested:
+    """Return a box of one shard as a selection."""
+    axes = zip(box.coord, box.first, box.count, box.step, shard_shape, strict=True)
+    starts = [(at * length + first, (n - 1) * step + 1, step) for at, first, n, step, length in axes]
+    bounds = tuple((at + 1) * length for at, length in zip(box.coord, shard_shape, strict=True))
+    wanted = tuple(slice(start, start + span, step) for start, span, step in starts)
+    return Requested(outer=OuterSelection(wanted=wanted, undo=()), bounds=bounds)
+
+
 def requested(
     coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord, drop_axes: Coord
 ) -> Requested | None:
@@ -65,10 +100,6 @@ def requested(
     drop_axes : tuple of int
         Axes that zarr-python takes from each piece before it is placed.
     """
-    if len(batch) == 1 and not drop_axes:
-        box = _box(coords[0], batch[0], shard_shape, out_shape)
-        if box is not None:
-            return box
     bounds = tuple((max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True))
     if isinstance(batch[0][3], tuple):
         outer, dropped = _product(coords, batch, shard_shape, out_shape, drop_axes)
@@ -102,24 +133,6 @@ def _product(
             undo.append((axis, joined[1]))
     undo += zip(reversed(dropped), repeat(0))
     return OuterSelection(wanted=tuple(wanted), undo=tuple(undo)), dropped
-
-
-def _box(coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord) -> Requested | None:
-    """Return slices of one shard, by far the most frequent batch, as they are; None if the item is no such."""
-    _, _, inside, place, _ = item
-    if type(inside) is not tuple or type(place) is not tuple or not len(inside) == len(shard_shape) == len(out_shape):
-        return None
-    wanted: list[slice] = []
-    for at, one, there, length, n_out in zip(coord, inside, place, shard_shape, out_shape, strict=True):
-        if type(one) is not slice or type(there) is not slice:
-            return None
-        start, stop, step = one.indices(length)
-        if step < 1 or len(range(start, stop, step)) != n_out or there.indices(n_out) != (0, n_out, 1) or not n_out:
-            return None
-        first = at * length
-        wanted.append(slice(first + start, first + stop, step))
-    bounds = tuple((at + 1) * length for at, length in zip(coord, shard_shape, strict=True))
-    return Requested(outer=OuterSelection(wanted=tuple(wanted), undo=()), bounds=bounds)
 
 
 _Pieces = dict[int, tuple[Any, Any]]

@@ -21,7 +21,7 @@ from zarr.core.array_spec import ArrayConfig
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
-from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, requested
+from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, object_box, requested, requested_box
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
 from xarray_gpuzarr.codec_pipeline.missing import NotingSource
 from xarray_gpuzarr.codec_pipeline.threads import on_thread
@@ -30,11 +30,12 @@ from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import crew, thread_budget
-from xarray_gpuzarr.read import StoredArray, read_target
+from xarray_gpuzarr.read import StoredArray, read_box, read_target
 from xarray_gpuzarr.read.stopping import StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
@@ -203,11 +204,16 @@ class _Read:
         most_nbytes = _LITTLE_S * decoded_rate(codecs) * min(2, thread_budget())
         if self._data.nbytes > most_nbytes:
             return False
-        n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
+        if self._box is not None:
+            n_chunks = self._box.most_chunks(self._spec.grid.chunk_shape)
+        else:
+            n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
         return n_chunks * self._spec.chunk_nbytes <= most_nbytes
 
     def carry_out(self, decoder: Decoder) -> bool:
         """Read; say whether that was done."""
+        if self._box is not None and read_box(self._stored, self._spec, self._box, decoder, self._data):
+            return True
         if self._planned is None:
             return False
         (wanted, target), data = self._planned, self._data
@@ -219,16 +225,34 @@ class _Read:
         return True
 
     @cached_property
+    def _coords(self) -> list[Coord] | None:
+        """Of the shards; None if these are not all of this array."""
+        spec = self._spec
+        try:
+            return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in self._batch]  # type: ignore[attr-defined]
+        except (AttributeError, ValueError):  # no path in a store, or not one of this array
+            return None
+
+    @cached_property
+    def _box(self) -> ObjectBox | None:
+        """What is wanted, if that is a box of one shard, as it is stored."""
+        data, coords = self._data, self._coords
+        if len(self._batch) > 1 or self._drop_axes or coords is None or data.dtype != self._spec.numpy_dtype:
+            return None
+        return object_box(coords[0], self._batch[0], self._spec.grid.shard_shape, data.shape)
+
+    @cached_property
     def _planned(self) -> tuple[Requested, Target] | None:
         """What is wanted; None if it cannot be planned."""
         spec, data = self._spec, self._data
         if isinstance(data, np.generic) or not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
             return None  # an output of the caller's; zarr-python has its own ways with what does not fit
-        try:
-            coords = [spec.keys.coord(item[0].path, spec.grid.ndim) for item in self._batch]  # type: ignore[attr-defined]
-        except (AttributeError, ValueError):  # no path in a store, or not one of this array
+        if self._coords is None:
             return None
-        wanted = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
+        if self._box is not None:
+            wanted: Requested | None = requested_box(self._box, spec.grid.shard_shape)
+        else:
+            wanted = requested(self._coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
         return None if wanted is None else (wanted, _target(wanted, spec))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.api import Install, Undo
 from xarray_gpuzarr.fetch import ByteSource, ObjectSource, Storage
+from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -145,7 +146,9 @@ class PreparedDecoder(Decoder, Protocol):
 class LittleReader(Protocol):
     """A decoder that needs no plan for what is little and in memory."""
 
-    def read_little(self, source: ObjectSource, *, spec: ArraySpec, target: Target, cast: Cast, out: Any = None) -> Any:
+    def read_little(
+        self, source: ObjectSource, *, spec: ArraySpec, target: Target | ObjectBox, cast: Cast, out: Any = None
+    ) -> Any:
         """Read a target as `Decoder.decode` does with its plans; None if it has to be planned."""
 
 

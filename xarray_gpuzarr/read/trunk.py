@@ -18,6 +18,7 @@ from xarray_gpuzarr.fetch import ObjectChangedError
 from xarray_gpuzarr.fetch.counted import CountedPlans
 from xarray_gpuzarr.fetch.mirrors import Attempts
 from xarray_gpuzarr.fetch.snapshot import Snapshot
+from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
@@ -88,6 +89,29 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
     ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
     return counters.restoring(lambda: _within_memory(spec, lambda: _read_target(stored, spec, target, decoder, out)))
+
+
+def read_box(stored: StoredArray, spec: ArraySpec, box: ObjectBox, decoder: Decoder, out: Any) -> bool:
+    """Read a box of one object into `out` if that takes no plan; say whether it was done.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    spec : ArraySpec
+        Its.
+    box : ObjectBox
+    decoder : Decoder
+    out : array of shape `box.shape` and dtype `stored.cast.dtype`
+        Holds anything if it was not done.
+
+    Raises
+    ------
+    HostMemoryError
+    """
+    if stored.source is None or not isinstance(decoder, LittleReader):
+        return False
+    little = partial(decoder.read_little, stored.source, spec=spec, target=box, cast=stored.cast, out=out)
+    return counters.restoring(lambda: _within_memory(spec, little)) is out
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:

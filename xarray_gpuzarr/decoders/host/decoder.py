@@ -20,7 +20,7 @@ from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
-from xarray_gpuzarr.decoders.host.little import LittleRead, little_read
+from xarray_gpuzarr.decoders.host.little import LittleRead, little_box, little_read
 from xarray_gpuzarr.decoders.host.little_stacks import LittleStack, little_stack
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.host.stacks import StackBlock
@@ -28,6 +28,7 @@ from xarray_gpuzarr.decoders.protocol import Device, Route
 from xarray_gpuzarr.fetch import AtHand, ByteSource, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
+from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process import result_memory, threads
@@ -110,7 +111,13 @@ class HostDecoder:
         return decode() if source.is_remote else _in_turn(spec, decode)
 
     def read_little(
-        self, source: ObjectSource, *, spec: ArraySpec, target: Target, cast: Cast, out: npt.NDArray[Any] | None = None
+        self,
+        source: ObjectSource,
+        *,
+        spec: ArraySpec,
+        target: Target | ObjectBox,
+        cast: Cast,
+        out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any] | None:
         """Read what takes one call of the compiled loops, and is in memory; see `little`."""
         compiled = loops()  # a setting that is unusable fails every read
@@ -119,6 +126,8 @@ class HostDecoder:
         little: LittleRead | LittleStack | None
         if isinstance(target, StackTarget):
             little, longest = little_stack(source, spec, target, cast), _LOOPS_S
+        elif isinstance(target, ObjectBox):
+            little, longest = little_box(source, spec, target, cast), _CALL_S
         else:
             little, longest = little_read(source, spec, target, cast), _CALL_S
         if little is None or little.seconds > (_SERIAL_S if little.common.is_copied else longest):

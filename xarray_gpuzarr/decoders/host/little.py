@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from operator import mul
 from typing import Any
 
 import numpy.typing as npt
@@ -22,8 +23,8 @@ from xarray_gpuzarr.fetch import LocalSource, ObjectSource, index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.native import Loops, NativeCodec
 from xarray_gpuzarr.native.library import JobStruct, ObjectsStruct, ObjectStruct
-from xarray_gpuzarr.plan.axis_pieces import blocks
-from xarray_gpuzarr.plan.read_plan import BoxTarget, shard_key
+from xarray_gpuzarr.plan.object_box import ObjectBox, object_boxes
+from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -94,9 +95,13 @@ def _little_reads(spec: ArraySpec) -> LittleReads | None:
 
 def common_of(spec: ArraySpec, target: BoxTarget | StackTarget, cast: Cast) -> LittleReads | None:
     """Return what little reads of an array have in common; None if a target is nothing for the loops."""
-    if not cast.is_copy or cast.dtype != spec.dtype or not target.n_chunks:
+    if not target.n_chunks or any(pieces.index is not None for pieces in target.pieces):
         return None
-    return None if any(pieces.index is not None for pieces in target.pieces) else _little_reads(spec)
+    return _copied(spec, cast)
+
+
+def _copied(spec: ArraySpec, cast: Cast) -> LittleReads | None:
+    return _little_reads(spec) if cast.is_copy and cast.dtype == spec.dtype else None
 
 
 @record
@@ -106,8 +111,10 @@ class _Object:
     path: bytes
     known: CachedIndex | None
     """The index of a shard."""
-    ranges: tuple[range, ...] | None
-    """Along each axis, of the target's pieces that lie in it; None: all of them."""
+    box: ObjectBox
+    """What is wanted of it."""
+    at: tuple[int, ...]
+    """Where the first element of that goes in the output."""
 
 
 @record
@@ -115,9 +122,6 @@ class LittleRead:
     """A box that lies in a few objects."""
 
     common: LittleReads
-    spec: ArraySpec
-    target: BoxTarget
-    """Of slices."""
     nbytes: int
     """Of the chunks that it touches, decoded."""
     objects: list[_Object]
@@ -135,7 +139,8 @@ class LittleRead:
         Parameters
         ----------
         loops : Loops
-        out : ndarray, shape `target.shape`, stored dtype, any strides
+        out : ndarray, stored dtype, any strides
+            Of the shape of what is wanted.
         n_threads : int
 
         Returns
@@ -146,11 +151,11 @@ class LittleRead:
         common, n_objects = self.common, len(self.objects)
         scratch = buffer("scratch", common.chunk_nbytes * n_threads)
         room = buffer("staging", common.room_nbytes * n_threads)
-        strides, slices = _int64(*out.strides), [*map(self._slices, self.objects)]
-        structs = (ObjectStruct * n_objects)(*map(self._struct, self.objects, slices, self._starts(out)))
+        strides, slices = _int64(*out.strides), [*map(_slices, self.objects)]
+        structs = (ObjectStruct * n_objects)(*map(_struct, self.objects, slices, _starts(self.objects, out)))
         struct = ObjectsStruct(
             chunk_shape=common.chunk_shape,
-            n_chunks=common.chunk_shape + 8 * self.spec.grid.ndim,
+            n_chunks=common.chunk_shape + 8 * out.ndim,
             out_strides=ctypes.addressof(strides),
             objects=ctypes.addressof(structs),
             scratch=address(scratch),
@@ -165,37 +170,28 @@ class LittleRead:
             return None
         return int(struct.n_read)
 
-    def _slices(self, one: _Object) -> ctypes.Array[ctypes.c_int64]:
-        """Return what is wanted of an object: first elements, counts and steps along its axes; a shard's version."""
-        grid, pieces = self.spec.grid, self.target.pieces
-        at, count = (0,) * grid.ndim, self.target.shape
-        if one.ranges is not None:
-            at = tuple(r.start for r in one.ranges)
-            ends = [(p, r.start, r.stop - 1) for p, r in zip(pieces, one.ranges, strict=True)]
-            count = tuple(int(p.out_start[b]) + int(p.count[b]) - int(p.out_start[a]) for p, a, b in ends)
-        axes = zip(pieces, at, grid.chunk_shape, grid.chunks_per_shard, strict=True)
-        first = [int(p.chunk[i]) % n * length + int(p.in_start[i]) for p, i, length, n in axes]
-        # Any number may follow a single element.
-        step = [1 if n == 1 else p.step for n, p in zip(count, pieces, strict=True)]
-        version: Any = () if one.known is None else one.known.version
-        return _int64(*first, *count, *step, *version)
 
-    def _starts(self, out: npt.NDArray[Any]) -> Iterator[int]:
-        """Return where the first element of each object goes."""
-        start = address(out)
-        for one in self.objects:
-            axes = zip(self.target.pieces, one.ranges or (), out.strides, strict=False)
-            yield start + sum([int(p.out_start[r.start]) * stride for p, r, stride in axes])
+def _slices(one: _Object) -> ctypes.Array[ctypes.c_int64]:
+    """Return what is wanted of an object: first elements, counts and steps along its axes; a shard's version."""
+    version: Any = () if one.known is None else one.known.version
+    return _int64(*one.box.first, *one.box.count, *one.box.step, *version)
 
-    def _struct(self, one: _Object, slices: ctypes.Array[ctypes.c_int64], out: int) -> ObjectStruct:
-        index = None if one.known is None else one.known.index
-        return ObjectStruct(
-            path=one.path,
-            offset=None if index is None else address(index.offset),
-            nbytes=None if index is None else address(index.nbytes),
-            slices=ctypes.addressof(slices),
-            out=out,
-        )
+
+def _starts(objects: Sequence[_Object], out: npt.NDArray[Any]) -> Iterator[int]:
+    """Return the addresses of the first elements of objects."""
+    start, strides = address(out), out.strides
+    return (start + sum(map(mul, one.at, strides)) for one in objects)
+
+
+def _struct(one: _Object, slices: ctypes.Array[ctypes.c_int64], out: int) -> ObjectStruct:
+    index = None if one.known is None else one.known.index
+    return ObjectStruct(
+        path=one.path,
+        offset=None if index is None else address(index.offset),
+        nbytes=None if index is None else address(index.nbytes),
+        slices=ctypes.addressof(slices),
+        out=out,
+    )
 
 
 def _int64(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
@@ -223,33 +219,45 @@ def little_read(source: ObjectSource, spec: ArraySpec, target: BoxTarget, cast: 
         return None
     if common.is_paused():
         return None
-    boxes: Iterable[tuple[range, ...] | None] = (None,)
-    if n_objects > 1:
-        boxes = blocks(target.pieces, spec.grid.chunks_per_shard, sharded=True, max_chunks=1)
     objects = []
-    for ranges in boxes:
-        one = _object(source, spec, target, ranges)
+    for box, at in object_boxes(target, spec.grid):
+        one = _object(source, spec, box, at)
         if one is None:
             return None
         objects.append(one)
     return LittleRead(
         common=common,
-        spec=spec,
-        target=target,
         nbytes=target.n_chunks * common.chunk_nbytes,
         objects=objects,
         max_gap_nbytes=source.rule.max_gap_nbytes,
     )
 
 
-def _object(
-    source: LocalSource, spec: ArraySpec, target: BoxTarget, ranges: tuple[range, ...] | None
-) -> _Object | None:
-    """Return the object that pieces lie in; None if the loops may not read it."""
-    at = (0,) * spec.grid.ndim if ranges is None else [some.start for some in ranges]
-    key = shard_key(spec, [int(pieces.chunk[i]) for pieces, i in zip(target.pieces, at, strict=True)])
+def little_box(source: ObjectSource, spec: ArraySpec, box: ObjectBox, cast: Cast) -> LittleRead | None:
+    """Return a box of one object as one that the loops may read; None if it is none.
+
+    Parameters
+    ----------
+    source : ObjectSource
+    spec : ArraySpec
+    box : ObjectBox
+    cast : Cast
+    """
+    common = _copied(spec, cast)
+    if common is None or not isinstance(source, LocalSource) or common.is_paused():
+        return None
+    one = _object(source, spec, box, (0,) * len(box.coord))
+    if one is None:
+        return None
+    nbytes = box.most_chunks(spec.grid.chunk_shape) * common.chunk_nbytes
+    return LittleRead(common=common, nbytes=nbytes, objects=[one], max_gap_nbytes=source.rule.max_gap_nbytes)
+
+
+def _object(source: LocalSource, spec: ArraySpec, box: ObjectBox, at: tuple[int, ...]) -> _Object | None:
+    """Return an object; None if the loops may not read it."""
+    key = spec.keys.key(box.coord)
     path = os.fsencode(source.local_path(key))
     known = None if spec.index is None else index_cache.cache.get((source.identity, key, spec.index))
     if b"\0" in path or (known is None and spec.index is not None):
         return None
-    return _Object(path=path, known=known, ranges=ranges)
+    return _Object(path=path, known=known, box=box, at=at)
