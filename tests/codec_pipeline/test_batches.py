@@ -2,14 +2,47 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from xarray_gpuzarr.codec_pipeline.batches import requested
+from xarray_gpuzarr.codec_pipeline.batches import object_box, requested, requested_box
 
 
 def ask(pieces, out_shape, shard_shape=(4, 3), drop_axes=()):
     """Put pieces, (shard, what is wanted of it, where that goes), together."""
     batch = [(None, None, inside, place, False) for _, inside, place in pieces]
     return requested([coord for coord, _, _ in pieces], batch, shard_shape, out_shape, drop_axes)
+
+
+@given(data=st.data())
+def test_slices_of_one_shard_are_a_box_and_the_same_selection(data):
+    shard_shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    coord = tuple(data.draw(st.integers(0, 3)) for _ in shard_shape)
+    inside = tuple(slice(data.draw(st.integers(0, n - 1)), n, data.draw(st.integers(1, 4))) for n in shard_shape)
+    out_shape = tuple(len(range(*one.indices(n))) for one, n in zip(inside, shard_shape, strict=True))
+    place = tuple(map(slice, out_shape))
+
+    box = object_box(coord, (None, None, inside, place, False), shard_shape, out_shape)
+
+    found, expected = requested_box(box, shard_shape), ask([(coord, inside, place)], out_shape, shard_shape)
+    assert [range(99)[one] for one in found.outer.wanted] == [range(99)[one] for one in expected.outer.wanted]
+    assert (found.outer.undo, found.bounds) == ((), expected.bounds)
+    assert expected.outer.undo == ()
+
+
+@pytest.mark.parametrize(
+    ("inside", "place"),
+    [
+        ((slice(0, 4), 1), (slice(0, 4),)),
+        ((slice(0, 4), slice(0, 3)), (slice(0, 4), slice(1, 4))),
+        ((slice(3, None, -1), slice(0, 3)), (slice(0, 4), slice(0, 3))),
+        ((slice(0, 3), slice(0, 3)), (slice(0, 4), slice(0, 3))),
+        ((np.arange(4), slice(0, 3)), (slice(0, 4), slice(0, 3))),
+        ((slice(0, 4), slice(0, 3)), ...),
+    ],
+)
+def test_what_is_no_box(inside, place):
+    assert object_box((0, 0), (None, None, inside, place, False), (4, 3), (4, 3)) is None
 
 
 def test_slices_are_joined():

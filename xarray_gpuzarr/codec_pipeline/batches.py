@@ -61,7 +61,9 @@ def object_box(coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord) -
     shard_shape, out_shape : tuple of int
     """
     _, _, inside, place, _ = item
-    if type(inside) is not tuple or type(place) is not tuple or not len(inside) == len(shard_shape) == len(out_shape):
+    if type(inside) is not tuple or type(place) is not tuple:
+        return None
+    if not len(inside) == len(place) == len(shard_shape) == len(out_shape):
         return None
     first, steps = [], []
     for one, there, length, n_out in zip(inside, place, shard_shape, out_shape, strict=True):
