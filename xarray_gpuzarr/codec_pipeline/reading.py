@@ -74,6 +74,8 @@ class Reader:
         self._stored: StoredArray | Unplanned | None = None
         self._decoders: dict[str, Decoder | None] = {}
         self._on_threads_until = 0.0
+        self._little_nbytes = 0.0
+        """Bytes that one thread decodes in `_LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> set[str] | None:
         """Read a batch into `out`, or do nothing.
@@ -103,7 +105,8 @@ class Reader:
         noting = NotingSource(stored.source) if refuses_missing(chunk_spec.config) else None
         read = _Read(stored if noting is None else replace(stored, source=noting), batch, out, drop_axes)
         start = time.monotonic()
-        if device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop() and read.is_little():
+        may_hold_loop = device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop()
+        if may_hold_loop and read.is_little(self._little_nbytes):
             is_done = read.carry_out(decoder)
             took = time.monotonic() - start
             if took > _SLOW_S:
@@ -119,6 +122,9 @@ class Reader:
     def _parse(self, key: str) -> StoredArray | Unplanned:
         path = "/".join(key.split("/")[: -self._depth])
         self._stored = stored = planned_array(self._metadata, self._store, path)
+        spec = None if isinstance(stored, Unplanned) else stored.spec
+        if isinstance(spec, ArraySpec) and spec.codecs.other is None:
+            self._little_nbytes = _LITTLE_S * decoded_rate(spec.codecs)
         return stored
 
     def _decoder(self, device: str) -> Decoder | None:
@@ -196,19 +202,22 @@ class _Read:
         self._data = cast("Any", out.as_ndarray_like())
         self.is_remote = stored.source.is_remote
 
-    def is_little(self) -> bool:
-        """Whether reading takes not much longer than handing it to a thread, and all cores are free."""
-        codecs = self._spec.codecs
-        if self.is_remote or crew.n_active or codecs.other is not None:  # zarr-python waits for its event loop there
-            return False
-        most_nbytes = _LITTLE_S * decoded_rate(codecs) * min(2, thread_budget())
-        if self._data.nbytes > most_nbytes:
+    def is_little(self, one_thread: float) -> bool:
+        """Whether reading takes not much longer than handing it to a thread, and all cores are free.
+
+        Parameters
+        ----------
+        one_thread : float
+            Bytes that one thread decodes in `_LITTLE_S`.
+        """
+        if self.is_remote or crew.n_active or self._data.nbytes > 2 * one_thread:
             return False
         if self._box is not None:
             n_chunks = self._box.most_chunks(self._spec.grid.chunk_shape)
         else:
             n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
-        return n_chunks * self._spec.chunk_nbytes <= most_nbytes
+        nbytes: int = max(self._data.nbytes, n_chunks * self._spec.chunk_nbytes)
+        return nbytes <= one_thread or nbytes <= one_thread * min(2, thread_budget())
 
     def carry_out(self, decoder: Decoder) -> bool:
         """Read; say whether that was done."""
