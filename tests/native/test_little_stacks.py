@@ -189,9 +189,10 @@ def test_what_the_loops_do_not_know(tmp_path, keywords):
     assert noted == []
 
 
-def test_what_takes_long(tmp_path, monkeypatch):
-    array = write(LocalStore(tmp_path), DATA, **LAYOUT)
-    monkeypatch.setattr(host, "_LOOPS_S", 0)
+@pytest.mark.parametrize(("compressors", "limit"), [(ZstdCodec(), "_LOOPS_S"), (None, "_CALL_S")], ids=str)
+def test_what_takes_long(tmp_path, monkeypatch, compressors, limit):
+    array = write(LocalStore(tmp_path), DATA, **LAYOUT | {"compressors": compressors})
+    monkeypatch.setattr(host, limit, 0)
 
     with little_reads() as noted:
         assert_same_bits(read_stack(array), expected(DATA))

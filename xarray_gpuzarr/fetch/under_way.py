@@ -109,6 +109,9 @@ class UnderWay:
         for task in list(self._tasks):  # `tuple` would fail while the event loop changes the set, see `waiting`
             task.get_loop().call_soon_threadsafe(task.cancel)
 
+    def _is_given_up(self) -> bool:
+        return self._given_up
+
     def _begin[Result](
         self,
         loop: asyncio.AbstractEventLoop,
@@ -116,7 +119,7 @@ class UnderWay:
         replies: Sequence[Reply[Result]],
     ) -> None:
         for request, reply in zip(requests, replies, strict=True):
-            if self._given_up:
+            if self._is_given_up():
                 reply.end(CancelledError())
                 continue
             try:
@@ -127,6 +130,8 @@ class UnderWay:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             reply.begin(task)
+            if self._is_given_up():  # since, by a thread that did not find this task
+                task.cancel()
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:

@@ -628,7 +628,8 @@ static int read_table(const job_t *job, box_t *box, const table_t *table)
     int64_t path_at = 0;
     rows_t rows = {table->src, table->nbytes, table->first_box, table->direct, table->boxes, table->left};
     files_t files = {.paths = object->path, .path_at = object->offset ? NULL : &path_at,
-                     .offset = object->offset ? table->offset : NULL, .room = box->room, .room_nbytes = box->all->room_nbytes, .max_gap_nbytes = box->all->max_gap_nbytes};
+                     .offset = object->offset ? table->offset : NULL, .room = box->room,
+                     .room_nbytes = box->all->room_nbytes, .max_gap_nbytes = box->all->max_gap_nbytes};
     work_t work = {.job = job, .rows = &rows, .files = &files, .file = -1, .end = table->n_rows, .step = 1};
     if (object->offset && (work.file = open(object->path, O_RDONLY | O_CLOEXEC)) < 0) return 0;
     read_with(&work, box->n_threads, box->scratch);

@@ -125,16 +125,16 @@ class HostDecoder:
             return None
         little: LittleRead | LittleStack | None
         if isinstance(target, StackTarget):
-            little, longest = little_stack(source, spec, target, cast), _LOOPS_S
+            little, longest, longest_copy = little_stack(source, spec, target, cast), _LOOPS_S, _CALL_S
         elif isinstance(target, ObjectBox):
-            little, longest = little_box(source, spec, target, cast), _CALL_S
+            little, longest, longest_copy = little_box(source, spec, target, cast), _CALL_S, _SERIAL_S
         else:
-            little, longest = little_read(source, spec, target, cast), _CALL_S
-        if little is None or little.seconds > (_SERIAL_S if little.common.is_copied else longest):
+            little, longest, longest_copy = little_read(source, spec, target, cast), _CALL_S, _SERIAL_S
+        if little is None or little.seconds > (longest_copy if little.common.is_copied else longest):
             return None
         shape, dtype = target.shape, little.common.dtype
         array = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else self.empty(shape, dtype)
-        most = 1 if little.common.is_copied else _most_threads(little.seconds)
+        most = 1 if little.common.is_copied and little.seconds < _SERIAL_S else _most_threads(little.seconds)
         n_read: list[int | None] = []
 
         def read(_: Callable[[], bool]) -> None:
