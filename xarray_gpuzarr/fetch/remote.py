@@ -172,6 +172,8 @@ class StoreSource:
         return self._ask_all([(key, request)], version)[0]
 
     def _ask_all(self, wanted: Sequence[tuple[str, ByteRequest | None]], version: Version = None) -> list[Asked]:
+        if not wanted:
+            return []
         name = self._name(wanted[0][0])
         loop = event_loop(name)
         if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none

@@ -31,6 +31,10 @@ from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 
 _CALL_S = 20e-3
 """Decoding that a thread does in one call: Ctrl-C, and others who want the core, wait for its end."""
+_MOST_INDEX_NBYTES = 16 * 1024 * 1024
+"""Of indexes that are held at once."""
+_MOST_ASKED = 16
+"""Indexes that are not in the cache: nobody can stop who asks for them here."""
 
 
 @record
@@ -44,25 +48,27 @@ class _Shard:
     """Groups of boxes whose chunks it holds."""
 
 
-@record
 class LittleStack:
-    """Crops of local shards."""
+    """Crops of local shards.
 
-    common: LittleReads
-    snapshot: Snapshot
-    spec: ArraySpec
-    target: StackTarget
-    cast: Cast
-    objects: list[_Shard]
-    paths: bytes
-    """Of the shards, each with its zero byte."""
-    path_at: Column
-    """Where each begins."""
+    Parameters
+    ----------
+    common : LittleReads
+    snapshot : Snapshot
+    spec : ArraySpec
+    target : StackTarget
+    cast : Cast
+    """
 
-    @property
-    def nbytes(self) -> int:
+    def __init__(
+        self, common: LittleReads, snapshot: Snapshot, spec: ArraySpec, target: StackTarget, cast: Cast
+    ) -> None:
+        self.common = common
+        self.objects: list[_Shard] = []
+        """Found when they are read."""
+        self.nbytes = target.n_chunks * common.chunk_nbytes
         """Of the chunks that it touches, decoded."""
-        return self.target.n_chunks * self.common.chunk_nbytes
+        self._snapshot, self._spec, self._target, self._cast = snapshot, spec, target, cast
 
     @property
     def seconds(self) -> float:
@@ -71,15 +77,35 @@ class LittleStack:
 
     def carry_out(self, _loops: Loops, out: npt.NDArray[Any], n_threads: int) -> int | None:
         """Read, decode and place it; see `LittleRead.carry_out`."""
-        job = Job(self.spec, self.target, self.cast, out=out, rule=self.snapshot.rule)
-        n_read = self._read(job, n_threads)
+        paths = self._find()
+        if paths is None:
+            return None
+        job = Job(self._spec, self._target, self._cast, out=out, rule=self._snapshot.rule)
+        n_read = self._read(job, paths, n_threads)
         if n_read is None or not self._is_unchanged():
             self.common.n_planned = PAUSE
             return None
         return n_read
 
-    def _read(self, job: Job, n_threads: int) -> int | None:
-        common, chunks, files = self.common, *self._table(job)
+    def _find(self) -> tuple[bytes, Column] | None:
+        """Find the shards; return their paths and where each begins, None if planning finds the shards better."""
+        assert self._spec.index is not None
+        n_asked, shards = 0, list(by_shard(self._spec, self._target.groups.chunk))
+        if len(shards) * self._spec.index.nbytes > _MOST_INDEX_NBYTES:
+            return None
+        try:
+            for key, group in shards:
+                found = self._snapshot.start_index(key, len(group))()
+                self.objects.append(_Shard(key=key, index=found.index, group=group))
+                n_asked += not found.from_cache
+                if n_asked > _MOST_ASKED:
+                    return None
+        except GpuZarrError:
+            return None
+        return joined_paths([self._snapshot.local_path(shard.key) for shard in self.objects])
+
+    def _read(self, job: Job, paths: tuple[bytes, Column], n_threads: int) -> int | None:
+        common, chunks, files = self.common, *self._table(job, *paths)
         n, step, n_read = len(chunks), max(1, int(_CALL_S * common.rate / common.chunk_nbytes)), 0
         scratch = buffer("scratch", common.chunk_nbytes * n_threads)
         for at in range(0, n, step):
@@ -90,10 +116,10 @@ class LittleStack:
             n_read += found.n_read
         return n_read
 
-    def _table(self, job: Job) -> tuple[NativeRows, Files]:
+    def _table(self, job: Job, paths: bytes, path_at: Column) -> tuple[NativeRows, Files]:
         """Return the chunks that are stored, file by file in the order of their bytes; the others are filled."""
         group = np.concatenate([shard.group for shard in self.objects])
-        entry = entries(self.spec, self.target.groups.chunk.take(group, axis=0))
+        entry = entries(self._spec, self._target.groups.chunk.take(group, axis=0))
         n_groups = np.array([len(shard.group) for shard in self.objects])
         offset, nbytes = np.zeros(len(group), np.int64), np.full(len(group), MISSING)
         ends = n_groups.cumsum()
@@ -101,29 +127,29 @@ class LittleStack:
             if shard.index is not None:
                 offset[first:end] = shard.index.offset.take(entry[first:end])
                 nbytes[first:end] = shard.index.nbytes.take(entry[first:end])
-        path_at = self.path_at.repeat(n_groups)
-        for numbers in self.target.boxes(group[nbytes == MISSING][:, None]).tolist():
+        path_at = path_at.repeat(n_groups)
+        for numbers in self._target.boxes(group[nbytes == MISSING][:, None]).tolist():
             job.fill(numbers)
         order = np.lexsort((offset, path_at))
         order = order[nbytes.take(order) != MISSING]
         row = group.take(order)[:, None]
-        first_box = np.concatenate([[0], self.target.n_boxes(row).cumsum()])
+        first_box = np.concatenate([[0], self._target.n_boxes(row).cumsum()])
         direct = job.alone.direct.take(row[:, 0])
         assert job.native is not None
         files = Files(
-            paths=self.paths,
+            paths=paths,
             path_at=path_at.take(order),
             first_row=0,
             offset=offset.take(order),
             room_nbytes=self.common.room_nbytes,
             max_gap_nbytes=job.rule.max_gap_nbytes,
         )
-        return NativeRows(job.native, self.target.boxes(row), first_box, direct, nbytes.take(order)), files
+        return NativeRows(job.native, self._target.boxes(row), first_box, direct, nbytes.take(order)), files
 
     def _is_unchanged(self) -> bool:
         try:
             for shard in self.objects:
-                self.snapshot.check(shard.key)
+                self._snapshot.check(shard.key)
         except ObjectChangedError:
             return False
         return True
@@ -142,23 +168,4 @@ def little_stack(source: ObjectSource, spec: ArraySpec, target: StackTarget, cas
     common = common_of(spec, target, cast)
     if common is None or spec.index is None or not isinstance(source, LocalSource) or common.is_paused():
         return None
-    snapshot, shards = Snapshot(source, spec), []
-    try:
-        for key, group in by_shard(spec, target.groups.chunk):
-            index = snapshot.start_index(key, len(group))().index
-            shards.append(_Shard(key=key, index=index, group=group))
-    except GpuZarrError:
-        return None
-    paths = joined_paths([source.local_path(shard.key) for shard in shards])
-    if paths is None:
-        return None
-    return LittleStack(
-        common=common,
-        snapshot=snapshot,
-        spec=spec,
-        target=target,
-        cast=cast,
-        objects=shards,
-        paths=paths[0],
-        path_at=paths[1],
-    )
+    return LittleStack(common, Snapshot(source, spec), spec, target, cast)
