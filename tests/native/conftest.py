@@ -1,8 +1,12 @@
 """These tests are about the compiled loops."""
 
+from collections.abc import Iterator
+
 import pytest
 from helpers.loops import require_loops
 
+from xarray_gpuzarr.decoders.host import little
+from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.native import Loops
 
 
@@ -10,3 +14,15 @@ from xarray_gpuzarr.native import Loops
 def compiled() -> Loops:
     """The compiled loops; with ``XARRAY_GPUZARR_SANITIZE=1``, built with sanitizers."""
     return require_loops()
+
+
+@pytest.fixture
+def known_indexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Indexes are kept at once, and no read is planned because one before was left."""
+    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
+    monkeypatch.setattr(little, "_PAUSE", 0)
+    index_cache.cache.clear()
+    little._little_reads.cache_clear()
+    yield
+    index_cache.cache.clear()
+    little._little_reads.cache_clear()

@@ -31,7 +31,7 @@ from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read.stored_array import stored_array
 from xarray_gpuzarr.read.trunk import read
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled", "known_indexes")
 
 DATA = counting((32, 24)).astype("i4")
 CHUNKS = (8, 6)
@@ -43,18 +43,6 @@ LAYOUTS = {
 }
 ONE = slice(9, 14), slice(6, 12)
 """Of one chunk."""
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch):
-    """Indexes are kept at once, and no read is planned because one before was left."""
-    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
-    monkeypatch.setattr(little, "PAUSE", 0)
-    index_cache.cache.clear()
-    little._little_reads.cache_clear()
-    yield
-    index_cache.cache.clear()
-    little._little_reads.cache_clear()
 
 
 @pytest.fixture(params=[1, 3])
@@ -310,7 +298,7 @@ def test_what_the_loops_do_not_know(tmp_path):
 
 def test_what_takes_long(tmp_path, monkeypatch):
     array = write(LocalStore(tmp_path), DATA, **LAYOUTS["sharded"])
-    monkeypatch.setattr(host, "_CALL_S", 0)
+    monkeypatch.setattr(host, "CALL_S", 0)
     assert planned(array, ONE)
     monkeypatch.undo()
     many = write(LocalStore(tmp_path / "many"), counting((1500,)), chunks=(1,), shards=(1500,))
@@ -350,7 +338,7 @@ def test_missing_chunks(tmp_path):
 
 
 def test_after_one_that_was_left_others_are_planned_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(little, "PAUSE", 5)
+    monkeypatch.setattr(little, "_PAUSE", 5)
     values = DATA.copy()
     values[8:16, 6:12] = 7
     array = write(LocalStore(tmp_path), values, fill_value=7, **LAYOUTS["sharded"])

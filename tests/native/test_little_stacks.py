@@ -17,15 +17,14 @@ from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, ShardIndexError
-from xarray_gpuzarr.decoders.host import HostDecoder, little, little_stacks
+from xarray_gpuzarr.decoders.host import HostDecoder, job, little, little_stacks
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.native_rows import NativeJob
-from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read_target, stored_array
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled", "known_indexes")
 
 DATA = counting((48, 36)).astype("i4")
 LAYOUT = {"chunks": (4, 6), "shards": (16, 12), "compressors": ZstdCodec()}
@@ -34,18 +33,6 @@ AXES = [
     Crops(start=np.array([25, 0, 9, 3, 26, 11]), count=10),
 ]
 """Of eight shards, several chunks each; some are shared."""
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch):
-    """Indexes are kept at once, and no read is planned because one before was left."""
-    monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
-    monkeypatch.setattr(little_stacks, "PAUSE", 0)
-    index_cache.cache.clear()
-    little._little_reads.cache_clear()
-    yield
-    index_cache.cache.clear()
-    little._little_reads.cache_clear()
 
 
 def read_stack(array, axes=AXES, n_samples=6):
@@ -112,7 +99,7 @@ def test_chunks_and_shards_that_are_missing(tmp_path):
 
 def test_as_many_calls_as_leave_others_their_turn(tmp_path, monkeypatch):
     array = write(LocalStore(tmp_path), DATA, **LAYOUT)
-    monkeypatch.setattr(little_stacks, "_CALL_S", 0)
+    monkeypatch.setattr(job, "CALL_S", 0)
 
     with little_reads() as noted:
         assert_same_bits(read_stack(array), expected(DATA))
@@ -189,7 +176,7 @@ def test_what_the_loops_do_not_know(tmp_path, keywords):
     assert noted == []
 
 
-@pytest.mark.parametrize(("compressors", "limit"), [(ZstdCodec(), "_LOOPS_S"), (None, "_CALL_S")], ids=str)
+@pytest.mark.parametrize(("compressors", "limit"), [(ZstdCodec(), "_LOOPS_S"), (None, "CALL_S")], ids=str)
 def test_what_takes_long(tmp_path, monkeypatch, compressors, limit):
     array = write(LocalStore(tmp_path), DATA, **LAYOUT | {"compressors": compressors})
     monkeypatch.setattr(host, limit, 0)
@@ -221,7 +208,7 @@ def test_other_stores_and_unevenly_spaced_elements(tmp_path):
 
 def test_after_one_that_was_left_others_are_planned_for_a_while(tmp_path, monkeypatch):
     array = write(LocalStore(tmp_path), DATA, **LAYOUT)
-    monkeypatch.setattr(little_stacks, "PAUSE", 5)
+    monkeypatch.setattr(little, "_PAUSE", 5)
     monkeypatch.setattr(little_stacks.LittleStack, "_read", lambda *_: None)
 
     with little_reads() as noted:

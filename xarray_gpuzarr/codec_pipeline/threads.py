@@ -16,7 +16,7 @@ from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read.stopping import Stop
 
 _REMOTE_READS = 32
-"""Reads from stores that may be under way at once; each has up to 24 requests."""
+"""Reads from stores that may be under way at once; each has up to 48 requests."""
 
 _pools: dict[tuple[bool, int], ThreadPoolExecutor] = {}
 

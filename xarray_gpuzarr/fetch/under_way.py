@@ -110,6 +110,7 @@ class UnderWay:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _is_given_up(self) -> bool:
+        """Look anew: mypy takes an attribute for unchanged that another thread sets."""
         return self._given_up
 
     def _begin[Result](

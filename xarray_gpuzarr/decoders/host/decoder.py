@@ -19,7 +19,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
-from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
+from xarray_gpuzarr.decoders.host.job import CALL_S, Job, Task, Workspace, rows_a_call
 from xarray_gpuzarr.decoders.host.little import LittleRead, little_box, little_read
 from xarray_gpuzarr.decoders.host.little_stacks import LittleStack, little_stack
 from xarray_gpuzarr.decoders.host.placing import cast_array
@@ -47,8 +47,6 @@ thread 312 us and two 415, of 63 chunks of zstd 4.3 and 3.0 ms (November 2026, E
 _LOOPS_S = 0.1
 """What takes one thread no longer to decode is read by the caller's thread, and by threads of the compiled loops: these
 hand over nothing, and share what they do by the chunk. A longer read had better have threads that come and go."""
-_CALL_S = 20e-3
-"""Decoding that a thread of the loops does in one call: Ctrl-C, and others who want the core, wait for its end."""
 _LOOP_THREAD_S = 150e-6
 """Decoding that is worth a thread of the compiled loops, which never waits for Python: to start one takes 20 us."""
 _SHORT_CHUNK_NBYTES = 256 * 1024
@@ -125,11 +123,11 @@ class HostDecoder:
             return None
         little: LittleRead | LittleStack | None
         if isinstance(target, StackTarget):
-            little, longest, longest_copy = little_stack(source, spec, target, cast), _LOOPS_S, _CALL_S
+            little, longest, longest_copy = little_stack(source, spec, target, cast), _LOOPS_S, CALL_S
         elif isinstance(target, ObjectBox):
-            little, longest, longest_copy = little_box(source, spec, target, cast), _CALL_S, _SERIAL_S
+            little, longest, longest_copy = little_box(source, spec, target, cast), CALL_S, _SERIAL_S
         else:
-            little, longest, longest_copy = little_read(source, spec, target, cast), _CALL_S, _SERIAL_S
+            little, longest, longest_copy = little_read(source, spec, target, cast), CALL_S, _SERIAL_S
         if little is None or little.seconds > (longest_copy if little.common.is_copied else longest):
             return None
         shape, dtype = target.shape, little.common.dtype
@@ -182,7 +180,7 @@ def _share_out(job: Job, target: Target, source: ByteSource) -> int:
     if not is_copied and (by_loops or most == 1):
         job.most_threads = _most_threads(seconds)
     if by_loops:
-        job.rows_a_call = max(1, int(_CALL_S * rate / spec.chunk_nbytes))
+        job.rows_a_call = rows_a_call(rate, spec.chunk_nbytes)
     return most
 
 

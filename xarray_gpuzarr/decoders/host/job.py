@@ -38,6 +38,14 @@ Flags = npt.NDArray[np.bool_]
 _STREAMED_NBYTES = 16 * 1024 * 1024
 """Chunks from this size on are decoded as they are read, where the codec can: no buffer holds them encoded."""
 
+CALL_S = 20e-3
+"""Decoding that a thread of the loops does in one call: Ctrl-C, and others who want the core, wait for its end."""
+
+
+def rows_a_call(rate: float, chunk_nbytes: int) -> int:
+    """Return how many chunks the loops get at once, of which one thread decodes `rate` bytes a second."""
+    return max(1, int(CALL_S * rate / chunk_nbytes))
+
 
 class Workspace:
     """The buffers of one thread for one job, made when they are first needed."""

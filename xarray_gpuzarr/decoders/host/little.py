@@ -37,7 +37,7 @@ _ROOM_NBYTES = 256 * 1024
 _BLOCK_NBYTES = 512
 _MOST_OBJECTS = 8
 """Of one read. Each takes Python 10 us; 27 raw chunks of 64 KiB took 740 us so, and 570 planned (November 2026)."""
-PAUSE = 16
+_PAUSE = 16
 """Reads of an array that are planned after one that was left: what is sparse, or not in memory, mostly stays so."""
 
 
@@ -75,6 +75,10 @@ class LittleReads:
         self.room_nbytes = max(_ROOM_NBYTES, -(-spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES)
         self.n_planned = 0
         """Reads that are to be planned before the next little one."""
+
+    def pause(self) -> None:
+        """Have the next reads planned, since one was left."""
+        self.n_planned = _PAUSE
 
     def is_paused(self) -> bool:
         """Say whether a read is to be planned, and count it."""
@@ -166,7 +170,7 @@ class LittleRead:
             n_threads=n_threads,
         )
         if not loops.read_objects(ctypes.addressof(common.job), ctypes.addressof(struct)):
-            common.n_planned = PAUSE
+            common.pause()
             return None
         return int(struct.n_read)
 

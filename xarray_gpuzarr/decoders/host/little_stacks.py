@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.job import Job
-from xarray_gpuzarr.decoders.host.little import PAUSE, LittleReads, common_of
+from xarray_gpuzarr.decoders.host.job import Job, rows_a_call
+from xarray_gpuzarr.decoders.host.little import LittleReads, common_of
 from xarray_gpuzarr.decoders.host.local_files import Files, joined_paths
 from xarray_gpuzarr.decoders.host.native_rows import NativeRows, address
 from xarray_gpuzarr.decoders.host.scratch import buffer
@@ -29,8 +29,6 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 
-_CALL_S = 20e-3
-"""Decoding that a thread does in one call: Ctrl-C, and others who want the core, wait for its end."""
 _MOST_INDEX_NBYTES = 16 * 1024 * 1024
 """Of indexes that are held at once."""
 _MOST_ASKED = 16
@@ -83,7 +81,7 @@ class LittleStack:
         job = Job(self._spec, self._target, self._cast, out=out, rule=self._snapshot.rule)
         n_read = self._read(job, paths, n_threads)
         if n_read is None or not self._is_unchanged():
-            self.common.n_planned = PAUSE
+            self.common.pause()
             return None
         return n_read
 
@@ -106,7 +104,7 @@ class LittleStack:
 
     def _read(self, job: Job, paths: tuple[bytes, Column], n_threads: int) -> int | None:
         common, chunks, files = self.common, *self._table(job, *paths)
-        n, step, n_read = len(chunks), max(1, int(_CALL_S * common.rate / common.chunk_nbytes)), 0
+        n, step, n_read = len(chunks), rows_a_call(common.rate, common.chunk_nbytes), 0
         scratch = buffer("scratch", common.chunk_nbytes * n_threads)
         for at in range(0, n, step):
             rows = range(at, min(at + step, n))
