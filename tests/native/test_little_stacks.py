@@ -221,10 +221,12 @@ def test_after_one_that_was_left_others_are_planned_for_a_while(tmp_path, monkey
 
 
 @pytest.mark.parametrize("how", ["over", "renamed", "gone"])
-def test_a_shard_that_was_replaced(tmp_path, how):
-    array = write(LocalStore(tmp_path), DATA, **LAYOUT)
+@pytest.mark.parametrize("compressors", [ZstdCodec(), None], ids=["elsewhere", "where it was"])
+def test_a_shard_that_was_replaced(tmp_path, how, compressors):
+    layout = LAYOUT | {"compressors": compressors}
+    array = write(LocalStore(tmp_path), DATA, **layout)
     read_stack(array)
-    write(LocalStore(tmp_path / "new"), -DATA, **LAYOUT)
+    write(LocalStore(tmp_path / "new"), -DATA, **layout)
     path, new, values = tmp_path / "c/1/1", tmp_path / "new/c/1/1", DATA.copy()
     values[16:32, 12:24] *= -1
     if how == "renamed":
