@@ -6,6 +6,8 @@ CUDA ?= 13
 OLDEST := .venv-oldest
 ZARR := .venv-zarr
 GPU := .venv-cuda$(CUDA)
+GPU_PYTHON ?= $(GPU)/bin/python
+GPU_READY := $(if $(filter $(GPU)/%,$(GPU_PYTHON)),$(GPU)/.installed)
 TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/test_engine backend/test_indexers \
 	backend/test_xarray_contract cli/test_commands codec_pipeline/test_older_zarr fetch/test_missing_objects fetch/test_stores \
 	process/test_progress_bar project/test_documentation project/test_supported_versions reads/test_formats \
@@ -18,12 +20,13 @@ COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c
 
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
-SANITIZE = memcheck racecheck initcheck
+SANITIZE = memcheck racecheck initcheck synccheck
 SANITIZE_FLAGS ?=
 BENCH_FLAGS ?=
+TEST_FLAGS ?=
 SOAK_SECONDS = 180
 
-.PHONY: demo fuzz test test-oldest test-zarr test-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
+.PHONY: demo fuzz test test-oldest test-zarr test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs notebooks fresh-notebooks package gpu-environments clean help
 
@@ -39,9 +42,11 @@ test: $(VENV)/.installed ## Run the whole test suite
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -q -k 'not simulated' $(TOUCHING)
 
-test-gpu: $(GPU)/.installed ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
-	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU)/bin/python -m pytest -m gpu -q
-	$(GPU)/bin/python .ci/zarr_suite.py --gpu
+test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
+	status=0; \
+	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -m gpu -q --continue-on-collection-errors $(TEST_FLAGS) || status=1; \
+	$(GPU_PYTHON) .ci/zarr_suite.py --gpu || status=1; \
+	exit $$status
 
 test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline (four minutes)
 	$(ZARR)/bin/python .ci/zarr_suite.py
@@ -52,31 +57,35 @@ fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
 	PYTHONPATH=tests $(BIN)/python -m helpers.data.metadata_mutants
 
-bench-gpu: $(GPU)/.installed ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
-	$(GPU)/bin/python -m benchmarks.gpu $(BENCH_FLAGS)
+facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams? (three minutes)
+	$(GPU_PYTHON) -m benchmarks.gpu.saturation
 
-doctor-gpu: $(GPU)/.installed ## Is it right here? Known answers, copies, nvCOMP alone, damaged chunks (four minutes)
-	$(GPU)/bin/gpuzarr doctor --device cuda --thorough --json benchmarks/results/doctor.json
+bench-gpu: $(GPU_READY) ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
+	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH_FLAGS)
 
-soak-gpu: $(GPU)/.installed ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
-	$(GPU)/bin/python -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
+doctor-gpu: $(GPU_READY) ## Is it right here? Known answers, copies, nvCOMP alone, damaged chunks (four minutes)
+	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --thorough --json benchmarks/results/doctor.json
 
-tune-gpu: $(GPU)/.installed ## Keep a calibration, see what it chooses, and compare budgets (five minutes)
-	$(GPU)/bin/gpuzarr doctor --device cuda --calibrate --json benchmarks/results/calibration.json
-	$(GPU)/bin/python -m benchmarks.gpu.tune
+soak-gpu: $(GPU_READY) ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
+	$(GPU_PYTHON) -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
 
-profile-gpu: $(GPU)/.installed ## Let Nsight Compute look at the kernels, where it is installed
+tune-gpu: $(GPU_READY) ## Keep a calibration, see what it chooses, and compare budgets (five minutes)
+	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --calibrate --json benchmarks/results/calibration.json
+	$(GPU_PYTHON) -m benchmarks.gpu.tune
+
+profile-gpu: $(GPU_READY) ## Let Nsight Compute look at the kernels, where it is installed
 	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \
-		$(GPU)/bin/python -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
+		$(GPU_PYTHON) -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
 
-proof-gpu: $(GPU)/.installed ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
-	$(GPU)/bin/python -m benchmarks.gpu.proof
+proof-gpu: $(GPU_READY) ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
+	$(GPU_PYTHON) -m benchmarks.gpu.proof
 
-sanitize-gpu: $(GPU)/.installed ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
+sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
 	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
-		"$(GPU)/bin/python -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
-	for tool in $(SANITIZE); do \
-		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU)/bin/python -m benchmarks.gpu.sanitize || exit 1; done
+		"$(GPU_PYTHON) -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
+	status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
+		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU_PYTHON) -m benchmarks.gpu.sanitize || status=1; \
+	done; exit $$status
 
 lint: $(VENV)/.installed ## Check style and format
 	$(BIN)/ruff check

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu.clocks import device_seconds, wall_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.memory import Workspace
@@ -54,23 +55,27 @@ def pinned_upload(gpu: Gpu, stored_files: Callable[[], Sequence[Path]], *, nbyte
     return Contestant(name="upload of the stored bytes, pinned", side="bare", nbytes=nbytes, prepare=prepare)
 
 
-def resident(gpu: Gpu, stored: Stored, n: int) -> Resident:
-    """Bring the chunks of a store to the device, `n` in all; check that they are decoded rightly there."""
-    fmt, head, tail = FORMATS[stored.workload.compressor.family]
-    streams = [e[head : len(e) - tail] for e in stored.encoded]
+def resident(gpu: Gpu, workload: Workload, encoded: Sequence[bytes], n: int) -> Resident:
+    """Bring the distinct chunks of an array to the device, `n` in all; check that they are decoded rightly there."""
+    fmt, head, tail = FORMATS[workload.compressor.family]
+    streams = [e[head : len(e) - tail] for e in encoded]
     chosen = [streams[i % len(streams)] for i in range(n)]
-    batch = resident_streams(Workspace(gpu), fmt, chosen, stored.workload.chunk_nbytes)
-    tiles = stored.workload.tiles()
+    batch = resident_streams(Workspace(gpu), fmt, chosen, workload.chunk_nbytes)
+    tiles = workload.tiles()
     if wrong := batch.what_is_wrong(tiles[0].tobytes(), tiles[(n - 1) % len(streams)].tobytes()):
         raise WrongValuesError(wrong)
     return batch
+
+
+def _of_store(gpu: Gpu, stored: Stored, n: int) -> Resident:
+    return resident(gpu, stored.workload, stored.encoded, n)
 
 
 def nvcomp_alone(gpu: Gpu, stored: Callable[[], Stored], n: int, *, nbytes: int) -> Contestant:
     """Return one call of nvCOMP for `n` chunks of a store; `nbytes` is what they decode to."""
 
     def prepare() -> Ready:
-        batch = resident(gpu, stored(), n)
+        batch = _of_store(gpu, stored(), n)
         measure = functools.partial(device_seconds, gpu, batch.space.stream, batch.launch)
         return Ready(measure=measure, close=batch.space.close)
 
@@ -81,7 +86,7 @@ def nvcomp_side_by_side(gpu: Gpu, stored: Callable[[], Stored], n: int, *, n_str
     """Return as many calls of nvCOMP for `n` chunks each, on streams of their own."""
 
     def prepare() -> Ready:
-        batches = [resident(gpu, stored(), n) for _ in range(n_streams)]
+        batches = [_of_store(gpu, stored(), n) for _ in range(n_streams)]
         launch_all = functools.partial(_each, [batch.launch for batch in batches])
         close_all = functools.partial(_each, [batch.space.close for batch in batches])
         return Ready(measure=lambda: wall_seconds(gpu, launch_all), close=close_all)

@@ -31,6 +31,7 @@ class Step:
 
 STEPS = (
     Step(target="doctor-gpu", minutes=4),
+    Step(target="facts-gpu", minutes=3),
     Step(target="test-gpu", minutes=6),
     Step(target="sanitize-gpu", minutes=5),
     Step(target="soak-gpu", minutes=3),

@@ -12,6 +12,7 @@ from benchmarks.page.tables import (
     plain_zarr_table,
     published_table,
     samples_table,
+    saturation_table,
     study_table,
     timed_table,
     titled_table,
@@ -33,6 +34,9 @@ def page(runs: dict[str, Run]) -> str:
     if "timed" in runs:
         parts += ["## The CUDA engine on a modelled device", prose(_TIMED_TEXT), described(runs["timed"])]
         parts += [timed_table(runs["timed"].cases)]
+    if "saturation" in runs:
+        run = runs["saturation"]
+        parts += ["## nvCOMP alone", prose(_SATURATION_TEXT), described(run), saturation_table(run.cases)]
     if "gpu" in runs:
         parts += ["## On a GPU", described(runs["gpu"]), *(titled_table(case) for case in runs["gpu"].cases)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
@@ -145,6 +149,10 @@ _TRAINING_TEXT = """
 Batches of 16 crops of one float32 array, zstd, in an order without any pattern, to a loop that does nothing with them.
 Places are the same for all loaders and take no account of chunks; xbatcher reads through xarray's engine "zarr". All
 but plain xbatcher, which reads sample after sample, have the samples of two batches under way at once. More is better.
+"""
+_SATURATION_TEXT = """
+Batches of chunks that lie on the device already, decoded to it: what no reader can exceed. Of each number of chunks, on
+all streams together, the quickest number of streams.
 """
 _STORES_TEXT = """
 The server is on the same machine. Without a line between them it takes its share of the cores, and what shows is how

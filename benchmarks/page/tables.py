@@ -180,6 +180,27 @@ def timed_table(cases: Sequence[CaseRows]) -> str:
     return markdown_table(("workload", "reads", *COLUMNS), lines, n_text=2)
 
 
+def saturation_table(cases: Sequence[CaseRows]) -> str:
+    """Return what nvCOMP alone decoded, GB/s on the best number of streams: a line for each format and chunk length."""
+    found = [(case, by_count) for case in cases if (by_count := _best_of_streams(case))]
+    counts = sorted({n for _, by_count in found for n in by_count})
+    rows = []
+    for case, by_count in found:
+        rates = [f"{by_count[n][1].rate / 1e9:.1f} ({by_count[n][0]})" if n in by_count else "" for n in counts]
+        rows.append((case.name, milliseconds(by_count[min(by_count)][1].wall_s), *rates))
+    return markdown_table(("GB/s (streams)", "the fewest, ms", *(f"{n} chunks" for n in counts)), rows)
+
+
+def _best_of_streams(case: CaseRows) -> dict[int, tuple[int, Row]]:
+    """Return, by the number of chunks, the number of streams that decoded them the soonest, and its row."""
+    found: dict[int, tuple[int, Row]] = {}
+    for row in case.rows:
+        n, n_streams = map(int, row.name.split(" chunks on "))
+        if row.samples and (n not in found or row.wall_s < found[n][1].wall_s):
+            found[n] = n_streams, row
+    return found
+
+
 def concurrency_table(cases: Sequence[CaseRows]) -> str:
     """Return times and peaks of reads chunk by chunk: a line for each volume and reader, a column for each number."""
     found: dict[tuple[str, str], dict[int, Row]] = {}

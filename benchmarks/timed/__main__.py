@@ -18,6 +18,7 @@ from benchmarks.results import Results, default_out
 from benchmarks.timed.cases import Setup, TimedReads
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import installed
+from benchmarks.timed.rates import rates_of
 from benchmarks.timed.report import print_timed
 from benchmarks.timed.training import TimedTraining
 from benchmarks.timed.workloads import FEED, WORKLOADS
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(chosen: Sequence[Workload | Feed], options: argparse.Namespace) -> Results:
     modelled_fetch = options.fetch == "modelled"
     n_cores = options.cores or (_MODELLED_CORES if modelled_fetch else None)
-    device, console = TimedDevice(), Console(width=None if sys.stdout.isatty() else 160)
+    device, console = TimedDevice(rates_of(options.rates)), Console(width=None if sys.stdout.isatty() else 160)
     settings = {"case": options.case, "rounds": options.rounds, "fetch": options.fetch, "cores": n_cores}
     description = about("benchmarks.timed", settings) | {"modelled": True, "rates": asdict(device.rates)}
     out = options.out or (
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each kind (default 5)")
     parser.add_argument("--fetch", choices=("real", "modelled"), default="real", help="modelled: files cost no core")
     parser.add_argument("--cores", type=int, help="cores that the engine believes to have (modelled fetch: 16)")
+    parser.add_argument("--rates", type=Path, help="results of benchmarks.gpu.saturation (default: what is assumed)")
     parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/timed-<date>.json)")
     parser.add_argument("--smoke", action="store_true", help="tiny data, one round; writes JSON only with --out")
     return parser

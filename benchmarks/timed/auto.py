@@ -26,6 +26,8 @@ from rich.table import Table
 
 from benchmarks.host_cost.null_device import HeaderStore, header_array
 from benchmarks.timed.device import TimedDevice
+from benchmarks.timed.rates import Rates as DeviceRates
+from benchmarks.timed.rates import rates_of
 from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.decoders.cost.calibration import as_document
@@ -100,10 +102,10 @@ class Cell:
 class Machine:
     """A host and a device whose times are modelled; only inside `running`."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: DeviceRates | None = None) -> None:
         self.clock = VirtualClock()
         self.crew = VirtualCrew(self.clock)
-        self.device = ModelledDevice(clock=self.clock)
+        self.device = ModelledDevice(rates, self.clock)
         self.decoder = cuda.CudaDecoder(lambda: self.device.as_api)
         self._host: Decoder = HostDecoder()
         self.n_decoded = 0
@@ -204,10 +206,14 @@ class Machine:
 
 
 def sweep(
-    codecs: Sequence[str], chunk_nbytes: Sequence[int], n_chunks: Sequence[int], n_threads: Sequence[int]
+    codecs: Sequence[str],
+    chunk_nbytes: Sequence[int],
+    n_chunks: Sequence[int],
+    n_threads: Sequence[int],
+    rates: DeviceRates | None = None,
 ) -> Iterator[Cell]:
     """Read every layout by the device, by the host, and as a calibration says."""
-    machine = Machine()
+    machine = Machine(rates)
     with machine.running(), TemporaryDirectory() as folder:
         path = Path(folder) / "calibration.json"
         path.write_text(json.dumps(as_document(machine.calibrated(codecs))))
@@ -250,9 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--codec", nargs="+", choices=tuple(CODECS), default=list(CODECS))
     parser.add_argument("--threads", nargs="+", type=int, default=N_THREADS, help="of dask (default 1 2 4 8)")
     parser.add_argument("--least", action="store_true", help="one length, few numbers of chunks")
+    parser.add_argument("--rates", type=Path, help="results of benchmarks.gpu.saturation (default: what is assumed)")
     options = parser.parse_args(arguments)
     lengths, numbers = (BETWEEN_NBYTES[:1], BETWEEN_N[:3]) if options.least else (BETWEEN_NBYTES, BETWEEN_N)
-    cells = list(sweep(options.codec, lengths, numbers, options.threads))
+    cells = list(sweep(options.codec, lengths, numbers, options.threads, rates_of(options.rates)))
     print_sweep(cells, Console(width=None if sys.stdout.isatty() else 200))
     late = [cell for cell in cells if cell.slower > MOST_SLOWER]
     print(f"{len(cells)} layouts; more than {MOST_SLOWER - 1:.0%} slower than the better side: {len(late)}")

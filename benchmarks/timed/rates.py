@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from benchmarks.results import CaseRows
 
 _MS, _US = 1e-3, 1e-6
 
@@ -45,7 +50,7 @@ class Rates:
 
     n_decoding: int = 528
     """Chunks that are decoded at once: 4 for each of the 132 multiprocessors of an H100; assumed."""
-    decoding: Mapping[str, Points] = field(
+    decoding: dict[str, Points] = field(
         default_factory=lambda: {
             "zstd": _ZSTD,
             "lz4": _LZ4,
@@ -98,3 +103,42 @@ class Rates:
     def lane_s(self, nbytes: int) -> float:
         """Return how long a modelled file needs for a read."""
         return self.lane_latency_s + nbytes / self.lane_rate
+
+
+def rates_of(path: Path | None) -> Rates:
+    """Return what a GPU did that `benchmarks.gpu.saturation` measured, the rest as assumed; all of it for None.
+
+    As many chunks are decoded at once as explains what a few of zstd take and what most do, in the median of their
+    lengths. How long one takes, of any format, follows from what most do.
+
+    Parameters
+    ----------
+    path : pathlib.Path or None
+        JSON file of results.
+
+    Raises
+    ------
+    ValueError
+        There are less than two lengths of zstd in the file.
+    """
+    if path is None:
+        return Rates()
+    most: dict[str, dict[int, float]] = {}
+    at_once = []
+    for case in map(CaseRows.from_json, json.loads(path.read_text())["cases"]):
+        if rows := [row for row in case.rows if row.samples]:
+            fmt, nbytes = case.about["format"], case.about["chunk_nbytes"]
+            most.setdefault(fmt, {})[nbytes] = rate = max(row.rate for row in rows)
+            if fmt == "zstd":
+                at_once.append(rate * min(rows, key=lambda row: row.nbytes).wall_s / nbytes)
+    if len(at_once) < 2:
+        raise ValueError(f"{path}: zstd was measured at {len(at_once)} lengths of chunks; two are needed")
+    n_decoding = max(1, round(median(at_once)))
+    return Rates(
+        n_decoding=n_decoding,
+        decoding=Rates().decoding | {fmt: _points(n_decoding, of) for fmt, of in most.items() if len(of) > 1},
+    )
+
+
+def _points(n_decoding: int, rates: Mapping[int, float]) -> Points:
+    return tuple((nbytes, n_decoding * nbytes / rate) for nbytes, rate in sorted(rates.items()))

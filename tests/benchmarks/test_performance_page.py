@@ -220,6 +220,21 @@ def test_full_size_and_gpu_results_have_their_own_sections(run):
     assert "not measured" not in text
 
 
+def test_nvcomp_alone_is_shown_by_its_best_number_of_streams(run):
+    rows = [
+        replace(row(f"{n} chunks on {k}", "bare", s), nbytes=n * 10**6)
+        for n, k, s in ((16, 1, 1), (400, 1, 4), (400, 8, 2))
+    ]
+    absent = replace(row("800 chunks on 1", "bare", 1), samples=(), status="absent")
+    found = CaseRows(name="zstd 3, 1024 kB", rows=[*rows, absent])
+    runs = {"host": run("host", everything()), "saturation": run("saturation", [found], gpu={"name": "NVIDIA H200"})}
+
+    text = measurements.page(runs)
+    assert "## nvCOMP alone" in text
+    assert "| GB/s (streams) | the fewest, ms | 16 chunks | 400 chunks |" in text
+    assert "| zstd 3, 1024 kB | 1000 | 0.0 (1) | 0.2 (8) |" in text
+
+
 def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path, run):
     draw_all({"host": run("host", everything()), "gpu": run("gpu", on_a_gpu())}, tmp_path)
 

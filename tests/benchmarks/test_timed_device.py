@@ -1,6 +1,7 @@
 """The modelled device of the benchmarks: exact times by a clock that goes when somebody waits, and real runs."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -10,12 +11,12 @@ from helpers.still_clock import StillClock
 
 from benchmarks.page import measurements
 from benchmarks.page.runs import load
-from benchmarks.results import CaseRows, Row, Sample
+from benchmarks.results import CaseRows, Results, Row, Sample
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.bounds import covered, decoding_bound, idle_shares
 from benchmarks.timed.device import TimedDevice, runs
 from benchmarks.timed.engine import installed
-from benchmarks.timed.rates import HostCosts, Rates
+from benchmarks.timed.rates import HostCosts, Rates, rates_of
 from benchmarks.timed.simulation import Interval
 from benchmarks.timed.workloads import FEED
 from xarray_gpuzarr.cuda.api import Kernel
@@ -233,6 +234,41 @@ def test_published_chunk_takes_30_ms_in_one_of_528_slots():
 
     assert rates.decoding_s("zstd", 1_024_000) == pytest.approx(0.030)
     assert rates.slots["decode"] == 528
+
+
+def saturated(tmp_path, *formats):
+    """Write results of a device with 100 slots that takes 1 ms for 1 MB of zstd, 0.2 ms for 1 MB of lz4, ..."""
+    results = Results({}, tmp_path / "saturation.json")
+    for fmt, ms_of_1_mb in formats:
+        for nbytes in (10**6, 4 * 10**6):
+            name = f"{fmt}, {nbytes}"
+            results.begin(name, "", {"operation": "saturation", "format": fmt, "chunk_nbytes": nbytes})
+            for n in (16, 100, 1000):
+                took = math.ceil(n / 100) * ms_of_1_mb * 1e-3 * nbytes / 1e6
+                row = Row(case=name, name=f"{n} chunks on 1", side="bare", nbytes=n * nbytes)
+                results.sample(row, Sample(wall_s=took))
+            results.add(Row(case=name, name="3200 chunks on 8", side="bare", status="absent", nbytes=3200 * nbytes))
+    results.save()
+    return tmp_path / "saturation.json"
+
+
+def test_rates_are_those_of_a_device_that_was_measured(tmp_path):
+    rates = rates_of(saturated(tmp_path, ("zstd", 1), ("lz4", 0.2)))
+
+    assert rates.n_decoding == 100
+    seconds = {fmt: [rates.decoding_s(fmt, nbytes) for nbytes in (10**6, 4 * 10**6)] for fmt in ("zstd", "lz4")}
+    assert seconds == {"zstd": pytest.approx([1e-3, 4e-3]), "lz4": pytest.approx([0.2e-3, 0.8e-3])}
+    assert rates.decoding["gzip"] == Rates().decoding["gzip"]
+    assert rates.copy_rate == Rates().copy_rate
+
+
+def test_rates_without_zstd_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="zstd was measured at 0 lengths"):
+        rates_of(saturated(tmp_path, ("lz4", 1)))
+
+
+def test_without_a_file_rates_are_assumed():
+    assert rates_of(None) == Rates()
 
 
 # ---- bounds and shares

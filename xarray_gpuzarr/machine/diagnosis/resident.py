@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ FORMATS: dict[str, tuple[Format, int, int]] = {
 """Codec -> what nvCOMP calls it, and the bytes before and behind that it does not take."""
 
 _STAGING_NBYTES = 16 << 20
+_EIGHTS = ("sources", "source_nbytes", "capacity", "actual", "outputs")
+"""Columns of a batch with entries of eight bytes."""
 
 
 class Workspace:
@@ -84,6 +86,21 @@ class Resident:
     temp_nbytes: int
     result: Address
 
+    def part(self, space: Workspace, first: int, n: int) -> Resident:
+        """Return `n` of the chunks as a batch of its own, on the stream of another `space`, which holds its scratch."""
+        eights = {name: Address(getattr(self.batch, name) + 8 * first) for name in _EIGHTS}
+        batch = Batch(**eights, statuses=Address(self.batch.statuses + 4 * first))
+        temp_nbytes = _scratch_nbytes(space, self.fmt, n, self.nbytes)
+        return replace(
+            self,
+            space=space,
+            batch=batch,
+            n=n,
+            temp=space.empty(temp_nbytes),
+            temp_nbytes=temp_nbytes,
+            result=Address(self.result + first * self.nbytes),
+        )
+
     def launch(self) -> None:
         """Enqueue the call."""
         self.space.api.nvcomp.decompress(
@@ -114,6 +131,10 @@ class Resident:
         return f"statuses {sorted(set(statuses))}, lengths {sorted(set(actual))[:3]}, values right: {right}"
 
 
+def _scratch_nbytes(space: Workspace, fmt: Format, n: int, nbytes: int) -> int:
+    return space.api.nvcomp.temp_nbytes(fmt, n_chunks=n, max_nbytes=nbytes, total_nbytes=n * nbytes)
+
+
 def resident_streams(
     space: Workspace, fmt: Format, streams: Sequence[bytes], nbytes: int, *, shift: int = 0
 ) -> Resident:
@@ -138,7 +159,7 @@ def resident_streams(
     for start, stream in zip(starts.tolist(), streams, strict=True):
         image[start : start + len(stream)] = np.frombuffer(stream, np.uint8)
     at, result = space.put(image), space.empty(n * nbytes)
-    temp_nbytes = space.api.nvcomp.temp_nbytes(fmt, n_chunks=n, max_nbytes=nbytes, total_nbytes=n * nbytes)
+    temp_nbytes = _scratch_nbytes(space, fmt, n, nbytes)
 
     def column(values: Any) -> Address:
         return space.put(np.asarray(values, np.uint64))
