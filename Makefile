@@ -115,7 +115,7 @@ bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device
 performance: $(VENV)/.installed ## Write docs/performance.md, its figures and docs/measurements.md from the newest results
 	$(BIN)/python -m benchmarks.page
 
-bench-smoke: $(VENV)/.installed ## The same on tiny data, to see that it runs
+bench-smoke: $(VENV)/.installed ## One case of each kind on tiny data, to see that it runs
 	$(BIN)/python -m benchmarks --smoke
 
 gpu-environments: $(VENV)/bin/python ## Let pip resolve every environment for GPUs; let the real CuPy be serialized

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     crew = Crew()
     every = _all_cases(crew, cache_directory(), options)
     cases = _chosen(every, options.only or [""])
+    if options.smoke:
+        cases = _one_of_each_kind(cases)
     if not cases:
         print(f"nothing is named like {options.only}; known: {', '.join(c.name for c in every)}", file=sys.stderr)
         return 2
@@ -59,6 +62,16 @@ def _chosen(cases: Sequence[Case], words: Sequence[str]) -> list[Case]:
     """Return the cases whose name contains a word; of a word that is a whole name, that case alone."""
     names = {case.name for case in cases}
     return [c for c in cases if any(c.name == word if word in names else word in c.name for word in words)]
+
+
+def _one_of_each_kind(cases: Sequence[Case]) -> list[Case]:
+    """Return the first case of what is done with arrays, and of what is measured otherwise, numbers apart."""
+    own = {workload.name for workload in (*WORKLOADS, *published(full=True), *published(full=False))}
+    first: dict[str, Case] = {}
+    for case in cases:
+        what, _, how = case.name.partition("/")
+        first.setdefault(re.sub(r"[\d.]+", "", how if what in own else case.name), case)
+    return list(first.values())
 
 
 def _all_cases(crew: Crew, folder: Path, options: argparse.Namespace) -> list[Case]:
@@ -94,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the elements of each workload (default 1)")
     parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/host-<date>.json)")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="leave memory out")
-    parser.add_argument("--smoke", action="store_true", help="every case, tiny, one round; writes JSON only with --out")
+    parser.add_argument("--smoke", action="store_true", help="one case of each kind, tiny; writes JSON only with --out")
     return parser
 
 

@@ -378,6 +378,14 @@ def test_a_whole_name_selects_that_case_alone():
     }
 
 
+def test_a_smoke_run_has_one_case_of_each_kind():
+    names = ["blog/read", "blog/chunks x1", "zarrs-none/read", "zarrs-none/chunks x16", "store/none 10 ms"]
+    names += ["store/none 100 ms", "store/requests", "cluster/mean x1", "cluster/mean x2"]
+    cases = [Case(name=name, summary="", contestants=list) for name in names]
+    kept = [case.name for case in command._one_of_each_kind(cases)]
+    assert kept == ["blog/read", "blog/chunks x1", "store/none 10 ms", "store/requests", "cluster/mean x1"]
+
+
 def test_the_command_refuses_unknown_cases(here, capsys):
     assert main(["--only", "nonesuch"]) == 2
     assert "known: boxes/read, boxes/chunks x1" in capsys.readouterr().err

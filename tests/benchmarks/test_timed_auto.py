@@ -24,10 +24,10 @@ def slower(cells):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_no_read_is_slower_than_on_the_better_side(codec):
-    cells = list(sweep([codec], *LAYOUTS, (1, 2, 4, 8)))
+    cells = list(sweep([codec], *LAYOUTS, (1, 4)))
 
     assert slower(cells) == {}
-    assert len(cells) == 24
+    assert len(cells) == 12
 
 
 def test_sharing_pays():
@@ -56,7 +56,7 @@ def more(split, n):
 @pytest.mark.parametrize("decision", BROKEN)
 def test_another_decision_would_be_slower(decision, monkeypatch):
     monkeypatch.setattr(shares, "best_split", BROKEN[decision])
-    assert slower(sweep(*FEW)) != {}
+    assert any(cell.slower > MOST_SLOWER for cell in sweep(*FEW))
 
 
 def test_the_command_says_what_was_slower(capsys):

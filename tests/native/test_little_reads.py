@@ -160,7 +160,7 @@ SLICES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=5 * settings().max_examples // 2)
 @given(data=st.data(), chunks=lengths(6))
 def test_random_arrays(tmp_path_factory, data, chunks):
     ndim = len(chunks)

@@ -62,7 +62,7 @@ def test_crops_of_several_shards(tmp_path, compressors, n_threads, monkeypatch):
     assert noted == [True, True]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=5 * settings().max_examples // 2)
 @given(data=st.data())
 def test_random_stacks(tmp_path_factory, data):
     chunks = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
