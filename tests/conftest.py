@@ -26,9 +26,7 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile(
-    "few", settings.get_profile("ci"), max_examples=20
-)  # under sanitizers, with the rest beside it
+settings.register_profile("few", settings.get_profile("ci"), max_examples=20)  # for sanitizers
 settings.register_profile(
     "search",
     max_examples=2000,

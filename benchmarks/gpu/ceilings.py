@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.memory import Workspace
 from benchmarks.gpu.stores import Stored
 from benchmarks.measure import Contestant, Ready, WrongValuesError
-from benchmarks.results import COPY_ROW
+from benchmarks.results import COPY_ROW, Sample
 from xarray_gpuzarr.machine.diagnosis.resident import FORMATS, Resident, resident_streams
 
 
@@ -86,15 +87,18 @@ def nvcomp_side_by_side(gpu: Gpu, stored: Callable[[], Stored], n: int, *, n_str
     """Return as many calls of nvCOMP for `n` chunks each, on streams of their own."""
 
     def prepare() -> Ready:
-        batches = [_of_store(gpu, stored(), n) for _ in range(n_streams)]
-        launch_all = functools.partial(_each, [batch.launch for batch in batches])
-        close_all = functools.partial(_each, [batch.space.close for batch in batches])
-        return Ready(measure=lambda: wall_seconds(gpu, launch_all), close=close_all)
+        chunks = _of_store(gpu, stored(), n * n_streams)
+        return Ready(measure=functools.partial(side_by_side, gpu, chunks, n, n_streams), close=chunks.space.close)
 
     name = f"nvCOMP alone, {n_streams} streams, chunks on each: {n}"
     return Contestant(name=name, side="bare", nbytes=nbytes, prepare=prepare)
 
 
-def _each(calls: Sequence[Callable[[], object]]) -> None:
-    for call in calls:
-        call()
+def side_by_side(gpu: Gpu, chunks: Resident, n: int, n_streams: int) -> Sample:
+    """Return how long the first chunks take, `n` of them on each stream; streams and scratch live only as long."""
+    with ExitStack() as stack:
+        parts = []
+        for number in range(n_streams):
+            space = stack.enter_context(closing(Workspace(gpu)))
+            parts.append(chunks.part(space, number * n, n))
+        return wall_seconds(gpu, lambda: [part.launch() for part in parts])

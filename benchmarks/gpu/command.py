@@ -6,7 +6,7 @@ import argparse
 import gc
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from benchmarks.results import COPY_ROW, Results, default_out
 from xarray_gpuzarr.machine.diagnosis.device import going_by
 
 MakeGpu = Callable[[], Gpu]
-BuildCases = Callable[[Gpu, Path, float], Sequence[Case]]
+BuildCases = Callable[[Gpu, Path, float], Iterable[Case]]
 """Returns the cases of a GPU; arrays go to the folder; the number is the share of their usual size."""
 
 
@@ -59,7 +59,7 @@ class Command:
             print(error, file=sys.stderr)
             return None
         with tempfile.TemporaryDirectory(prefix="gpuzarr-bench-") as folder:
-            every = self.cases(gpu, Path(folder), options.scale)
+            every = list(self.cases(gpu, Path(folder), options.scale))
             cases = [case for case in every if any(word in case.name for word in options.only or [""])]
             if not cases:
                 known = ", ".join(case.name for case in every)

@@ -10,20 +10,17 @@ import functools
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.arrays.published import BLOG
 from benchmarks.arrays.workloads import Workload
-from benchmarks.gpu.ceilings import FORMATS, resident
-from benchmarks.gpu.clocks import wall_seconds
+from benchmarks.gpu.ceilings import FORMATS, resident, side_by_side
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
 from benchmarks.gpu.device import Gpu, NativeGpu
-from benchmarks.gpu.memory import Workspace
 from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared
 from benchmarks.page.tables import saturation_table
-from benchmarks.results import Sample
 from xarray_gpuzarr.machine.diagnosis.resident import Resident
 
 CODECS = ("zstd 3", "lz4", "gzip 5", "zlib 5")
@@ -112,17 +109,7 @@ def _decoded_on(gpu: Gpu, chunks: Resident, n: int, n_streams: int) -> Ready:
     """Return the decoding of the first `n` chunks, an equal share of them on each stream."""
     if n > chunks.n:
         raise AbsentError(f"{n} chunks do not fit into the memory of this device")
-    share = n // n_streams
-
-    def measure() -> Sample:
-        with ExitStack() as stack:  # nothing is held between runs: scratch memory of all contestants would add up
-            parts = []
-            for number in range(n_streams):
-                space = stack.enter_context(closing(Workspace(gpu)))
-                parts.append(chunks.part(space, number * share, share))
-            return wall_seconds(gpu, lambda: [part.launch() for part in parts])
-
-    return Ready(measure=measure)
+    return Ready(measure=functools.partial(side_by_side, gpu, chunks, n // n_streams, n_streams))
 
 
 COMMAND = Command(
@@ -131,7 +118,7 @@ COMMAND = Command(
     description="Measure what nvCOMP alone decodes.",
     seconds=180.0,
     rounds=3,
-    cases=lambda *given: list(cases(*given)),
+    cases=cases,
     tables=False,
 )
 

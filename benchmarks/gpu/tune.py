@@ -70,7 +70,7 @@ COMMAND = Command(
     description="Compare budgets of reads.",
     seconds=60.0,
     rounds=3,
-    cases=lambda *given: list(cases(*given)),
+    cases=cases,
 )
 
 

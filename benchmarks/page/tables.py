@@ -195,9 +195,10 @@ def _best_of_streams(case: CaseRows) -> dict[int, tuple[int, Row]]:
     """Return, by the number of chunks, the number of streams that decoded them the soonest, and its row."""
     found: dict[int, tuple[int, Row]] = {}
     for row in case.rows:
-        n, n_streams = map(int, row.name.split(" chunks on "))
-        if row.samples and (n not in found or row.wall_s < found[n][1].wall_s):
-            found[n] = n_streams, row
+        if row.samples:
+            n, n_streams = map(int, row.name.split(" chunks on "))
+            if n not in found or row.wall_s < found[n][1].wall_s:
+                found[n] = n_streams, row
     return found
 
 

@@ -126,13 +126,17 @@ def rates_of(path: Path | None) -> Rates:
     most: dict[str, dict[int, float]] = {}
     at_once = []
     for case in map(CaseRows.from_json, json.loads(path.read_text())["cases"]):
-        if rows := [row for row in case.rows if row.samples]:
+        rows = [row for row in case.rows if row.samples]
+        if rows and case.about.get("operation") == "saturation":
             fmt, nbytes = case.about["format"], case.about["chunk_nbytes"]
             most.setdefault(fmt, {})[nbytes] = rate = max(row.rate for row in rows)
             if fmt == "zstd":
                 at_once.append(rate * min(rows, key=lambda row: row.nbytes).wall_s / nbytes)
     if len(at_once) < 2:
-        raise ValueError(f"{path}: zstd was measured at {len(at_once)} lengths of chunks; two are needed")
+        raise ValueError(
+            f"{path}: zstd was measured at {len(at_once)} lengths of chunks, and two are needed: "
+            "`python -m benchmarks.gpu.saturation` measures four"
+        )
     n_decoding = max(1, round(median(at_once)))
     return Rates(
         n_decoding=n_decoding,

@@ -80,6 +80,12 @@ def test_each_stream_decodes_its_own_chunks(gpu):
     assert part.outcome() == ([0, 0], [400, 400])
 
 
+def test_what_there_is_no_time_for_is_not_in_the_table(gpu, out, few_sizes, capsys):
+    assert saturation.main(["--seconds", "0", "--out", str(out)], lambda: gpu) == 0
+    assert {row["status"] for row in rows(out).values()} == {"out of time"}
+    assert capsys.readouterr().out.strip() == ""
+
+
 def test_more_chunks_than_there_is_memory_for_are_left_out(gpu, out, few_sizes, monkeypatch):
     monkeypatch.setattr(gpu.api, "memory_nbytes", lambda: (3 * 2 * 2000, 1 << 30))
     assert saturation.main(["--rounds", "1", "--only", "lz4, 2", "--out", str(out)], lambda: gpu) == 0

@@ -267,6 +267,15 @@ def test_rates_without_zstd_are_refused(tmp_path):
         rates_of(saturated(tmp_path, ("lz4", 1)))
 
 
+def test_rates_of_other_results_are_refused(tmp_path):
+    results = Results({}, tmp_path / "gpu.json")
+    results.begin("blog, warm", "", {"operation": "read"})
+    results.sample(Row(case="blog, warm", name="gpuzarr cuda", nbytes=1), Sample(wall_s=1))
+    results.save()
+    with pytest.raises(ValueError, match=r"benchmarks\.gpu\.saturation"):
+        rates_of(tmp_path / "gpu.json")
+
+
 def test_without_a_file_rates_are_assumed():
     assert rates_of(None) == Rates()
 
