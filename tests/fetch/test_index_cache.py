@@ -320,14 +320,35 @@ def test_shard_that_is_replaced_during_a_read_is_read_anew(local, monkeypatch, n
     assert_same_bits(read_array(array, ONE_CHUNK, device="host"), (DATA * (n_changes + 1))[ONE_CHUNK])
 
 
-def test_shard_that_is_replaced_during_every_read_is_an_error(local, monkeypatch):
+@pytest.mark.both_ways
+@pytest.mark.parametrize("selection", [ONE_CHUNK, slice(10), (slice(9), 5), ([0, 3, 9], [0, 11])])
+def test_shard_that_is_replaced_during_every_read_comes_in_one_answer(local, monkeypatch, selection):
+    data, number = DATA + 1, iter(range(2, 1000))
+    array = write(local, data, **SHARDED)
+    after_index(monkeypatch, lambda: rewritten(local.root, data * next(number), "replaced"), 1000)
+
+    read = read_array(array, selection, device="host")
+
+    versions = read / zarr.array(data).oindex[selection]
+    assert versions.min() == versions.max() >= 1
+
+
+def test_file_that_is_written_to_during_every_read_is_an_error(local, monkeypatch):
     array = write(local, DATA, **SHARDED)
-    replace_after_index(monkeypatch, local.root, 1000)
+    path, read = local.root / "c" / "0" / "0", LocalSource._read
+
+    def read_then_touch(*args):
+        done = read(*args)
+        os.utime(path, ns=(0, next(times)))
+        return done
+
+    times = iter(range(1000))
+    monkeypatch.setattr(LocalSource, "_read", read_then_touch)
 
     with pytest.raises(StoreReadError, match="replaced while it was read") as caught:
         read_array(array, ONE_CHUNK, device="host")
 
-    assert str(local.root / "c" / "0" / "0") in str(caught.value)
+    assert str(path) in str(caught.value)
 
 
 def test_large_zstd_chunk_that_is_replaced_while_it_is_decoded_is_an_error_or_new(tmp_path, monkeypatch):

@@ -386,26 +386,38 @@ class Tags:
 
 @pytest.mark.host_decoder
 @pytest.mark.parametrize(
-    ("tags", "goes_on"),
+    ("tags", "care", "later"),
     [
-        ("BBBBBA", True),
-        ("CDEFGHIJKC", True),
-        ("BBBBBBBBBBBBBBBBBBB", False),
-        ("CDEFGHIJKLMNOPQRSTUVW", False),
-        ("", False),
-        ("CB", True),
+        ("BBBBBA", Care.ASK_AGAIN, Care.ASK_AGAIN),
+        ("CDEFGHIJKC", Care.ASK_AGAIN, Care.ASK_AGAIN),
+        ("CB", Care.ASK_AGAIN, Care.ASK_AGAIN),
+        ("BBBBBBBBBBBBBBBBBBB", Care.ONE_ANSWER, Care.USUAL),
+        ("CCCCDEEFGHIJKLMNOPQR", Care.ONE_ANSWER, Care.USUAL),
+        ("CDEFGHIJKLMNOPQRSTUVW", Care.ONE_ANSWER, Care.ONE_ANSWER),
+        ("", Care.ONE_ANSWER, Care.USUAL),
     ],
 )
-def test_tags_are_looked_at_before_a_read_is_given_up(tags, goes_on):
+def test_tags_are_looked_at_before_the_usual_care_is_given_up(tags, care, later):
     """Shards of which another one is met each time say nothing."""
     attempts = Attempts(Tags(*tags))
 
     assert attempts.again(changed("s/1", "A", "B", "1"))
     assert attempts.again(changed("s/2", "A", "B", "2"))
-    assert attempts.again(changed("s/3", "A", "B", "3")) == goes_on
+    assert attempts.care == Care.USUAL
+    assert attempts.again(changed("s/3", "A", "B", "3"))
 
-    assert attempts.care == (Care.ASK_AGAIN if goes_on else Care.USUAL)
-    assert Attempts(Tags()).care == attempts.care
+    assert attempts.care == care
+    assert Attempts(Tags()).care == later
+
+
+@pytest.mark.host_decoder
+def test_a_read_is_given_up_once_one_answer_did_not_do():
+    attempts = Attempts(Tags(*"BBBBBBBBBBBBBBBBBBB"))
+
+    said = [attempts.again(changed(f"s/{n}", "A", "B", f"{n}")) for n in range(5)]
+
+    assert said == [True, True, True, True, False]
+    assert attempts.care == Care.ONE_ANSWER
 
 
 @pytest.mark.host_decoder
@@ -422,7 +434,8 @@ def test_a_tag_that_comes_back_says_enough():
 def test_local_files_are_one_server():
     attempts = Attempts(LocalSource(root="/"))
 
-    said = [attempts.again(changed("/s/1", version, other)) for version, other in ("AB", "AB", "AB")]
+    said = [attempts.again(changed("/s/1", version, other)) for version, other in ["AB"] * 5]
 
-    assert said == [True, True, False]
-    assert attempts.care == Care.USUAL
+    assert said == [True, True, True, True, False]
+    assert attempts.care == Care.ONE_ANSWER
+    assert Attempts(LocalSource(root="/")).care == Care.USUAL

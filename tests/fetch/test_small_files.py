@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from helpers.data.corpus import counting, write
 from helpers.loops import without_loops
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr import read_array
+from xarray_gpuzarr import StoreReadError, read_array
 from xarray_gpuzarr.fetch import LocalSource, StoreSource
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 EXPECTED = 1500
 LENGTHS = [0, 1, 511, 512, 513, 1024, 1500, 1536, 1537, 5000]
@@ -132,3 +134,75 @@ def test_chunk_files_with_holes(tmp_path, codecs):
     array = write(LocalStore(tmp_path), data, chunks=(8, 10), **codecs)
 
     assert_same_bits(read_array(array), data)
+
+
+READS = {
+    "start": lambda source: source.start("k", ByteRange(offset=0, nbytes=WHOLE_OBJECT))(bytearray),
+    "one object": lambda source: source.start_objects(["k"], EXPECTED)(lambda n: memoryview(bytearray(n)))[0],
+    "objects": lambda source: source.start_objects(["k", "k"], EXPECTED)(lambda n: memoryview(bytearray(n)))[1],
+    "stream": lambda source: source.start_stream("k", ByteRange(offset=0, nbytes=WHOLE_OBJECT))().read(10**6),
+    "whole": lambda source: source.start_whole("k")().data,
+    "the end": lambda source: source.start_edge("k", "end", 10**6)().data,
+}
+
+
+@pytest.mark.both_ways
+@pytest.mark.parametrize("read", READS)
+def test_a_file_that_reports_no_length_is_read_to_its_end(tmp_path, read):
+    (tmp_path / "k").symlink_to("/proc/version")
+    assert not (tmp_path / "k").stat().st_size
+
+    assert bytes(READS[read](LocalSource(root=str(tmp_path)))) == Path("/proc/version").read_bytes()
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_an_edge_of_a_file_that_reports_no_length(tmp_path, location):
+    (tmp_path / "k").symlink_to("/proc/version")
+    whole = Path("/proc/version").read_bytes()
+
+    edge = LocalSource(root=str(tmp_path)).start_edge("k", location, 7)()
+
+    assert bytes(edge.data) == (whole[:7] if location == "start" else whole[-7:])
+    assert edge.object_nbytes == len(whole)
+
+
+@pytest.mark.both_ways
+@pytest.mark.parametrize("read", READS)
+def test_an_empty_file_that_cannot_be_read_is_an_error(tmp_path, monkeypatch, read):
+    (tmp_path / "k").touch()
+    monkeypatch.setattr(os, "pread", partial(_failing, errno.EIO))
+
+    with pytest.raises(StoreReadError, match="Input/output error"):
+        READS[read](LocalSource(root=str(tmp_path)))
+
+
+def _failing(number, *_args):
+    raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.both_ways
+@pytest.mark.parametrize("layout", [{"chunks": (2, 4), "shards": (16, 8)}, {"chunks": (16, 8)}], ids=["sharded", "not"])
+@pytest.mark.parametrize("call", ["open", "fstat", "preadv"])
+@pytest.mark.parametrize("n_times", [1, 100])
+def test_a_stale_handle_is_a_file_that_was_replaced(tmp_path, monkeypatch, call, n_times, layout):
+    """As a network's file system says of files that another machine has replaced or removed."""
+    data = counting((32, 8), "f4")
+    array = write(LocalStore(tmp_path), data, compressors=None, **layout)
+    without_loops(monkeypatch)
+    real, left = getattr(os, call), [n_times]
+
+    def stale(*args):
+        path = args[0] if call == "open" else Path(f"/proc/self/fd/{args[0]}").readlink()
+        if left[0] and "/c/" in os.fsdecode(path):
+            left[0] -= 1
+            _failing(errno.ESTALE)
+        return real(*args)
+
+    monkeypatch.setattr(os, call, stale)
+    if n_times == 1:
+        assert_same_bits(read_array(array, device="host"), data)
+        assert left == [0]
+        return
+    with pytest.raises(StoreReadError, match="stale handle") as caught:
+        read_array(array, device="host")
+    assert f"{tmp_path}/c/" in str(caught.value)

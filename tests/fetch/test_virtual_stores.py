@@ -14,7 +14,7 @@ from kerchunk.hdf import SingleHdf5ToZarr
 from obspec_utils.registry import ObjectStoreRegistry
 from obstore.store import LocalStore as ObstoreLocal
 from virtualizarr.parsers import HDFParser
-from zarr.storage import FsspecStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ZipStore
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.fetch import index_cache
@@ -187,6 +187,66 @@ def test_icechunk_references_to_a_file(netcdf, registry, tmp_path):
     session.commit("references")
 
     assert_opens_as_the_zarr_engine_does(repository.readonly_session("main").store)
+
+
+EMPTY_CHUNKS = [(slice(2), slice(3)), (slice(2, 4), slice(3)), (slice(2), slice(3, 6))]
+
+
+def version_of_shards(number):
+    """Values whose raw shards are of the same lengths, with other indexes."""
+    data = DATA * (number + 1) + 1
+    data[EMPTY_CHUNKS[number]] = 0
+    return data
+
+
+@pytest.fixture
+def virtual_shards(tmp_path):
+    """An icechunk repository with an array that refers to shards that are files, and one with shards of its own."""
+    folder, files = f"file://{tmp_path}/files/", LocalStore(tmp_path / "files")
+    config = icechunk.RepositoryConfig.default()
+    container = icechunk.VirtualChunkContainer(folder, icechunk.local_filesystem_store(str(tmp_path / "files")))
+    config.set_virtual_chunk_container(container)
+    written = write(files, version_of_shards(0), name="virtual", compressors=None, **SHARDED)
+    repository = icechunk.Repository.create(
+        icechunk.local_filesystem_storage(str(tmp_path / "r")), config, authorize_virtual_chunk_access={folder: None}
+    )
+    session = repository.writable_session("main")
+    write(session.store, DATA, name="own", compressors=None, **SHARDED)
+    zarr.create_array(session.store, name="virtual", shape=DATA.shape, dtype="f4", compressors=None, **SHARDED)
+    for shard in (files.root / "virtual" / "c").rglob("*/*"):
+        place = shard.relative_to(files.root)
+        session.store.set_virtual_ref(f"{place}", f"{folder}{place}", offset=0, length=shard.stat().st_size)
+    session.commit("both")
+    return repository, written
+
+
+def test_icechunk_references_to_shards_that_are_replaced(virtual_shards):
+    """A snapshot fixes the references, not what lies there."""
+    index_cache.cache.clear()
+    repository, written = virtual_shards
+    array = zarr.open_array(repository.readonly_session("main").store, path="virtual", mode="r")
+    for number in range(3):
+        data = version_of_shards(number)
+        if number:
+            written[...] = data
+        again = zarr.open_array(repository.readonly_session("main").store, path="virtual", mode="r")
+        for opened in (array, again):
+            for selection in ((slice(2), slice(6)), (slice(3, 9), slice(None)), (slice(None), slice(None))):
+                assert_same_bits(read_array(opened, selection, device="host"), data[selection])
+    assert not len(index_cache.cache)
+
+
+@pytest.mark.host_decoder
+def test_icechunk_index_of_its_own_shard_is_kept_beside_references(virtual_shards, monkeypatch):
+    index_cache.cache.clear()
+    store = virtual_shards[0].readonly_session("main").store
+    array = zarr.open_array(store, path="own", mode="r")
+    asked = index_requests(monkeypatch, store)
+
+    for x in range(3):
+        assert_same_bits(read_array(array, (0, slice(x, x + 1)), device="host"), DATA[0, x : x + 1])
+
+    assert asked == ["own/c/0/0"]
 
 
 @pytest.mark.parametrize("codecs", ["bytes", "zstd"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +34,8 @@ class Marks(NamedTuple):
     etag: str | None
     version_id: str | None
     nbytes: int | None
-    modified: datetime | None
+    modified: datetime | str | None
+    """The text itself where it is no date."""
 
     def __str__(self) -> str:
         length = None if self.nbytes is None else f"{self.nbytes} bytes"
@@ -60,32 +62,69 @@ def range_header(request: ByteRequest | None) -> dict[str, str]:
     return {} if request is None else {"Range": f"bytes={request.offset}-"}
 
 
-def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | None) -> Answer:
-    """Make sure that a body is what was asked for, and read what the headers say of the object."""
-    said = headers.get("content-range")
-    if request is None or said is None:  # a server that knows no ranges sends everything
+def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | None, status: int) -> Answer:
+    """Make sure that a body is what was asked for, and read what the headers say of the object.
+
+    Raises
+    ------
+    OSError
+        The body is of other bytes, or the status says that it is none of the object.
+    """
+    if status not in (_WHOLE, _TRANSFORMED, _PARTIAL):
+        raise OSError(f"the server answered with status {status}, {len(data)} bytes")
+    if status != _PARTIAL:  # a server that knows no ranges sends everything
         object_nbytes: int | None = len(data)
         first, end = _asked_for(request, len(data))
         wanted = memoryview(data)[first:end]
     else:
-        span, _, length = said.removeprefix("bytes ").partition("/")
-        first, end = (int(n) for n in span.split("-"))
-        end += 1
-        object_nbytes = int(length) if length.isdecimal() else None
-        if (first, end) != _asked_for(request, object_nbytes or end) or end - first != len(data):
-            raise OSError(f"the server answered {range_header(request)['Range']} with {said}, {len(data)} bytes")
         wanted = memoryview(data)
-    modified, now = headers.get("last-modified"), headers.get("date")
-    version, settled = version_of(
-        Marks(
-            headers.get("etag"),
-            headers.get("x-amz-version-id"),
-            object_nbytes,
-            parsedate_to_datetime(modified) if modified else None,
-        ),
-        parsedate_to_datetime(now) if now else datetime.now(UTC),
+        object_nbytes = _object_nbytes(len(data), headers.get("content-range"), request)
+    marks = Marks(
+        headers.get("etag"), headers.get("x-amz-version-id"), object_nbytes, _date(headers.get("last-modified"))
     )
+    version, settled = version_of(marks, _date(headers.get("date")) or datetime.now(UTC))
     return Answer(data=wanted, object_nbytes=object_nbytes, version=version, settled=settled)
+
+
+_WHOLE, _TRANSFORMED, _PARTIAL = 200, 203, 206
+_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)", re.IGNORECASE)
+
+
+def _object_nbytes(nbytes: int, said: str | None, request: ByteRequest | None) -> int | None:
+    """Make sure that a partial answer has the bytes that were asked for; return the length of the object if it is told.
+
+    What is no range says nothing: then only the number of bytes is looked at.
+    """
+    found = _CONTENT_RANGE.fullmatch((said or "").strip())
+    if found is None:
+        most = _most_nbytes(request)
+        if most is None or nbytes <= most:
+            return None
+    else:
+        first, end = int(found[1]), int(found[2]) + 1
+        object_nbytes = int(found[3]) if found[3].isdecimal() else None
+        if (first, end) == _asked_for(request, object_nbytes or end) and end - first == nbytes:
+            return object_nbytes
+    asked = range_header(request).get("Range", "a request for the whole object")
+    raise OSError(f"the server answered {asked} with {said}, {nbytes} bytes")
+
+
+def _date(text: str | None) -> datetime | str | None:
+    """Return the time that a header tells, or the header itself if that cannot be read; servers send many forms."""
+    if not text:
+        return None
+    try:
+        found = parsedate_to_datetime(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, TypeError, LookupError, ArithmeticError):
+        return text
+
+
+def _most_nbytes(request: ByteRequest | None) -> int | None:
+    """Return the bytes that an answer may have, as far as the request tells."""
+    if isinstance(request, RangeByteRequest):
+        return request.end - request.start
+    return request.suffix if isinstance(request, SuffixByteRequest) else None
 
 
 def _asked_for(request: ByteRequest | None, total: int) -> tuple[int, int]:
@@ -97,14 +136,21 @@ def _asked_for(request: ByteRequest | None, total: int) -> tuple[int, int]:
     return (request.offset if isinstance(request, OffsetByteRequest) else 0), total
 
 
-def version_of(marks: Marks, now: datetime) -> tuple[Version, bool]:
+def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
     """Return the version that a server's marks tell, and whether it is settled.
 
-    A tag may be made of a time in whole seconds, as nginx makes it; so no tag of an object just written is trusted.
+    A tag may be made of a time in whole seconds, as nginx makes it; so no tag of an object just written is trusted, nor
+    one of an object whose age cannot be told.
     """
     modified = marks.modified
-    if modified is not None and modified.year < 1980:  # obstore, of a server that does not say
+    if isinstance(modified, datetime) and modified.year < 1980:  # obstore, of a server that does not say
         modified, marks = None, marks._replace(modified=None)
     if marks.etag is None and marks.version_id is None and modified is None:
         return None, False
-    return marks, modified is None or is_settled((now - modified).total_seconds())
+    if modified is None:
+        return marks, True
+    return marks, not isinstance(modified, str) and not isinstance(now, str) and is_settled(_seconds(modified, now))
+
+
+def _seconds(earlier: datetime, later: datetime) -> float:
+    return (later - earlier).total_seconds()

@@ -8,6 +8,7 @@ which says nothing. Credentials, options, retries and time-outs are those of the
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -102,21 +103,43 @@ class ZipClient(StoreClient):
         forks.note(store)
 
 
+_ICECHUNK_KEY = re.compile(r"(?:(.+)/)?c((?:/\d+)*)")
+"""The key of a chunk or a shard: the array and the coordinate."""
+
+
 class IcechunkClient(StoreClient):
-    """An icechunk session; one that only reads is of one snapshot, which never changes."""
+    """An icechunk session.
+
+    A session that only reads is of one snapshot. The snapshot fixes the bytes of the chunks that icechunk stores; of a
+    virtual chunk it fixes the address, not what lies there. That the store only reads proves nothing: zarr makes such
+    stores of sessions that write.
+    """
 
     lost_by_fork: object = "icechunk"
 
     def __init__(self, store: Any) -> None:
         super().__init__(store)
-        self.identity = ("icechunk", str(store.session.snapshot_id)) if store.read_only else None
+        self._session = store.session
+        self.identity = ("icechunk", str(self._session.snapshot_id)) if self._session.read_only else None
+        self._knows_virtual = bool(self._session.config.virtual_chunk_containers)
 
     async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
         """See `Client.get`."""
         answer = await super().get(key, request, if_match)
-        if answer is None or self.identity is None:
+        if answer is None or self.identity is None or (self._knows_virtual and await self._may_be_virtual(key)):
             return answer
         return Answer(data=answer.data, version=self.identity, settled=True)
+
+    async def _may_be_virtual(self, key: str) -> bool:
+        """Ask for the kind of a chunk; whether a virtual one bears a checksum cannot be asked."""
+        from icechunk import ChunkType  # noqa: PLC0415  # not everyone has it
+
+        found = _ICECHUNK_KEY.fullmatch(key)
+        if found is None:
+            return True
+        coord = [int(n) for n in found[2].split("/")[1:]]
+        kind = await self._session.chunk_type_async(f"/{found[1] or ''}", coord)
+        return kind not in (ChunkType.native, ChunkType.inline)
 
 
 class ObstoreClient:
@@ -196,22 +219,22 @@ class S3fsClient:
         if if_match is not None:
             options["IfMatch"] = if_match
 
-        async def call() -> tuple[bytes, Mapping[str, str]]:
+        async def call() -> tuple[bytes, Mapping[str, Any]]:
             response = await self._fs._call_s3("get_object", Bucket=bucket, Key=name, **options)  # noqa: SLF001
             try:
-                return await response["Body"].read(), response["ResponseMetadata"]["HTTPHeaders"]
+                return await response["Body"].read(), response["ResponseMetadata"]
             finally:
                 response["Body"].close()
 
         try:
-            data, headers = await _error_wrapper(call, retries=self._fs.retries)
+            data, said = await _error_wrapper(call, retries=self._fs.retries)
         except Exception as err:
             if if_match is not None and http_status(err) == _PRECONDITION_FAILED:
                 return OTHER
             if isinstance(err, self._absent):
                 return None
             raise
-        return http_answer(data, headers, request)
+        return http_answer(data, said["HTTPHeaders"], request, said["HTTPStatusCode"])
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
         """See `Client.is_too_short`."""
@@ -243,7 +266,7 @@ class HttpClient:
                 self._fs._raise_not_found_for_status(response, url)  # noqa: SLF001
         except self._absent:
             return None
-        return http_answer(data, response.headers, request)
+        return http_answer(data, response.headers, request, response.status)
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
         """See `Client.is_too_short`."""

@@ -6,21 +6,25 @@ several large requests at once better than one. O_DIRECT is not used; see decisi
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Buffer, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from itertools import accumulate
 from stat import S_ISDIR
 from typing import Literal
 
+from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.cached_files import ABSENT, LEFT, read_files, read_ranges
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Allocate,
     ByteStream,
     Edge,
+    MemoryStream,
     Pending,
     PendingEdge,
     PendingParts,
@@ -31,6 +35,7 @@ from xarray_gpuzarr.fetch.source import (
     failed,
     is_settled,
     short,
+    stale,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.process.cores import cores
@@ -111,7 +116,8 @@ class LocalSource:
             if _is_cached(fd, wanted.offset):
                 return False
             nbytes = _AHEAD_NBYTES if wanted.nbytes == WHOLE_OBJECT else min(wanted.nbytes, _AHEAD_NBYTES)
-            os.posix_fadvise(fd, wanted.offset, nbytes, os.POSIX_FADV_WILLNEED)
+            with suppress(OSError):  # it was advice; who reads the file says what is wrong
+                os.posix_fadvise(fd, wanted.offset, nbytes, os.POSIX_FADV_WILLNEED)
             return True
         finally:
             os.close(fd)
@@ -126,9 +132,11 @@ class LocalSource:
             try:
                 nbytes = wanted.nbytes
                 if nbytes == WHOLE_OBJECT:
-                    found = os.fstat(fd)
+                    found = self._stat(fd, key)
                     if S_ISDIR(found.st_mode):
                         return None
+                    if not found.st_size:
+                        return self._to_its_end(fd, key)[wanted.offset :]
                     nbytes = max(0, found.st_size - wanted.offset)
                 return self.pread(fd, key, wanted.offset, allocate(nbytes), version)
             finally:
@@ -152,7 +160,7 @@ class LocalSource:
             found = read_files([self.local_path(key) for key in keys], room, each)
             rooms = [room[n * each : (n + 1) * each] for n in range(len(keys))]
             return [
-                self._object(key, part) if nbytes == LEFT else None if nbytes == ABSENT else part[:nbytes]
+                self._object(key, part) if nbytes in (LEFT, 0) else None if nbytes == ABSENT else part[:nbytes]
                 for key, part, nbytes in zip(keys, rooms, found, strict=True)
             ]
 
@@ -167,10 +175,12 @@ class LocalSource:
             done = _cached(fd, room)
             if done % _BLOCK_NBYTES:  # what is cached ends with a block, unless the file ends before
                 return room[:done]
-            found = os.fstat(fd)
+            found = self._stat(fd, key)
             if S_ISDIR(found.st_mode):
                 return None
             nbytes = found.st_size
+            if not nbytes:
+                return self._to_its_end(fd, key)
             if nbytes > len(room):
                 room, done = memoryview(bytearray(nbytes)), 0
             self.pread(fd, key, done, room[done:nbytes])
@@ -223,7 +233,11 @@ class LocalSource:
                 return None
             nbytes = wanted.nbytes
             if nbytes == WHOLE_OBJECT:
-                nbytes = os.fstat(fd).st_size - wanted.offset
+                found = self._stat(fd, key)
+                if not found.st_size:
+                    with file:
+                        return MemoryStream(self._to_its_end(fd, key)[wanted.offset :])
+                nbytes = found.st_size - wanted.offset
             return _LocalStream(self, file, key, ByteRange(offset=wanted.offset, nbytes=nbytes), version)
 
         return finish
@@ -236,19 +250,27 @@ class LocalSource:
             if fd is None:
                 return None
             try:
-                now, found = time.time(), os.fstat(fd)
-                if S_ISDIR(found.st_mode):
-                    return None
-                take = min(nbytes, found.st_size)
-                offset = found.st_size - take if location == "end" else 0
-                version = _version(found)
-                data = self.pread(fd, key, offset, memoryview(bytearray(take)), version)
-                age_s = now - max(found.st_mtime, found.st_ctime)
-                return Edge(data=data, object_nbytes=found.st_size, version=version, settled=is_settled(age_s))
+                return self._edge(fd, key, location, nbytes)
             finally:
                 os.close(fd)
 
         return finish
+
+    def _edge(self, fd: int, key: str, location: Literal["start", "end"], nbytes: int) -> Edge | None:
+        now, found = time.time(), self._stat(fd, key)
+        if S_ISDIR(found.st_mode):
+            return None
+        version = _version(found)
+        whole = None if found.st_size else self._to_its_end(fd, key)
+        length = found.st_size if whole is None else len(whole)
+        take = min(nbytes, length)
+        offset = length - take if location == "end" else 0
+        if whole is None:
+            data = self.pread(fd, key, offset, memoryview(bytearray(take)), version)
+        else:
+            data = whole[offset : offset + take]
+        age_s = now - max(found.st_mtime, found.st_ctime)
+        return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
 
     def start_whole(self, key: str) -> PendingEdge:
         """Return a function that reads the whole file on the thread that calls it."""
@@ -267,8 +289,30 @@ class LocalSource:
                 raise changed(path, version, None) from None
             return None
         except OSError as err:
-            raise failed(path, "open", err) from err
+            raise self._failed(key, "open", err) from err
         return fd
+
+    def _stat(self, fd: int, key: str) -> os.stat_result:
+        """Return what the system says of an open file."""
+        try:
+            return os.fstat(fd)
+        except OSError as err:
+            raise self._failed(key, "ask for its length", err) from err
+
+    def _failed(self, key: str, action: str, err: OSError) -> StoreReadError:
+        """Return the error of a file that cannot be read; one with a stale handle was replaced on its server."""
+        path = self.local_path(key)
+        return stale(path, action) if err.errno == errno.ESTALE else failed(path, action, err)
+
+    def _to_its_end(self, fd: int, key: str) -> memoryview:
+        """Read all of a file that reports no length: it may have bytes, as those of /proc have, or fail."""
+        found = bytearray()
+        try:
+            while piece := os.pread(fd, _MIB, len(found)):
+                found += piece
+        except OSError as err:
+            raise self._failed(key, "read the whole file", err) from err
+        return memoryview(found)
 
     def pread(self, fd: int, key: str, offset: int, into: memoryview, version: Version = None) -> memoryview:
         """Fill `into` from an open file; a read may return less than asked for, at 2 GiB always.
@@ -297,12 +341,12 @@ class LocalSource:
                 done += n
         except OSError as err:
             self._check_version(fd, key, version)
-            raise failed(self.local_path(key), f"read {len(into)} bytes at {offset}", err) from err
+            raise self._failed(key, f"read {len(into)} bytes at {offset}", err) from err
         return done
 
     def _check_version(self, fd: int, key: str, version: Version) -> None:
         """Raise if an open file is of another version."""
-        if version is not None and (now := _version(os.fstat(fd))) != version:
+        if version is not None and (now := _version(self._stat(fd, key))) != version:
             raise changed(self.local_path(key), version, now)
 
 

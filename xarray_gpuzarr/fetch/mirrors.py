@@ -1,8 +1,10 @@
-"""Objects that have several tags at once, because several servers are behind one address: how reads go on.
+"""Reads that meet several versions of an object: it is being replaced, or its tags differ from answer to answer.
 
 A read that meets another tag than its index had takes the shard for replaced, and begins anew. If a tag comes back
-after another, the store is taken for several servers. That decides only what is asked for: what is returned of a shard
-has come under one tag, or in one answer, whatever was believed. `read` asks before each attempt.
+after another, the store is taken for several servers, and a range is asked for until its tag is that of the index. The
+last attempts ask for each shard as a whole: index and chunks come in one answer. What is believed of a store decides
+only what is asked for: all that is returned of a shard has come under one tag, or in one answer. `read` asks before
+each attempt.
 """
 
 from __future__ import annotations
@@ -55,19 +57,29 @@ class Attempts:
         """Take note of what an attempt ended in; say whether to begin anew."""
         self.use_cache = False
         self._left -= 1
-        if not err.key:
-            return self._left > 0
-        if self.care is Care.USUAL and (self._came_back(err.key, err.was, err.now) or self._has_several(err)):
-            self._take_more(Care.ASK_AGAIN)
-            self._warn(err)
+        if self.care is Care.USUAL and err.key:
+            self._look_at_tags(err)
         elif self.care is Care.ASK_AGAIN and not self._left:
-            self._take_more(Care.ONE_ANSWER)
+            self._take(Care.ONE_ANSWER, for_good=True)
+        if self.care is Care.USUAL and not self._left:  # replaced again and again
+            self._take(Care.ONE_ANSWER, for_good=False)
         return self._left > 0
 
-    def _take_more(self, care: Care) -> None:
+    def _take(self, care: Care, *, for_good: bool) -> None:
+        """Take more care, also in later reads of the store if it is `for_good`."""
         self.care, self._left = care, _ATTEMPTS[care]
-        if self._source.identity is not None:
+        if for_good and self._source.identity is not None:
             _needed[self._source.identity] = care
+
+    def _look_at_tags(self, err: ObjectChangedError) -> None:
+        """Find out whether tags of the store say less than they should."""
+        if self._came_back(err.key, err.was, err.now):
+            needed = Care.ASK_AGAIN
+        else:
+            needed = Care.USUAL if self._left else self._probe(err.key)
+        if needed is not Care.USUAL:
+            self._take(needed, for_good=True)
+            self._warn(err)
 
     def _came_back(self, key: str, *versions: Version) -> bool:
         """Note versions of an object in the order in which they were met; say whether one came after another had."""
@@ -78,25 +90,30 @@ class Attempts:
             seen.append(version)
         return False
 
-    def _has_several(self, err: ObjectChangedError) -> bool:
-        """Ask for the tag of an object before a read is given up, and see whether one comes back."""
-        if self._left:
-            return False
+    def _probe(self, key: str) -> Care:
+        """Ask for an object's tag some times, to see whether one comes back, or none comes twice."""
         for _ in range(_PROBES):
             try:
-                edge = self._source.start_edge(err.key, "start", 1)()
+                edge = self._source.start_edge(key, "start", 1)()
             except StoreReadError:
-                return False
-            if self._came_back(err.key, None if edge is None else edge.version):
-                return True
-        return False
+                return Care.USUAL
+            if self._came_back(key, None if edge is None else edge.version):
+                return Care.ASK_AGAIN
+        return Care.ONE_ANSWER if len(set(self._seen[key][-_PROBES:])) == _PROBES else Care.USUAL
 
     def _warn(self, err: ObjectChangedError) -> None:
+        if self.care is Care.ASK_AGAIN:
+            has, then = "several ETags or times at once", "then one of them again: the address is several servers"
+            do = (
+                "reads ask again until all of a shard is of one tag, or for whole shards. To spare that, let the "
+                "servers agree on ETag and Last-Modified (copy files with their times), or open one by its own address"
+            )
+        else:
+            has, then = "another ETag or time in each answer", "then others, none of them twice"
+            do = "reads ask for whole shards. To spare that, let the server send tags that change with the object only"
         advise(
             f"several tags: {hash(self._source.identity)}",
-            f"{err.headline.partition(' was replaced')[0]} has several ETags or times at once",
-            found=f"version {err.was}; version {err.now}; then one of them again: the address is several servers",
-            do="nothing, for right values: reads ask again until all of a shard is of one tag, or for whole shards. To "
-            "spare that, let the servers agree on ETag and Last-Modified (copy files with their times), or open one of "
-            "them by its own address",
+            f"{err.headline.partition(' was replaced')[0]} has {has}",
+            found=f"version {err.was}; version {err.now}; {then}",
+            do=f"nothing, for right values: {do}",
         )

@@ -4,8 +4,8 @@
 chunks that a decoder is given. It asks for index and chunks of a small shard at once, and lets requests for chunks fail
 if the shard was replaced since: `read` then takes another snapshot. It decodes nothing but indexes, and plans nothing.
 
-Where the store is several servers that tag one object differently (`mirrors`), requests are repeated until the tag is
-that of the index, or each shard is asked for as a whole: one answer is of one version.
+Where tags differ from answer to answer, or a shard is replaced again and again (`mirrors`), requests are repeated until
+the tag is that of the index, or each shard is asked for as a whole: one answer is of one version.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from xarray_gpuzarr.fetch import (
     PendingEdge,
     PendingParts,
     PendingStream,
+    Storage,
     Version,
     index_cache,
 )
@@ -88,8 +89,8 @@ class Snapshot:
         self.rule: CoalesceRule = source.rule
         self.lookahead = self._source.lookahead
         self.is_remote = source.is_remote
-        self.is_local = source.is_local
-        self.storage = source.storage
+        self.is_local = source.is_local and not self._one_answer  # files are not read past what came in one answer
+        self.storage: Storage = "posix" if self._one_answer else source.storage
         self._versions: dict[str, Version] = {}
         self._whole: dict[str, _WholeShard] = {}
         self._longest_seen = 0

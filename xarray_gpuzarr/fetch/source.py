@@ -257,3 +257,13 @@ def changed(name: str, was: Version, now: Version, key: str = "") -> ObjectChang
     )
     err.key, err.was, err.now = key, was, now
     return err
+
+
+def stale(name: str, action: str) -> ObjectChangedError:
+    """Return the error of a file that a network's file system knows no more: it was replaced or removed elsewhere."""
+    return ObjectChangedError(
+        f"{name} was replaced while it was read",
+        tried=action,
+        found="a stale handle (ESTALE): its server has no such file any more",
+        do="read again once nothing writes to it",
+    )

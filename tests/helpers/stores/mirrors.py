@@ -74,6 +74,8 @@ class Mirrors:
     asked: list[Asked] = field(default_factory=list)
     before: Callable[[int], None] = lambda _: None
     """Called with the number of each request for data before it is answered."""
+    spoil: Callable[[int, dict[str, str], bytes], tuple[int, dict[str, str], bytes]] = lambda *said: said
+    """Status, headers and body of an answer with data -> what is sent instead."""
 
     n_of_data: int = 0
 
@@ -106,6 +108,8 @@ class Mirrors:
             self.n_of_data += "/c/" in path
             status, said, body = self._of_node(self.nodes[number], path, wanted, headers.get("if-match"))
             self.asked.append(Asked(path, wanted, number, status))
+            if "/c/" in path:
+                status, said, body = self.spoil(status, said, body)
         return status, said, body
 
     def _of_node(
@@ -154,7 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _say(self, *, with_body: bool) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         status, said, body = self.mirrors.answer(self.path.partition("?")[0].lstrip("/"), headers)
-        self.send_response(status)
+        self.send_response_only(status)
+        said = {"Date": formatdate(usegmt=True), **said}
         for name, value in said.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
