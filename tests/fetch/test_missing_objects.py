@@ -108,6 +108,40 @@ def test_exceptions_that_a_file_system_raises(files, raised, allowed, selection)
     assert_same_outcome(array, selection)
 
 
+class AzureBlobFileSystem(RefusingFiles):
+    """As adlfs: what it asks Azure for with a negative offset is refused."""
+
+    __module__ = "adlfs.spec"
+
+    async def _cat_file(self, path, start=None, end=None, **_):
+        if start is not None and start < 0:
+            raise ValueError("Required Content-Range response header is missing or malformed.")
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path][slice(start, end)]
+
+    async def _info(self, path, **_):
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return await super()._info(path)
+
+
+@pytest.mark.host_decoder
+@pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
+@pytest.mark.parametrize("missing", [None, "c/0/0"])
+def test_azure_is_not_asked_for_the_last_bytes(files, selection, missing):
+    there = {path: data for path, data in files.items() if missing is None or not path.endswith(missing)}
+    array = zarr.open_array(FsspecStore(AzureBlobFileSystem(there, None), path="s", read_only=True), mode="r")
+    expected = DATA.copy()
+    if missing:
+        shard = array.shards or array.chunks
+        expected[: shard[0], : shard[1]] = 0
+
+    assert_same_bits(
+        read_array(array, selection, device="host"), np.ascontiguousarray(zarr.array(expected).oindex[selection])
+    )
+
+
 def lost(error):
     """A script for a store that raises for one object, or says that it is not there."""
 

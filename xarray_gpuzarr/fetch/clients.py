@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -51,17 +51,10 @@ def client_for(store: Store) -> Client:
     """Return the way to ask a store; for subclasses and wrappers, which may do anything, zarr's own."""
     if type(store) is ObjectStore:
         return ObstoreClient(store.store)
-    if type(store) is FsspecStore:
-        kind = f"{type(store.fs).__module__}.{type(store.fs).__name__}"
-        if kind == "s3fs.core.S3FileSystem":
-            return S3fsClient(store)
-        if kind == "fsspec.implementations.http.HTTPFileSystem":
-            return HttpClient(store)
-    if f"{type(store).__module__}.{type(store).__name__}" == "icechunk.store.IcechunkStore":
-        return IcechunkClient(store)
     if type(store) is ZipStore:
         return ZipClient(store)
-    return StoreClient(store)
+    kind = type(store.fs if type(store) is FsspecStore else store)
+    return _CLIENTS.get(f"{kind.__module__}.{kind.__name__}", StoreClient)(store)
 
 
 _PRECONDITION_FAILED = 412
@@ -92,6 +85,24 @@ class StoreClient:
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
         """See `Client.is_too_short`."""
         return await is_too_short(err, request, nbytes_without_reading(self._store, key))
+
+
+class AdlfsClient(StoreClient):
+    """adlfs: Azure knows no suffix ranges, and adlfs sends them all the same."""
+
+    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+        """See `Client.get`."""
+        if isinstance(request, SuffixByteRequest):
+            try:
+                request = _last_bytes(request, await self._store.getsize(key))
+            except _ABSENT:
+                return None
+        return await super().get(key, request, if_match)
+
+
+def _last_bytes(request: SuffixByteRequest, object_nbytes: int) -> RangeByteRequest:
+    """Return a suffix of an object of a known length as a range."""
+    return RangeByteRequest(max(0, object_nbytes - request.suffix), object_nbytes)
 
 
 class ZipClient(StoreClient):
@@ -164,8 +175,7 @@ class ObstoreClient:
                 if not isinstance(request, SuffixByteRequest):
                     raise
                 # Azure knows no suffix ranges.
-                end = (await obstore.head_async(self._store, key))["size"]
-                request = RangeByteRequest(max(0, end - request.suffix), end)
+                request = _last_bytes(request, (await obstore.head_async(self._store, key))["size"])
                 result = await obstore.get_async(self._store, key, options=_obstore_options(request, if_match))
             data = memoryview(await result.bytes_async())
         except _ABSENT:
@@ -276,3 +286,12 @@ class HttpClient:
 def _digest(place: object) -> str:
     """Return a short name for what a store reads from; secrets among its options stay out of it."""
     return hashlib.sha256(repr(place).encode()).hexdigest()
+
+
+_CLIENTS: dict[str, Callable[[Any], Client]] = {
+    "s3fs.core.S3FileSystem": S3fsClient,
+    "fsspec.implementations.http.HTTPFileSystem": HttpClient,
+    "adlfs.spec.AzureBlobFileSystem": AdlfsClient,
+    "icechunk.store.IcechunkStore": IcechunkClient,
+}
+"""By the names of stores and file systems, which not everyone has."""
