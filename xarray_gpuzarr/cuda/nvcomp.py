@@ -1,8 +1,8 @@
 """nvCOMP's low-level batched decompression: finding the library, calling it, and turning its codes into errors.
 
-Addresses go in and out as integers; no memory is allocated and no stream is waited for here. Only nvCOMP 6 fits: the
-C interface has another form in every major version. All numbers were retyped from the headers of 6.0.0 or measured with
-that library.
+Addresses go in and out as integers; no memory is allocated and no stream is waited for here. nvCOMP 5.1 to 6
+fit, in which only the question for scratch memory has another form. All numbers were retyped from the headers of 6.0.0
+or measured with that library; those of 5.3.0, which RAPIDS 26.10 asks for, are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 }
 """Largest compressed and largest decompressed chunk, in bytes (``nvcomp<Format>DecompressionMaxAllowedChunkSize``)."""
 
-_MAJOR = 6
+_FIRST, _END, _FITTING = 5100, 7000, ">=5.1,<7"
+_ASKS_WITH_STREAM = 6000
 _BACKEND_CUDA = 2  # corrupt LZ4 is undefined in the hardware engine, and reported by the CUDA kernels
 _LOOKAHEAD = 1
 _NAIVE_NBYTES = 64 * 1024
@@ -115,11 +116,17 @@ class _Alignments(ctypes.Structure):
 
 
 _POINTER, _NBYTES = ctypes.c_void_p, ctypes.c_size_t
-_PARAMETERS = {
-    "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
-    "GetTempSize": (_NBYTES, _NBYTES, _Options, ctypes.POINTER(_NBYTES), _NBYTES, _POINTER),
-    "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
-}
+_TEMP_SIZE = (_NBYTES, _NBYTES, _Options, ctypes.POINTER(_NBYTES), _NBYTES)
+
+
+def _parameters(version: int) -> dict[str, tuple[type, ...]]:
+    """Return the parameters of a format's functions by what follows ``nvcompBatched<Format>Decompress``."""
+    asks_with_stream = version >= _ASKS_WITH_STREAM
+    return {
+        "Async": (*[_POINTER] * 4, _NBYTES, _POINTER, _NBYTES, _POINTER, _Options, _POINTER, _POINTER),
+        "GetRequiredAlignments": (_Options, ctypes.POINTER(_Alignments)),
+        **({"GetTempSize": (*_TEMP_SIZE, _POINTER)} if asks_with_stream else {"GetTempSizeAsync": _TEMP_SIZE}),
+    }
 
 
 def status_name(code: int) -> str:
@@ -156,12 +163,12 @@ def zstd_temp_nbytes(n_chunks: int, total_nbytes: int) -> int:
 
 
 def find_nvcomp() -> ctypes.CDLL:
-    """Load nvCOMP 6 from the ``nvidia-libnvcomp`` package. Needs no driver and no GPU.
+    """Load nvCOMP from the ``nvidia-libnvcomp`` package. Needs no driver and no GPU.
 
     Raises
     ------
     DeviceUnavailableError
-        The package is absent, its library does not load, or it has another major version.
+        The package is absent, its library does not load, or its version does not fit.
     """
     try:
         libnvcomp = importlib.import_module("nvidia.libnvcomp")
@@ -175,8 +182,8 @@ def find_nvcomp() -> ctypes.CDLL:
     if library is None:
         raise _unavailable(tried, f"the package's version is {libnvcomp.__version__}, but no library loads")
     version = _version(library)
-    if version // 1000 != _MAJOR:
-        raise _unavailable(tried, f"nvCOMP {_version_text(version)}; this package calls nvCOMP {_MAJOR} (>=6,<7)")
+    if not _FIRST <= version < _END:
+        raise _unavailable(tried, f"nvCOMP {_version_text(version)}; this package calls nvCOMP {_FITTING}")
     return library
 
 
@@ -230,18 +237,20 @@ class Nvcomp:
 
     References
     ----------
-    nvCOMP 6.0 headers ``shared_types.h``, ``zstd.h``, ``lz4.h``, ``gzip.h``, ``deflate.h``, ``snappy.h``.
+    nvCOMP 5.1 and 6.0 headers ``shared_types.h``, ``zstd.h``, ``lz4.h``, ``gzip.h``, ``deflate.h``, ``snappy.h``.
     """
 
     def __init__(self, functions: object) -> None:
-        self.version = _version_text(_version(functions))
+        version = _version(functions)
+        self.version = _version_text(version)
         """Version of the library, such as ``"6.0.0"``."""
         self._functions = {
             name: _function(functions, name, parameters)
             for c_name in _C_NAMES.values()
-            for suffix, parameters in _PARAMETERS.items()
+            for suffix, parameters in _parameters(version).items()
             for name in [f"nvcompBatched{c_name}Decompress{suffix}"]
         }
+        self._asks_with_stream = version >= _ASKS_WITH_STREAM
         self._alignments: dict[Format, Alignment] = {}
 
     def temp_nbytes(self, fmt: Format, /, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:
@@ -263,7 +272,11 @@ class Nvcomp:
         """
         answer = ctypes.c_size_t()
         said = f"n_chunks={n_chunks}, max_nbytes={max_nbytes}, total_nbytes={total_nbytes}"
-        self._call(fmt, "GetTempSize", said, (n_chunks, max_nbytes, _options(fmt), answer, total_nbytes, None))
+        args = (n_chunks, max_nbytes, _options(fmt), answer, total_nbytes)
+        if self._asks_with_stream:
+            self._call(fmt, "GetTempSize", said, (*args, None))
+        else:
+            self._call(fmt, "GetTempSizeAsync", said, args)
         return answer.value
 
     def alignment(self, fmt: Format, /) -> Alignment:

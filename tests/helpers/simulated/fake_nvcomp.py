@@ -32,6 +32,7 @@ CUDA_BACKEND = [2] + [0] * 15
 LOOKING_AHEAD = [2, 1] + [0] * 14
 ASYNC = ctypes.CFUNCTYPE(c_int32, *[c_void_p] * 4, c_size_t, c_void_p, c_size_t, c_void_p, Options, c_void_p, c_void_p)
 TEMP_SIZE = ctypes.CFUNCTYPE(c_int32, c_size_t, c_size_t, Options, POINTER(c_size_t), c_size_t, c_void_p)
+TEMP_SIZE_OF_5 = ctypes.CFUNCTYPE(c_int32, c_size_t, c_size_t, Options, POINTER(c_size_t), c_size_t)
 ALIGNMENTS = ctypes.CFUNCTYPE(c_int32, Options, POINTER(c_size_t))
 PROPERTIES = ctypes.CFUNCTYPE(c_int32, POINTER(c_uint32))
 
@@ -196,7 +197,10 @@ class FakeNvcomp:
                 continue
             name = f"nvcompBatched{fmt}Decompress"
             setattr(self, name + "Async", ASYNC(self._decompress(fmt)))
-            setattr(self, name + "GetTempSize", TEMP_SIZE(self._temp_size(fmt)))
+            if version >= 6000:
+                setattr(self, name + "GetTempSize", TEMP_SIZE(self._temp_size(fmt)))
+            else:
+                setattr(self, name + "GetTempSizeAsync", TEMP_SIZE_OF_5(self._temp_size(fmt)))
             setattr(self, name + "GetRequiredAlignments", ALIGNMENTS(self._alignments(fmt)))
 
     def _decompress(self, fmt: str) -> Callable[..., int]:
@@ -228,7 +232,7 @@ class FakeNvcomp:
             launch.run()
 
     def _temp_size(self, fmt: str) -> Callable[..., int]:
-        def call(n_chunks: int, max_nbytes: int, options: Options, answer: object, total: int, stream: object) -> int:
+        def call(n_chunks: int, max_nbytes: int, options: Options, answer: object, total: int, *_stream: object) -> int:
             if max_nbytes > TRAITS[fmt].max_nbytes:
                 return CHUNK_TOO_LARGE
             return _write(answer, needed_temp(variant(fmt, options), n_chunks, total))
