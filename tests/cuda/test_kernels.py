@@ -13,7 +13,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES
-from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Scatter, can_cast, move
+from xarray_gpuzarr.cuda.launch import (
+    MAX_BLOCKS,
+    MOVE_TILE_NBYTES,
+    AxisColumns,
+    ElementCast,
+    Scatter,
+    alike,
+    can_cast,
+    move,
+)
 
 ALL = slice(None)
 FLOATS = ("f2", "f4", "f8")
@@ -414,3 +423,40 @@ def test_sanitizers_catch_wrong_tables() -> None:
     harm = ["0 0 harmless", "0 1 aborted", "0 -1 aborted", "1 0 aborted", "-1 0 aborted"]
     assert child.stdout.splitlines() == harm, child.stderr
     assert child.stderr.count("WRITE of size 4") == child.stderr.count("READ of size 2") == 2
+
+
+@given(st.lists(st.integers(0, 1 << 20) | st.integers(0, 1 << 40) | st.just(0), max_size=60))
+def test_moves_of_about_one_length_share_a_launch(lengths):
+    """So that no launch has many more blocks than there are tiles of bytes to move."""
+    nbytes = np.sort(np.array(lengths, np.int64))
+
+    cuts = alike(nbytes)
+
+    assert [row for rows in cuts for row in range(len(nbytes))[rows]] == np.flatnonzero(nbytes).tolist()
+    n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
+    for rows in cuts:
+        assert n_tiles[rows].max() < 2 * n_tiles[rows].min()
+        assert len(n_tiles[rows]) * n_tiles[rows].max() < 2 * n_tiles[rows].sum()
+
+
+def test_one_long_move_beside_many_short_ones_fits_the_grid():
+    nbytes = np.array([1] * 1_000_000 + [1 << 32], np.int64)
+
+    grids = [len(nbytes[rows]) * -(-int(nbytes[rows].max()) // MOVE_TILE_NBYTES) for rows in alike(nbytes)]
+
+    assert grids == [1_000_000, 65536]
+    assert len(nbytes) * 65536 > MAX_BLOCKS
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(0, 2), slice(2, 3), slice(1, 1)])
+def test_some_runs_of_a_table_are_moved(rows):
+    data, out, n = np.arange(90_000, dtype=np.uint8), np.zeros(90_000, np.uint8), np.array([3, 70_000, 17])
+    at = np.array([5, 100, 80_000])
+    table = np.array([at + data.ctypes.data, at + out.ctypes.data, n], np.uint64)
+
+    move(HostLaunches(), None, table=table.ctypes.data, n=3, max_nbytes=70_000, rows=rows)
+
+    expected = np.zeros_like(out)
+    for first, length in zip(at[rows], n[rows], strict=True):
+        expected[first : first + length] = data[first : first + length]
+    assert np.array_equal(out, expected)

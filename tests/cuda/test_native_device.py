@@ -146,6 +146,18 @@ def test_trimming_gives_back_what_cupys_pool_keeps(fake, native):
     device.trim()
 
     assert fake.called("free_all_blocks") == [[]]
+    assert [name for name, *_ in fake.calls].index("deviceSynchronize") < [name for name, *_ in fake.calls].index(
+        "free_all_blocks"
+    )
+
+
+def test_a_private_pool_leaves_memory_to_others(fake, native):
+    device, stream = make(native)
+
+    device.allocate(100, stream)
+
+    ((_, _, resource),) = fake.called("allocate")
+    assert resource.release_threshold == 1000 // 4
 
 
 def test_arrays_are_made_of_host_values(fake, native):
@@ -392,15 +404,52 @@ def test_what_fails_in_cuda_is_a_cuda_error_with_its_words(fake, native, name):
 
 
 @pytest.mark.parametrize(
+    "words", ["cudaErrorMemoryAllocation: out of memory", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"]
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_any_call_may_lack_memory(fake, native, name, words):
+    device, stream = make(native)
+    fake.failures[name] = MemoryError(words) if name == "allocate" else CUDARuntimeError(words)
+
+    with pytest.raises(DeviceMemoryError, match="out of memory") as caught:
+        CALLS[name](device, stream)
+
+    assert caught.value.__cause__ is fake.failures[name]
+
+
+@pytest.mark.parametrize(
+    ("version", "do"),
+    [
+        (12040, "the driver has CUDA 12.4: pip install 'xarray-gpuzarr[cuda12]' instead of"),
+        (11080, "the driver has CUDA 11.8, older than these packages want: update it"),
+        (13000, "the driver has CUDA 13.0, older than these packages want: update it"),
+        (None, "the driver has CUDA 0.0, older than these packages want: update it"),
+    ],
+)
+def test_a_driver_that_is_too_old_says_what_fits(fake, native, monkeypatch, version, do):
+    monkeypatch.setattr(sys.modules[native.cuda_error.__module__], "cuda_version", lambda: version)
+    fake.failures["getDevice"] = CUDARuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+    with pytest.raises(CudaError, match="no usable GPU") as caught:
+        native.native_device()
+
+    assert caught.value.do.startswith(do)
+
+
+@pytest.mark.parametrize(
     ("words", "state", "do"),
     [
+        ("cudaErrorSystemNotReady: system not yet initialized", "no usable GPU", "nvidia-fabricmanager"),
+        ("cudaErrorSystemDriverMismatch: driver mismatch", "no usable GPU", "restart the machine"),
+        ("cudaErrorCompatNotSupportedOnDevice: forward compatibility", "no usable GPU", "cuda-compat"),
+        ("cudaErrorDevicesUnavailable: all devices are busy", "no usable GPU", "nvidia-smi"),
         ("cudaErrorMisalignedAddress: misaligned address", "can no longer use the GPU", "restart this process"),
         ("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access", "can no longer use the GPU", "restart this process"),
         ("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure", "can no longer use the GPU", "restart this process"),
         ("cudaErrorLaunchFailure: unspecified launch failure", "can no longer use the GPU", "restart this process"),
         ("RMM failure at a.cpp:3: cudaErrorAssert device-side assert", "can no longer use the GPU", "restart this"),
         ("cudaErrorInitializationError: initialization error", "no usable GPU", '"spawn" rather than fork'),
-        ("cudaErrorInsufficientDriver: driver is insufficient", "no usable GPU", "nvidia-smi"),
+        ("cudaErrorInsufficientDriver: driver is insufficient", "no usable GPU", "update it"),
         ("cudaErrorNoDevice: no CUDA-capable device is detected", "no usable GPU", "nvidia-smi"),
         ("CUDA_ERROR_INVALID_VALUE: invalid argument", "the process can go on", "read again"),
         ("cudaErrorAssertion: no such name", "the process can go on", "read again"),

@@ -272,7 +272,7 @@ def test_a_device_that_breaks_is_a_failure_and_the_host_is_measured(gpu, monkeyp
     assert xarray_gpuzarr_failures() == ("CudaError: lost: cudaErrorUnknown",) * 2
 
     monkeypatch.setattr(examine, "current_device", broken)
-    assert xarray_gpuzarr_failures() == ("CudaError: lost: cudaErrorUnknown",)
+    assert xarray_gpuzarr_failures() == ("CudaError: lost: cudaErrorUnknown. To mend it: restart",)
 
 
 # ---- as a document, as a report, in a notebook

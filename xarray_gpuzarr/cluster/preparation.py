@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from xarray_gpuzarr.cuda.api import Undo
-from xarray_gpuzarr.decoders import Device, decoder_for, resolve_device
+from xarray_gpuzarr.decoders import Device, decoder_for, usable_device
 from xarray_gpuzarr.decoders.protocol import PreparedDecoder
 from xarray_gpuzarr.process.configuration import configure, options_in_force
 
@@ -50,7 +50,7 @@ class Preparation:
         DeviceUnavailableError, DeviceMemoryError, CudaError, OptionError
             Nothing is left behind then.
         """
-        resolved = resolve_device(device)
+        resolved = usable_device(device)
         with self._lock:
             if self._n_users == 0:
                 try:

@@ -275,7 +275,8 @@ class NativeDevice:
 
     @cuda_call("cupy.cuda.MemoryPool.free_all_blocks")
     def trim(self) -> None:
-        """Give back what CuPy's own pool keeps unused; RMM's pools are where reads get their memory from."""
+        """Give back what CuPy's own pool keeps unused, once the device is idle: reads' memory comes from RMM's."""
+        cupy.cuda.runtime.deviceSynchronize()
         cupy.get_default_memory_pool().free_all_blocks()
 
     @cached_property

@@ -11,7 +11,8 @@ from functools import wraps
 
 from cupy.cuda.compiler import CompileException
 
-from xarray_gpuzarr.errors import CudaError, GpuZarrError
+from xarray_gpuzarr.cuda.driver import cuda_version
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, GpuZarrError
 
 FAILURES = (RuntimeError, CompileException)
 """CuPy's and RMM's errors of the CUDA runtime, driver and compiler; RMM's C++ errors arrive as bare RuntimeError."""
@@ -24,8 +25,14 @@ _FATAL = {
     *("mpsclientterminated", "externaldevice"),
 }
 _NO_DEVICE = {
-    *("insufficientdriver", "nodevice", "invaliddevice", "systemdrivermismatch"),
+    *("insufficientdriver", "nodevice", "invaliddevice", "devicesunavailable", "devicenotlicensed", "stublibrary"),
+    *("systemnotready", "systemdrivermismatch", "compatnotsupportedondevice"),
     *("initializationerror", "notinitialized"),
+}
+_REMEDIES = {
+    "systemnotready": "start NVIDIA's fabric manager (systemctl start nvidia-fabricmanager), then a new process",
+    "systemdrivermismatch": "restart the machine: its driver was updated and is not loaded yet",
+    "compatnotsupportedondevice": "take the folder of cuda-compat out of LD_LIBRARY_PATH: it is not for this GPU",
 }
 _OUT_OF_MEMORY = {"memoryallocation", "outofmemory"}
 
@@ -54,8 +61,8 @@ def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def cuda_error(call: str, error: Exception) -> CudaError:
-    """Return the error to raise for a CUDA failure.
+def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
+    """Return the error to raise for a CUDA failure: any call may lack memory.
 
     Parameters
     ----------
@@ -65,6 +72,8 @@ def cuda_error(call: str, error: Exception) -> CudaError:
         What CuPy or RMM raised.
     """
     name = _name(error)
+    if name in _OUT_OF_MEMORY:
+        return DeviceMemoryError("not enough device memory", tried=call, found=str(error), do=_FREE_MEMORY)
     if name in _FATAL:
         state = "this process can no longer use the GPU"
         do = (
@@ -73,11 +82,26 @@ def cuda_error(call: str, error: Exception) -> CudaError:
         )
     elif name in _NO_DEVICE:
         state = "no usable GPU"
-        do = 'see what nvidia-smi lists, start workers with "spawn" rather than fork, or read with device="host"'
+        do = f'{_remedy(name)}; device="host" reads without the GPU'
     else:
         state = "the process can go on"
         do = 'read again, or with device="host"; if it fails again, report these lines'
     return CudaError("a CUDA call failed", tried=call, found=f"{error}; {state}", do=do)
+
+
+_FREE_MEMORY = "free memory of the GPU, read less at once, or use fewer threads"
+_CUDA_12, _CUDA_13 = 12000, 13000
+
+
+def _remedy(name: str | None) -> str:
+    """Say what makes a GPU usable that CUDA cannot start on."""
+    if name == "insufficientdriver":
+        version = cuda_version() or 0
+        has = f"the driver has CUDA {version // 1000}.{version % 1000 // 10}"
+        if _CUDA_12 <= version < _CUDA_13:
+            return f"{has}: pip install 'xarray-gpuzarr[cuda12]' instead of the packages for CUDA 13, or update it"
+        return f"{has}, older than these packages want: update it"
+    return _REMEDIES.get(name or "", 'see what nvidia-smi lists, and start workers with "spawn" rather than fork')
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -11,6 +11,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "ElementCast",
     "Points",
     "Scatter",
+    "alike",
     "all_kernels",
     "can_cast",
     "kernel_source",
@@ -285,7 +287,7 @@ class Points(_Placer):
 _MOVE = Kernel(file="move.cu", name="move")
 
 
-def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int) -> None:
+def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: int, rows: slice = slice(None)) -> None:
     """Copy runs of bytes within device memory; no run may overlap the destination of another.
 
     Parameters
@@ -295,13 +297,35 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
     table : Address of uint64, shape (3, n)
         Addresses of the sources, addresses of the destinations, lengths in bytes.
     n : int
-        Number of runs.
+        Number of runs in the table.
     max_nbytes : int
-        Length of the longest run.
+        Length of the longest run that is copied: each takes as many blocks as that one.
+    rows : slice
+        Runs to copy, in one step.
     """
+    first, end, _ = rows.indices(n)
     n_tiles = -(-max_nbytes // MOVE_TILE_NBYTES)
-    if n * n_tiles:
-        api.launch(_MOVE, n * n_tiles, N_THREADS, (table, n, n_tiles), stream)
+    n_blocks = max(0, end - first) * n_tiles
+    if n_blocks:
+        api.launch(_MOVE, n_blocks, N_THREADS, (table + 8 * first, n, n_tiles), stream)
+
+
+def alike(nbytes: Column) -> list[slice]:
+    """Cut lengths in ascending order where they have doubled, for one launch of `move` each.
+
+    Parameters
+    ----------
+    nbytes : int64 of shape (n,)
+
+    Returns
+    -------
+    list of slice
+        None for lengths of 0.
+    """
+    n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
+    octaves = np.frexp(n_tiles)[1] * (n_tiles > 0)
+    borders = [0, *(np.flatnonzero(np.diff(octaves)) + 1).tolist(), len(nbytes)]
+    return [slice(lo, hi) for lo, hi in pairwise(borders) if lo < hi and n_tiles[lo]]
 
 
 def _as_column(values: Column) -> Column:

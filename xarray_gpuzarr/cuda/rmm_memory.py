@@ -19,6 +19,9 @@ from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.process.device_options import MemoryChoice
 
+_KEPT = 4
+"""A private pool keeps up to that part of the device's memory once it is idle."""
+
 
 class NativeMemory:
     """Device memory of an RMM resource; goes back to it in the order of a stream, at the latest when it is dropped."""
@@ -122,7 +125,9 @@ class RmmMemory:
 
     def _new_resource(self) -> Any:
         if self.choice == "async" or (self.choice == "auto" and self._has_async()):
-            return rmm.mr.CudaAsyncMemoryResource()
+            # RMM would keep all that it ever had, where CuPy's own pool beside it could never get it from.
+            _, total = cupy.cuda.runtime.memGetInfo()
+            return rmm.mr.CudaAsyncMemoryResource(release_threshold=total // _KEPT)
         # RMM would take half of the free memory at once; this one starts empty and grows.
         return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=0)
 

@@ -1,6 +1,13 @@
 """Decoders: `host` and `cuda`, two siblings behind one protocol, and `choice`, the one place that chooses."""
 
-from xarray_gpuzarr.decoders.choice import by_usable, decoder_for, missing_for_cuda, resolve_device, resolve_storage
+from xarray_gpuzarr.decoders.choice import (
+    by_usable,
+    decoder_for,
+    missing_for_cuda,
+    resolve_device,
+    resolve_storage,
+    usable_device,
+)
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route
 
 __all__ = [
@@ -12,4 +19,5 @@ __all__ = [
     "missing_for_cuda",
     "resolve_device",
     "resolve_storage",
+    "usable_device",
 ]

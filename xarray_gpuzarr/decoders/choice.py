@@ -149,10 +149,21 @@ def decoder_for(device: str) -> Decoder:
         See `resolve_device`.
     """
     resolved = resolve_device(device)
+    if resolved != device:
+        return decoder_for(resolved)
     if resolved == "host":
         return HostDecoder()
     decoder: Decoder = importlib.import_module("xarray_gpuzarr.decoders.cuda").CudaDecoder()
     return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
+
+
+def usable_device(device: str) -> Device:
+    """Turn ``"auto"`` into the device that reads can use here, as `resolve_device`, and ask it: that starts CUDA."""
+    resolved = resolve_device(device)
+    decoder = decoder_for(resolved)
+    if device == "auto" and isinstance(decoder, SelfChecking) and decoder.why_unusable() is not None:
+        return "host"
+    return resolved
 
 
 def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:

@@ -31,7 +31,8 @@ class CudaMemoryResource(DeviceMemoryResource):
 class CudaAsyncMemoryResource(DeviceMemoryResource):
     """RMM's resource over ``cudaMallocAsync``. Making one takes long enough for threads to meet."""
 
-    def __init__(self):
+    def __init__(self, release_threshold=None):
+        self.release_threshold = release_threshold
         time.sleep(0.01)
 
 
@@ -144,6 +145,7 @@ class FakeCuda:
             driverGetVersion=self.call("driverGetVersion", lambda: 13020),
             runtimeGetVersion=self.call("runtimeGetVersion", lambda: 13000),
             memGetInfo=self.call("memGetInfo", lambda: (300, 1000)),
+            deviceSynchronize=self.call("deviceSynchronize"),
             deviceGetAttribute=self.call("deviceGetAttribute", lambda *_: int(self.has_async)),
         )
         cuda = module(

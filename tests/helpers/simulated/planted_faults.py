@@ -31,7 +31,8 @@ class Fault:
     """What goes wrong."""
 
     where: str
-    """A format as `fake_nvcomp.TRAITS` names it, a kernel by its name and macros, ``upload`` or ``download``."""
+    """A format as `fake_nvcomp.TRAITS` names it, a kernel by its name and macros, ``upload``, ``download``, ``stream``,
+    ``event`` or ``allocate``."""
     kind: Kind
     """``bytes`` of a kernel: it does nothing at all, or refuses what is sound."""
     first: int = 0
@@ -132,6 +133,22 @@ class FaultyDevice(SimulatedDevice):
             with self._border.enter("fault"):
                 self._scheduler.give(stream, "fault", lambda: ctypes.memset(int(args[3]), 1, 1))
 
+    def stream(self) -> SimulatedStream:
+        self._lack("stream")
+        return super().stream()
+
+    def event(self) -> SimulatedEvent:
+        self._lack("event")
+        return super().event()
+
+    def allocate(self, nbytes: int, stream: SimulatedStream) -> Any:
+        self._lack("allocate")
+        return super().allocate(nbytes, stream)
+
+    def _lack(self, name: str) -> None:
+        if name == self._name and self._meets():
+            raise _no_memory()
+
     def upload(self, to: Address, data: Bytes, stream: SimulatedStream) -> None:
         wrong = self._name == "upload" and self._meets()
         self._before_copy(stream, wrong=wrong)
@@ -155,6 +172,8 @@ class FaultyDevice(SimulatedDevice):
     def _before_copy(self, stream: SimulatedStream, *, wrong: bool) -> None:
         if wrong and self._kind == "raise":
             raise CudaError("a CUDA call failed", tried="cudaMemcpyAsync", found="cudaErrorUnknown", do="nothing")
+        if wrong and self._kind == "memory":
+            raise _no_memory()
         if wrong and self._kind == "hang":
             self._scheduler.hold(stream, self._never)
 

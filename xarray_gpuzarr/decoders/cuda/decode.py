@@ -17,7 +17,7 @@ from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
-from xarray_gpuzarr.cuda.launch import move
+from xarray_gpuzarr.cuda.launch import alike, move
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Chunks, Group, Rows, plan_batch, put
@@ -53,8 +53,8 @@ class _Offsets:
     """Where columns lie in the table, in bytes."""
 
     moves: int
-    longest_move: int
-    """Not an offset: bytes."""
+    moved_nbytes: Rows
+    """No offsets: the lengths of the moves, in ascending order."""
     groups: list[int]
     """Per group, four columns: addresses and lengths of the streams, addresses and lengths of what they give."""
     filters: int
@@ -154,12 +154,12 @@ class BatchDecoder:
         """Add all columns."""
         streams, at = plan.streams, self._stations(chunks, plan, scratch)
         targets = streams.per_row(at.inner) + streams.target.view(np.uint64)
-        moves, longest = _add_moves(tables, chunks, plan, scratch, targets) if plan.n_moves else (0, 0)
+        moves, moved_nbytes = _add_moves(tables, chunks, plan, scratch, targets) if plan.n_moves else (0, NO_ROWS)
         begin = put(plan.begin, plan.moved, scratch.moved)
         columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
         return _Offsets(
             moves=moves,
-            longest_move=longest,
+            moved_nbytes=moved_nbytes,
             groups=[tables.add(*(column[group.rows] for column in columns)) for group in plan.groups],
             filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
             elements=self._add_elements(tables, plan, at, scratch),
@@ -200,7 +200,9 @@ class BatchDecoder:
 
     def _move(self, plan: BatchPlan, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
         table = offset_by(memory, offsets.moves)
-        move(self._api, stream, table=table, n=plan.n_moves, max_nbytes=offsets.longest_move)
+        for rows in alike(offsets.moved_nbytes):
+            longest = int(offsets.moved_nbytes[rows.stop - 1])
+            move(self._api, stream, table=table, n=plan.n_moves, max_nbytes=longest, rows=rows)
 
     def _decompress(
         self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address, stream: Stream
@@ -257,14 +259,16 @@ class BatchDecoder:
 
 def _add_moves(
     tables: Tables, chunks: Chunks, plan: BatchPlan, scratch: _Scratch, targets: Addresses
-) -> tuple[int, int]:
-    """Add the columns that `move` wants; return where they begin, and the bytes of the longest move."""
+) -> tuple[int, Rows]:
+    """Add the columns that `move` wants; return where they begin, and the lengths, in ascending order."""
     streams = plan.streams
     origins = (plan.begin[plan.moved], chunks.address[plan.shifted], plan.begin[plan.raw])
     places = (scratch.moved, scratch.shifted, targets[plan.raw])
     lengths = (streams.source_nbytes[plan.moved], chunks.nbytes[plan.shifted], streams.source_nbytes[plan.raw])
-    longest = max(int(n.max()) for n in lengths if len(n))
-    return tables.add(*origins, *places, *lengths), longest
+    nbytes = np.concatenate(lengths)
+    order = np.argsort(nbytes, kind="stable")
+    addresses = (np.concatenate(column, dtype=np.uint64)[order] for column in (origins, places))
+    return tables.add(*addresses, nbytes[order]), nbytes[order]
 
 
 class _Room:

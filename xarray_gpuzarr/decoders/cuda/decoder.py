@@ -35,9 +35,10 @@ from xarray_gpuzarr.decoders.cuda.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.protocol import Device, Route
-from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
+from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -48,8 +49,15 @@ _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
 
 def native_device() -> DeviceApi:
     """Return the calling thread's current GPU."""
-    from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
-
+    try:
+        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
+    except ImportError as error:
+        raise DeviceUnavailableError(
+            "CuPy or RMM cannot be imported",
+            tried="import cupy, rmm",
+            found=str(error),
+            do="reinstall them: pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver)",
+        ) from error
     return device.native_device()
 
 
@@ -71,6 +79,8 @@ class CudaDecoder:
         self._lock = threading.Lock()
         self._process: int | None = None
         """The process that has used a device."""
+        self._not_started = ""
+        """Why CUDA, or what it needs, could not be started when that was last tried."""
 
     @property
     def device(self) -> Device:
@@ -82,6 +92,8 @@ class CudaDecoder:
         found = route(spec, _native(cast))
         if found.where != "cuda":
             return found
+        if self._not_started:
+            return Route(where="host", why=self._not_started)
         asked = self._device() if self._process == os.getpid() else None  # which starts CUDA
         why = self._trust.known_failure(asked, spec, _native(cast))
         return shared_route(spec, self._identify) if why is None else Route(where=f"host, {ONE_COPY}", why=why)
@@ -186,7 +198,7 @@ class CudaDecoder:
         return reading
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
-        """Call `read`; if memory does not suffice beside other threads, again while they wait.
+        """Call `read`; if memory does not suffice, again without what is kept for later, while other threads wait.
 
         Their reads end first. What they have read may be freed a little later, by whoever uses it. If the device has
         decoded a chunk to other bytes than the host, the array is the host's from now on, and `read` is called again.
@@ -202,17 +214,18 @@ class CudaDecoder:
             return read()
         except DeviceMemoryError:
             resources = self._current_resources()
-            if not resources.is_shared:
-                raise
+
+        def trimmed() -> Result:
+            with resources.api.activate():
+                resources.trim()
+            return read()
 
         def read_patiently() -> Result:
-            for seconds in _PATIENCE_SECONDS:
-                with resources.api.activate():
-                    resources.trim()
+            for seconds in _PATIENCE_SECONDS if resources.is_shared else ():
                 with suppress(DeviceMemoryError):
-                    return read()
+                    return trimmed()
                 time.sleep(seconds)
-            return read()
+            return trimmed()
 
         # Not within ``except``: the error would keep what the read has taken.
         return resources.lock.exclusive(read_patiently)
@@ -247,7 +260,21 @@ class CudaDecoder:
 
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""
-        return self._trust.why_unusable(self._device())
+        self._require_process()
+        try:
+            device = self._device()
+            _ = device.identity  # for which nvCOMP is found
+            self._not_started = ""
+        except (CudaError, DeviceUnavailableError) as error:
+            self._not_started = f"{error.headline}: {error.found}"
+            advise(
+                f"not started: {self._not_started}",
+                "this machine has a GPU that cannot be used, and device='auto' reads to the host",
+                found=self._not_started,
+                do=error.do,
+            )
+            return self._not_started
+        return self._trust.why_unusable(device)
 
     def _identify(self) -> DeviceIdentity | None:
         """Return what the calling thread's device is called."""
@@ -255,6 +282,13 @@ class CudaDecoder:
 
     def _device(self) -> DeviceApi:
         """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""
+        self._require_process()
+        device = self._current_device()
+        self._process = os.getpid()
+        return device
+
+    def _require_process(self) -> None:
+        """Raise if a process that this one was forked off has used a device."""
         process = os.getpid()
         if self._process not in (None, process):
             raise DeviceUnavailableError(
@@ -263,13 +297,11 @@ class CudaDecoder:
                 found="contexts, streams and memory of CUDA do not come along",
                 do='start processes with "spawn" or "forkserver", or read with device="host" in this one',
             )
-        self._process = process
-        return self._current_device()
 
     def _current_resources(self) -> WorkerResources:
         """Return what this process keeps for the calling thread's device, made anew once `configure` was called."""
         api, options = self._device(), resource_options()
-        why = self.why_unusable()
+        why = self._trust.why_unusable(api)
         if why is not None:
             raise DeviceUnavailableError(
                 "the GPU cannot be used",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders import resolve_device
-from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
+from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.machine.diagnosis.answers import answers_section
 from xarray_gpuzarr.machine.diagnosis.calibrating import Layouts, calibration_sections
 from xarray_gpuzarr.machine.diagnosis.damage import RunChild, damage_section, run_child
@@ -141,8 +141,12 @@ def _is_cuda(device: str, *, needs_gpu: bool) -> bool:
 
 
 def _usable_device() -> tuple[DeviceApi | None, str]:
-    """Return the device, or why it cannot be used."""
+    """Return the device, or why it cannot be used and what mends that."""
     try:
-        return current_device(), ""
-    except Exception as error:  # noqa: BLE001  # likewise: packages that do not fit each other, a driver that is too old
+        device = current_device()
+        _ = device.identity  # for which nvCOMP is found
+    except GpuZarrError as error:
+        return None, f"{said(error)}. To mend it: {error.do}"
+    except Exception as error:  # noqa: BLE001  # likewise: packages that do not fit each other
         return None, said(error)
+    return device, ""

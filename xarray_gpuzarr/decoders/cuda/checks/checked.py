@@ -22,7 +22,7 @@ from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of, usual_checks
 from xarray_gpuzarr.decoders.cuda.checks.trial import WrongAnswerError
-from xarray_gpuzarr.errors import CudaError, GpuZarrError
+from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -268,8 +268,6 @@ def _answer(check: Check, run: Callable[[Check], int]) -> Answer:
         found = str(error)
     except MemoryError as error:  # of the device or of the host
         found, about = _said(error), "moment"
-    except CudaError as error:
-        found, about = _said(error), _about(check)
     except Exception as error:  # noqa: BLE001  # whatever may go wrong, what needs this goes to the host
         found, about = _said(error), "process"
     return Answer(name=check.name, found=found, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
