@@ -46,7 +46,7 @@ struct alignas(16) Job {
 struct Reciprocals {
     u2 of[step];  // 0 of 0
 
-    constexpr Reciprocals() : of()
+    __device__ constexpr Reciprocals() : of()
     {
         for (u4 n = 1; n < step; ++n) of[n] = (u2)((1023 + n) / n);
     }
