@@ -103,7 +103,7 @@ class CudaDecoder:
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
         unmeasured = why_not_unasked(self._identify) if storage == "auto" else None
-        return why_not_chain(read_chain(spec)) or self.why_no_files() or unmeasured
+        return why_not_chain(read_chain(spec)) or unmeasured or self.why_no_files()
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
