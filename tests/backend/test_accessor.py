@@ -12,6 +12,7 @@ import zarr
 from distributed import Client
 from helpers.compare import assert_same_values
 from helpers.data.corpus import checked_shards
+from helpers.simulated import worker as simulated_worker
 from helpers.simulated.simulator import SimulatedDevice
 from helpers.strict_duck import StrictArray, strict_decoder_for
 from zarr.storage import MemoryStore
@@ -494,3 +495,22 @@ def test_arrays_and_trees_show_themselves_too(opened):
 
     assert re.search("^  host +packed", repr(opened.packed.gpuzarr), re.MULTILINE)
     assert "/below/packed" in repr(tree.gpuzarr)
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+def test_attributes_are_repaired_and_decoded_again_on_the_host(kinds, chunks):
+    """As docs/faq.md says; xarray's own decoding of a GPU's arrays asks them to become NumPy's."""
+    array = zarr.open_group(kinds, mode="a")["packed"]
+    array.attrs["scale_factor"] = "bad"
+    with simulated_worker.installed():
+        raw = xr.open_dataset(kinds, engine="gpuzarr", chunks=chunks, decode_cf=False, consolidated=False)
+        assert raw.gpuzarr.device == "cuda"
+        raw["packed"].attrs["scale_factor"] = 0.5
+        with pytest.raises(TypeError, match="Implicit conversion"):
+            xr.decode_cf(raw)["packed"].compute()
+
+        repaired = xr.decode_cf(raw.gpuzarr.to_host())
+
+        assert (repaired["packed"].chunks is None) == (chunks is None)
+        np.testing.assert_array_equal(repaired["packed"].values, FIELD)
+        np.testing.assert_array_equal(repaired["seen"].values, HOURS)

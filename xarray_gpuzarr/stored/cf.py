@@ -79,9 +79,10 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
         return None
     scale, offset = _scalar(attrs.get("scale_factor")), _scalar(attrs.get("add_offset"))
     boolean = attrs.get("dtype") == "bool"
-    if mask and decoded.kind not in "fc":
+    is_packed = bool(mask) or scale is not None or offset is not None
+    if is_packed and decoded.kind not in "fc":
         return None
-    if boolean and (mask or view or scale is not None or offset is not None):
+    if boolean and (view or is_packed):
         return None
     if not all(isinstance(n, int | float | complex) for n in (*mask, scale or 0, offset or 0)):
         return None
