@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from xarray_gpuzarr.errors import CorruptChunkError, DeviceUnavailableError, StoreReadError
+from xarray_gpuzarr.errors import (
+    CorruptChunkError,
+    DeviceUnavailableError,
+    GpuZarrError,
+    HostMemoryError,
+    StoreReadError,
+    UnsupportedCodecError,
+)
+from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 
 _UNSTEADY = "something deletes or rewrites the store: open it again once that has ended"
 
 
+def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:
+    """Return the error for one chunk that was not decoded: it is damaged, or its codec could not run."""
+    if not isinstance(err, CodecFailure):
+        return corrupt_chunk(plan, row, str(err))
+    kind, do = _failure(err.__cause__)
+    headline, tried = _of_chunk(plan, row)
+    return kind(f"{headline}: a codec could not run", tried=tried, found=str(err), do=do)
+
+
 def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
-    """Return the error for one chunk that does not decode."""
-    chunk = tuple(plan.chunk[row].tolist())
-    nbytes = int(plan.nbytes[row])
+    """Return the error for one chunk that is damaged."""
+    headline, tried = _of_chunk(plan, row)
+    do = "the stored chunk is damaged: rewrite it, or leave it out of the selection"
+    return CorruptChunkError(headline, tried=tried, found=found, do=do)
+
+
+def _of_chunk(plan: ReadPlan, row: int) -> tuple[str, str]:
+    """Name a chunk, and where and how it is stored."""
+    chunk, nbytes = tuple(plan.chunk[row].tolist()), int(plan.nbytes[row])
     extent = "whole" if nbytes == WHOLE_OBJECT else f"{nbytes} bytes at {plan.offset[row]}"
-    return CorruptChunkError(
+    return (
         f"cannot decode chunk {chunk} of array '{plan.spec.path}'",
-        tried=f"object '{plan.key_of(row)}', {extent}: {plan.spec.codecs}",
-        found=found,
-        do="the stored chunk is damaged: rewrite it, or leave it out of the selection",
+        f"object '{plan.key_of(row)}', {extent}: {plan.spec.codecs}",
     )
+
+
+def _failure(cause: BaseException | None) -> tuple[type[GpuZarrError], str]:
+    """Return the class of the error of a codec that could not run, and what to do."""
+    if isinstance(cause, MemoryError):
+        return HostMemoryError, "select less at once, or let fewer threads read: XARRAY_GPUZARR_NUM_THREADS"
+    if isinstance(cause, ImportError):
+        package = (cause.name or "").partition(".")[0]
+        what = f"the package that has {package!r}" if package else "the package that it imports"
+        return UnsupportedCodecError, f"install {what}, or leave the array out: drop_variables=[...]"
+    if isinstance(cause, OSError):
+        return StoreReadError, "see what the system lacks (open files: ulimit -n), then read again"
+    return UnsupportedCodecError, "install a newer version of what brings the codec, or leave the array out"
 
 
 def vanished_shard(plan: ReadPlan) -> StoreReadError:

@@ -21,6 +21,10 @@ class FrameError(Exception):
     """A frame is not what its codec says; the text completes "found: ..."."""
 
 
+class CodecFailure(FrameError):  # noqa: N818  # no damage, which other errors of frames are
+    """A codec could not run, which says nothing of the frame; ``__cause__`` is what it raised."""
+
+
 _BLOSC_LENGTHS = struct.Struct("<BxxxIII")
 _BLOSC_VERSION = 2
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.cuda.batches import Piece, row_of
 from xarray_gpuzarr.decoders.cuda.shadows import Shadows
-from xarray_gpuzarr.decoders.faults import corrupt_chunk
+from xarray_gpuzarr.decoders.faults import chunk_fault
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import MemoryStream
@@ -87,7 +87,7 @@ class ByHost:
                     decode(number)
                 except FrameError as err:
                     todo.clear()
-                    raise corrupt_chunk(*row_of(pieces, int(rows[number])), str(err)) from err
+                    raise chunk_fault(*row_of(pieces, int(rows[number])), err) from err
 
         threads.crew.run(drain, len(rows))
 

@@ -19,7 +19,7 @@ from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
 from xarray_gpuzarr.decoders.cuda.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staged import Staged
 from xarray_gpuzarr.decoders.cuda.upload import Upload
-from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
+from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
@@ -179,7 +179,7 @@ class HostShare:
             try:
                 self._decode_chunk(encoded, view)
             except FrameError as err:
-                raise corrupt_chunk(plan, row, str(err)) from err
+                raise chunk_fault(plan, row, err) from err
 
     def _decode_chunk(self, encoded: memoryview, decoded: memoryview) -> None:
         codec = self._codec

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.faults import corrupt_chunk, vanished_shard
+from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.encoded import Encoded, Objects, Ranges
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
 from xarray_gpuzarr.decoders.host.placing import cast_array
@@ -133,7 +133,7 @@ class Block:
                 else:
                     self.decode_row(workspace, data, row)
         except FrameError as err:
-            raise corrupt_chunk(self.plan, row, str(err)) from err
+            raise chunk_fault(self.plan, row, err) from err
 
     def place_many(self, workspace: Workspace, chunks: Encoded) -> Sequence[int]:  # noqa: ARG002  # none here
         """Decode and place as many chunks as can be in one go; return the rows that are left."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.faults import corrupt_chunk
+from xarray_gpuzarr.decoders.faults import chunk_fault, corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.job import Job, Located, Task, Workspace
@@ -144,7 +144,7 @@ class BoxBlock(Block):
                 try:
                     codec.from_stream(stream, self._destination(row) if direct else workspace.scratch)
                 except FrameError as err:
-                    raise corrupt_chunk(self.plan, row, str(err)) from err
+                    raise chunk_fault(self.plan, row, err) from err
             if direct:
                 self._swap(self._destination(row))
             else:

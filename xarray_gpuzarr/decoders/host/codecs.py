@@ -24,7 +24,7 @@ from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbyte
 from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
 from xarray_gpuzarr.decoders.host.streams import decode_at_most, decode_zstd, decode_zstd_stream
 from xarray_gpuzarr.fetch import ByteStream
-from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes, declared_nbytes
+from xarray_gpuzarr.frames.headers import CodecFailure, FrameError, blosc_nbytes, declared_nbytes
 from xarray_gpuzarr.native import Codec, NativeCodec, native_codec
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
@@ -117,7 +117,7 @@ _LIBRARY_ERRORS = (
     EOFError,
     zlib.error,
     MemoryError,  # a frame that declares an absurd length
-    imagecodecs.DelayedImportError,
+    ImportError,  # a codec whose library is missing; imagecodecs imports its parts when they are called
 )
 
 
@@ -266,4 +266,6 @@ def _longest(stages: Sequence[StageSpec], chunk_nbytes: int) -> int:
 
 
 def _explained(codec: str, err: BaseException, nbytes: int) -> FrameError:
+    if isinstance(err, ImportError):
+        return CodecFailure(f"{codec}: {err}")
     return FrameError(f"{codec}: {err} (expected {nbytes} decoded bytes)")

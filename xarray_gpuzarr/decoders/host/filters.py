@@ -55,7 +55,9 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
         No whole number of elements, or another length.
     """
     n = len(src)
-    if n != len(dst) or n % spec.elementsize:
+    if n % spec.elementsize:
+        raise FrameError(f"{n} bytes are no whole number of elements of {spec.elementsize} bytes")
+    if n != len(dst):
         raise FrameError(f"{n} bytes")
     if n > _MOST_BLOSC_NBYTES or spec.elementsize > _MOST_BLOSC_TYPESIZE:
         numcodecs.Shuffle(spec.elementsize).decode(src, out=np.frombuffer(dst, np.uint8))
@@ -79,9 +81,10 @@ def filtered_nbytes(spec: StageSpec, nbytes: int) -> int:
     """
     if not isinstance(spec, ElementSpec):
         return nbytes
-    n_elements, rest = divmod(nbytes, np.dtype(spec.encoded).itemsize)
+    itemsize = np.dtype(spec.encoded).itemsize
+    n_elements, rest = divmod(nbytes, itemsize)
     if rest:
-        raise FrameError(f"{nbytes} bytes are no whole number of elements")
+        raise FrameError(f"{nbytes} bytes are no whole number of elements of {itemsize} bytes")
     return n_elements * np.dtype(spec.decoded).itemsize
 
 

@@ -19,7 +19,7 @@ from xarray_gpuzarr.decoders.host.native_rows import NativeJob
 from xarray_gpuzarr.decoders.host.placing import MOST_ROW_NBYTES, cast_array, row_dtype
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, Pending, Request
-from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.native import address_of, loops
 from xarray_gpuzarr.plan.axis_pieces import largest_box
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
@@ -305,7 +305,10 @@ class Job:
         try:
             chunk = zarr_chunk_decoder(self.spec)(bytes(src))
         except Exception as err:  # any codec may be installed; whatever it raises is named
-            raise FrameError(f"{type(err).__name__}: {err}") from err
+            could_not_run = isinstance(err, ImportError | NotImplementedError | MemoryError) or (
+                isinstance(err, OSError) and err.errno is not None
+            )
+            raise (CodecFailure if could_not_run else FrameError)(f"{type(err).__name__}: {err}") from err
         if chunk.shape != self.spec.grid.chunk_shape:
             raise FrameError(f"shape {chunk.shape}, expected {self.spec.grid.chunk_shape}")
         return chunk
