@@ -1,5 +1,6 @@
-"""The one layout of every error, and its way through pickle."""
+"""The one layout of every error, and its way through pickle, copies and other processes."""
 
+import copy
 import pickle
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import zarr
 
 import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, read_array
+from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError
+from xarray_gpuzarr.fetch import ObjectChangedError
 
 CLASSES = {
     "OptionError": ValueError,
@@ -26,6 +29,23 @@ CLASSES = {
     "HostMemoryError": MemoryError,
     "CudaError": RuntimeError,
 }
+INTERNAL = {ObjectChangedError, DifferentValuesError}
+
+
+def classes(base=GpuZarrError):
+    """Return every error class of the package."""
+    return {base}.union(*map(classes, base.__subclasses__()))
+
+
+CARRIERS = {
+    "its text": lambda error: type(error)(str(error)),
+    "pickle": lambda error: pickle.loads(pickle.dumps(error)),
+    "oldest pickle": lambda error: pickle.loads(pickle.dumps(error, protocol=0)),
+    "cloudpickle": lambda error: cloudpickle.loads(cloudpickle.dumps(error)),
+    "copy": copy.copy,
+    "deep copy": copy.deepcopy,
+}
+"""How errors get into another process or thread."""
 
 
 def build(name):
@@ -45,17 +65,40 @@ def test_error_is_also_the_builtin_that_one_expects(name, builtin):
     assert isinstance(error, builtin)
 
 
+def test_every_error_class_is_known_here():
+    assert classes() == INTERNAL | {getattr(xarray_gpuzarr, name) for name in ("GpuZarrError", *CLASSES)}
+
+
+@pytest.mark.parametrize("kind", sorted(classes(), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("carry", CARRIERS.values(), ids=CARRIERS)
+@pytest.mark.parametrize("again", [CARRIERS["its text"], CARRIERS["pickle"]], ids=["its text", "pickle"])
+def test_errors_keep_class_and_text_however_they_are_carried(kind, carry, again):
+    error = kind("cannot do it", tried="this\n", found="that\x1b", do="something else")
+    text = "cannot do it\n  tried: this\\n\n  found: that\\x1b\n  do:    something else"
+
+    carried = again(carry(error))
+
+    assert type(carried) is kind
+    assert str(carried) == str(error) == text
+
+
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("module", [pickle, cloudpickle])
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-def test_error_survives_pickle(name, module, protocol):
+def test_error_survives_pickle_with_all_that_it_holds(name, module, protocol):
     error = build(name)
+    error.add_note("while testing")
 
     again = module.loads(module.dumps(error, protocol=protocol))
 
-    assert type(again) is type(error)
-    assert str(again) == str(error)
     assert (again.headline, again.tried, again.found, again.do) == ("cannot do it", "this", "that", "something else")
+    assert again.__notes__ == ["while testing"]
+
+
+def test_a_text_that_is_laid_out_is_shown_line_by_line():
+    assert str(GpuZarrError("Caught it.\nOriginal:\x1b[31m\n  do:    this")) == (
+        "Caught it.\nOriginal:\\x1b[31m\n  do:    this"
+    )
 
 
 @pytest.mark.parametrize("missing", ["tried", "found", "do"])

@@ -23,26 +23,34 @@ class GpuZarrError(Exception):
         What was met instead: numbers, versions, the underlying message.
     do : str
         What the reader of the message can do about it.
+
+    Notes
+    -----
+    Only those who carry an error over from another process, such as PyTorch, give nothing but a text that is laid out
+    already, ``type(error)(text)``. It is shown line by line.
     """
 
-    def __init__(self, headline: str, *, tried: str, found: str, do: str) -> None:
+    def __init__(
+        self, headline: str, *, tried: str | None = None, found: str | None = None, do: str | None = None
+    ) -> None:
+        parts = {"tried": tried, "found": found, "do": do}
+        missing = [name for name, part in parts.items() if part is None]
+        if 0 < len(missing) < len(parts):
+            raise TypeError(f"{type(self).__name__} wants {' and '.join(missing)} as well")
         super().__init__(headline)
         self.headline = headline
-        self.tried = tried
-        self.found = found
-        self.do = do
+        self.tried, self.found, self.do = tried or "", found or "", do or ""
+        self._is_laid_out = bool(missing)
 
     def __str__(self) -> str:
+        if self._is_laid_out:
+            return "\n".join(map(visible, self.headline.split("\n")))
         headline, tried, found, do = map(visible, (self.headline, self.tried, self.found, self.do))
         return f"{headline}\n  tried: {tried}\n  found: {found}\n  do:    {do}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # BaseException would pickle `args` only and lose the keyword-only fields on a dask worker.
-        return (_rebuild, (type(self), self.headline, self.tried, self.found, self.do))
-
-
-def _rebuild(cls: type[GpuZarrError], headline: str, tried: str, found: str, do: str) -> GpuZarrError:
-    return cls(headline, tried=tried, found=found, do=do)
+        # BaseException would call the class with `args`, and subclasses such as OSError would leave the rest out.
+        return (type(self), (self.headline,), vars(self))
 
 
 class GpuZarrWarning(UserWarning):

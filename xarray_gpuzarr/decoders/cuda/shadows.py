@@ -100,26 +100,19 @@ def choice_for(spec: ArraySpec, verify: Verify | None, identity: DeviceIdentity 
 
 
 class DifferentValuesError(CudaError):
-    """Device and host have decoded a chunk to different bytes; nothing of the read was given to anybody.
+    """Device and host have decoded a chunk to different bytes; nothing of the read was given to anybody."""
 
-    Parameters
-    ----------
-    spec : ArraySpec
-    where : str
-        Names the chunk, as other errors do.
-    """
-
-    def __init__(self, spec: ArraySpec, where: str) -> None:
-        super().__init__(
-            f"the GPU decoded {where} to other bytes than the host",
-            tried=f"{spec.codecs}, with the same encoded bytes for both",
-            found="the CRC-32 of what they decoded to differs",
-            do="run gpuzarr doctor, and report what gpuzarr doctor --report prints",
-        )
-        self.spec = spec
+    spec: ArraySpec
 
 
 def different_values(plan: ReadPlan, row: int) -> DifferentValuesError:
     """Return the error for one chunk."""
     where = f"chunk {tuple(plan.chunk[row].tolist())} of array '{plan.spec.path}', object '{plan.key_of(row)}',"
-    return DifferentValuesError(plan.spec, where)
+    error = DifferentValuesError(
+        f"the GPU decoded {where} to other bytes than the host",
+        tried=f"{plan.spec.codecs}, with the same encoded bytes for both",
+        found="the CRC-32 of what they decoded to differs",
+        do="run gpuzarr doctor, and report what gpuzarr doctor --report prints",
+    )
+    error.spec = plan.spec
+    return error
