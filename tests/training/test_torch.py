@@ -63,6 +63,17 @@ def test_tensors_share_the_memory_of_arrays(ds):
     assert shared[0, 0, 0, 0] == 77
 
 
+def test_variables_that_were_reversed_become_tensors(ds):
+    land, single = ("y", [0.0, 1.0, 2.0]), (("time", "one"), np.arange(24.0)[:, None])
+    turned = ds.assign(land=land, single=single).isel(y=slice(None, None, -1), one=slice(None, None, -1))
+
+    (batch, *_) = loader(batches(turned, {"time": 2}, 3), 0)
+
+    assert batch["land"].tolist() == [2.0, 1.0, 0.0]
+    assert batch["single"].tolist() == [[[0.0], [1.0]], [[2.0], [3.0]], [[4.0], [5.0]]]
+    assert all(tensor.is_contiguous() for tensor in batch.values())
+
+
 def test_dlpack_gives_the_values(ds):
     for batch in batches(ds, {"time": 2}, 3, shuffle=True, window=1000):
         assert torch.from_dlpack(batch.a.data).tolist() == batch.a.values.tolist()

@@ -140,8 +140,22 @@ def source_of(variable: Variable) -> Source:
         return ByXarray(variable=variable, why=str(unresolved))
 
 
+def in_c_order(array: Any) -> Any:
+    """Return an array in C order without negative strides, which PyTorch refuses on axes of length 1 too.
+
+    Parameters
+    ----------
+    array : array
+        On any device; copied if need be. What has no strides, such as arrays of pandas, is returned as it is.
+    """
+    strides = getattr(array, "strides", None)
+    if strides is None or (array.flags.c_contiguous and min(strides, default=0) >= 0):
+        return array
+    return array.copy(order="C")
+
+
 def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop) -> dict[Name, Any]:
-    """Return boxes of several variables; what dask computes, it computes in one go.
+    """Return boxes of several variables, in C order; what dask computes, it computes in one go.
 
     Parameters
     ----------
@@ -160,4 +174,4 @@ def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxe
     if asked:
         (computed,) = dask.base.compute(asked)
         found |= {name: np.stack(blocks) for name, blocks in computed.items()}
-    return found
+    return {name: in_c_order(array) for name, array in found.items()}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from xarray import Coordinates, Dataset, Variable
+from xarray import Coordinates, Dataset, IndexVariable, Variable
 
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.training.crops import Boxes
 from xarray_gpuzarr.training.samples import Column
-from xarray_gpuzarr.training.sources import Source, read_sources, source_of
+from xarray_gpuzarr.training.sources import Source, in_c_order, read_sources, source_of
 
 SAMPLE = "sample"
 """The dimension that batches have before all others."""
@@ -112,8 +112,12 @@ class Template:
         return found
 
     def with_whole_read(self) -> Self:
-        """Return the template with what is not cut in memory."""
-        return type(self)(whole=self.whole.copy().load(), cuts=self.cuts, names=self.names, coords=self.coords)
+        """Return the template with what is not cut in memory, in C order but for indexes."""
+        whole = self.whole.copy().load()
+        for variable in whole.variables.values():
+            if not isinstance(variable, IndexVariable):
+                variable.data = in_c_order(variable.data)
+        return replace(self, whole=whole)
 
 
 def _cut(variable: Variable, dims: list[Hashable], sizes: Mapping[Hashable, int]) -> Cut:
