@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -202,19 +203,60 @@ def test_ranks_share_all_samples(ds, keywords, drop_last):
     assert len({len(firsts) for firsts in of_ranks}) == 1 or not drop_last
 
 
-def test_ranks_are_those_of_torch_distributed(ds, monkeypatch):
+@pytest.fixture
+def process_group(monkeypatch):
+    """Let torch.distributed say, once it is asked for, that this is rank 1 of 2."""
+
     class Distributed:
         is_available = is_initialized = staticmethod(lambda: True)
         get_rank = staticmethod(lambda: 1)
         get_world_size = staticmethod(lambda: 2)
 
-    expected = firsts(batches(ds, {"time": 2}, 3, rank=1, world_size=2))
-    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed)
+    yield lambda: monkeypatch.setitem(sys.modules, "torch.distributed", Distributed)
+    monkeypatch.undo()
 
-    assert firsts(batches(ds, {"time": 2}, 3)) == expected
-    assert len(batches(ds, {"time": 2}, 3, rank=0, world_size=1)) == 4
-    monkeypatch.setattr(Distributed, "is_initialized", staticmethod(lambda: False))
-    assert len(batches(ds, {"time": 2}, 3)) == 4
+
+@pytest.mark.parametrize("keywords", LOADERS)
+def test_ranks_are_those_of_torch_distributed_when_an_epoch_begins(ds, keywords, process_group, monkeypatch):
+    usual = {"sizes": {"time": 2}, "batch": 3} | keywords
+    before, given = batches(ds, **usual), batches(ds, **usual, rank=0, world_size=1)
+    of_all, of_one = firsts(given), batches(ds, **usual, rank=1, world_size=2)
+    of_one.set_epoch(1)
+    expected, state = firsts(of_one), of_one.state_dict()
+    list(before)
+    process_group()
+
+    assert len(before) == len(expected) == len(of_one)
+    assert firsts(before) == expected
+    assert before.state_dict() == state
+    assert len(given) == len(of_all)
+    in_a_worker = pickle.loads(pickle.dumps(before))
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    in_a_worker.set_epoch(1)
+    assert firsts(in_a_worker) == expected
+    parts = [before.part(number, 2) for number in range(2)]
+    assert sum(map(len, parts)) == len(expected)
+
+
+def test_an_epoch_does_not_go_on_as_another_rank(ds, process_group):
+    running = batches(ds, {"time": 2}, 3)
+    next(iter(running))
+    resumed = batches(ds, {"time": 2}, 3)
+    resumed.load_state_dict(running.state_dict())
+    process_group()
+
+    assert running.state_dict()["of"]["world_size"] == 1
+    with pytest.raises(OptionError, match="another rank") as refused:
+        iter(resumed)
+    assert "rank 0 of 1" in refused.value.found
+
+
+def test_ranks_that_are_known_late_have_a_batch_each(ds, process_group):
+    loader = batches(ds, {"time": 2}, 12, drop_last=True)
+    process_group()
+
+    with pytest.raises(OptionError, match="no batch for every rank"):
+        iter(loader)
 
 
 def test_variables_that_are_not_cut_are_read_once(written):
@@ -246,6 +288,38 @@ def test_results_that_are_not_handed_over_stay_within_memory(ds, window, nbytes,
         time.sleep(0.01)
 
     assert max(ahead) in {3, 4}  # one that is being handed over counts here until the loop has it
+
+
+def n_ahead(loader, n_parts):
+    """Return how many results one of several processes of a rank may have."""
+    part = loader.part(0, n_parts)
+    return part._budget.n_ahead(part._template, part.order, part._samples)
+
+
+def test_processes_of_a_rank_share_its_memory(ds):
+    loader = batches(ds, {"time": 1}, 1, prefetch=9, memory=9 * 104 + 5)
+
+    assert [n_ahead(loader, n_parts) for n_parts in (1, 2, 4)] == [9, 4, 2]
+
+
+def test_ranks_of_a_machine_share_what_is_free(ds, monkeypatch):
+    monkeypatch.setattr("xarray_gpuzarr.training.budget._free_host_nbytes", lambda: 4 * 8 * 104)
+    usual = {"sizes": {"time": 1}, "batch": 1, "prefetch": 9}
+
+    assert [n_ahead(batches(ds, **usual), n_parts) for n_parts in (1, 2, 4, 20)] == [8, 4, 2, 1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert [n_ahead(batches(ds, **usual, rank=3, world_size=8), n_parts) for n_parts in (1, 2, 4)] == [2, 1, 1]
+    assert n_ahead(batches(ds, **usual, rank=0, world_size=2), 1) == 4
+    assert n_ahead(batches(ds, **usual), 1) == 8
+
+
+def test_every_part_has_room_for_a_result(ds):
+    loader = batches(ds, {"time": 1}, 1, memory=3 * 104)
+
+    assert len(list(loader.part(0, 3))) == 8
+    with pytest.raises(OptionError, match="does not suffice") as refused:
+        iter(loader.part(0, 4))
+    assert refused.value.tried == "memory=312 in 4 processes"
 
 
 def test_one_result_has_to_fit_in_memory(ds):

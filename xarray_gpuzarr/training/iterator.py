@@ -11,7 +11,7 @@ from xarray import Dataset
 
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.training.ahead import Ahead, AsCaller
-from xarray_gpuzarr.training.order import Epoch
+from xarray_gpuzarr.training.order import Epoch, Order
 from xarray_gpuzarr.training.sources import Stored
 from xarray_gpuzarr.training.template import Arrays, Template
 
@@ -19,9 +19,10 @@ from xarray_gpuzarr.training.template import Arrays, Template
 class Progress:
     """How far an epoch has come."""
 
-    __slots__ = ("batch", "begun", "epoch")
+    __slots__ = ("batch", "begun", "epoch", "order")
 
-    def __init__(self, epoch: int, batch: int) -> None:
+    def __init__(self, order: Order, epoch: int, batch: int) -> None:
+        self.order = order
         self.epoch = epoch
         self.batch = batch
         """Batches that were handed over."""
@@ -30,7 +31,7 @@ class Progress:
 
     def copy(self) -> Progress:
         """Return what does not go on with the iterator."""
-        found = Progress(self.epoch, self.batch)
+        found = Progress(self.order, self.epoch, self.batch)
         found.begun = self.begun
         return found
 

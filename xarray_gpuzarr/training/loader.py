@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Self
 
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.training.budget import Budget
 from xarray_gpuzarr.training.iterator import BatchIterator, Progress
-from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch
+from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches
 from xarray_gpuzarr.training.samples import Samples, require_whole
 from xarray_gpuzarr.training.template import Template
 
@@ -19,33 +21,71 @@ class Batches:
     Each ``iter()`` begins the next epoch. Holds no thread and no open file, and pickles as the dataset does.
     """
 
-    def __init__(self, template: Template, samples: Samples, order: Order, n_ahead: int) -> None:
+    def __init__(
+        self, template: Template, samples: Samples, order: Order, budget: Budget, *, follows_ranks: bool
+    ) -> None:
         self._template = template
         self._samples = samples
         self._order = order
-        self._n_ahead = n_ahead
-        self._progress = Progress(0, 0)
+        self._budget = budget
+        self._follows_ranks = follows_ranks
+        self._progress = Progress(order, 0, 0)
         self._drawn: tuple[int, Epoch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        self.order  # noqa: B018  # a worker of a DataLoader has no process group to ask
         return vars(self) | {"_drawn": None, "_progress": self._progress.copy()}
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this rank."""
-        return self._order.n_batches(self._samples.n_samples)
+        return self.order.n_batches(self._samples.n_samples)
 
     def __iter__(self) -> BatchIterator:
         """Begin the next epoch, or go on where a state says."""
-        epoch, batch = self.next_epoch, 0 if self._progress.begun else self._progress.batch
+        return self.begin(self.next_epoch, 0 if self._progress.begun else self._progress.batch)
+
+    def begin(self, epoch: int, batch: int = 0) -> BatchIterator:
+        """Begin an epoch, or go on in it.
+
+        Parameters
+        ----------
+        epoch : int
+        batch : int
+            Batches of it to leave out.
+
+        Raises
+        ------
+        OptionError
+            A state was loaded, and this process has become another rank since; or its rank has no batch.
+        """
+        order, before = self.order, self._progress.order
+        if batch and order != before:
+            raise OptionError(
+                "batches go on in an epoch of another rank",
+                tried=f"batch {batch} of epoch {epoch} on rank {order.rank} of {order.world_size}",
+                found=f"this was rank {before.rank} of {before.world_size} when the state was loaded",
+                do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",
+            )
         self._template = self._template.with_whole_read()
-        progress = Progress(epoch, batch)
-        iterator = BatchIterator(self._epoch(epoch), self._template, self._n_ahead, progress, len(self))
+        n_ahead = self._budget.n_ahead(self._template, order, self._samples)
+        progress = Progress(order, epoch, batch)
+        iterator = BatchIterator(self._epoch(epoch, order), self._template, n_ahead, progress, len(self))
         progress.begun = True
         self._progress = progress
         return iterator
 
     def __repr__(self) -> str:
         return f"<xarray_gpuzarr.Batches: {len(self)} of {self._order.batch} samples>\n{self.explain()}"
+
+    @property
+    def order(self) -> Order:
+        """What the order of samples depends on: as the rank that this process has now, if none was given."""
+        ranks = _ranks_of_process_group() if self._follows_ranks else None
+        if ranks is not None and ranks != (self._order.rank, self._order.world_size):
+            order = replace(self._order, rank=ranks[0], world_size=ranks[1])
+            require_batches(order, self._samples)
+            self._order = order
+        return self._order
 
     @property
     def nbytes(self) -> int:
@@ -72,9 +112,8 @@ class Batches:
         OptionError
             The next ``iter()`` would go on in the middle of an epoch.
         """
-        found = type(self)(
-            self._template, self._samples, replace(self._order, part=number, n_parts=n_parts), self._n_ahead
-        )
+        order = replace(self.order, part=number, n_parts=n_parts)
+        found = type(self)(self._template, self._samples, order, self._budget, follows_ranks=False)
         if not self._progress.begun and self._progress.batch:
             raise OptionError(
                 "a part of an epoch that has begun",
@@ -98,7 +137,7 @@ class Batches:
         OptionError
             `epoch` is no whole number.
         """
-        self._progress = Progress(require_whole("epoch", epoch, 0), 0)
+        self._progress = Progress(self.order, require_whole("epoch", epoch, 0), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the latest iterator has come, for `load_state_dict` here or in another process.
@@ -110,9 +149,20 @@ class Batches:
             of samples depends on.
         """
         at = self._progress
-        is_over = at.begun and at.batch == len(self)
-        epoch, batch = (at.epoch + 1, 0) if is_over else (at.epoch, at.batch)
-        return {"epoch": epoch, "batch": batch, "of": self._fingerprint(epoch)}
+        if at.begun and at.batch == at.order.n_batches(self._samples.n_samples):
+            return self.state_at(at.epoch + 1, 0)
+        return self.state_at(at.epoch, at.batch, at.order if at.batch else None)
+
+    def state_at(self, epoch: int, batch: int, order: Order | None = None) -> dict[str, Any]:
+        """Return the state of an epoch of which so many batches were handed over; that may be all.
+
+        Parameters
+        ----------
+        epoch, batch : int
+        order : Order, optional
+            Of that epoch, if it is not what an epoch that begins now has.
+        """
+        return {"epoch": epoch, "batch": batch, "of": self._fingerprint(epoch, order or self.order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next ``iter()`` go on where a state was taken: with the batch after the last that was handed over.
@@ -128,7 +178,7 @@ class Batches:
             It is none, or of other batches; names what differs.
         """
         epoch, batch, given = _parse_state(state)
-        own = self._fingerprint(epoch)
+        own = self._fingerprint(epoch, self.order)
         different = [name for name in own | given if own.get(name) != given.get(name)]
         if different or batch > len(self):
             found = "; ".join(f"{name} is {own.get(name)!r} and was {given.get(name)!r}" for name in different)
@@ -138,16 +188,24 @@ class Batches:
                 found=found or f"an epoch has {len(self)} batches",
                 do="make the batches as they were when the state was taken, or begin without it",
             )
-        self._progress = Progress(epoch, batch)
+        self._progress = Progress(self.order, epoch, batch)
 
-    def _fingerprint(self, epoch: int) -> dict[str, Any]:
+    def _fingerprint(self, epoch: int, order: Order) -> dict[str, Any]:
         """Return what the order of samples depends on, and a checksum of that order."""
-        return asdict(self._order) | {"samples": self._samples.describe(), "checksum": self._epoch(epoch).checksum}
+        return asdict(order) | {"samples": self._samples.describe(), "checksum": self._epoch(epoch, order).checksum}
 
-    def _epoch(self, number: int) -> Epoch:
-        if self._drawn is None or self._drawn[0] != number:
-            self._drawn = number, draw_epoch(self._samples, self._order, number, self._template.shards)
+    def _epoch(self, number: int, order: Order) -> Epoch:
+        if self._drawn is None or self._drawn[0] != number or self._drawn[1].order != order:
+            self._drawn = number, draw_epoch(self._samples, order, number, self._template.shards)
         return self._drawn[1]
+
+
+def _ranks_of_process_group() -> tuple[int, int] | None:
+    """Return the rank of this process and the number of ranks; None if torch.distributed is not set up here."""
+    distributed: Any = sys.modules.get("torch.distributed")  # whoever has set it up has imported it
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def _parse_state(state: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:

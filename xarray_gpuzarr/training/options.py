@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +10,10 @@ from xarray import Dataset
 
 from xarray_gpuzarr.errors import ArrayTypeError, OptionError
 from xarray_gpuzarr.process.settings import parse_nbytes
+from xarray_gpuzarr.training.budget import Budget
 from xarray_gpuzarr.training.loader import Batches
-from xarray_gpuzarr.training.order import Order
-from xarray_gpuzarr.training.samples import Samples, choose_samples, require_mapping, require_whole
-from xarray_gpuzarr.training.sources import Stored
+from xarray_gpuzarr.training.order import Order, require_batches
+from xarray_gpuzarr.training.samples import choose_samples, require_mapping, require_whole
 from xarray_gpuzarr.training.template import SAMPLE, Template
 
 
@@ -70,13 +67,14 @@ def batches(  # noqa: PLR0913
     prefetch : int
         Batches, or windows, that are read ahead on other threads; 0 reads when a batch is asked for.
     memory : int or str, optional
-        Bytes that results of reads which are not handed over yet may take; fewer are read ahead if need be. By default
-        a quarter of the free memory of the host, but at least one result; on a device, as `prefetch` says.
+        Bytes that results of reads which are not handed over yet may take; fewer are read ahead if need be. Processes
+        of this rank share it. By default a quarter of the free memory of the host, which ranks that ``torchrun`` has
+        started there share too, but at least one result; on a device, as `prefetch` says.
     drop_last : bool
         Leave out batches that are not full, and let all ranks have as many.
     rank, world_size : int, optional
-        Which part of the samples is read here. By default those of ``torch.distributed`` if it is initialised, else 0
-        and 1.
+        Which part of the samples is read here. By default those of ``torch.distributed`` when an epoch begins, if it
+        is initialised by then, else 0 and 1.
 
     Returns
     -------
@@ -101,19 +99,23 @@ def batches(  # noqa: PLR0913
     samples = choose_samples(lengths, wanted, stride=stride, random=random, positions=positions)
     template = Template.of(ds, wanted)
     batch = require_whole("batch", batch, 1)
-    rank, world_size = _ranks(rank, world_size)
+    own_rank, of_ranks = _ranks(rank, world_size)
     order = Order(
         batch=batch,
         shuffle=_require_bool("shuffle", shuffle),
         window=None if window is None else batch * max(1, _nbytes("window", window) // (batch * template.nbytes)),
         seed=require_whole("seed", seed, 0),
         drop_last=_require_bool("drop_last", drop_last),
-        rank=rank,
-        world_size=world_size,
+        rank=own_rank,
+        world_size=of_ranks,
     )
-    _require_batches(order, samples)
-    n_ahead = _n_ahead(template, order, samples, require_whole("prefetch", prefetch, 0), memory)
-    return Batches(template, samples, order, n_ahead)
+    require_batches(order, samples)
+    budget = Budget(
+        prefetch=require_whole("prefetch", prefetch, 0), memory=None if memory is None else _nbytes("memory", memory)
+    )
+    found = Batches(template, samples, order, budget, follows_ranks=rank is None and world_size is None)
+    budget.n_ahead(template, found.order, samples)
+    return found
 
 
 def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
@@ -177,10 +179,7 @@ def _nbytes(name: str, value: Any) -> int:
 
 def _ranks(rank: Any, world_size: Any) -> tuple[int, int]:
     if rank is None and world_size is None:
-        distributed: Any = sys.modules.get("torch.distributed")  # whoever has set it up has imported it
-        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-            return 0, 1
-        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        return 0, 1
     world_size = require_whole("world_size", world_size, 1)
     rank = require_whole("rank", rank, 0)
     if rank >= world_size:
@@ -188,47 +187,3 @@ def _ranks(rank: Any, world_size: Any) -> tuple[int, int]:
             "unusable rank=", tried=f"rank={rank}", found=f"world_size={world_size}", do="count ranks from 0"
         )
     return rank, world_size
-
-
-def _require_batches(order: Order, samples: Samples) -> None:
-    """Refuse what would be an empty epoch on some rank."""
-    least = samples.n_samples // order.world_size
-    if least < (order.batch if order.drop_last else 1):
-        raise OptionError(
-            "there is no batch for every rank",
-            tried=f"batches of {order.batch} samples on {order.world_size} ranks, drop_last={order.drop_last}",
-            found=f"{samples.n_samples} samples",
-            do="give smaller batches or samples, a shorter stride=, or fewer ranks",
-        )
-
-
-def _n_ahead(template: Template, order: Order, samples: Samples, prefetch: int, memory: Any) -> int:
-    """Return how many results of reads may be there at once; 0 if nothing is read ahead."""
-    nbytes = max(1, template.nbytes * min(order.per_read, order.n_of_rank(samples.n_samples)))
-    is_consumed_slowly = order.per_read > order.batch
-    if memory is None:
-        limit = max(1, _free_host_nbytes() // 4 // nbytes) if _is_on_host(template) else prefetch + 1
-    else:
-        limit = _nbytes("memory", memory) // nbytes
-    if not limit:
-        raise OptionError(
-            "the memory that batches may take does not suffice",
-            tried=f"memory={memory!r}",
-            found=f"one {'window' if is_consumed_slowly else 'batch'} takes {nbytes} bytes",
-            do="give more memory=, or a smaller window=, batch= or sizes=",
-        )
-    return min(prefetch + is_consumed_slowly, limit) if prefetch else 0
-
-
-def _is_on_host(template: Template) -> bool:
-    stored = [cut.source for cut in template.cuts.values() if isinstance(cut.source, Stored)]
-    return all(source.lazy.device == "host" for source in stored)
-
-
-def _free_host_nbytes() -> int:
-    """Return the memory that may be taken without swapping, pages of files included; on systems that tell it."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return sys.maxsize

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.training.samples import Column, Samples, Starts
 
 Shards = Callable[[Column], Column]
@@ -76,6 +77,23 @@ class Epoch:
         """Checksum of the samples and their order."""
         first = self.starts.of(self.sample[: self.order.per_read])
         return f"{zlib.crc32(first.tobytes(), zlib.crc32(self.sample.tobytes())):08x}"
+
+
+def require_batches(order: Order, samples: Samples) -> None:
+    """Refuse what would be an empty epoch on some rank.
+
+    Raises
+    ------
+    OptionError
+    """
+    least = samples.n_samples // order.world_size
+    if least < (order.batch if order.drop_last else 1):
+        raise OptionError(
+            "there is no batch for every rank",
+            tried=f"batches of {order.batch} samples on {order.world_size} ranks, drop_last={order.drop_last}",
+            found=f"{samples.n_samples} samples",
+            do="give smaller batches or samples, a shorter stride=, or fewer ranks",
+        )
 
 
 def draw_epoch(samples: Samples, order: Order, number: int, shards: Shards) -> Epoch:

@@ -1,0 +1,71 @@
+"""How many results of reads may be there at once, in each of the processes that share the memory of a machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.training.order import Order
+from xarray_gpuzarr.training.samples import Samples
+from xarray_gpuzarr.training.sources import Stored
+from xarray_gpuzarr.training.template import Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What the caller allows."""
+
+    prefetch: int
+    """Batches, or windows, that are read ahead."""
+    memory: int | None
+    """Bytes of results in all processes of a rank; None for a part of what is free."""
+
+    def n_ahead(self, template: Template, order: Order, samples: Samples) -> int:
+        """Return how many results may be there at once in one process of a rank; 0 if nothing is read ahead.
+
+        Raises
+        ------
+        OptionError
+            Not even one fits.
+        """
+        nbytes = max(1, template.nbytes * min(order.per_read, order.n_of_rank(samples.n_samples)))
+        is_consumed_slowly = order.per_read > order.batch
+        if self.memory is not None:
+            limit = self.memory // order.n_parts // nbytes
+        elif _is_on_host(template):
+            n_sharing = order.n_parts * min(order.world_size, _n_local_ranks())
+            limit = max(1, _free_host_nbytes() // 4 // n_sharing // nbytes)
+        else:
+            limit = self.prefetch + 1
+        if not limit:
+            raise OptionError(
+                "the memory that batches may take does not suffice",
+                tried=f"memory={self.memory}" + f" in {order.n_parts} processes" * (order.n_parts > 1),
+                found=f"one {'window' if is_consumed_slowly else 'batch'} takes {nbytes} bytes",
+                do="give more memory=, a smaller window=, batch= or sizes=, or fewer processes",
+            )
+        return min(self.prefetch + is_consumed_slowly, limit) if self.prefetch else 0
+
+
+def _is_on_host(template: Template) -> bool:
+    stored = [cut.source for cut in template.cuts.values() if isinstance(cut.source, Stored)]
+    return all(source.lazy.device == "host" for source in stored)
+
+
+def _n_local_ranks() -> int:
+    """Return how many ranks torchrun has started on this machine; 1 if it has not."""
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(said)) if said.isdecimal() else 1
+
+
+def _free_host_nbytes() -> int:
+    """Return the memory that may be taken without swapping, pages of files included; on systems that tell it."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return sys.maxsize
