@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import current_process, parent_process
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from xarray import Dataset
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.threads import n_cores
 from xarray_gpuzarr.training import Batches
+from xarray_gpuzarr.training.passes import Pass, Passes
 
-_MOST_WORKERS = 1024
 _NUMERIC = "biufc"
 _THREADS = "XARRAY_GPUZARR_NUM_THREADS"
 
@@ -48,13 +49,15 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     Parameters
     ----------
     batches : Batches
+        From now on, its epochs are chosen here.
     convert : callable, optional
         From a batch, an `xarray.Dataset`, to what the loader gives; `tensors` if left out.
 
     Notes
     -----
-    Worker processes share the cores of this one, unless ``XARRAY_GPUZARR_NUM_THREADS`` is set. They cannot use a GPU
-    that was used before they were forked off: batches on a GPU want ``num_workers=0``.
+    Each pass, an ``iter()`` of a loader, is the next epoch, whoever reads it. Worker processes share the cores of this
+    one, unless ``XARRAY_GPUZARR_NUM_THREADS`` is set. They cannot use a GPU that was used before they were forked off:
+    batches on a GPU want ``num_workers=0``.
     """
 
     def __init__(self, batches: Batches, convert: Callable[[Dataset], Any] = tensors) -> None:
@@ -62,60 +65,138 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
         self._convert = convert
         self._part: Batches | None = None
         """What this process reads, if it is a worker's."""
-        self._is_resumed = False
-        # Workers may be new in each epoch: what they remember of the last one is in memory that all share.
-        self._next_epoch = torch.full((_MOST_WORKERS,), batches.next_epoch).share_memory_()
-        self._first_epoch = batches.next_epoch
+        self._passes = Passes(batches.next_epoch, batches.next_batch)
+        self._n_begun: dict[int, int] = {}
+        """By process, which those that it forks off inherit: passes that it has begun."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this rank."""
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Go through the next epoch, or a worker's part of it."""
-        batches, info = self._here(), get_worker_info()
-        if info is not None:
-            if not self._is_resumed:
-                batches.set_epoch(int(self._next_epoch[info.id]))
-            self._is_resumed = False
-            self._next_epoch[info.id] = batches.next_epoch + 1
-        with iter(batches) as iterator:
-            yield from map(self._convert, iterator)
+    def __iter__(self) -> BatchesOfPass:
+        """Begin the next epoch, or a worker's part of it."""
+        info, here = get_worker_info(), os.getpid()
+        number = self._n_begun.get(here, 0)
+        self._n_begun[here] = number + 1
+        return BatchesOfPass(self._here(info), self._convert, self._passes, _this_pass(info, number))
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next epoch be the one of a number; see `Batches.set_epoch`."""
+        """Let the next pass read the epoch of a number, whoever carries it out; see `Batches.set_epoch`.
+
+        Raises
+        ------
+        OptionError
+            This is a worker process, or `epoch` is no whole number.
+        """
+        if get_worker_info() is not None:
+            raise OptionError(
+                "the epoch is not for one worker to choose",
+                tried=f"IterableBatches.set_epoch({epoch!r})"[:200] + " in a worker of a DataLoader",
+                found="all workers of a pass read the same epoch",
+                do="call it in the process that goes through the loader, before each pass",
+            )
         self._batches.set_epoch(epoch)
-        self._next_epoch.fill_(epoch)
-        self._first_epoch = epoch
+        self._passes.move(self._batches.next_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far this process has come; see `Batches.state_dict`.
+        """Return how far this process has come, see `Batches.state_dict`; nothing in a worker, whose passes know.
 
         Raises
         ------
         OptionError
             Worker processes read: only they know, as torchdata's ``StatefulDataLoader`` asks them.
         """
-        if get_worker_info() is None and bool((self._next_epoch != self._first_epoch).any()):
+        if get_worker_info() is not None:
+            return {}
+        if self._passes.n_workers():
             raise OptionError(
                 "the state of batches that worker processes read is not known here",
                 tried="IterableBatches.state_dict() beside workers of a DataLoader",
                 found="the loader has taken more batches from them than it has handed over",
                 do="use num_workers=0, which reads ahead on threads, or torchdata's StatefulDataLoader",
             )
-        return self._here().state_dict()
+        return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; see `Batches.load_state_dict`."""
-        self._here().load_state_dict(state)
-        self._is_resumed = True
+        """Go on where a state was taken; see `Batches.load_state_dict`. In a worker, its pass does."""
+        if get_worker_info() is None:
+            self._batches.load_state_dict(state)
+            self._passes.move(self._batches.next_epoch, self._batches.next_batch)
 
-    def _here(self) -> Batches:
+    def _here(self, info: Any) -> Batches:
         """Return what this process reads."""
-        info = get_worker_info()
         if info is None:
             return self._batches
         if self._part is None:
             os.environ.setdefault(_THREADS, str(max(1, n_cores() // info.num_workers)))
             self._part = self._batches.part(info.id, info.num_workers)
         return self._part
+
+
+class BatchesOfPass(Iterator[Any]):
+    """An epoch that has begun, or a worker's part of it. Has a state of its own, which torchdata keeps.
+
+    Parameters
+    ----------
+    batches : Batches
+    convert : callable
+    passes : Passes
+    which : Pass
+    """
+
+    def __init__(self, batches: Batches, convert: Callable[[Dataset], Any], passes: Passes, which: Pass) -> None:
+        self._batches = batches
+        self._convert = convert
+        self._passes = passes
+        self._which = which
+        epoch, batch = passes.begin(which)
+        if not batch:
+            batches.set_epoch(epoch)
+        self._go_on(epoch, batch, _middle(epoch, batch, which.n_workers) if batch and which.n_workers else None)
+
+    def _go_on(self, epoch: int, batch: int, refused: OptionError | None = None) -> None:
+        self._epoch, self._batch = epoch, batch
+        self._reading = _converted(self._batches, epoch, batch, self._convert, refused)
+
+    def __next__(self) -> Any:
+        found = next(self._reading)
+        self._batch += 1
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many batches were handed over; all of them are not yet the beginning of the next epoch."""
+        return self._batches.state_at(self._epoch, self._batch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; see `Batches.load_state_dict`."""
+        self._batches.load_state_dict(state)
+        epoch, batch = self._batches.next_epoch, self._batches.next_batch
+        self._passes.begin(self._which, epoch)
+        self._go_on(epoch, batch)
+
+
+def _converted(
+    batches: Batches, epoch: int, batch: int, convert: Callable[[Dataset], Any], refused: OptionError | None
+) -> Iterator[Any]:
+    if refused is not None:  # PyTorch carries errors over only where it asks for a batch
+        raise refused
+    with batches.begin(epoch, batch) as iterator:
+        yield from map(convert, iterator)
+
+
+def _middle(epoch: int, batch: int, n_workers: int) -> OptionError:
+    return OptionError(
+        "a part of an epoch that has begun",
+        tried=f"going on at batch {batch} of epoch {epoch} in {n_workers} processes",
+        found="how far each of them had come is not in the state",
+        do="let torchdata's StatefulDataLoader keep the state, or read with num_workers=0",
+    )
+
+
+def _this_pass(info: Any, number: int) -> Pass:
+    """Return what this process knows of the pass that it is about to begin."""
+    parent, process = parent_process(), current_process()
+    if info is None or parent is None or parent.pid is None:
+        return Pass(os.getpid(), number)
+    child = process._identity[-1]  # noqa: SLF001  # also the end of the name, if nobody has changed that
+    return Pass(parent.pid, number, info.num_workers, info.seed - info.id, child - info.id)

@@ -42,7 +42,7 @@ class Batches:
 
     def __iter__(self) -> BatchIterator:
         """Begin the next epoch, or go on where a state says."""
-        return self.begin(self.next_epoch, 0 if self._progress.begun else self._progress.batch)
+        return self.begin(self.next_epoch, self.next_batch)
 
     def begin(self, epoch: int, batch: int = 0) -> BatchIterator:
         """Begin an epoch, or go on in it.
@@ -100,34 +100,25 @@ class Batches:
         return "\n".join(f"{name:<{width}}  {way}{': ' if why else ''}{why}" for name, (way, why) in ways.items())
 
     def part(self, number: int, n_parts: int) -> Self:
-        """Return the batches that one of several processes of this rank is to read, from the epoch that is next here.
+        """Return the batches that one of several processes of this rank is to read, from the first epoch on.
 
         Parameters
         ----------
         number, n_parts : int
             Every `n_parts`-th read, from this one on: a batch or, with a window, the batches of one.
-
-        Raises
-        ------
-        OptionError
-            The next ``iter()`` would go on in the middle of an epoch.
         """
         order = replace(self.order, part=number, n_parts=n_parts)
-        found = type(self)(self._template, self._samples, order, self._budget, follows_ranks=False)
-        if not self._progress.begun and self._progress.batch:
-            raise OptionError(
-                "a part of an epoch that has begun",
-                tried=f"going on at batch {self._progress.batch} in {n_parts} processes",
-                found="how far each of them had come is not in the state",
-                do="load each process's own state there, or read in one process",
-            )
-        found.set_epoch(self.next_epoch)
-        return found
+        return type(self)(self._template, self._samples, order, self._budget, follows_ranks=False)
 
     @property
     def next_epoch(self) -> int:
         """Number of the epoch of the next ``iter()``."""
         return self._progress.epoch + self._progress.begun
+
+    @property
+    def next_batch(self) -> int:
+        """How many batches of it the next ``iter()`` leaves out, because a state was loaded."""
+        return 0 if self._progress.begun else self._progress.batch
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next ``iter()`` begin the epoch of a number; without, each begins the one after the last.

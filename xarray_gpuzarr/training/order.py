@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Order:
         return sum(-(-min(self.per_read, n_own - first) // self.batch) for first in firsts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Epoch:
     """The samples of one rank in one epoch, in the order of its batches."""
 
@@ -72,7 +73,7 @@ class Epoch:
         first = (self.order.part + number * self.order.n_parts) * self.order.per_read
         return self.starts.of(self.sample[first : first + self.order.per_read])
 
-    @property
+    @cached_property
     def checksum(self) -> str:
         """Checksum of the samples and their order."""
         first = self.starts.of(self.sample[: self.order.per_read])

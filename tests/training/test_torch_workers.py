@@ -1,0 +1,177 @@
+"""Each pass of a DataLoader is the next epoch, whoever reads it, when, and however it was left."""
+
+import gc
+import random
+
+import pytest
+from helpers.loading import Late, epochs_of, firsts, import_or_skip, written
+
+from xarray_gpuzarr import CorruptChunkError, OptionError, batches
+
+torch = import_or_skip("torch")
+
+from xarray_gpuzarr.torch import IterableBatches  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork")
+DRAWN = {"random": 13, "shuffle": True}
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory):
+    yield written(tmp_path_factory.mktemp("store"))
+    gc.collect()  # loaders end their workers
+
+
+@pytest.fixture(scope="module")
+def epochs(ds):
+    """The batches of each epoch."""
+    return epochs_of(ds, 300, **DRAWN)
+
+
+@pytest.fixture
+def dataset(ds):
+    return IterableBatches(batches(ds, {"time": 2}, 3, **DRAWN))
+
+
+def loader(dataset, n_workers, **keywords):
+    return torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=n_workers, **keywords)
+
+
+def some(iterator, n):
+    return firsts(batch for _, batch in zip(range(n), iterator, strict=False))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_begin_late_read_the_epoch_of_their_pass(dataset, epochs, method):
+    context = torch.multiprocessing.get_context(method)
+    event = context.Event()
+    late = loader(dataset, 2, multiprocessing_context=context, worker_init_fn=Late(event, {1}))
+    left = iter(late)
+
+    first = some(left, 1)
+    second = firsts(loader(dataset, 2))
+    event.set()
+    rest = firsts(left)
+    third = firsts(late)
+
+    assert first + rest == epochs[0]
+    assert second == epochs[1]
+    assert third == epochs[2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("chosen", [None, 7])
+def test_a_pass_that_nobody_has_begun_leaves_others_alone(dataset, epochs, method, chosen):
+    context = torch.multiprocessing.get_context(method)
+    event = context.Event()
+    left = iter(loader(dataset, 2, multiprocessing_context=context, worker_init_fn=Late(event, {0, 1})))
+    if chosen is not None:
+        dataset.set_epoch(chosen)
+
+    begun = firsts(loader(dataset, 2))
+    event.set()
+    late = firsts(left)
+
+    assert begun == epochs[chosen or 0]
+    assert late == epochs[1 if chosen is None else 0]
+    assert firsts(loader(dataset, 1)) == epochs[2 if chosen is None else chosen + 1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_dataset_under_other_numbers_of_workers(dataset, epochs, method):
+    found = [
+        firsts(loader(dataset, 0)),
+        firsts(loader(dataset, 2, multiprocessing_context=method)),
+        firsts(loader(dataset, 0)),
+        firsts(loader(dataset, 1, multiprocessing_context="fork")),
+    ]
+
+    assert found == epochs[:4]
+
+
+def test_equal_seeds_are_no_reason_to_repeat_an_epoch(dataset, epochs):
+    found = []
+    for n_workers in (2, 2, 1, 2):
+        torch.manual_seed(0)
+        found.append(firsts(loader(dataset, n_workers)))
+
+    assert found == epochs[:4]
+
+
+def test_passes_side_by_side_are_two_epochs(dataset, epochs):
+    one, other = iter(loader(dataset, 2)), iter(loader(dataset, 3))
+
+    in_turns = [firsts([next(iterator)])[0] for _ in epochs[0] for iterator in (one, other)]
+
+    assert sorted([in_turns[0::2], in_turns[1::2]]) == sorted(epochs[:2])
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_sequence_of_passes(dataset, epochs, seed):
+    drawn, kept = random.Random(seed), []
+    stays = {n: loader(dataset, n, persistent_workers=True) for n in (1, 3)}
+    expected = 0
+    for _ in range(7):
+        if drawn.random() < 0.3:
+            torch.manual_seed(drawn.randrange(2))
+        if drawn.random() < 0.3:
+            expected = drawn.randrange(200)
+            dataset.set_epoch(expected)
+        n_workers = drawn.randrange(4)
+        loading = stays[n_workers] if n_workers in stays and drawn.random() < 0.5 else loader(dataset, n_workers)
+        n = drawn.choice([1, 2, 4, 9])
+        kept.append(iter(loading))
+
+        assert some(kept[-1], n) == epochs[expected][:n]
+        expected += 1
+        if drawn.random() < 0.5:
+            kept.clear()
+
+
+def test_workers_do_not_choose_an_epoch(dataset):
+    with pytest.raises(OptionError, match="not for one worker to choose"):
+        list(loader(dataset, 1, worker_init_fn=lambda _: dataset.set_epoch(3)))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_do_not_begin_in_the_middle_of_an_epoch(dataset, epochs, persistent):
+    some(iter(loader(dataset, 0)), 2)
+    middle = dataset.state_dict()
+    loading = loader(dataset, 2, persistent_workers=persistent)
+    assert firsts(loading) == epochs[1]
+
+    dataset.load_state_dict(middle)
+    with pytest.raises(OptionError, match="a part of an epoch that has begun"):
+        list(loading)
+
+    assert firsts(loader(dataset, 0)) == epochs[0][2:]
+    assert firsts(loader(dataset, 2)) == epochs[1]
+
+
+def test_the_state_is_known_again_after_a_pass_without_workers(dataset, epochs):
+    firsts(loader(dataset, 2))
+    with pytest.raises(OptionError, match="worker processes read"):
+        dataset.state_dict()
+
+    some(iter(loader(dataset, 0)), 1)
+    state = dataset.state_dict()
+
+    assert (state["epoch"], state["batch"]) == (1, 1)
+    firsts(loader(dataset, 1))
+    dataset.set_epoch(5)
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["batch"]) == (5, 0)
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_errors_of_workers_keep_their_class(tmp_path, n_workers):
+    dataset = IterableBatches(batches(written(tmp_path), {"time": 2}, 3))
+    (tmp_path / "s.zarr" / "a" / "c" / "7" / "0" / "0").write_bytes(b"no frame of any codec")
+    loading = iter(loader(dataset, n_workers))
+    next(loading)
+
+    with pytest.raises(CorruptChunkError) as raised:
+        next(loading)
+
+    assert "chunk (7, 0, 0)" in str(raised.value)
+    assert "\n  do:    " in str(raised.value)
