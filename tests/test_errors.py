@@ -145,3 +145,18 @@ def test_read_array_says_what_it_wants(given, kind, do):
     assert caught.value.tried.startswith(f"read_array of an instance of {kind}")
     assert caught.value.found == "no zarr.Array"
     assert caught.value.do.startswith(do)
+
+
+def test_long_words_of_others_are_shown_without_their_middle():
+    said = "begin " + "x" * 100_000 + " end"
+    error = xarray_gpuzarr.StoreReadError("cannot read it", tried="GET", found=said, do="read again")
+
+    shown = str(error)
+
+    assert len(shown) < 2500
+    assert "found: begin xxx" in shown
+    assert "[... 98010 characters ...]" in shown
+    assert "xxx end\n  do:    read again" in shown
+    assert error.found == said
+    whole = xarray_gpuzarr.StoreReadError("cannot read it", tried="GET", found="y" * 2000, do="read")
+    assert str(whole).count("y") == 2000

@@ -3,6 +3,7 @@
 import inspect
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from helpers.compare import assert_same_dataset
@@ -84,3 +85,15 @@ def test_a_second_name_of_an_engine_changes_nothing(path):
     ours = GpuZarrBackendEntrypoint().open_dataset(path, engine="zarr", device="host")
 
     assert ours.identical(ZarrBackendEntrypoint().open_dataset(path, engine="gpuzarr"))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, set, np.array, pd.Index, pd.Series, iter, dict.fromkeys])
+@pytest.mark.parametrize("names", [[], ["a"], ["a", "b"], ["b", "not there"]])
+def test_variables_to_drop_come_in_any_container(memory, kind, names):
+    """Also in one whose truth is ambiguous, or that is empty."""
+    xr.Dataset({name: ("x", np.arange(4.0)) for name in "abc"}).to_zarr(memory, consolidated=False)
+
+    stock = xr.open_dataset(memory, engine="zarr", consolidated=False, drop_variables=kind(names))
+    ours = xr.open_dataset(memory, engine="gpuzarr", device="host", consolidated=False, drop_variables=kind(names))
+
+    assert_same_dataset(ours.load(), stock.load())

@@ -163,7 +163,9 @@ def build_dataset(
         for _, array in store.zarr_group.arrays():
             parse_array(array)
         raise
-    dropped = {drop_variables} if isinstance(drop_variables, str) else set(drop_variables or ())
+    if drop_variables is None or isinstance(drop_variables, str):
+        drop_variables = () if drop_variables is None else (drop_variables,)
+    dropped = set(drop_variables)  # no truth is asked of what may be an array
     prepared = dict(stored)
     for variable in prepared.values():
         if variable.encoding.get("shards") is not None:

@@ -271,8 +271,11 @@ class BoxBlock(Block):
         keys = tuple(map(getitem, self.job.in_keys, numbers))
         if not self.job.has_index:
             return chunk[(*keys, ...)]
-        ranges = [np.arange(n)[key] for n, key in zip(chunk.shape, keys, strict=True)]
-        picked: Array = chunk[np.ix_(*ranges)]
+        picked = chunk[tuple(key if isinstance(key, slice) else slice(None) for key in keys)]
+        listed = {axis: key for axis, key in enumerate(keys) if not isinstance(key, slice)}
+        # Axis by axis, that which leaves least first: one index of all axes may be longer than the chunk.
+        for axis in sorted(listed, key=lambda axis: len(listed[axis]) / chunk.shape[axis]):
+            picked = picked.take(listed[axis], axis)
         return picked
 
     def fill(self, numbers: list[int]) -> None:
