@@ -1,19 +1,23 @@
-"""With ``array.read_missing_chunks`` off, chunks that are not there are zarr-python's error, in its words."""
+"""With ``array.read_missing_chunks`` off, objects that are not there are zarr-python's error, at every door."""
+
+import pickle
+import re
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from helpers.codec_pipeline import opened_by_both, reads_planned
 from helpers.data.corpus import counting, write
 from helpers.stores.fakes import drop
 from hypothesis import given
 from hypothesis import strategies as st
-from obstore.store import MemoryStore as ObstoreMemory
+from obstore.store import LocalStore as ObstoreLocal
 from zarr.codecs import ZstdCodec
 from zarr.errors import ChunkNotFoundError
 from zarr.storage import LocalStore, MemoryStore, ObjectStore
 
-from xarray_gpuzarr import explain, zarr_pipeline
+from xarray_gpuzarr import GpuZarrError, batches, explain, read_array, zarr_pipeline
 
 DATA = counting((8, 6), "f4")
 LAYOUTS = {
@@ -26,7 +30,7 @@ LAYOUTS = {
 STORES = {
     "memory": lambda _: MemoryStore(),
     "local": LocalStore,
-    "obstore": lambda _: ObjectStore(ObstoreMemory()),
+    "obstore": lambda path: ObjectStore(ObstoreLocal(path, mkdir=True)),
 }
 REFUSING = {"read_missing_chunks": False}
 
@@ -35,12 +39,15 @@ def key_of(layout, y, x):
     return f"{y}.{x}" if layout == "v2" else f"c/{y}/{x}"
 
 
+KEY = re.compile(r"'(c/\d/\d|\d\.\d)'")
+
+
 def outcome(read, array):
-    """Return the values, or what the error says."""
+    """Return the values, or the keys that the error names."""
     try:
         return read(array).tolist()
     except ChunkNotFoundError as error:
-        return str(error)
+        return set(KEY.findall(str(error)))
 
 
 READS = {
@@ -105,3 +112,95 @@ def test_a_chunk_that_is_back_is_not_missing(local):
     with reads_planned():
         np.testing.assert_array_equal(array[...], DATA)
     assert explain(array).ours
+
+
+def written(store, layout, **keywords):
+    """Write a group with one array, of which two objects are missing, and return its values."""
+    zarr.create_group(store, zarr_format=keywords.get("zarr_format", 3))
+    dims = {"attributes": {"_ARRAY_DIMENSIONS": ["y", "x"]}} if layout == "v2" else {"dimension_names": ["y", "x"]}
+    write(store, DATA, name="a", **LAYOUTS[layout], **dims)
+    for y, x in ((0, 1), (1, 1)):
+        drop(store, f"a/{key_of(layout, y, x)}")
+    return np.where(np.arange(6) < 3, DATA, 0)
+
+
+def opened(store, **keywords):
+    return xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False, **keywords)
+
+
+def by_read_array(store):
+    array = zarr.open_array(store, path="a", mode="r")
+    return lambda box: read_array(array, box, device="host")
+
+
+def by_engine(store):
+    a = opened(store).a
+    return lambda box: a[box].values
+
+
+def by_points(store):
+    a = opened(store).a
+    y, x = (xr.DataArray(np.arange(n), dims=dim) for n, dim in ((8, "y"), (6, "x")))
+    return lambda box: a[y[box[0]], x[box[1]]].values
+
+
+def by_dask(store):
+    a = opened(store, chunks={}).a
+    return lambda box: a[box].compute().values
+
+
+def by_dask_elsewhere(store):
+    a = opened(store, chunks={}).a
+    return lambda box: pickle.loads(pickle.dumps(a[box])).compute(scheduler="synchronous").values
+
+
+def by_batches(store):
+    ds = opened(store)
+    return lambda box: np.concatenate(
+        [batch.a.data[:, 0] for batch in batches(ds.isel(y=box[0], x=box[1]), {"y": 1}, 3)]
+    )
+
+
+DOORS = {
+    "read_array": by_read_array,
+    "engine": by_engine,
+    "points": by_points,
+    "dask": by_dask,
+    "dask, pickled": by_dask_elsewhere,
+    "batches": by_batches,
+}
+"""Given a store, what reads a box of its array; the array is opened at once."""
+
+
+@pytest.mark.parametrize("place", STORES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_refuses_what_is_missing(tmp_path, door, layout, place):
+    store = STORES[place](tmp_path / "s")
+    values = written(store, layout, zarr_format=2 if layout == "v2" else 3)
+    there, not_there = (slice(None), slice(3)), (slice(None), slice(6))
+    usual = DOORS[door](store)
+    with zarr.config.set({"array.read_missing_chunks": False}):
+        refusing = DOORS[door](store)
+        np.testing.assert_array_equal(np.nan_to_num(usual(not_there)), values)  # CF masks the fill value of format 2
+
+    np.testing.assert_array_equal(refusing(there), values[there])
+    for _ in range(2):  # once nothing is known of the store, then with known indexes
+        with pytest.raises(ChunkNotFoundError) as caught:
+            refusing(not_there)
+        assert isinstance(caught.value, GpuZarrError)
+        assert any(key_of(layout, y, 1) in str(caught.value) for y in (0, 1))  # dask ends with the first task
+    np.testing.assert_array_equal(np.nan_to_num(usual(not_there)), values)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_arrays_that_zarr_reads_refuse_as_well(memory, door):
+    zarr.create_group(memory)
+    dims = {"dimension_names": ["y", "x"]}
+    write(memory, DATA, name="a", chunks=(4, 3), compressors=zarr.codecs.numcodecs.LZMA(), **dims)
+    drop(memory, "a/c/0/1")
+    with zarr.config.set({"array.read_missing_chunks": False}):
+        refusing = DOORS[door](memory)
+
+    with pytest.raises(ChunkNotFoundError):
+        refusing((slice(None), slice(6)))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.codec_pipeline.reading import Reader
 
 _PRESENT: GetResult = {"status": "present"}
-_MISSING: GetResult = {"status": "missing"}
 
 _FASTEST: type[codec.CodecPipeline] = getattr(of_zarr, "FusedCodecPipeline", of_zarr.BatchedCodecPipeline)
 """Of zarr-python's own; before 3.3 it has one."""
@@ -102,18 +101,14 @@ class CodecPipeline(codec.CodecPipeline):
 
         Notes
         -----
-        Which chunks are missing is told where that matters, with ``array.read_missing_chunks`` off; else, all count as
-        present.
+        All count as present: with ``array.read_missing_chunks`` off, those that are not there are an error of the read.
         """
         batch = list(batch_info)
         if self._reader is None:
             self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
-        missing = await self._reader.read(batch, out, drop_axes) if batch else None
-        if missing is None:
-            return await self.own.read(batch, out, drop_axes)
-        if not missing:
+        if batch and await self._reader.read(batch, out, drop_axes):
             return (_PRESENT,) * len(batch)
-        return tuple(_MISSING if getattr(item[0], "path", None) in missing else _PRESENT for item in batch)
+        return await self.own.read(batch, out, drop_axes)
 
     # ---- zarr-python's own pipeline does the rest
 

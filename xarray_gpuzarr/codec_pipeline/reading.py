@@ -17,19 +17,17 @@ import numpy as np
 import zarr.core.sync
 from zarr.abc.store import Store
 from zarr.buffer import cpu, gpu
-from zarr.core.array_spec import ArrayConfig
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, object_box, requested, requested_box
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
-from xarray_gpuzarr.codec_pipeline.missing import NotingSource
 from xarray_gpuzarr.codec_pipeline.threads import on_thread
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
-from xarray_gpuzarr.fetch import byte_source
+from xarray_gpuzarr.fetch import StrictSource, byte_source
 from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
@@ -37,6 +35,7 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import crew, thread_budget
 from xarray_gpuzarr.read import StoredArray, read_box, read_target
 from xarray_gpuzarr.read.stopping import StoppableDecoder
+from xarray_gpuzarr.read.stored_array import refuses_missing
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import Metadata, native_dtype, parse_metadata
@@ -77,8 +76,8 @@ class Reader:
         self._little_nbytes = 0.0
         """Bytes that one thread decodes in `_LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
 
-    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> set[str] | None:
-        """Read a batch into `out`, or do nothing.
+    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> bool:
+        """Read a batch into `out`, or do nothing, and say which.
 
         Parameters
         ----------
@@ -88,22 +87,28 @@ class Reader:
 
         Returns
         -------
-        set of str or None
-            Keys of those that are not there, if zarr-python is to raise for them; None if nothing was done.
+        bool
+            Whether it was read.
+
+        Raises
+        ------
+        MissingChunkError
+            Chunks or shards are not there, and the setting ``array.read_missing_chunks`` of the array is off.
         """
         getter, chunk_spec = batch[0][:2]
         if not isinstance(getter, StorePath) or getter.store is not self._store:
-            return None
+            return False
         stored = self._stored or self._parse(getter.path)
         if isinstance(stored, Unplanned):
-            return None
+            return False
         device = device_of(chunk_spec.prototype.buffer, type(out))
         decoder = None if device is None else self._decoder(device)
         if decoder is None or not self._may_be_read_here(stored):
-            return None
+            return False
         assert stored.source is not None
-        noting = NotingSource(stored.source) if refuses_missing(chunk_spec.config) else None
-        read = _Read(stored if noting is None else replace(stored, source=noting), batch, out, drop_axes)
+        if refuses_missing(chunk_spec.config):
+            stored = replace(stored, source=StrictSource(stored.source))
+        read = _Read(stored, batch, out, drop_axes)
         start = time.monotonic()
         may_hold_loop = device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop()
         if may_hold_loop and read.is_little(self._little_nbytes):
@@ -115,9 +120,7 @@ class Reader:
             is_done = await on_thread(
                 lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), is_remote=read.is_remote
             )
-        if not is_done:
-            return None
-        return set() if noting is None else noting.missing
+        return is_done
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
         path = "/".join(key.split("/")[: -self._depth])
@@ -149,11 +152,6 @@ class Reader:
 
 def _is_on_zarrs_loop() -> bool:
     return asyncio.get_running_loop() is zarr.core.sync.loop[0]
-
-
-def refuses_missing(config: ArrayConfig) -> bool:
-    """Say whether zarr-python is to raise for chunks that are not there; it knows that setting from 3.2 on."""
-    return getattr(config, "read_missing_chunks", True) is False
 
 
 def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | Unplanned:

@@ -3,7 +3,7 @@
 Three sources behind one protocol: `LocalSource` reads files by position, straight into the caller's buffer and on the
 caller's thread; `MemorySource` takes what zarr's `MemoryStore` holds; `StoreSource` asks any other zarr store for byte
 ranges, many at a time, on zarr's own event loop. They are small, frozen and picklable, and hold no open file. Nothing
-is decoded or cached here.
+is decoded or cached here. `StrictSource` notes which objects one of them misses.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from xarray_gpuzarr.fetch.source import (
     Storage,
     Version,
 )
+from xarray_gpuzarr.fetch.strict import MissingChunkError, StrictSource
 
 __all__ = [
     "UNTAGGED",
@@ -47,6 +48,7 @@ __all__ = [
     "LocalSource",
     "MemorySource",
     "MemoryStream",
+    "MissingChunkError",
     "ObjectChangedError",
     "ObjectSource",
     "Pending",
@@ -57,6 +59,7 @@ __all__ = [
     "Request",
     "Storage",
     "StoreSource",
+    "StrictSource",
     "Version",
     "byte_source",
 ]

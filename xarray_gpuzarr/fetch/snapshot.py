@@ -28,12 +28,14 @@ from xarray_gpuzarr.fetch import (
     PendingParts,
     PendingStream,
     Storage,
+    StrictSource,
     Version,
     index_cache,
 )
 from xarray_gpuzarr.fetch.counted import counted, counted_parts, counted_stream
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
+from xarray_gpuzarr.fetch.strict import missing_chunks
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
@@ -181,6 +183,11 @@ class Snapshot:
         """Say whether an index had better be asked for once chunks of earlier shards have been."""
         spec = self._spec.index
         return spec is not None and self._suits_one_request(n_wanted, spec) and not self._has_room(spec)
+
+    def check_all_there(self) -> None:
+        """Raise `MissingChunkError` if objects were not there, and the array's settings do not allow that."""
+        if isinstance(self._source, StrictSource) and self._source.missing:
+            raise missing_chunks(self._spec.path, self._source.missing)
 
     def give_up(self) -> None:
         """Give up requests that have not been answered; whoever waits for one hears of it."""

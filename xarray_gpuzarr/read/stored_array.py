@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import zarr
+from zarr.core.array_spec import ArrayConfig
 
 from xarray_gpuzarr.decoders import Decoder, Route
 from xarray_gpuzarr.decoders.protocol import FileReader
-from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, byte_source
+from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, StrictSource, byte_source
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import parse_array
@@ -65,10 +66,16 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Stor
     """
     spec = parse_array(array)
     planned = isinstance(spec, ArraySpec)
+    source = byte_source(array.store, storage) if planned else None
     return StoredArray(
         shape=tuple(array.shape),
         spec=spec,
-        source=byte_source(array.store, storage) if planned else None,
+        source=StrictSource(source) if source is not None and refuses_missing(array.config) else source,
         zarr_array=None if planned else array,
         cast=cast or Cast(dtype=array.dtype.str),
     )
+
+
+def refuses_missing(config: ArrayConfig) -> bool:
+    """Say whether chunks that are not there are an error; zarr-python knows that setting from 3.2 on."""
+    return getattr(config, "read_missing_chunks", True) is False

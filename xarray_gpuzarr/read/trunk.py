@@ -194,6 +194,7 @@ def _read_snapshot(
             counters.stage("decode"),
         ):
             result = decode(watched, snapshot, spec=spec, target=target, cast=stored.cast)
+        snapshot.check_all_there()
     plans.done()
     return result
 

@@ -1,0 +1,103 @@
+"""Arrays whose objects may not be missing: they were opened with zarr-python's ``array.read_missing_chunks`` off.
+
+A source notes which objects its store does not have, and a read that is over is an error if there are any. Chunks that
+a shard lacks are the fill value all the same, as with zarr-python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import zarr.errors
+
+from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch.source import ObjectSource, PendingParts, Storage
+
+if TYPE_CHECKING:
+    from zarr.errors import ChunkNotFoundError
+else:  # zarr-python has it, and the setting, from 3.2 on
+    ChunkNotFoundError = getattr(zarr.errors, "ChunkNotFoundError", LookupError)
+
+__all__ = ["ChunkNotFoundError", "MissingChunkError", "StrictSource", "missing_chunks"]
+
+_MOST_KEYS = 20
+"""That a message names."""
+
+
+class MissingChunkError(StoreReadError, ChunkNotFoundError):
+    """Objects of an array are not there, and its settings say that this is no fill value."""
+
+
+def missing_chunks(path: str, keys: Iterable[str]) -> MissingChunkError:
+    """Return the error for objects that a read did not find."""
+    found = sorted(keys)
+    more = f" and {len(found) - _MOST_KEYS} more" if len(found) > _MOST_KEYS else ""
+    return MissingChunkError(
+        f"{len(found)} chunk(s) of array '{path}' not found in its store",
+        tried="a selection of it, opened with zarr-python's array.read_missing_chunks off",
+        found=f"no chunk or shard {', '.join(map(repr, found[:_MOST_KEYS]))}{more}",
+        do="restore them; or open the array with array.read_missing_chunks on, to have the fill value there",
+    )
+
+
+class StrictSource:
+    """An `ObjectSource` that notes which objects its store does not have.
+
+    Parameters
+    ----------
+    source : ObjectSource
+    """
+
+    storage: Storage = "posix"
+    """Never straight to a GPU, past this."""
+    is_local = False
+    """Files are not read past this either."""
+
+    def __init__(self, source: ObjectSource) -> None:
+        self.within = source
+        """What knows the store."""
+        self.missing: set[str] = set()
+        """Keys of objects that were asked for and are not there; of what `for_one_read` returned."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.within,)
+
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        return (type(self).__qualname__, self.within)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.within, name)
+        return self._noting(found) if name in _REQUESTS else found
+
+    def for_one_read(self, *, ask_again: bool = False, most_nbytes: int | None = None) -> Self:
+        """Return this source as one read is to use it, which has not missed anything yet."""
+        return type(self)(self.within.for_one_read(ask_again=ask_again, most_nbytes=most_nbytes))
+
+    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
+        """Start reading whole objects; see `ByteSource.start_objects`."""
+        pending = self.within.start_objects(keys, nbytes)
+
+        def finish(allocate: Any) -> list[memoryview | None]:
+            objects = pending(allocate)
+            self.missing.update(key for key, data in zip(keys, objects, strict=True) if data is None)
+            return objects
+
+        return finish
+
+    def _noting(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def start_one(key: str, *args: Any) -> Callable[..., Any]:
+            pending = start(key, *args)
+
+            def finish(*allocate: Any) -> Any:
+                found = pending(*allocate)
+                if found is None:
+                    self.missing.add(key)
+                return found
+
+            return finish
+
+        return start_one
+
+
+_REQUESTS = frozenset({"start", "start_edge", "start_stream", "start_whole"})
