@@ -130,6 +130,7 @@ class _Told:
         """Of the latest pass of each consumer."""
 
     def note(self, which: Pass, epoch: int, batch: int) -> None:
+        """Take an entry into account."""
         moves = self._moves(which.consumer)
         if which.number == _MOVE:
             moves[which.first_child] = epoch, batch
@@ -145,6 +146,7 @@ class _Told:
         self.n_workers[which.consumer] = which.n_workers
 
     def find(self, which: Pass) -> Position | None:
+        """Return where a pass has begun, if one of its processes has."""
         return next((at for other, at in self._begun.get(which[:4], ()) if other.is_same(which)), None)
 
     def next_for(self, which: Pass) -> Position:
