@@ -5,6 +5,7 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
 CUDA ?= 13
 OLDEST := .venv-oldest
 ZARR := .venv-zarr
+TORCH := .venv-torch
 GPU := .venv-cuda$(CUDA)
 GPU_PYTHON ?= $(GPU)/bin/python
 GPU_READY := $(if $(filter $(GPU)/%,$(GPU_PYTHON)),$(GPU)/.installed)
@@ -26,7 +27,7 @@ BENCH_FLAGS ?=
 TEST_FLAGS ?=
 SOAK_SECONDS = 180
 
-.PHONY: demo fuzz test test-oldest test-zarr test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
+.PHONY: demo fuzz test test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs notebooks fresh-notebooks package gpu-environments clean help
 
@@ -52,6 +53,9 @@ test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and s
 	$(ZARR)/bin/python .ci/zarr_suite.py
 	$(ZARR)/bin/python .ci/xarray_suite.py
 	$(ZARR)/bin/python -m pytest -q -c /dev/null -p no:cacheprovider --disable-warnings .ci/test_zarr_programs.py
+
+test-torch: $(TORCH)/.installed ## Run the tests of training with PyTorch and torchdata, whose wheels take 5 GB (three minutes)
+	XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q tests/training
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
@@ -157,9 +161,15 @@ $(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED
 	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite,zarr-programs]'
 	@touch $@
 
+$(TORCH)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-torch.txt $(COMPILED)
+	$(BIN)/python -m venv $(TORCH)
+	$(BIN)/python .ci/constraints.py torch > $(TORCH)/constraints.txt
+	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check -c $(TORCH)/constraints.txt -e '.[torch-suite]'
+	@touch $@
+
 $(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED)
 	$(BIN)/python -m venv $(GPU)
-	$(BIN)/python .ci/gpu_constraints.py $(CUDA) > $(GPU)/constraints.txt
+	$(BIN)/python .ci/constraints.py cuda$(CUDA) > $(GPU)/constraints.txt
 	$(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'
 	@touch $@
 

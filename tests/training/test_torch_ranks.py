@@ -13,7 +13,7 @@ torch = import_or_skip("torch")
 from xarray_gpuzarr.torch import IterableBatches  # noqa: E402
 
 DRAWN = {"shuffle": True}
-PASSES = [(0, None), (2, "fork"), (2, "spawn"), (0, None), (1, "forkserver")]
+PASSES = [(0, None), (2, "fork"), (2, "spawn"), (0, None), (1, "fork")]
 """Number of workers, and how they are started."""
 
 
