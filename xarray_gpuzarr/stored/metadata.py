@@ -11,10 +11,12 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+import numcodecs.registry
 import numpy as np
 import numpy.typing as npt
 import zarr
@@ -27,7 +29,7 @@ from zarr.core.buffer import BufferPrototype
 from zarr.core.chunk_key_encodings import DefaultChunkKeyEncoding, V2ChunkKeyEncoding
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
-from zarr.registry import get_pipeline_class
+from zarr.registry import get_codec_class, get_pipeline_class
 
 from xarray_gpuzarr.errors import ArrayTypeError, MetadataError, UnsupportedCodecError
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec, KeyEncoding, Unplanned
@@ -255,12 +257,15 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
         Safe to call from several threads. Raises whatever the codec raises.
     """
     dtype = spec.numpy_dtype
-    is_shard = any(isinstance(codec, ShardingCodec) for codec in _zarr_pipeline(spec.metadata, cpu.buffer_prototype)[0])
+    classes = _codec_classes(spec.metadata)
+    is_shard = any(
+        isinstance(codec, ShardingCodec) for codec in _zarr_pipeline(spec.metadata, cpu.buffer_prototype, classes)[0]
+    )
 
     def decode(encoded: bytes) -> npt.NDArray[Any]:
         # zarr-python takes chunks out of shards in the buffers of its settings only.
         prototype = default_buffer_prototype() if is_shard else cpu.buffer_prototype
-        pipeline, chunk_spec = _zarr_pipeline(spec.metadata, prototype)
+        pipeline, chunk_spec = _zarr_pipeline(spec.metadata, prototype, classes)
         buffer = prototype.buffer.from_bytes(encoded)
         (decoded,) = sync(pipeline.decode([(buffer, chunk_spec)]))
         if decoded is None:
@@ -272,7 +277,36 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
 
 
 @lru_cache(maxsize=64)
-def _zarr_pipeline(document: str, prototype: BufferPrototype) -> tuple[Any, ZarrChunkSpec]:
+def _codec_names(document: str) -> tuple[str, ...]:
+    """Return what names a codec in metadata, and may be registered anew."""
+    data = json.loads(document)
+    if data["zarr_format"] == 2:
+        return tuple(conf["id"] for conf in [*(data["filters"] or ()), data["compressor"]] if conf)
+
+    def names(codecs: list[Any]) -> Iterator[str]:
+        for codec in codecs:
+            yield codec["name"]
+            yield from names(codec.get("configuration", {}).get("codecs", ()))
+
+    return tuple(names(data["codecs"]))
+
+
+def _codec_classes(document: str) -> tuple[object, ...]:
+    """Return the classes that stand for the codecs of an array now: registered by name, and chosen by settings."""
+    found: list[object] = []
+    for name in _codec_names(document):
+        found.append(numcodecs.registry.codec_registry.get(name.removeprefix("numcodecs.")))
+        with suppress(KeyError, ValueError):  # it is one of numcodecs' alone, or of nobody any more
+            found.append(get_codec_class(name))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _zarr_pipeline(
+    document: str,
+    prototype: BufferPrototype,
+    classes: tuple[object, ...],  # noqa: ARG001  # others make another pipeline
+) -> tuple[Any, ZarrChunkSpec]:
     """Build zarr-python's pipeline for the inner chunks that `document` describes; one for each prototype.
 
     Its codecs of shards keep the one that they first decode with.
