@@ -199,7 +199,9 @@ FRAMES = {
     "blocksize -1": (with_bytes(PLAIN, 8, word(-1)), False),
     "blocksize beyond the chunk": (assemble([BLOCK], flags=0x71, **FIELDS | {"blocksize": 2049}), False),
     "length of the frame": (with_bytes(PLAIN, 12, word(len(PLAIN) - 1)), False),
-    "one byte more": (PLAIN + b"\0", False),
+    "one byte more": (PLAIN + b"\0", True),
+    "sixteen bytes more": (PLAIN + bytes(16), True),
+    "a frame more": (PLAIN + PLAIN, True),
     "block in the header": (with_bytes(PLAIN, 16, word(0)), False),
     "block in the table": (with_bytes(PLAIN, 16, word(23)), False),
     "block behind the table": (with_bytes(PLAIN, 16, word(24)), True),
@@ -361,12 +363,13 @@ def assert_inside(data, start, nbytes, expected):
 
 @pytest.mark.parametrize("frame", VICTIMS.values(), ids=VICTIMS)
 def test_cut_frame_is_left_to_the_host_though_the_rest_follows_it(frame):
+    """What lies behind a whole frame is passed over."""
     data = np.frombuffer(frame + frame, np.uint8)
     nbytes = np.arange(2 * len(frame) + 1)
 
     found = assert_inside(data, np.zeros_like(nbytes), nbytes, 5000)
 
-    assert np.flatnonzero(found.ready).tolist() == [len(frame)]
+    assert np.flatnonzero(found.ready).tolist() == [*range(len(frame), 2 * len(frame) + 1)]
 
 
 @pytest.mark.parametrize("frame", VICTIMS.values(), ids=VICTIMS)

@@ -10,8 +10,11 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import tensorstore_write, write
 from helpers.data.damage import read
 from helpers.stores.fakes import put
+from helpers.stores.shards import chunk_bytes, with_chunk
 from zarr.codecs import BloscCodec
 from zarr.storage import LocalStore
+
+from xarray_gpuzarr import CorruptChunkError
 
 pytestmark = pytest.mark.every_decoder
 
@@ -130,3 +133,45 @@ def test_arrays_of_zarrs(tmp_path, cname, shuffle, shards):
         write(store, data, name="t", chunks=CHUNKS, shards=shards, compressors=codec)
 
     assert_same_bits(read(zarr.open_array(store, path="t", mode="r")), data)
+
+
+BEHIND = {"zeros, as z5 writes": bytes(16), "a byte": b"\xff", "noise": np.random.default_rng(1).bytes(333)}
+
+
+def padded(shard, n_chunks, behind):
+    """Put bytes behind each chunk of a shard."""
+    for number in range(n_chunks):
+        shard = with_chunk(shard, n_chunks, number, chunk_bytes(shard, n_chunks, number) + behind)
+    return shard
+
+
+@pytest.mark.both_ways
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("layout", ["v3", "v2", "sharded"])
+@pytest.mark.parametrize("cname", CNAMES)
+@pytest.mark.parametrize("typesize", [1, 4])
+def test_bytes_behind_a_frame_are_passed_over(tmp_path, cname, layout, behind, typesize):
+    """Writers leave some there, and numcodecs and zarr-python keep reading them."""
+    store, data = LocalStore(tmp_path), volume("i4")
+    if layout == "v2":
+        codec = numcodecs.Blosc(cname=cname, clevel=5, shuffle=1)
+        zarr.create_array(store, data=data, chunks=CHUNKS, zarr_format=2, compressors=codec)
+    else:
+        codec = BloscCodec(cname=cname, shuffle="shuffle", typesize=typesize)
+        zarr.create_array(
+            store, data=data, chunks=CHUNKS, shards=SHAPE if layout == "sharded" else None, compressors=codec
+        )
+    for path in (*tmp_path.glob("c/*/*"), *tmp_path.glob("?.?")):
+        path.write_bytes(padded(path.read_bytes(), 3, behind) if layout == "sharded" else path.read_bytes() + behind)
+    array = zarr.open_array(store, mode="r")
+
+    for selection in ((slice(None), slice(None)), (slice(1, 2), slice(17, 40)), ([5, 0], slice(None))):
+        assert_same_bits(np.ascontiguousarray(read(array, selection)), array.oindex[selection])
+    assert_same_bits(read(array), data)
+
+
+@pytest.mark.parametrize("cname", CNAMES)
+def test_a_frame_that_is_longer_than_its_chunk_is_damage(memory, cname):
+    data = volume()
+    with pytest.raises(CorruptChunkError, match="where the blosc header says"):
+        read_frames(memory, data, lambda chunk: numcodecs.Blosc(cname=cname).encode(chunk)[:-1])

@@ -185,16 +185,19 @@ def _headers(data: Bytes, start: Column) -> Column:
 
 
 def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> _Frames:
-    """Return the frames whose headers are sound and leave room for their table and streams."""
+    """Return the frames whose headers are sound and leave room for their table and streams.
+
+    What lies behind a frame in its chunk is passed over.
+    """
     chunk = np.flatnonzero(nbytes > _HEADER_NBYTES)
     start, nbytes = start[chunk], nbytes[chunk]
     head, declared, blocksize, stored_nbytes = _headers(data, start)
     flags, typesize = head >> 16 & 0xFF, head >> 24
     sound = (head & 0xFFFF == 0x0102) & (flags & _RESERVED == 0) & (flags >> 5 <= ZSTD) & (typesize > 0)
     sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
-    sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes == nbytes)
+    sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
     sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
-    frames = _Frames._make(column[sound] for column in (chunk, start, nbytes, flags, typesize, blocksize))
+    frames = _Frames._make(column[sound] for column in (chunk, start, stored_nbytes, flags, typesize, blocksize))
     return _Frames._make(column[_has_room(frames, expected)] for column in frames)
 
 

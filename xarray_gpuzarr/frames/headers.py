@@ -29,16 +29,22 @@ _BLOSC_LENGTHS = struct.Struct("<BxxxIII")
 _BLOSC_VERSION = 2
 
 
-def blosc_nbytes(frame: memoryview | bytes) -> int:
-    """Return the decoded length that the header of a blosc frame declares; raise FrameError if it is none."""
+def blosc_nbytes(frame: memoryview | bytes) -> tuple[int, int]:
+    """Return the lengths that the header of a blosc frame declares; raise FrameError if it is none, or is cut short.
+
+    Returns
+    -------
+    decoded, encoded : int
+        Bytes. Some writers leave bytes behind the frame, as z5 does, and readers pass over them.
+    """
     if len(frame) < 16:
         raise FrameError(f"{len(frame)} bytes, too short for a blosc header")
     version, nbytes, _blocksize, cbytes = _BLOSC_LENGTHS.unpack_from(frame)
     if version != _BLOSC_VERSION:
         raise FrameError(f"blosc format version {version}, expected {_BLOSC_VERSION}")
-    if cbytes != len(frame):
+    if not 16 <= cbytes <= len(frame):
         raise FrameError(f"{len(frame)} bytes where the blosc header says {cbytes}")
-    return int(nbytes)
+    return int(nbytes), int(cbytes)
 
 
 def _lz4_nbytes(frame: memoryview | bytes) -> int:
@@ -87,7 +93,7 @@ _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = {
     GzipSpec: _gzip_nbytes,
     ZlibSpec: _zlib_nbytes,
     Lz4Spec: _lz4_nbytes,
-    BloscSpec: blosc_nbytes,
+    BloscSpec: lambda frame: blosc_nbytes(frame)[0],
 }
 
 

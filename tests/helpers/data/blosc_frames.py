@@ -111,12 +111,20 @@ def read(frame, expected):
     A stream is (source, source_nbytes, target, target_nbytes, codec), a block is (start, nbytes, typesize, filter).
     """
     try:
+        frame = without_what_follows(frame)
         flags, typesize, blocksize = read_header(frame, expected)
         if not flags & 2:
             return read_blocks(frame, flags, typesize, blocksize, expected)
     except (ValueError, struct.error):
         return None
     return ([(16, expected, 0, expected, RAW)], []) if expected + 16 == len(frame) else None
+
+
+def without_what_follows(frame):
+    (cbytes,) = struct.unpack("<i", frame[12:16])
+    if not 16 <= cbytes <= len(frame):
+        raise ValueError
+    return frame[:cbytes]
 
 
 def read_header(frame, expected):

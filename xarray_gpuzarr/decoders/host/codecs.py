@@ -63,8 +63,10 @@ def _zstd(src: memoryview, dst: memoryview) -> None:
 
 def _blosc(src: memoryview, dst: memoryview) -> None:
     # The C decoder trusts the header's lengths, so they are compared with the real ones first.
-    if blosc_nbytes(src) != len(dst):
+    decoded, encoded = blosc_nbytes(src)
+    if decoded != len(dst):
         raise FrameError("a frame of another length")
+    src = src[:encoded]
     if is_worth_inflating(src, dst):
         inflate_frame(src, dst)
     elif dst:
