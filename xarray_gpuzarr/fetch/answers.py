@@ -72,13 +72,15 @@ def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | 
     """
     if status not in (_WHOLE, _TRANSFORMED, _PARTIAL):
         raise OSError(f"the server answered with status {status}, {len(data)} bytes")
-    if status != _PARTIAL:  # a server that knows no ranges sends everything
+    span = _span(headers.get("content-range"))
+    if status != _PARTIAL and span is None:  # a server that knows no ranges sends everything
         object_nbytes: int | None = len(data)
         first, end = _asked_for(request, len(data))
         wanted = memoryview(data)[first:end]
     else:
         wanted = memoryview(data)
-        object_nbytes = _object_nbytes(len(data), headers.get("content-range"), request)
+        object_nbytes = None if span is None else span[2]
+        _check_bytes(len(data), span, request)
     marks = Marks(
         headers.get("etag"), headers.get("x-amz-version-id"), object_nbytes, _date(headers.get("last-modified"))
     )
@@ -87,26 +89,33 @@ def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | 
 
 
 _WHOLE, _TRANSFORMED, _PARTIAL = 200, 203, 206
-_CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)", re.IGNORECASE)
+_CONTENT_RANGE = re.compile(r"bytes\s+(\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
+
+Span = tuple[int, int, int | None]
+"""First byte, the one behind the last, and the length of the object if it is told."""
 
 
-def _object_nbytes(nbytes: int, said: str | None, request: ByteRequest | None) -> int | None:
-    """Make sure that a partial answer has the bytes that were asked for; return the length of the object if it is told.
-
-    What is no range says nothing: then only the number of bytes is looked at.
-    """
+def _span(said: str | None) -> Span | None:
+    """Return what ``Content-Range`` says; None if that makes no sense."""
     found = _CONTENT_RANGE.fullmatch((said or "").strip())
     if found is None:
+        return None
+    first, end, total = int(found[1]), int(found[2]) + 1, int(found[3]) if found[3].isdecimal() else None
+    return (first, end, total) if first < end and (total is None or end <= total) else None
+
+
+def _check_bytes(nbytes: int, span: Span | None, request: ByteRequest | None) -> None:
+    """Raise unless a partial answer has the bytes that were asked for; without a span, by their number alone."""
+    if span is None:
         most = _most_nbytes(request)
-        if most is None or nbytes <= most:
-            return None
+        is_right = most is None or nbytes <= most
     else:
-        first, end = int(found[1]), int(found[2]) + 1
-        object_nbytes = int(found[3]) if found[3].isdecimal() else None
-        if (first, end) == _asked_for(request, object_nbytes or end) and end - first == nbytes:
-            return object_nbytes
-    asked = range_header(request).get("Range", "a request for the whole object")
-    raise OSError(f"the server answered {asked} with {said}, {nbytes} bytes")
+        first, end, total = span
+        is_right = (first, end) == _asked_for(request, total or end) and end - first == nbytes
+    if not is_right:
+        asked = range_header(request).get("Range", "a request for the whole object")
+        sent = "bytes that it does not name" if span is None else f"bytes {span[0]} to {span[1] - 1}"
+        raise OSError(f"the server answered {asked} with {sent}, {nbytes} bytes")
 
 
 def _date(text: str | None) -> datetime | str | None:
