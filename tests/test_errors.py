@@ -13,7 +13,7 @@ import zarr
 import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, read_array
 from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError
-from xarray_gpuzarr.fetch import ObjectChangedError
+from xarray_gpuzarr.fetch import MissingChunkError, ObjectChangedError
 
 CLASSES = {
     "OptionError": ValueError,
@@ -29,7 +29,7 @@ CLASSES = {
     "HostMemoryError": MemoryError,
     "CudaError": RuntimeError,
 }
-INTERNAL = {ObjectChangedError, DifferentValuesError}
+INTERNAL = {ObjectChangedError, MissingChunkError, DifferentValuesError}
 
 
 def classes(base=GpuZarrError):
