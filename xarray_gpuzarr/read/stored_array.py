@@ -67,15 +67,16 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Stor
     spec = parse_array(array)
     planned = isinstance(spec, ArraySpec)
     source = byte_source(array.store, storage) if planned else None
+    config = getattr(array, "config", None)  # which arrays of zarr-python before 3.2 do not show
     return StoredArray(
         shape=tuple(array.shape),
         spec=spec,
-        source=StrictSource(source) if source is not None and refuses_missing(array.config) else source,
+        source=StrictSource(source) if source is not None and refuses_missing(config) else source,
         zarr_array=None if planned else array,
         cast=cast or Cast(dtype=array.dtype.str),
     )
 
 
-def refuses_missing(config: ArrayConfig) -> bool:
+def refuses_missing(config: ArrayConfig | None) -> bool:
     """Say whether chunks that are not there are an error; zarr-python knows that setting from 3.2 on."""
     return getattr(config, "read_missing_chunks", True) is False
