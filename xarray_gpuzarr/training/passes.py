@@ -37,7 +37,8 @@ class Pass(NamedTuple):
     """Number of the first of these among the consumer's child processes, as each of them reckons from its own number.
 
     Workers of a later pass have larger numbers. Where other threads start processes at the same time, workers of a
-    pass come to different results; they are taken for one pass if they are less than `n_workers` apart.
+    pass come to different results; they are taken for one pass if they are less than `n_workers` apart. Two processes
+    started between two workers are enough to exceed that: then the pass is split, and its workers read other epochs.
     """
 
     def is_same(self, other: Pass) -> bool:
