@@ -145,6 +145,10 @@ def _asked_for(request: ByteRequest | None, total: int) -> tuple[int, int]:
     return (request.offset if isinstance(request, OffsetByteRequest) else 0), total
 
 
+_EMPTY_TAGS = {"", '""', 'W/""', "*"}
+"""They are the same for all versions."""
+
+
 def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
     """Return the version that a server's marks tell, and whether it is settled.
 
@@ -154,10 +158,12 @@ def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
     modified = marks.modified
     if isinstance(modified, datetime) and modified.year < 1980:  # obstore, of a server that does not say
         modified, marks = None, marks._replace(modified=None)
-    if marks.etag is None and marks.version_id is None and modified is None:
+    if marks.etag in _EMPTY_TAGS:
+        marks = marks._replace(etag=None)
+    if marks.etag is None and not marks.version_id and modified is None:
         return None, False
     if modified is None:
-        return marks, True
+        return marks, bool(marks.version_id)
     return marks, not isinstance(modified, str) and not isinstance(now, str) and is_settled(_seconds(modified, now))
 
 
