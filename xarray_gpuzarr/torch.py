@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from multiprocessing import current_process, parent_process
 from typing import Any
 
@@ -199,4 +200,13 @@ def _this_pass(info: Any, number: int) -> Pass:
     if info is None or parent is None or parent.pid is None:
         return Pass(os.getpid(), number)
     child = process._identity[-1]  # noqa: SLF001  # also the end of the name, if nobody has changed that
-    return Pass(parent.pid, number, info.num_workers, info.seed - info.id, child - info.id)
+    return Pass(parent.pid, number, info.num_workers, info.seed - info.id, child - info.id, _pipe_of(process))
+
+
+def _pipe_of(worker: Any) -> int:
+    """Return the number of the pipe on which all workers of a loader answer; 0 where PyTorch calls it otherwise."""
+    try:
+        given = signature(worker._target).bind(*worker._args, **worker._kwargs).arguments  # noqa: SLF001
+        return os.fstat(given["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001
+    except (AttributeError, KeyError, TypeError, OSError):
+        return 0

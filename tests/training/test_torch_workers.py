@@ -1,6 +1,8 @@
 """Each pass of a DataLoader is the next epoch, whoever reads it, when, and however it was left."""
 
 import gc
+import itertools
+import multiprocessing
 import random
 
 import pytest
@@ -175,3 +177,25 @@ def test_errors_of_workers_keep_their_class(tmp_path, n_workers):
 
     assert "chunk (7, 0, 0)" in str(raised.value)
     assert "\n  do:    " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "n_workers"), [("fork", 2), ("fork", 3), ("fork", 4), ("spawn", 2), ("forkserver", 3)]
+)
+def test_other_threads_start_processes_while_workers_are_started(dataset, epochs, monkeypatch, method, n_workers):
+    """Each worker's number among the children of this process is five more than that of the one before."""
+    monkeypatch.setattr(multiprocessing.process, "_process_counter", itertools.count(10**6, 5))
+
+    for number in range(3):
+        torch.manual_seed(7)  # all passes have one seed
+        assert firsts(loader(dataset, n_workers, multiprocessing_context=method)) == epochs[number]
+
+
+def test_passes_that_nothing_but_their_workers_tell_apart(dataset, epochs, monkeypatch):
+    """Loaders that two threads start at once, with one seed: each has workers whose numbers fit the other's."""
+    monkeypatch.setattr(multiprocessing.process, "_process_counter", itertools.cycle([10**6, 10**6 + 1]))
+
+    begun = [iter(loader(dataset, 2, generator=torch.Generator().manual_seed(3))) for _ in range(3)]
+    found = [firsts(iterator) for iterator in begun]
+
+    assert sorted(map(epochs.index, found)) == [0, 1, 2]

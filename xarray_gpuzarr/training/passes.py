@@ -37,16 +37,21 @@ class Pass(NamedTuple):
     """Number of the first of these among the consumer's child processes, as each of them reckons from its own number.
 
     Workers of a later pass have larger numbers. Where other threads start processes at the same time, workers of a
-    pass come to different results; they are taken for one pass if they are less than `n_workers` apart. Two processes
-    started between two workers are enough to exceed that: then the pass is split, and its workers read other epochs.
+    pass come to different results.
     """
+    pipe: int = 0
+    """Number that the system gives the pipe on which all workers of a pass, and no others, answer; 0 if not known."""
 
     def is_same(self, other: Pass) -> bool:
-        """Whether two processes mean the same pass."""
-        return self[:4] == other[:4] and abs(self.first_child - other.first_child) < max(1, self.n_workers)
+        """Whether two processes mean the same pass: where the pipe is not known, by how close their numbers are."""
+        if self[:4] != other[:4]:
+            return False
+        if self.pipe and other.pipe:
+            return self.pipe == other.pipe
+        return abs(self.first_child - other.first_child) < max(1, self.n_workers)
 
 
-_ENTRY = struct.Struct("<7q")
+_ENTRY = struct.Struct("<8q")
 """A `Pass`, the epoch if one is given, and the batches to leave out."""
 _MOVE = -1
 """In place of a pass's number: the consumer's next pass begins elsewhere."""
