@@ -19,9 +19,9 @@ from xarray_gpuzarr.cuda.launch import (
     AxisColumns,
     ElementCast,
     Scatter,
-    alike,
     can_cast,
     move,
+    rows_by_length,
 )
 
 ALL = slice(None)
@@ -430,7 +430,7 @@ def test_moves_of_about_one_length_share_a_launch(lengths):
     """So that no launch has many more blocks than there are tiles of bytes to move."""
     nbytes = np.sort(np.array(lengths, np.int64))
 
-    cuts = alike(nbytes)
+    cuts = rows_by_length(nbytes)
 
     assert [row for rows in cuts for row in range(len(nbytes))[rows]] == np.flatnonzero(nbytes).tolist()
     n_tiles = -(-nbytes // MOVE_TILE_NBYTES)
@@ -442,7 +442,7 @@ def test_moves_of_about_one_length_share_a_launch(lengths):
 def test_one_long_move_beside_many_short_ones_fits_the_grid():
     nbytes = np.array([1] * 1_000_000 + [1 << 32], np.int64)
 
-    grids = [len(nbytes[rows]) * -(-int(nbytes[rows].max()) // MOVE_TILE_NBYTES) for rows in alike(nbytes)]
+    grids = [len(nbytes[rows]) * -(-int(nbytes[rows].max()) // MOVE_TILE_NBYTES) for rows in rows_by_length(nbytes)]
 
     assert grids == [1_000_000, 65536]
     assert len(nbytes) * 65536 > MAX_BLOCKS

@@ -163,9 +163,9 @@ def build_dataset(
         for _, array in store.zarr_group.arrays():
             parse_array(array)
         raise
-    if drop_variables is None or isinstance(drop_variables, str):
-        drop_variables = () if drop_variables is None else (drop_variables,)
-    dropped = set(drop_variables)  # no truth is asked of what may be an array
+    if isinstance(drop_variables, str):
+        drop_variables = [drop_variables]
+    dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
     prepared = dict(stored)
     for variable in prepared.values():
         if variable.encoding.get("shards") is not None:

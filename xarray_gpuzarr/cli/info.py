@@ -24,7 +24,7 @@ from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
 from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
-from xarray_gpuzarr.fetch import LocalSource, StrictSource
+from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.settings import parse_nbytes
@@ -229,8 +229,7 @@ def _disk_cell(nbytes: int | None) -> str:
 
 def disk_nbytes(lazy: LazyArray) -> int | None:
     """Return the bytes of an array's objects in a local store, or None if that is not cheap or not allowed to know."""
-    source, spec = lazy.stored.source, lazy.stored.spec
-    source = source.within if isinstance(source, StrictSource) else source
+    source, spec = lazy.stored.place, lazy.stored.spec
     if not isinstance(source, LocalSource):
         return None
     try:

@@ -32,11 +32,11 @@ __all__ = [
     "ElementCast",
     "Points",
     "Scatter",
-    "alike",
     "all_kernels",
     "can_cast",
     "kernel_source",
     "move",
+    "rows_by_length",
     "usual_kernels",
 ]
 
@@ -310,7 +310,7 @@ def move(api: DeviceApi, stream: Stream, *, table: Address, n: int, max_nbytes: 
         api.launch(_MOVE, n_blocks, N_THREADS, (table + 8 * first, n, n_tiles), stream)
 
 
-def alike(nbytes: Column) -> list[slice]:
+def rows_by_length(nbytes: Column) -> list[slice]:
     """Cut lengths in ascending order where they have doubled, for one launch of `move` each.
 
     Parameters

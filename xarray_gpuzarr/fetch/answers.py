@@ -164,8 +164,6 @@ def version_of(marks: Marks, now: datetime | str) -> tuple[Version, bool]:
         return None, False
     if modified is None:
         return marks, bool(marks.version_id)
-    return marks, not isinstance(modified, str) and not isinstance(now, str) and is_settled(_seconds(modified, now))
-
-
-def _seconds(earlier: datetime, later: datetime) -> float:
-    return (later - earlier).total_seconds()
+    if isinstance(modified, str) or isinstance(now, str):
+        return marks, False
+    return marks, is_settled((now - modified).total_seconds())

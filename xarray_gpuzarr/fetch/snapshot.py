@@ -35,7 +35,7 @@ from xarray_gpuzarr.fetch import (
 from xarray_gpuzarr.fetch.counted import counted, counted_parts, counted_stream
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
-from xarray_gpuzarr.fetch.strict import missing_chunks
+from xarray_gpuzarr.fetch.strict import missing_keys
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
@@ -187,7 +187,7 @@ class Snapshot:
     def check_all_there(self) -> None:
         """Raise `MissingChunkError` if objects were not there, and the array's settings do not allow that."""
         if isinstance(self._source, StrictSource) and self._source.missing:
-            raise missing_chunks(self._spec.path, self._source.missing)
+            raise missing_keys(self._spec.path, self._source.missing)
 
     def give_up(self) -> None:
         """Give up requests that have not been answered; whoever waits for one hears of it."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:  # zarr-python has it, and the setting, from 3.2 on
     ChunkNotFoundError = getattr(zarr.errors, "ChunkNotFoundError", LookupError)
 
-__all__ = ["ChunkNotFoundError", "MissingChunkError", "StrictSource", "missing_chunks"]
+__all__ = ["ChunkNotFoundError", "MissingChunkError", "StrictSource", "missing_chunks", "missing_keys"]
 
 _MOST_KEYS = 20
 """That a message names."""
@@ -29,14 +29,21 @@ class MissingChunkError(StoreReadError, ChunkNotFoundError):
     """Objects of an array are not there, and its settings say that this is no fill value."""
 
 
-def missing_chunks(path: str, keys: Iterable[str]) -> MissingChunkError:
+def missing_keys(path: str, keys: Iterable[str]) -> MissingChunkError:
     """Return the error for objects that a read did not find."""
     found = sorted(keys)
     more = f" and {len(found) - _MOST_KEYS} more" if len(found) > _MOST_KEYS else ""
+    return missing_chunks(
+        path, f"{len(found)} chunk(s)", f"no chunk or shard {', '.join(map(repr, found[:_MOST_KEYS]))}{more}"
+    )
+
+
+def missing_chunks(path: str, what: str, found: str) -> MissingChunkError:
+    """Return the error for chunks that are not there."""
     return MissingChunkError(
-        f"{len(found)} chunk(s) of array '{path}' not found in its store",
+        f"{what} of array '{path}' not found in its store",
         tried="a selection of it, opened with zarr-python's array.read_missing_chunks off",
-        found=f"no chunk or shard {', '.join(map(repr, found[:_MOST_KEYS]))}{more}",
+        found=found,
         do="restore them; or open the array with array.read_missing_chunks on, to have the fill value there",
     )
 

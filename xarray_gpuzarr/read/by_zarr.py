@@ -10,7 +10,7 @@ import zarr
 
 from xarray_gpuzarr.decoders import Decoder, decoder_for
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, MissingChunkError
+from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read.stored_array import StoredArray
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
@@ -24,12 +24,7 @@ def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], de
         with counters.stage("zarr"):
             block = _as_array(pick(array), array.dtype)
     except ChunkNotFoundError as err:
-        raise MissingChunkError(
-            f"chunks of array '/{array.path}' not found in its store",
-            tried="a selection of it, by zarr-python, opened with its array.read_missing_chunks off",
-            found=str(err),
-            do="restore them; or open the array with array.read_missing_chunks on, to have the fill value there",
-        ) from err
+        raise missing_chunks(f"/{array.path}", "chunks", str(err)) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
         raise StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",

@@ -28,6 +28,11 @@ class StoredArray:
     """The array itself, if it cannot be planned."""
     cast: Cast
 
+    @property
+    def place(self) -> ObjectSource | None:
+        """What knows the store of planned reads, whether its objects may be missing or not."""
+        return self.source.within if isinstance(self.source, StrictSource) else self.source
+
     def route(self, decoder: Decoder) -> Route:
         """Say where this array is decoded and why."""
         if isinstance(self.spec, Unplanned):

@@ -14,7 +14,7 @@ from math import prod
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore
 
-from xarray_gpuzarr.fetch import LocalSource, StoreSource, StrictSource
+from xarray_gpuzarr.fetch import LocalSource, StoreSource
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
@@ -52,7 +52,7 @@ def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
 
 def _place(stored: StoredArray) -> str | ZipStore | None:
     """Return the directory or the zip file that holds an array, None if it is in neither."""
-    source = stored.source.within if isinstance(stored.source, StrictSource) else stored.source
+    source = stored.place
     if isinstance(source, LocalSource):
         return source.root
     store = source.store if isinstance(source, StoreSource) else None

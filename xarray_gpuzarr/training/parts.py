@@ -43,7 +43,7 @@ class Part:
             raise UnresolvedError("it is read by xarray")
         if not isinstance(array, indexing.LazilyIndexedArray):
             raise UnresolvedError("it was indexed pointwise or transposed before it was read")
-        return cls(lazy=lazy, key=tuple(map(_along, array.key.tuple, lazy.shape)))
+        return cls(lazy=lazy, key=tuple(map(elements, array.key.tuple, lazy.shape)))
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -131,11 +131,19 @@ def _joined(planes: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
     return found
 
 
-def _along(key: Any, length: int) -> Along:
-    """Return an index of xarray's along an axis."""
+def elements(key: Any, length: int) -> Along:
+    """Return what a slice, an integer, or an array of integers or booleans takes along an axis.
+
+    Raises
+    ------
+    IndexError
+    """
     if isinstance(key, slice):
         return range(*key.indices(length))
-    index = np.asarray(key, np.int64)
+    index = np.asarray(key)
+    index = np.flatnonzero(index) if index.dtype.kind == "b" else index.astype(np.int64)
+    if index.size and not -length <= index.min() <= index.max() < length:
+        raise IndexError(f"an index is out of bounds of {length} elements")
     index = np.where(index < 0, index + length, index)
     return int(index) if index.ndim == 0 else as_range(index)
 

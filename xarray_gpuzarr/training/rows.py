@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.training.parts import Along, Part, Parts, UnresolvedError, as_range, joined
+from xarray_gpuzarr.training.parts import Along, Part, Parts, UnresolvedError, as_range, elements, joined
 from xarray_gpuzarr.training.samples import Column
 
 IN_TURNS = "elements of several arrays take turns in it"
@@ -49,7 +49,7 @@ class Row:
         if len(self.parts) == 1 or axis != self.axis:
             kept = self.axis - (isinstance(key, int | np.integer) and axis < self.axis)
             return type(self)(parts=tuple(p.taking(axis, _taken(p.along(axis), key)) for p in self.parts), axis=kept)
-        wanted = np.atleast_1d(np.asarray(_taken(range(self.shape[axis]), key), np.int64))
+        wanted = np.atleast_1d(np.asarray(elements(key, self.shape[axis]), np.int64))
         which = np.searchsorted(self.ends, wanted, side="right")
         cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(wanted)]
         if len(cuts) - 1 > max(1, len(np.unique(which))):
@@ -68,16 +68,11 @@ class Row:
 def _taken(along: range | Column, key: Any) -> Along:
     if isinstance(key, slice):
         return along[key]
-    if isinstance(key, int | np.integer):
-        return int(along[int(key)])
-    index = np.asarray(key)
-    if not isinstance(along, range):
-        return as_range(along[index])
-    if index.dtype.kind == "b":
-        index = np.flatnonzero(index)
-    if len(index) and not -len(along) <= index.min() <= index.max() < len(along):
-        raise IndexError(f"an index is out of bounds of {len(along)} elements")
-    return as_range(along.start + along.step * np.where(index < 0, index + len(along), index).astype(np.int64))
+    index = elements(key, len(along))
+    if isinstance(index, int):
+        return int(along[index])
+    index = np.asarray(index)
+    return as_range(along.start + along.step * index if isinstance(along, range) else along[index])
 
 
 def join_rows(rows: Sequence[Row], axis: int) -> Row:

@@ -17,7 +17,7 @@ from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
-from xarray_gpuzarr.cuda.launch import alike, move
+from xarray_gpuzarr.cuda.launch import move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Chunks, Group, Rows, plan_batch, put
@@ -200,7 +200,7 @@ class BatchDecoder:
 
     def _move(self, plan: BatchPlan, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
         table = offset_by(memory, offsets.moves)
-        for rows in alike(offsets.moved_nbytes):
+        for rows in rows_by_length(offsets.moved_nbytes):
             longest = int(offsets.moved_nbytes[rows.stop - 1])
             move(self._api, stream, table=table, n=plan.n_moves, max_nbytes=longest, rows=rows)
 

@@ -260,7 +260,7 @@ class CudaDecoder:
 
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""
-        self._require_process()
+        self._require_process()  # a fork is refused, whatever else would do
         try:
             device = self._device()
             _ = device.identity  # for which nvCOMP is found

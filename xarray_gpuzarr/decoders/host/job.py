@@ -301,9 +301,13 @@ class Job:
         self.codec.into(src, workspace.scratch)
         return workspace.scratch
 
+    @cached_property
+    def _zarrs_own(self) -> Callable[[bytes], Array]:
+        return zarr_chunk_decoder(self.spec)
+
     def _decode_by_zarr(self, src: memoryview) -> Array:
         try:
-            chunk = zarr_chunk_decoder(self.spec)(bytes(src))
+            chunk = self._zarrs_own(bytes(src))
         except Exception as err:  # any codec may be installed; whatever it raises is named
             could_not_run = isinstance(err, ImportError | NotImplementedError | MemoryError) or (
                 isinstance(err, OSError) and err.errno is not None
