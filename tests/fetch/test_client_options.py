@@ -1,5 +1,6 @@
 """What the user gave to a client goes with every request of ours, as with zarr-python's through the same client."""
 
+import pickle
 from base64 import b64encode
 
 import numpy as np
@@ -14,7 +15,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.fetch import byte_source, index_cache
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 
@@ -156,3 +157,43 @@ def test_options_of_obstore(server, kind, name):
     }
 
     assert_said_alike(server, ObjectStore(stores[kind](), read_only=True), name)
+
+
+def identity(store):
+    return byte_source(store).identity
+
+
+def http(**client_options):
+    return ObjectStore(HTTPStore.from_url("http://127.0.0.1:1/b", client_options=client_options))
+
+
+HEADERS = {f"x-{n}": f"{n}" for n in range(9)}
+
+
+def test_stores_that_differ_in_what_they_send_are_not_one():
+    """Else one takes shard indexes of the other, where both have objects with equal tags."""
+    tenants = [{}, {"x-tenant": "a"}, {"x-tenant": "b"}]
+    stores = [http(default_headers=headers) for headers in tenants] + [http(proxy_url="http://127.0.0.1:2")]
+
+    assert len(set(map(identity, stores))) == 4
+    assert identity(http(default_headers=HEADERS, timeout="3s")) == identity(
+        pickle.loads(pickle.dumps(http(timeout="3s", default_headers=dict(reversed(HEADERS.items())))))
+    )
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda: FsspecStore(S3FileSystem(anon=True, asynchronous=True, skip_instance_cache=True), path="b/s"),
+        lambda: ObjectStore(S3Store("b", skip_signature=True)),
+    ],
+    ids=["s3fs", "obstore"],
+)
+def test_servers_that_the_environment_names_are_not_one(monkeypatch, opened, name):
+    found = set()
+    for port in (1, 2):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+        found |= {identity(opened()), identity(opened())}
+
+    assert len(found) == 2

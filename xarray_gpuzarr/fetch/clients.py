@@ -8,6 +8,8 @@ which says nothing. Credentials, options, retries and time-outs are those of the
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
@@ -160,8 +162,9 @@ class ObstoreClient:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        config = sorted((getattr(store, "config", None) or {}).items())
-        place = (type(store).__name__, getattr(store, "url", None), str(getattr(store, "prefix", None)), config)
+        options = [getattr(store, name, None) for name in ("config", "client_options")]  # their order says nothing
+        said = json.dumps(options, sort_keys=True, default=str)
+        place = (type(store).__name__, getattr(store, "url", None), str(getattr(store, "prefix", None)), said)
         self.identity: Hashable = None if place[0] == "MemoryStore" else ("obstore", _digest(place))
 
     async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
@@ -284,8 +287,13 @@ class HttpClient:
 
 
 def _digest(place: object) -> str:
-    """Return a short name for what a store reads from; secrets among its options stay out of it."""
-    return hashlib.sha256(repr(place).encode()).hexdigest()
+    """Return a short name for what a store reads from now; secrets among its options stay out of it."""
+    surroundings = [os.environ.get(name) for name in _ENDPOINTS]
+    return hashlib.sha256(repr((place, surroundings)).encode()).hexdigest()
+
+
+_ENDPOINTS = ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+"""Where the environment says which server is meant."""
 
 
 _CLIENTS: dict[str, Callable[[Any], Client]] = {
