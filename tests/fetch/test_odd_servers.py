@@ -9,7 +9,7 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.data.damage import assert_explains
-from helpers.stores.mirrors import Mirrors, Node
+from helpers.stores.mirrors import Mirrors, Node, in_turn
 from helpers.stores.remote import CLIENTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -220,6 +220,33 @@ def test_partial_answers_of_status_200_are_known_by_their_range(client, layout):
 
     with serving(layout, spoil=spoil) as server:
         assert_right(opened(server, client))
+
+
+@pytest.mark.parametrize("layout", ["zstd in shards", "raw in shards"])
+@pytest.mark.parametrize("client", FSSPEC)
+def test_partial_answers_that_pass_for_whole_ones_are_no_damage(client, layout):
+    def spoil(_status, said, body):
+        said.pop("Content-Range", None)
+        return 200, said, body
+
+    with serving(layout, spoil=spoil) as server:
+        with pytest.raises(StoreReadError) as caught:
+            read_array(opened(server, client), SELECTIONS["one chunk"], device="host")
+        assert_explains(caught.value, "t/c/0/0", "status 200", "Content-Range")
+
+
+@pytest.mark.parametrize("status", [304, 400, 500, 501])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_servers_that_do_not_know_if_match(client, status):
+    """Two of them behind one address, whose tags differ: a read asks for the tag of its index."""
+    nodes = [Node(files("raw in shards"), tag=lambda _, tag=tag: tag) for tag in ('"a"', '"b"')]
+
+    def spoil(answered, said, body):
+        return (status, said, b"") if answered == 412 else (answered, said, body)
+
+    with Mirrors(nodes, in_turn(2), spoil=spoil) as server:
+        for _ in range(3):
+            assert_right(opened(server, client))
 
 
 @pytest.mark.parametrize("more", [True, False])

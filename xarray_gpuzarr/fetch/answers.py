@@ -74,9 +74,12 @@ def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | 
         raise OSError(f"the server answered with status {status}, {len(data)} bytes")
     span = _span(headers.get("content-range"))
     if status != _PARTIAL and span is None:  # a server that knows no ranges sends everything
-        object_nbytes: int | None = len(data)
         first, end = _asked_for(request, len(data))
+        if isinstance(request, RangeByteRequest) and request.start and len(data) == _most_nbytes(request):
+            raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
         wanted = memoryview(data)[first:end]
+        # Of as many bytes as the end that was asked for, nobody can say whether they are all.
+        object_nbytes = None if len(data) == _most_nbytes(request) else len(data)
     else:
         wanted = memoryview(data)
         object_nbytes = None if span is None else span[2]

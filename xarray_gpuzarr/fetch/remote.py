@@ -201,10 +201,14 @@ class StoreSource:
         If a version is given, ask until an answer is of it, `_TRIES` times at most.
         """
         async with self._gate or nullcontext(), _gate(loop):
+            tag = strong_tag(version)
             for _ in range(1 if version is None else _TRIES):
                 try:
-                    answer = await self._client.get(key, request, strong_tag(version))
+                    answer = await self._client.get(key, request, tag)
                 except Exception as err:  # of any kind: it is looked at
+                    if tag is not None:  # a server that does not know If-Match, perhaps
+                        tag = None
+                        continue
                     if request is None or not await self._client.is_too_short(err, key, request):
                         raise
                     answer = Answer(data=memoryview(b""))
