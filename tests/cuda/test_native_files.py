@@ -57,13 +57,21 @@ class FakeKvikio:
 
 
 @pytest.fixture
-def kvikio(monkeypatch):
+def kvikio(monkeypatch, tmp_path):
+    """kvikio beside a cuFile that has its settings at `files._SETTINGS`."""
     fake = FakeKvikio()
+    settings = tmp_path / "cufile.json"
+    settings.touch()
+    monkeypatch.setattr(files, "_SETTINGS", str(settings))
+    monkeypatch.delenv("CUFILE_ENV_PATH_JSON", raising=False)
     for name, module in fake.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    why_no_files.cache_clear()
+    asked_once = (why_no_files, files._streams_read)
+    for asked in asked_once:
+        asked.cache_clear()
     yield fake
-    why_no_files.cache_clear()
+    for asked in asked_once:
+        asked.cache_clear()
 
 
 def opened(kvikio):
@@ -93,6 +101,28 @@ def test_long_read_is_cut_into_tasks_once_the_stream_is_idle(kvikio):
 
     assert read.finish() == PARALLEL_NBYTES
     assert kvikio.log[1:] == [("synchronize", 0x10), ("pread", 0x1000, PARALLEL_NBYTES, 0), ("get",)]
+
+
+@pytest.mark.parametrize("named", [None, "absent.json"])
+def test_short_reads_go_to_kvikios_threads_where_cufile_has_no_settings(kvikio, monkeypatch, tmp_path, named):
+    monkeypatch.setattr(files, "_SETTINGS", str(tmp_path / "nowhere.json"))
+    if named is not None:
+        monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / named))
+    file = opened(kvikio)
+
+    reads = [file.read(0x1000, 10, 4096 * n, Stream()) for n in range(2)]
+    assert [read.finish() for read in reads] == [10, 10]
+
+    assert [name for name, *_ in kvikio.log] == ["CuFile", *["synchronize", "pread"] * 2, "get", "get"]
+
+
+def test_short_reads_are_left_to_the_stream_where_the_environment_names_settings(kvikio, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", files._SETTINGS)
+    monkeypatch.setattr(files, "_SETTINGS", str(tmp_path / "nowhere.json"))
+
+    opened(kvikio).read(0x1000, 10, 0, Stream(0x40)).finish()
+
+    assert "raw_read_async" in [name for name, *_ in kvikio.log]
 
 
 def test_finishing_twice_waits_once(kvikio):

@@ -11,10 +11,12 @@ kvikio 26.10, `CuFile.pread`, `CuFile.raw_read_async`; NVIDIA GPUDirect Storage,
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from xarray_gpuzarr.cuda.address import Address
@@ -22,7 +24,9 @@ from xarray_gpuzarr.cuda.api import FileRead, Stream
 from xarray_gpuzarr.errors import StoreReadError
 
 PARALLEL_NBYTES = 16 * 1024 * 1024
-"""Reads from this length on are cut up for kvikio's threads; shorter ones are left to the stream, many at once."""
+"""Reads from this length on are cut up for kvikio's threads; shorter ones are left to the stream, many at once, if it
+can."""
+_SETTINGS = "/etc/cufile.json"
 
 
 @cache
@@ -39,6 +43,15 @@ def why_no_files() -> str | None:
     except (ImportError, RuntimeError, KeyError) as err:
         return f"cuFile's driver cannot be asked ({type(err).__name__}: {err})"
     return None if available else "cuFile's driver says that GPUDirect Storage is not available (nvidia-fs)"
+
+
+@cache
+def _streams_read() -> bool:
+    """Say whether cuFile reads on streams: without a file of its settings, which wheels do not bring, it does not.
+
+    kvikio, asked to, would wait for the stream and read on the calling thread, one range after another.
+    """
+    return any(path and Path(path).exists() for path in (os.environ.get("CUFILE_ENV_PATH_JSON"), _SETTINGS))
 
 
 class NativeFile:
@@ -63,7 +76,7 @@ class NativeFile:
         """Start reading a range of the file; see `DeviceFile.read`."""
         buffer = _DeviceBuffer(to, nbytes)
         try:
-            if nbytes >= PARALLEL_NBYTES:
+            if nbytes >= PARALLEL_NBYTES or not _streams_read():
                 # kvikio's threads know nothing of the stream: what it was given before must be done.
                 self._synchronize(stream)
                 return NativeRead(self._file.pread(buffer, nbytes, file_offset=offset).get, self._path, buffer)
