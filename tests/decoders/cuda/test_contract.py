@@ -123,10 +123,38 @@ def test_coordinates_times_and_text_are_numpy_on_the_host(path, device):
 def test_arithmetic_of_groups_with_a_coordinate_of_one_value(path, device):
     ds, stock = open_on_device(path, chunks={}), open_stock(path)
 
-    anomalies = ds.t2m.groupby("time.hour") - ds.t2m.groupby("time.hour").mean()
+    with xr.set_options(use_flox=False):
+        anomalies = ds.t2m.groupby("time.hour") - ds.t2m.groupby("time.hour").mean()
 
     expected = stock.t2m.groupby("time.hour") - stock.t2m.groupby("time.hour").mean()
     xr.testing.assert_allclose(anomalies.gpuzarr.to_host().compute(scheduler="sync"), expected.compute())
+
+
+GROUPED = {
+    "climatology": lambda ds: ds.t2m.groupby("time.hour").mean(),
+    "resample": lambda ds: ds.u10.resample(time="1D").max(),
+}
+
+
+@pytest.mark.parametrize("work", GROUPED)
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "chunked"])
+def test_groups_are_reduced_without_flox(path, device, work, chunks):
+    ds, stock = open_on_device(path, chunks=chunks), open_stock(path)
+
+    with xr.set_options(use_flox=False):
+        found = GROUPED[work](ds).gpuzarr.to_host().compute(scheduler="sync")
+        expected = GROUPED[work](stock).compute()
+
+    xr.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize("work", GROUPED)
+def test_flox_refuses_device_arrays(path, device, work):
+    pytest.importorskip("flox")
+    ds = open_on_device(path)
+
+    with xr.set_options(use_flox=True), pytest.raises(TypeError, match=r"Unsupported type <class 'numpy\.ndarray'>"):
+        GROUPED[work](ds)
 
 
 def test_label_selection_works(path, device):
