@@ -58,7 +58,8 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     -----
     Each pass, an ``iter()`` of a loader, is the next epoch, whoever reads it. Worker processes share the cores of this
     one, unless ``XARRAY_GPUZARR_NUM_THREADS`` is set. They cannot use a GPU that was used before they were forked off:
-    batches on a GPU want ``num_workers=0``.
+    batches on a GPU want ``num_workers=0``. These are made for the stream that is PyTorch's current one when the first
+    of a pass is asked for.
     """
 
     def __init__(self, batches: Batches, convert: Callable[[Dataset], Any] = tensors) -> None:
@@ -181,8 +182,13 @@ def _converted(
 ) -> Iterator[Any]:
     if refused is not None:  # PyTorch carries errors over only where it asks for a batch
         raise refused
-    with batches.begin(epoch, batch) as iterator:
+    with batches.begin(epoch, batch, _stream_of) as iterator:
         yield from map(convert, iterator)
+
+
+def _stream_of(device: int) -> int | None:
+    """Return the handle of PyTorch's current stream on a GPU; None if PyTorch has no CUDA."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if torch.cuda.is_available() else None
 
 
 def _middle(epoch: int, batch: int, n_workers: int) -> OptionError:

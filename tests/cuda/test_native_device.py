@@ -361,6 +361,15 @@ def test_a_stream_becomes_cupys_own_within_a_block(fake, native):
     assert device.consuming(stream) is stream.for_cupy  # which CuPy enters as a context
 
 
+def test_a_stream_of_another_library_is_known_by_its_handle(fake, native):
+    device, _ = make(native)
+
+    stream = device.external(0x1230)
+
+    assert stream.handle == 0x1230
+    assert stream.for_rmm.obj is stream.for_cupy
+
+
 def test_threads_sleep_while_they_wait_for_events(fake, native):
     device, _ = make(native)
 

@@ -54,8 +54,8 @@ class Downloaded:
     def decode(self, plans: Iterator[Any], source: Any, *, out: Any = None, **keywords: Any) -> np.ndarray:
         return self._down(self._cuda.decode(plans, source, **keywords), keywords["cast"])
 
-    def as_caller(self) -> Any:
-        return self._cuda.as_caller()
+    def as_caller(self, stream_of: Any = None) -> Any:
+        return self._cuda.as_caller(stream_of)
 
     def with_memory(self, read: Callable[[], Any]) -> Any:
         return self._cuda.with_memory(read)

@@ -117,8 +117,8 @@ class StrictDecoder:
     def decode(self, plans: Iterator[Any], source: Any, **keywords: Any) -> StrictArray:
         return StrictArray(self._host.decode(plans, source, **keywords))
 
-    def as_caller(self) -> Any:
-        return self._host.as_caller()
+    def as_caller(self, stream_of: Any = None) -> Any:
+        return self._host.as_caller(stream_of)
 
     def with_memory(self, read: Callable[[], Any]) -> Any:
         return read()

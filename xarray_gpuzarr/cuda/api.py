@@ -148,6 +148,9 @@ class DeviceApi(Protocol):
     def consumer_stream(self) -> Stream:
         """Return the stream that the calling thread's array library works on now."""
 
+    def external(self, handle: int) -> Stream:
+        """Return the stream of that handle, which somebody else has made on this device and keeps."""
+
     def consuming(self, stream: Stream) -> AbstractContextManager[object]:
         """Make `stream` the one that the calling thread's array library works on inside a ``with`` block."""
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, cast
 
 import cupy
@@ -148,6 +149,10 @@ class NativeDevice:
                 do="unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or read inside `with cupy.cuda.Stream():`",
             )
         return stream
+
+    def external(self, handle: int) -> NativeStream:
+        """Return the stream of a ``cudaStream_t`` that another library has made and keeps."""
+        return NativeStream(cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle))))
 
     def consuming(self, stream: Stream) -> AbstractContextManager[object]:
         """Make `stream` CuPy's current one on the calling thread inside a ``with`` block."""

@@ -8,12 +8,13 @@ from xarray_gpuzarr.decoders.choice import (
     resolve_storage,
     usable_device,
 )
-from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route
+from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route, StreamOf
 
 __all__ = [
     "Decoder",
     "Device",
     "Route",
+    "StreamOf",
     "by_usable",
     "decoder_for",
     "missing_for_cuda",

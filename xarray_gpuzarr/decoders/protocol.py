@@ -23,6 +23,10 @@ Device = Literal["host", "cuda", "workers"]
 """Where arrays are decoded and live. ``workers``: on the GPUs of a cluster's workers, whatever the client has."""
 
 
+StreamOf = Callable[[int], int | None]
+"""Given a device's number, returns the handle of the stream on which a library works there now; None if it has none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """Where an array is decoded, decided from its metadata alone."""
@@ -86,10 +90,16 @@ class Decoder(Protocol):
             Each names array, shard key and, where there is one, chunk and codec.
         """
 
-    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+    def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return what makes other threads, inside a ``with`` block, read for the calling thread.
 
         Their results then live where the calling thread's would, and may be used and freed as its own are.
+
+        Parameters
+        ----------
+        stream_of : callable, optional
+            See `StreamOf`, of the library that uses the results; without one, and where it knows none, the array
+            library's current stream of the calling thread is theirs.
         """
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:

@@ -9,6 +9,7 @@ from typing import Self
 
 from xarray import Dataset
 
+from xarray_gpuzarr.decoders import StreamOf
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.training.ahead import Ahead, AsCaller
 from xarray_gpuzarr.training.order import Epoch, Order
@@ -48,9 +49,20 @@ class BatchIterator:
     progress : Progress
         Where to begin; kept up to date.
     n_batches : int
+    as_caller : callable
+        See `AsCaller`.
     """
 
-    def __init__(self, epoch: Epoch, template: Template, n_ahead: int, progress: Progress, n_batches: int) -> None:
+    def __init__(
+        self,
+        epoch: Epoch,
+        template: Template,
+        n_ahead: int,
+        progress: Progress,
+        *,
+        n_batches: int,
+        as_caller: AsCaller,
+    ) -> None:
         self._template = template
         self._progress = progress
         self._n_batches = n_batches
@@ -61,7 +73,7 @@ class BatchIterator:
             return template.read(epoch.of_read(number), stop)
 
         first, n_reads = progress.batch // self._per_read, -(-n_batches // self._per_read)
-        self._reads = Ahead(read, first, n_reads, n_ahead, _as_caller(template)) if n_ahead else AtOnce(read)
+        self._reads = Ahead(read, first, n_reads, n_ahead, as_caller) if n_ahead else AtOnce(read, as_caller)
 
     def __iter__(self) -> Self:
         return self
@@ -109,18 +121,20 @@ class AtOnce:
 
     Parameters
     ----------
-    read : callable
+    read, as_caller : callable
     """
 
-    def __init__(self, read: Callable[[int, Stop], Arrays]) -> None:
+    def __init__(self, read: Callable[[int, Stop], Arrays], as_caller: AsCaller) -> None:
         self._read = read
+        self._as_caller = as_caller
         self._found: tuple[int, Arrays] | None = None
         self.closed = False
 
     def result(self, number: int) -> Arrays | None:
         """Read, or return what was read already."""
         if self._found is None or self._found[0] != number:
-            self._found = number, self._read(number, Stop())
+            with self._as_caller():
+                self._found = number, self._read(number, Stop())
         return self._found[1]
 
     def done_with(self, number: int) -> None:  # noqa: ARG002
@@ -133,13 +147,13 @@ class AtOnce:
         self.closed = True
 
 
-def _as_caller(template: Template) -> AsCaller:
-    """Return what makes a thread read where the calling thread would."""
+def as_caller_of(template: Template, stream_of: StreamOf | None) -> AsCaller:
+    """Return what makes a thread read where the calling thread would, for the stream that `stream_of` says."""
     lazies = {
         cut.source.lazy.device: cut.source.lazy for cut in template.cuts.values() if isinstance(cut.source, Stored)
     }
     reading: list[Callable[[], AbstractContextManager[object]]] = [
-        lazy.by_decoder(lambda decoder: decoder.as_caller()) for lazy in lazies.values()
+        lazy.by_decoder(lambda decoder: decoder.as_caller(stream_of)) for lazy in lazies.values()
     ]
 
     @contextmanager

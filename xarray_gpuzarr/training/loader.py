@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+from xarray_gpuzarr.decoders import StreamOf
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.training.budget import Budget
-from xarray_gpuzarr.training.iterator import BatchIterator, Progress
+from xarray_gpuzarr.training.iterator import BatchIterator, Progress, as_caller_of
 from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches
 from xarray_gpuzarr.training.samples import Samples, require_whole
 from xarray_gpuzarr.training.template import Template
@@ -44,7 +45,7 @@ class Batches:
         """Begin the next epoch, or go on where a state says."""
         return self.begin(self.next_epoch, self.next_batch)
 
-    def begin(self, epoch: int, batch: int = 0) -> BatchIterator:
+    def begin(self, epoch: int, batch: int = 0, stream_of: StreamOf | None = None) -> BatchIterator:
         """Begin an epoch, or go on in it.
 
         Parameters
@@ -52,6 +53,9 @@ class Batches:
         epoch : int
         batch : int
             Batches of it to leave out.
+        stream_of : callable, optional
+            Given a GPU's number, returns the handle of the stream on which batches are used there; CuPy's current one
+            if left out.
 
         Raises
         ------
@@ -66,10 +70,13 @@ class Batches:
                 found=f"this was rank {before.rank} of {before.world_size} when the state was loaded",
                 do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",
             )
-        self._template = self._template.with_whole_read()
+        as_caller = as_caller_of(self._template, stream_of)
+        with as_caller():
+            self._template = self._template.with_whole_read()
         n_ahead = self._budget.n_ahead(self._template, order, self._samples)
         progress = Progress(order, epoch, batch)
-        iterator = BatchIterator(self._epoch(epoch, order), self._template, n_ahead, progress, len(self))
+        drawn, n_batches = self._epoch(epoch, order), len(self)
+        iterator = BatchIterator(drawn, self._template, n_ahead, progress, n_batches=n_batches, as_caller=as_caller)
         progress.begun = True
         self._progress = progress
         return iterator

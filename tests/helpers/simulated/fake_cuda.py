@@ -148,12 +148,14 @@ class FakeCuda:
             deviceSynchronize=self.call("deviceSynchronize"),
             deviceGetAttribute=self.call("deviceGetAttribute", lambda *_: int(self.has_async)),
         )
+        stream = self.call("Stream", lambda **_: self._stream(7))
+        stream.from_external = lambda other: self._stream(other.__cuda_stream__()[1])
         cuda = module(
             "cupy.cuda",
             runtime=runtime,
             compiler=module("cupy.cuda.compiler", CompileException=CompileException),
             Device=self.call("Device", nullcontext),
-            Stream=self.call("Stream", lambda **_: self._stream(7)),
+            Stream=stream,
             Event=self.call("Event", lambda **_: SimpleNamespace(record=self.call("record", lambda *_: None))),
             get_current_stream=self.call("get_current_stream", lambda: self._stream(self.current_stream)),
             PinnedMemory=self.call("PinnedMemory", bytearray),

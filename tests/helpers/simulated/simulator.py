@@ -123,6 +123,10 @@ class SimulatedDevice:
     def activate(self) -> AbstractContextManager[None]:
         return self._border.activate()
 
+    def external(self, handle: int) -> SimulatedStream:
+        with self._border.call("external"):
+            return self._scheduler.streams[handle]
+
     @contextmanager
     def consuming(self, stream: SimulatedStream) -> Iterator[None]:
         """Make `stream` the one that the calling thread's array library works on, as ``with cupy_stream:`` does."""

@@ -34,7 +34,7 @@ from xarray_gpuzarr.decoders.cuda.trust import Trust
 from xarray_gpuzarr.decoders.cuda.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.host.placing import cast_array
-from xarray_gpuzarr.decoders.protocol import Device, Route
+from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
@@ -184,11 +184,12 @@ class CudaDecoder:
         with api.activate():
             return resources.lock.shared(send)
 
-    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+    def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return what makes the device and the stream of this thread those of others; see `Decoder.as_caller`."""
         api = self._device()
         with api.activate():
-            stream = api.consumer_stream()
+            handle = None if stream_of is None else stream_of(api.index)
+            stream = api.consumer_stream() if handle is None else api.external(handle)
 
         @contextmanager
         def reading() -> Iterator[None]:

@@ -24,7 +24,7 @@ from xarray_gpuzarr.decoders.host.little import LittleRead, little_box, little_r
 from xarray_gpuzarr.decoders.host.little_stacks import LittleStack, little_stack
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.host.stacks import StackBlock
-from xarray_gpuzarr.decoders.protocol import Device, Route
+from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch import AtHand, ByteSource, ObjectSource, ReadAhead, Request
 from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
@@ -146,7 +146,7 @@ class HostDecoder:
         counters.add(n_reads=1, n_shards=len(little.objects), read_nbytes=n_read[0], decoded_nbytes=little.nbytes)
         return array
 
-    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+    def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""
         return nullcontext
 

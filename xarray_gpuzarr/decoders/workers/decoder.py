@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route
+from xarray_gpuzarr.decoders.protocol import Decoder, Device, Route, StreamOf
 from xarray_gpuzarr.decoders.workers.stand_in import CupyStandIn
 from xarray_gpuzarr.errors import DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource
@@ -68,9 +68,9 @@ class WorkersDecoder:
         self._require_gpu(spec.path)
         return self._cuda().decode(plans, source, spec=spec, target=target, cast=cast, out=out)
 
-    def as_caller(self) -> Callable[[], AbstractContextManager[object]]:
+    def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return what makes other threads read for this one; see `Decoder.as_caller`."""
-        return nullcontext if self._missing_here() else self._cuda().as_caller()
+        return nullcontext if self._missing_here() else self._cuda().as_caller(stream_of)
 
     def with_memory[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`, again if memory does not suffice; see `Decoder.with_memory`."""
