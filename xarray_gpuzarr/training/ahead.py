@@ -8,15 +8,16 @@ but a `_Shared`, so that one that is forgotten ends them.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from itertools import count
 from threading import Lock
 from typing import Any
 from weakref import finalize
 
 from xarray_gpuzarr.errors import GpuZarrError
+from xarray_gpuzarr.process.ending import start_thread
 from xarray_gpuzarr.process.waiting import Bell, apart
 from xarray_gpuzarr.read.stopping import Stop
 
@@ -106,10 +107,7 @@ class Ahead:
             for number in range(n_threads):
                 left = Lock()
                 left.acquire()
-                serve = threading.Thread(
-                    target=shared.serve, args=(read, as_caller, left), name=f"gpuzarr_ahead_{number}", daemon=True
-                )
-                serve.start()
+                start_thread(partial(shared.serve, read, as_caller, left), f"gpuzarr_ahead_{number}", shared.stop)
                 shared.left.append(left)
 
         self._finalizer = finalize(self, shared.stop)

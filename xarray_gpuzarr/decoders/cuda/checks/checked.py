@@ -25,6 +25,7 @@ from xarray_gpuzarr.decoders.cuda.checks.trial import WrongAnswerError
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.process.ending import start_thread
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -209,7 +210,7 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
         answers: SimpleQueue[Answer] = SimpleQueue()
         run = partial(_run, api, list(left), answers, until_failure=until_failure)
         try:
-            threading.Thread(target=run, daemon=True, name="self-check").start()
+            start_thread(run, "self-check")
         except RuntimeError as error:  # the system has no more threads
             yield Answer(name=left[0].name, found=str(error), seconds=0.0, nbytes=0, about="moment")
             return

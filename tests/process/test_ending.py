@@ -1,0 +1,148 @@
+"""The end of a process: no thread of ours is still at work when what libraries have registered before is torn down."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import xarray_gpuzarr
+
+PACKAGE = Path(xarray_gpuzarr.__file__).parent
+
+DRIVER = """
+import atexit, threading, time
+
+class Driver:
+    "CUDA as threads see it: calls last a while, and after its teardown none may be under way, nor any memory left."
+
+    def __init__(self):
+        self.inside = set()
+        self.held = set()
+        self.local = threading.local()
+        self.entered = threading.Event()
+        atexit.register(self.tear_down)  # as libraries do when they are imported
+
+    def call(self, until=lambda: None):
+        name = threading.current_thread().name
+        self.inside.add(name)
+        self.local.workspace = Workspace(self, name)
+        self.entered.set()
+        until()
+        time.sleep(0.3)  # the call itself
+        self.inside.discard(name)
+
+    def tear_down(self):
+        print("inside", sorted(self.inside), "held", sorted(self.held))
+
+class Workspace:
+    "What goes only when its thread has gone."
+
+    def __init__(self, driver, name):
+        self.driver, self.name = driver, name
+        driver.held.add(name)
+
+    def __del__(self):
+        time.sleep(0.1)
+        self.driver.held.discard(self.name)
+
+driver = Driver()
+"""
+
+
+def run(script):
+    code = DRIVER + textwrap.dedent(script)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    return ended.returncode, ended.stdout.strip(), ended.stderr
+
+
+NOTHING = (0, "inside [] held []", "")
+
+
+def test_a_thread_has_ended_before_teardown():
+    assert (
+        run("""
+        from xarray_gpuzarr.process.ending import start_thread
+        start_thread(driver.call, "one")
+        driver.entered.wait()
+        """)
+        == NOTHING
+    )
+
+
+def test_reads_ahead_are_stopped_before_teardown():
+    assert (
+        run("""
+        from contextlib import nullcontext
+        from xarray_gpuzarr.training.ahead import Ahead
+
+        stopped = threading.Event()
+
+        def read(number, stop):
+            if number:
+                stop.check(stopped.set)
+                driver.call(stopped.wait)
+
+        ahead = Ahead(read, 0, 9, 3, nullcontext)
+        ahead.result(0)
+        driver.entered.wait()
+        """)
+        == NOTHING
+    )
+
+
+def test_a_self_check_that_nobody_waits_for_any_more_has_ended_before_teardown():
+    assert (
+        run("""
+        from types import SimpleNamespace
+        from contextlib import nullcontext
+        from xarray_gpuzarr.decoders.cuda.checks import checked
+
+        api = SimpleNamespace(activate=lambda: nullcontext(driver.call()))
+        checked._within = lambda *_: exit()  # Ctrl-C, or the end of the program on another thread
+        list(checked.run_checks(api, [SimpleNamespace(name="copies")]))
+        """)
+        == NOTHING
+    )
+
+
+def test_a_thread_that_never_ends_keeps_the_process_for_a_while_only():
+    code, said, errors = run("""
+        from xarray_gpuzarr.process import ending
+        ending.PATIENCE_S = 0.1
+        ending.start_thread(lambda: driver.call(threading.Event().wait), "endless")
+        driver.entered.wait()
+        """)
+    assert (code, said, errors) == (0, "inside ['endless'] held ['endless']", "")
+
+
+def test_a_fork_waits_for_no_thread_of_its_parent():
+    assert (
+        run("""
+        import os
+        from xarray_gpuzarr.process.ending import start_thread
+        start_thread(lambda: driver.call(threading.Event().wait), "parent's", driver.entered.set)
+        driver.entered.wait()
+        child = os.fork()
+        if child == 0:
+            driver.inside.clear(), driver.held.clear()
+        else:
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """)
+        == NOTHING
+    )
+
+
+ELSEWHERE = {"process/threads.py", "process/ending.py"}
+"""Where threads may be made: the crew's work only while their callers do."""
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_threads_are_started_by_the_one_that_waits_for_them(path):
+    makes_threads = re.search(r"\bThread\(", path.read_text()) is not None
+
+    assert makes_threads <= (str(path.relative_to(PACKAGE)) in ELSEWHERE)
