@@ -395,7 +395,6 @@ CALLS = {
     "memcpyAsync": lambda d, s: d.upload(4096, np.zeros(3, np.uint8), s),
     "RawModule": lambda d, s: d.launch(KERNEL, 1, 32, (1,), s),
     "launch double_it": lambda d, s: d.launch(KERNEL, 1, 32, (1,), s),
-    "Device": lambda d, s: d.launch(KERNEL, 1, 32, (1,), s),
 }
 
 
@@ -594,7 +593,7 @@ def test_nothing_of_the_process_is_set(fake, native):
 
 
 def test_there_is_one_device_of_a_number(fake, native):
-    fake.current_device = 1
+    fake.contexts.set_device(1)
 
     assert native.native_device() is native.native_device(1)
     assert native.native_device(0) is not native.native_device(1)
@@ -620,7 +619,7 @@ def test_other_options_leave_the_device_and_its_kernels_alone(native):
 
 
 def test_a_device_that_is_not_there_is_refused_at_once(fake, native):
-    fake.failures["Device"] = CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+    fake.failures["setDevice"] = CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
 
     with pytest.raises(CudaError, match="no usable GPU"):
         native.native_device(7)

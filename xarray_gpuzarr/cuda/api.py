@@ -137,7 +137,10 @@ class DeviceApi(Protocol):
         """What the device is; None for one that nobody need check."""
 
     def activate(self) -> AbstractContextManager[object]:
-        """Make this the device of the calling thread inside a ``with`` block."""
+        """Make this the device of the calling thread inside a ``with`` block.
+
+        A thread that has used no GPU before keeps this one: going back to the one that it began with would start that.
+        """
 
     def memory_nbytes(self) -> tuple[int, int]:
         """Return (free, total) device memory in bytes."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, cast
@@ -115,9 +115,16 @@ class NativeDevice:
             },
         )
 
-    def activate(self) -> AbstractContextManager[object]:
-        """Make this the device of the calling thread inside a ``with`` block."""
-        return cast("AbstractContextManager[object]", cupy.cuda.Device(self.index))
+    @contextmanager
+    def activate(self) -> Iterator[None]:
+        """Make this the device of the calling thread inside a ``with`` block; see `DeviceApi.activate`."""
+        before, has_context = cupy.cuda.runtime.getDevice(), cupy.cuda.driver.ctxGetCurrent() != 0
+        cupy.cuda.runtime.setDevice(self.index)
+        try:
+            yield
+        finally:
+            if has_context:  # else ``cudaSetDevice`` would make one there, of some 500 MiB
+                cupy.cuda.runtime.setDevice(before)
 
     @cuda_call("cudaMemGetInfo")
     def memory_nbytes(self) -> tuple[int, int]:
@@ -309,9 +316,8 @@ class NativeDevice:
         kernels is PTX that does not flush them.
         """
         try:
-            with self.activate():
-                module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
-                return module.get_function(kernel.name).kernel
+            module = cupy.RawModule(code=kernel_source(kernel), options=COMPILE_OPTIONS, backend="nvrtc")
+            return module.get_function(kernel.name).kernel
         except FAILURES as error:
             raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
 

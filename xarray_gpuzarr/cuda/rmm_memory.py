@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cupy
@@ -23,13 +24,24 @@ _KEPT = 4
 """A private pool keeps up to that part of the device's memory once it is idle."""
 
 
+@contextmanager
+def _in_context(context: int) -> Iterator[None]:
+    """Work in a context inside a ``with`` block, on whatever thread drops memory; its own device stays what it is."""
+    before = cupy.cuda.driver.ctxGetCurrent()
+    cupy.cuda.driver.ctxSetCurrent(context)
+    try:
+        yield
+    finally:
+        cupy.cuda.driver.ctxSetCurrent(before)
+
+
 class NativeMemory:
     """Device memory of an RMM resource; goes back to it in the order of a stream, at the latest when it is dropped."""
 
-    def __init__(self, index: int, resource: Any, address: Address, nbytes: int, stream: Any) -> None:
+    def __init__(self, resource: Any, address: Address, nbytes: int, stream: Any) -> None:
         self.address = address
         self.nbytes = nbytes
-        self._index = index
+        self._context = cupy.cuda.driver.ctxGetCurrent()
         self._resource = resource
         self._stream = stream
         self._process = os.getpid()
@@ -40,7 +52,7 @@ class NativeMemory:
         # A process that was forked off, or is ending, has no CUDA to give anything back to.
         if resource is None or not self.nbytes or self._process != os.getpid() or sys.is_finalizing():
             return
-        with suppress(*FAILURES), cupy.cuda.Device(self._index):  # of a lost device there is nothing to give back
+        with suppress(*FAILURES), _in_context(self._context):  # of a lost device there is nothing to give back
             resource.deallocate(self.address, self.nbytes, self._stream.for_rmm)
 
     def free_behind(self, consumer: Any, on: Any) -> None:
@@ -48,10 +60,11 @@ class NativeMemory:
         if self._process != os.getpid() or sys.is_finalizing():
             return
         try:
-            with cupy.cuda.Device(self._index):
+            with _in_context(self._context):
                 event = cupy.cuda.Event(disable_timing=True)
                 event.record(consumer.for_cupy)
                 on.for_cupy.wait_event(event)
+                del event
         except FAILURES:  # a lost device, mostly; memory that somebody may still read is not given away
             self._resource = None
         else:
@@ -108,7 +121,7 @@ class RmmMemory:
                 do="lower XARRAY_GPUZARR_BATCH_NBYTES or XARRAY_GPUZARR_SCRATCH_NBYTES, use fewer threads per "
                 "process, or read less at once",
             ) from error
-        return NativeMemory(self._index, resource, Address(address), nbytes, stream)
+        return NativeMemory(resource, Address(address), nbytes, stream)
 
     def resource(self) -> Any:
         """Return the RMM resource to allocate from now; the caller may have changed theirs since the last call."""
@@ -118,7 +131,7 @@ class RmmMemory:
             if self.choice == "current" or not is_plain(current):
                 return current
         if self._private is None:
-            with self._lock, cupy.cuda.Device(self._index):
+            with self._lock:
                 if self._private is None:
                     self._private = self._new_resource()
         return self._private

@@ -6,10 +6,27 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
+from helpers.simulated.contexts import Contexts
+
 PROPERTIES = {"name": b"NVIDIA H200", "uuid": bytes(range(16)), "major": 9, "minor": 0}
+
+
+NEED_NO_CONTEXT = {
+    *("getDevice", "setDevice", "ctxGetCurrent", "ctxSetCurrent", "getDeviceProperties", "deviceGetPCIBusId"),
+    *("driverGetVersion", "runtimeGetVersion", "deviceGetAttribute", "get_current_stream"),
+    *("set_allocator", "set_pinned_memory_allocator", "set_per_device_resource", "set_current_device_resource"),
+}
+"""Calls that CUDA answers on a thread without a context, or that are none of CUDA's."""
+
+
+class Thing(SimpleNamespace):
+    """One that can be waited for to die."""
+
+
+class Pinned(bytearray):
+    """Likewise."""
 
 
 class DeviceMemoryResource:
@@ -76,6 +93,8 @@ class FakeCuda:
         Name and arguments of every call, in order.
     failures : dict of str to Exception
         What a call of that name raises.
+    contexts : Contexts
+        Of all devices.
     """
 
     def __init__(self):
@@ -83,7 +102,8 @@ class FakeCuda:
         self.failures = {}
         self.current_resource = CudaMemoryResource()
         self.allocator = "CuPy's own"
-        self.current_device = self.current_stream = 0
+        self.current_stream = 0
+        self.contexts = Contexts()
         self.has_async = True
         self._taken = {}
         self._at = itertools.count(4096, 4096)
@@ -115,6 +135,8 @@ class FakeCuda:
             self.calls.append((name, *args, *kwargs.values()))
             if name in self.failures:
                 raise self.failures[name]
+            if name not in NEED_NO_CONTEXT:
+                self.contexts.need(name)
             return returns(*args, **kwargs) if returns else None
 
         return function
@@ -139,7 +161,8 @@ class FakeCuda:
             memcpyDeviceToHost=2,
             cudaDevAttrMemoryPoolsSupported=115,
             memcpyAsync=self.call("memcpyAsync"),
-            getDevice=self.call("getDevice", lambda: self.current_device),
+            getDevice=self.call("getDevice", lambda: self.contexts.device),
+            setDevice=self.call("setDevice", self.contexts.set_device),
             getDeviceProperties=self.call("getDeviceProperties", lambda _: dict(PROPERTIES)),
             deviceGetPCIBusId=self.call("deviceGetPCIBusId", lambda _: "0000:01:00.0"),
             driverGetVersion=self.call("driverGetVersion", lambda: 13020),
@@ -148,17 +171,23 @@ class FakeCuda:
             deviceSynchronize=self.call("deviceSynchronize"),
             deviceGetAttribute=self.call("deviceGetAttribute", lambda *_: int(self.has_async)),
         )
-        stream = self.call("Stream", lambda **_: self._stream(7))
+        stream = self.call("Stream", lambda **_: self.contexts.dying(self._stream(7), "streamDestroy"))
         stream.from_external = lambda other: self._stream(other.__cuda_stream__()[1])
         cuda = module(
             "cupy.cuda",
             runtime=runtime,
             compiler=module("cupy.cuda.compiler", CompileException=CompileException),
-            Device=self.call("Device", nullcontext),
+            driver=module(
+                "cupy.cuda.driver",
+                ctxGetCurrent=self.call("ctxGetCurrent", lambda: self.contexts.context),
+                ctxSetCurrent=self.call("ctxSetCurrent", self.contexts.set_context),
+            ),
             Stream=stream,
-            Event=self.call("Event", lambda **_: SimpleNamespace(record=self.call("record", lambda *_: None))),
+            Event=self.call(
+                "Event", lambda **_: self._dying("eventDestroy", record=self.call("record", lambda *_: None))
+            ),
             get_current_stream=self.call("get_current_stream", lambda: self._stream(self.current_stream)),
-            PinnedMemory=self.call("PinnedMemory", bytearray),
+            PinnedMemory=self.call("PinnedMemory", lambda nbytes: self.contexts.dying(Pinned(nbytes), "freeHost")),
             PinnedMemoryPointer=lambda memory, _offset: memory,
             UnownedMemory=lambda ptr, nbytes, owner, index: SimpleNamespace(
                 ptr=ptr, nbytes=nbytes, owner=owner, index=index
@@ -203,9 +232,12 @@ class FakeCuda:
         )
 
     def _stream(self, handle):
-        return SimpleNamespace(
-            ptr=handle, synchronize=self.call("synchronize"), wait_event=self.call("wait_event", lambda _event: None)
+        return Thing(
+            ptr=handle, synchronize=self.call("synchronize"), wait_event=lambda _event: self.call("wait_event")()
         )
+
+    def _dying(self, call, **members):
+        return self.contexts.dying(Thing(**members), call)
 
     def _raw_module(self, **_options):
         time.sleep(0.01)  # long enough for threads to meet

@@ -1,0 +1,283 @@
+"""Which GPU's context is made by whom: a process that reads to GPU 1 must not start GPU 0, some 500 MiB of it.
+
+`NativeDevice` runs on the fakes of CuPy and RMM; whole reads run on the simulated device, whose threads change devices
+by `NativeDevice.activate`.
+"""
+
+import gc
+import importlib
+import sys
+import threading
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import xarray as xr
+from helpers.simulated.contexts import Contexts
+from helpers.simulated.fake_cuda import FakeCuda
+from helpers.simulated.gpu import SimulatedGpu, use
+from helpers.simulated.planted_faults import FaultyDevice
+from helpers.simulated.reads import SCENES, CudaReads, limits, scene, shared
+from helpers.simulated.simulator import SimulatedDevice
+
+from xarray_gpuzarr import batches, cuda
+from xarray_gpuzarr.cuda.api import Kernel
+from xarray_gpuzarr.decoders.cuda.checks import check_all
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
+
+ROOMS = ("device", "sharing", "rmm_memory", "failures")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(in_force, "options", ResourceOptions())
+    with patch.dict(sys.modules, fake.modules() | {"nvtx": None}):
+        for room in ROOMS:
+            sys.modules.pop(f"xarray_gpuzarr.cuda.{room}", None)
+        yield fake
+    for room in ROOMS:
+        vars(cuda).pop(room, None)
+
+
+@pytest.fixture
+def native(fake, monkeypatch):
+    module = importlib.import_module("xarray_gpuzarr.cuda.device")
+    monkeypatch.setattr(module, "kernel_source", lambda kernel: f"source of {kernel}")
+    return module
+
+
+@pytest.fixture
+def device(fake, native):
+    return native.NativeDevice(1, ResourceOptions())
+
+
+def on_thread(work, name="another"):
+    """Return what `work` does on a thread that has used no GPU; what is local to that is gone then."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()), name=name)
+    thread.start()
+    thread.join()
+    gc.collect()
+    return found[0] if found else None
+
+
+def devices(fake):
+    return {made.device for made in fake.contexts.made}
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_makes_the_context_of_its_device_with_its_first_call():
+    contexts = Contexts()
+
+    assert (contexts.device, contexts.context) == (0, 0)
+    on_thread(lambda: contexts.need("cudaMalloc"), "first")
+    on_thread(lambda: contexts.set_device(1), "second")
+    contexts.need("cudaFree")
+
+    assert [(made.device, made.thread, made.call) for made in contexts.made] == [
+        (0, "first", "cudaMalloc"),
+        (1, "second", "cudaSetDevice"),
+    ]
+
+
+def test_going_back_to_device_0_makes_its_context():
+    contexts = Contexts()
+
+    before = contexts.device
+    for device in (1, before):
+        contexts.set_device(device)
+
+    assert [made.device for made in contexts.made] == [1, 0]
+
+
+def test_a_context_alone_leaves_the_device_for_later():
+    contexts = Contexts()
+    contexts.set_device(1)
+    context = contexts.context
+
+    def borrow():
+        contexts.set_context(context)
+        inside = contexts.device
+        contexts.set_context(0)
+        return inside, contexts.device
+
+    assert on_thread(borrow) == (1, 0)
+    assert [made.device for made in contexts.made] == [1]
+
+
+def test_a_destructor_needs_a_context():
+    contexts = Contexts()
+
+    on_thread(lambda: contexts.dying(Contexts(), "cudaFreeHost") and None, "first")
+
+    assert [(made.device, made.call) for made in contexts.made] == [(0, "cudaFreeHost")]
+
+
+# --- CuPy and RMM ----------------------------------------------------------------------------------------------------
+
+
+def everything(device):
+    """Do what a read does; return memory of the device, and what its thread keeps."""
+    with device.activate():
+        stream, event = device.stream(), device.event()
+        pinned = device.allocate_pinned(100)
+        device.record(event, stream)
+        device.launch(Kernel(file="double.cu", name="double_it"), 1, 32, (1,), stream)
+        device.upload(4096, pinned.array, stream)
+        device.synchronize(stream)
+        return device.allocate(100, stream), device.empty((3,), np.dtype("f4"), stream), stream
+
+
+def test_threads_that_read_to_device_1_start_no_other(fake, native, device):
+    kept = threading.local()
+
+    def read():
+        kept.workspace = everything(native.native_device(1))  # which the end of the thread destroys
+
+    on_thread(read)
+
+    assert devices(fake) == {1}, fake.contexts.made
+    assert fake.taken() == []
+
+
+@pytest.mark.parametrize("how", ["free", "free_behind", "drop"])
+def test_memory_that_any_thread_gives_back_starts_no_other_device(fake, device, how):
+    held = [on_thread(lambda: everything(device))]
+
+    def give_back():
+        memory, array, stream = held.pop()
+        if how == "free":
+            memory.free()
+        elif how == "free_behind":
+            memory.free_behind(stream, stream)
+        del memory, array
+        return stream, fake.contexts.device, fake.contexts.context
+
+    _, here, context = on_thread(give_back)
+
+    assert fake.taken() == []
+    assert (here, context) == (0, 0)
+    assert devices(fake) == {1}, fake.contexts.made
+
+
+def test_memory_goes_back_in_its_own_context_on_a_thread_of_another_device(fake, device):
+    memory, _, stream = on_thread(lambda: everything(device))
+    fake.contexts.set_device(0)
+    before, seen = fake.contexts.context, []
+    resource = type(fake.called("allocate")[0][2])
+
+    with patch.object(resource, "deallocate", lambda *_: seen.append(fake.contexts.device)):
+        memory.free_behind(stream, stream)
+
+    assert seen == [1]
+    assert (fake.contexts.device, fake.contexts.context) == (0, before)
+
+
+def test_a_thread_that_uses_another_device_goes_back_to_it(fake, device):
+    fake.contexts.set_device(0)
+
+    with device.activate():
+        inside = fake.contexts.device
+
+    assert (inside, fake.contexts.device) == (1, 0)
+
+
+def test_a_thread_that_has_used_no_device_keeps_the_one_it_has_used_now(fake, device):
+    def read():
+        with device.activate():
+            pass
+        return fake.contexts.device
+
+    assert on_thread(read) == 1
+    assert devices(fake) == {1}, fake.contexts.made
+
+
+# --- reads -----------------------------------------------------------------------------------------------------------
+
+
+class OnContexts:
+    """A simulated device 1 whose calls, and the destructors of what it gives, need contexts."""
+
+    contexts: Contexts
+
+    def place_on(self, fake, native):
+        self.contexts = fake.contexts
+        self.native = native
+        call = self._border.call
+
+        def needing(name, *used):
+            fake.contexts.need(name)
+            return call(name, *used)
+
+        self._border.call = needing
+        return self
+
+    @contextmanager
+    def activate(self):
+        with self.native.NativeDevice(self.index, ResourceOptions()).activate(), super().activate():
+            yield
+
+    def stream(self):
+        return self.contexts.dying(super().stream(), "cudaStreamDestroy")
+
+    def event(self):
+        return self.contexts.dying(super().event(), "cudaEventDestroy")
+
+    def allocate_pinned(self, nbytes):
+        return self.contexts.dying(super().allocate_pinned(nbytes), "cudaFreeHost")
+
+
+class Second(OnContexts, SimulatedDevice):
+    """The second GPU of a machine."""
+
+
+class SecondChecked(OnContexts, FaultyDevice):
+    """Likewise, one that is checked before it is used."""
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize("name", SCENES)
+def test_reads_to_device_1_start_no_other(fake, native, name, part):
+    reads = CudaReads(Second(2, index=1).place_on(fake, native))
+
+    def read():
+        with limits(), shared(part):
+            found = reads.read(scene(name).array)
+        with reads.device.activate():
+            return found.get()
+
+    found = on_thread(read, "reads")
+    reads.decoder.close()
+    gc.collect()
+
+    np.testing.assert_array_equal(found, scene(name).expected)
+    assert [(made.device, made.thread, made.call) for made in fake.contexts.made] == [(1, "reads", "cudaSetDevice")]
+
+
+def test_self_checks_of_device_1_start_no_other(fake, native):
+    device = SecondChecked(None, index=1).place_on(fake, native)
+
+    answers = on_thread(lambda: list(check_all(device)))
+
+    assert all(answer.passed for answer in answers)
+    assert [(made.device, made.thread) for made in fake.contexts.made] == [(1, "self-check")]
+
+
+def test_reads_ahead_to_device_1_start_no_other(fake, native, monkeypatch, tmp_path):
+    xr.Dataset({"a": (("t", "x"), np.arange(800.0).reshape(40, 20))}).to_zarr(tmp_path / "s.zarr", consolidated=False)
+    gpu = SimulatedGpu()
+    gpu.api = Second(2, index=1).place_on(fake, native)
+    use(gpu, monkeypatch)
+    fake.contexts.set_device(1)  # as torchrun's programs do, in the main thread
+    ds = xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", device="cuda", consolidated=False)
+
+    with gpu.api.activate():
+        found = [batch.a.data.get() for batch in batches(ds, {"t": 2}, 4, prefetch=3)]
+    on_thread(gc.collect)
+
+    assert np.array_equal(np.concatenate(found).reshape(40, 20), np.arange(800.0).reshape(40, 20))
+    assert devices(fake) == {1}, fake.contexts.made
