@@ -8,6 +8,8 @@ import gc
 import importlib
 import sys
 import threading
+import weakref
+from collections import deque
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -162,6 +164,32 @@ def test_memory_that_any_thread_gives_back_starts_no_other_device(fake, device, 
     assert fake.taken() == []
     assert (here, context) == (0, 0)
     assert devices(fake) == {1}, fake.contexts.made
+
+
+def test_a_stream_that_dies_with_the_last_array_starts_no_other_device(fake, device):
+    held = [on_thread(lambda: everything(device))[1:]]
+    array, stream = held.pop()
+    weak = weakref.ref(stream.for_cupy)
+    held.append(array)
+    del array, stream
+    fake.calls = deque(maxlen=0)  # they would know the stream
+
+    assert weak() is not None
+    on_thread(held.clear)
+
+    assert weak() is None
+    assert devices(fake) == {1}, fake.contexts.made
+
+
+def test_who_has_registered_a_stream_hears_of_its_end_before_it_ends(fake, device):
+    with device.activate():
+        stream, heard = device.stream(), []
+    weakref.finalize(stream, heard.append, "forgotten")
+    weakref.finalize(stream.for_cupy, heard.append, "destroyed")
+
+    del stream
+
+    assert heard == ["forgotten", "destroyed"]
 
 
 def test_memory_goes_back_in_its_own_context_on_a_thread_of_another_device(fake, device):

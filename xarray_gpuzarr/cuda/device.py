@@ -7,9 +7,10 @@ RMM's current resource, is touched by `sharing` alone. Importing it needs CuPy a
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,7 +40,7 @@ from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out
 from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
-from xarray_gpuzarr.cuda.rmm_memory import RmmMemory
+from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, in_context
 from xarray_gpuzarr.cuda.sharing import share_memory
 from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
@@ -57,14 +58,28 @@ _PER_THREAD_DEFAULT = 2
 class NativeStream:
     """One CUDA stream as CuPy and as RMM see it; both keep it alive."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, ending: _Ending | None = None) -> None:
         self.for_cupy = stream
         self.for_rmm = RmmStream(stream)
+        self._ending = ending
 
     @property
     def handle(self) -> int:
         """The ``cudaStream_t`` as an integer."""
         return int(self.for_cupy.ptr)
+
+
+class _Ending:
+    """Keeps a stream for as long as anybody else, and lets it end in the context that it was made in, on any thread."""
+
+    def __init__(self, stream: Any) -> None:
+        self._kept = [stream]
+        self._context = cupy.cuda.driver.ctxGetCurrent()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with suppress(*FAILURES), in_context(self._context):
+                self._kept.clear()
 
 
 class NativePinned:
@@ -135,7 +150,7 @@ class NativeDevice:
     @cuda_call("cudaStreamCreateWithFlags")
     def stream(self) -> NativeStream:
         """Return a new stream that does not wait for the legacy default stream."""
-        return NativeStream(cupy.cuda.Stream(non_blocking=True))
+        return NativeStream(stream := cupy.cuda.Stream(non_blocking=True), _Ending(stream))
 
     @cuda_call("cupy.cuda.get_current_stream")
     def consumer_stream(self) -> NativeStream:

@@ -25,8 +25,8 @@ _KEPT = 4
 
 
 @contextmanager
-def _in_context(context: int) -> Iterator[None]:
-    """Work in a context inside a ``with`` block, on whatever thread drops memory; its own device stays what it is."""
+def in_context(context: int) -> Iterator[None]:
+    """Work in a context inside a ``with`` block, on whatever thread drops things; its own device stays what it is."""
     before = cupy.cuda.driver.ctxGetCurrent()
     cupy.cuda.driver.ctxSetCurrent(context)
     try:
@@ -52,7 +52,7 @@ class NativeMemory:
         # A process that was forked off, or is ending, has no CUDA to give anything back to.
         if resource is None or not self.nbytes or self._process != os.getpid() or sys.is_finalizing():
             return
-        with suppress(*FAILURES), _in_context(self._context):  # of a lost device there is nothing to give back
+        with suppress(*FAILURES), in_context(self._context):  # of a lost device there is nothing to give back
             resource.deallocate(self.address, self.nbytes, self._stream.for_rmm)
 
     def free_behind(self, consumer: Any, on: Any) -> None:
@@ -60,7 +60,7 @@ class NativeMemory:
         if self._process != os.getpid() or sys.is_finalizing():
             return
         try:
-            with _in_context(self._context):
+            with in_context(self._context):
                 event = cupy.cuda.Event(disable_timing=True)
                 event.record(consumer.for_cupy)
                 on.for_cupy.wait_event(event)
