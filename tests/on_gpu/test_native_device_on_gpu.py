@@ -1,5 +1,6 @@
 """What only a GPU can show of the wall's real implementation: order, memory, copies, kernels, arithmetic."""
 
+import importlib
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -317,6 +318,41 @@ def test_after_an_illegal_access_every_call_says_that_the_process_is_lost():
     lines = ran.stdout.splitlines()
     assert len(lines) == 2, ran.stderr
     assert all("this process can no longer use the GPU" in line for line in lines)
+
+
+READ_TO_THE_SECOND = """
+import ctypes, threading
+from xarray_gpuzarr.cuda import device as native
+
+def read():
+    device = native.native_device(1)
+    with device.activate():
+        stream = device.stream()
+        kept.append(device.allocate(100, stream))
+        device.synchronize(stream)
+
+def on_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+kept = []
+on_thread(read)
+on_thread(kept.clear)  # which has used no GPU
+for number in range(2):
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(number, ctypes.byref(flags), ctypes.byref(active))
+    print(active.value)
+"""
+
+
+def test_threads_that_read_to_the_second_gpu_start_no_other():
+    if importlib.import_module("cupy").cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one GPU")
+
+    ran = subprocess.run([sys.executable, "-c", READ_TO_THE_SECOND], capture_output=True, text=True, check=False)
+
+    assert ran.stdout.split() == ["0", "1"], ran.stderr
 
 
 def test_a_range_can_be_entered(device):
