@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.timed.simulation import Group, Interval
@@ -14,25 +13,36 @@ RESOURCES = ("decoder", "copy engine", "kernels", "fetch")
 """What bounds reads, and what may stand still."""
 
 
-def decoding_bound(groups: Iterable[Group], n_slots: int) -> float:
-    """Return the shortest time in which slots decode chunks, all there from the beginning.
+def call_s(groups: Sequence[Group], n_slots: int) -> float:
+    """Return how long one call takes that decodes chunks in waves, the longest first, each as long as its longest.
+
+    Parameters
+    ----------
+    groups : sequence of (number of chunks, seconds of each)
+    n_slots : int
+    """
+    total_s, n_free = 0.0, 0
+    for n, seconds in sorted(groups, key=lambda group: -group[1]):
+        n_waves = max(0, math.ceil((n - n_free) / n_slots))
+        total_s += n_waves * seconds
+        n_free += n_waves * n_slots - n
+    return total_s
+
+
+def decoding_bound(groups: Sequence[Group], n_slots: int) -> float:
+    """Return the shortest time in which slots decode chunks, all there from the beginning, if calls overlap.
 
     Exact if all chunks take equally long; else it is no more than the best schedule takes.
 
     Parameters
     ----------
-    groups : iterable of (number of chunks, seconds of each)
+    groups : sequence of (number of chunks, seconds of each)
     n_slots : int
     """
-    chunks: Counter[float] = Counter()
-    for n, seconds in groups:
-        chunks[round(seconds, 9)] += n
-    if not chunks:
-        return 0.0
-    if len(chunks) == 1:
-        ((seconds, n),) = chunks.items()
-        return math.ceil(n / n_slots) * seconds
-    return max(*chunks, sum(n * seconds for seconds, n in chunks.items()) / n_slots)
+    each = {seconds for _, seconds in groups}
+    if len(each) < 2:
+        return call_s(groups, n_slots)
+    return max(*each, sum(n * seconds for n, seconds in groups) / n_slots)
 
 
 def covered(spans: Iterable[Span], start_s: float, end_s: float) -> float:

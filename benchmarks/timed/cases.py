@@ -15,11 +15,11 @@ import dask
 from benchmarks.arrays.stores import object_files, stored_nbytes, write_workload
 from benchmarks.arrays.workloads import Workload
 from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.timed.bounds import RESOURCES, decoding_bound, idle_shares
+from benchmarks.timed.bounds import RESOURCES, call_s, decoding_bound, idle_shares
 from benchmarks.timed.device import TimedDevice
 from benchmarks.timed.engine import prepared_pool
 from benchmarks.timed.fetches import Fetch, ModelledFiles, read_plainly, watched
-from benchmarks.timed.simulation import Interval
+from benchmarks.timed.simulation import Group, Interval
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.machine.bench.readers import Location, open_variable
@@ -54,6 +54,7 @@ class Run:
     start_s: float
     end_s: float
     intervals: Sequence[Interval]
+    decoded: Sequence[Group]
     fetches: Sequence[Fetch]
     peak_nbytes: int
     overrun_s: float
@@ -96,7 +97,7 @@ class TimedReads:
         """The case of this workload."""
         workload = self.workload
         return Case(
-            name=f"timed/{workload.name}",
+            name=f"timed/{workload.name}, {self._device.rates.hardware}",
             summary=workload.summary,
             contestants=self._contestants,
             about=lambda: self._about,
@@ -108,13 +109,15 @@ class TimedReads:
         for file in object_files(self.workload, path):
             file.read_bytes()  # into the page cache
         self._files = self._modelled_files() if self._setup.modelled_fetch else None
+        stored = stored_nbytes(path)
+        self._device.ratio = self.workload.nbytes / stored
         self._about |= {
             "workload": asdict(self.workload),
             "operation": "timed",
             "modelled": True,
-            "n_decoding": self._device.rates.n_decoding,
+            "hardware": self._device.rates.hardware,
             "nbytes": self.workload.nbytes,
-            "stored_nbytes": stored_nbytes(path),
+            "stored_nbytes": stored,
         }
         make = partial(Contestant, nbytes=self.nbytes)
         ours = [
@@ -177,6 +180,7 @@ class TimedReads:
         gc.collect()
         index_cache.cache.clear()
         device.simulation.intervals.clear()
+        device.decoded.clear()
         device.memory.restart()
         overrun_s, now = device.overrun_s, device.clock.now
         with watched(now, self._files.serve if self._files else None) as fetches:
@@ -188,6 +192,7 @@ class TimedReads:
             start_s=start_s,
             end_s=end_s,
             intervals=[i for i in device.simulation.intervals if i.start_s < end_s],
+            decoded=tuple(device.decoded),
             fetches=fetches,
             peak_nbytes=device.memory.peak_nbytes,
             overrun_s=device.overrun_s - overrun_s,
@@ -220,9 +225,9 @@ class TimedReads:
         # Those that follow the blocks of zstd frames only wait.
         kernels = [i for i in first.intervals if i.resource == "kernel" and i.what not in ("zstd_blocks", MODEL)]
         nbytes = sum(fetch.nbytes for fetch in first.fetches)
-        chunks = [(i.n_slots, i.end_s - i.start_s) for i in first.intervals if i.resource == "decode"]
+        decoding = call_s if rates.in_turn else decoding_bound
         return {
-            "decoder": decoding_bound(chunks, rates.n_decoding),
+            "decoder": decoding(first.decoded, rates.n_decoding),
             "copy engine": nbytes / rates.copy_rate,
             "kernels": sum(i.end_s - i.start_s - rates.kernel_latency_s for i in kernels),
             "fetch": nbytes / rates.lane_rate / rates.n_lanes,

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.host_cost.null_device import NullDevice, NullNvcomp
+from benchmarks.timed.bounds import call_s
 from benchmarks.timed.clock import Clock, WallClock
 from benchmarks.timed.memory import DeviceBytes
-from benchmarks.timed.rates import Rates
-from benchmarks.timed.simulation import Operation, Simulation, Stream
+from benchmarks.timed.rates import RATIO, Rates
+from benchmarks.timed.simulation import Group, Operation, Simulation, Stream
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, Kernel
 from xarray_gpuzarr.cuda.axes import MAX_TILE, N_THREADS
@@ -100,6 +101,10 @@ class TimedDevice(NullDevice):
         self.simulation = Simulation(self.rates.slots, self.clock)
         self.memory = DeviceBytes(self.simulation)
         self.nvcomp = TimedNvcomp(self)
+        self.ratio = RATIO
+        """Of decoded to encoded bytes, of all that is decoded."""
+        self.decoded: list[Group] = []
+        """All chunks that calls were given."""
         self.overrun_s = 0.0
         """What calls took longer than they should, all threads together: the simulation is slower than a driver."""
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
@@ -227,7 +232,10 @@ class TimedDevice(NullDevice):
     def decode(self, fmt: str, nbytes: Words, actual: int, stream: Stream) -> None:
         """Let streams of one format take slots of the decoder; they will be said to have the length they should."""
         self._of_thread.answers[actual] = nbytes
-        groups = [(n, self.rates.decoding_s(fmt, length)) for n, length in runs(nbytes)]
+        groups = [(n, self.rates.decoding_s(fmt, length, self.ratio)) for n, length in runs(nbytes)]
+        self.decoded += groups
+        if self.rates.in_turn:
+            groups = [(1, call_s(groups, self.rates.n_decoding))]
         self.simulation.enqueue(stream, "decode", groups, fmt)
 
     def column(self, address: int, n: int) -> Words:

@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from benchmarks.results import CaseRows
 
 _MS, _US = 1e-3, 1e-6
+RATIO = 5.3
+"""Of the published array."""
 
 Points = Sequence[tuple[int, float]]
 """Decoded bytes of a chunk, and the seconds that one slot needs for it; at least two, ascending."""
@@ -19,6 +23,10 @@ Points = Sequence[tuple[int, float]]
 _ZSTD = ((16_000, 0.8 * _MS), (64_000, 2 * _MS), (256_000, 7.5 * _MS), (1_024_000, 30 * _MS), (4_096_000, 120 * _MS))
 """1 MB: within the 25 to 45 ms that a published batch of 400 takes (blog "GPU-accelerated Zarr", H100). Others:
 assumed proportional, as blocks of a frame are decoded one after another, with a floor for what a frame costs."""
+_ZSTD_BY_RATIO = ((1.08, 0.0875), (5.0, 1.0))
+"""How much of that zstd takes by the ratio of decoded to encoded bytes: by the share that compression saves, nothing
+beyond the ends. On an H200, 16 MiB of ratio 1.08 took 39 ms alone and 64 of them 47 ms together (srivarra/czarr, notes
+of 2026); here both take 43 ms."""
 _LZ4 = tuple((nbytes, seconds / 5) for nbytes, seconds in _ZSTD)
 """Assumed: five times as fast as zstd. For batched LZ4 of nvCOMP, 31 to 110 GB/s are reported (kvikio issue
 293); here 90."""
@@ -50,6 +58,9 @@ class Rates:
 
     n_decoding: int = 528
     """Chunks that are decoded at once: 4 for each of the 132 multiprocessors of an H100; assumed."""
+    in_turn: bool = False
+    """Whether calls that decode wait for each other, whatever their streams, as 8 of 8 did on an H200 through nvCOMP's
+    Python codec (the same notes); else they share what is decoded at once. Nobody has seen which of them it is."""
     decoding: dict[str, Points] = field(
         default_factory=lambda: {
             "zstd": _ZSTD,
@@ -78,14 +89,13 @@ class Rates:
     lane_latency_s: float = 10 * _US
     host: HostCosts = field(default_factory=HostCosts)
 
-    def decoding_s(self, fmt: str, nbytes: int) -> float:
+    def decoding_s(self, fmt: str, nbytes: int, ratio: float = RATIO) -> float:
         """Return how long one slot needs for a chunk of so many decoded bytes; interpolated, no less than the first."""
         points = self.decoding[fmt]
-        if nbytes <= points[0][0]:
-            return points[0][1]
-        at = min(bisect_left(points, nbytes, key=lambda point: point[0]), len(points) - 1)
+        at = min(max(1, bisect_left(points, nbytes, key=lambda point: point[0])), len(points) - 1)
         (low, low_s), (high, high_s) = points[at - 1], points[at]
-        return low_s + (high_s - low_s) * (nbytes - low) / (high - low)
+        seconds = max(points[0][1], low_s + (high_s - low_s) * (nbytes - low) / (high - low))
+        return seconds * _by_ratio(ratio) if fmt == "zstd" else seconds
 
     def copy_s(self, nbytes: int) -> float:
         """Return how long a copy engine needs."""
@@ -98,7 +108,13 @@ class Rates:
     @property
     def slots(self) -> dict[str, int]:
         """What is occupied: parts of the device, and lanes of modelled files."""
-        return {"upload": 1, "download": 1, "decode": self.n_decoding, "kernel": 1, "lane": self.n_lanes}
+        decode = 1 if self.in_turn else self.n_decoding
+        return {"upload": 1, "download": 1, "decode": decode, "kernel": 1, "lane": self.n_lanes}
+
+    @property
+    def hardware(self) -> str:
+        """Return what it is that benchmarks vary."""
+        return f"calls {'in turn' if self.in_turn else 'overlap'}, {self.n_decoding} slots"
 
     def lane_s(self, nbytes: int) -> float:
         """Return how long a modelled file needs for a read."""
@@ -142,6 +158,11 @@ def rates_of(path: Path | None) -> Rates:
         n_decoding=n_decoding,
         decoding=Rates().decoding | {fmt: _points(n_decoding, of) for fmt, of in most.items() if len(of) > 1},
     )
+
+
+def _by_ratio(ratio: float) -> float:
+    ratios, factors = zip(*_ZSTD_BY_RATIO, strict=True)
+    return float(np.interp(-1 / ratio, [-1 / each for each in ratios], factors))
 
 
 def _points(n_decoding: int, rates: Mapping[int, float]) -> Points:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -54,3 +56,19 @@ def print_timed(case: CaseRows, console: Console) -> None:
     for row in case.rows:
         if row.status == "failed":
             console.print(f"  {row.name}: {row.note}", style="red", highlight=False, markup=False)
+
+
+def print_hardware(cases: Sequence[CaseRows], console: Console) -> None:
+    """Print time, bound and how much of it was reached: a line for each workload and reader, a column a hardware."""
+    columns = list(dict.fromkeys(case.about["hardware"] for case in cases if "hardware" in case.about))
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for case in cases:
+        for row in case.rows:
+            if row.side == "ours" and row.samples and (bound := case.bare) is not None:
+                line = lines.setdefault((case.about["workload"]["name"], row.name), {})
+                times = f"{milliseconds(row.wall_s)} / {milliseconds(bound.wall_s)}"
+                line[case.about["hardware"]] = f"{times} {bound.wall_s / row.wall_s:.0%}"
+    table = Table("workload", "reads", *columns, title="ms / bound in ms, of bound")
+    for names, line in lines.items():
+        table.add_row(*names, *(line.get(column, "") for column in columns))
+    console.print(table)

@@ -13,7 +13,7 @@ from benchmarks.page import measurements
 from benchmarks.page.runs import load
 from benchmarks.results import CaseRows, Results, Row, Sample
 from benchmarks.timed.__main__ import main
-from benchmarks.timed.bounds import covered, decoding_bound, idle_shares
+from benchmarks.timed.bounds import call_s, covered, decoding_bound, idle_shares
 from benchmarks.timed.device import TimedDevice, runs
 from benchmarks.timed.engine import installed
 from benchmarks.timed.rates import HostCosts, Rates, rates_of
@@ -87,6 +87,66 @@ def test_chunks_take_as_long_as_their_length_says(device, clock):
     device.synchronize(stream)
 
     assert clock.time == pytest.approx(table_s + 2 + 2)  # four slots
+
+
+def decoding_took(clock, nbytes, *, n_calls=1, ratio=5.3, **rates):
+    """Return how long calls take that share out chunks of a length, each call on a stream of its own."""
+    device = TimedDevice(Rates(copy_latency_s=0, copy_rate=math.inf, host=FREE_CALLS, **rates), clock)
+    device.ratio = ratio
+    streams = [device.stream() for _ in range(n_calls)]
+    for n, stream in enumerate(streams):
+        decompress(device, stream, nbytes[n::n_calls])
+    start_s = clock.time
+    for stream in streams:
+        device.synchronize(stream)
+    return clock.time - start_s
+
+
+ONE_CALL_AND_EIGHT = {
+    # in turn, slots, chunks of 1.024 MB: waves of one call, and of eight on a stream each
+    (False, 528, 400): (1, 1),
+    (False, 264, 400): (2, 2),
+    (False, 528, 3200): (7, 7),
+    (True, 528, 400): (1, 8),
+    (True, 264, 400): (2, 8),
+    (True, 528, 3200): (7, 8),
+    (True, 264, 3200): (13, 16),
+    (True, 1056, 3200): (4, 8),
+}
+
+
+@pytest.mark.parametrize(("in_turn", "slots", "n"), ONE_CALL_AND_EIGHT)
+def test_calls_overlap_or_wait_for_each_other(clock, in_turn, slots, n):
+    one, eight = ONE_CALL_AND_EIGHT[in_turn, slots, n]
+    rates = {"in_turn": in_turn, "n_decoding": slots}
+
+    assert decoding_took(clock, [1_024_000] * n, **rates) == pytest.approx(one * 0.030)
+    assert decoding_took(clock, [1_024_000] * n, n_calls=8, **rates) == pytest.approx(eight * 0.030)
+
+
+_16_MIB = 16 * 1024**2
+PUBLISHED = {
+    # chunks, bytes of one, ratio: least and most ms of one call
+    (1, _16_MIB, 1.08): (39, 39),
+    (64, _16_MIB, 1.08): (47, 47),
+    (400, 1_024_000, 5.3): (25, 45),
+}
+
+
+@pytest.mark.parametrize("slots", [528, 1056])  # 264 would take two waves of the 400
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("call", PUBLISHED)
+def test_published_calls_take_as_long_as_they_did(clock, call, in_turn, slots):
+    (n, nbytes, ratio), (least, most) = call, PUBLISHED[call]
+    took = decoding_took(clock, [nbytes] * n, ratio=ratio, in_turn=in_turn, n_decoding=slots)
+
+    assert 0.85 * least < took * 1e3 < 1.15 * most
+
+
+def test_eight_published_calls_took_eight_times_as_long(clock):
+    took = decoding_took(clock, [_16_MIB] * 8, n_calls=8, ratio=1.08, in_turn=True)
+
+    assert took == pytest.approx(0.315, rel=0.15)
 
 
 def test_every_stream_is_said_to_have_the_length_it_should(device):
@@ -236,6 +296,11 @@ def test_published_chunk_takes_30_ms_in_one_of_528_slots():
     assert rates.slots["decode"] == 528
 
 
+@pytest.mark.parametrize(("fmt", "ratio", "ms"), [("zstd", 1.0, 2.625), ("zstd", 50, 30), ("lz4", 1.0, 6)])
+def test_zstd_takes_less_where_it_saves_less(fmt, ratio, ms):
+    assert Rates().decoding_s(fmt, 1_024_000, ratio) == pytest.approx(ms * 1e-3)
+
+
 def saturated(tmp_path, *formats):
     """Write results of a device with 100 slots that takes 1 ms for 1 MB of zstd, 0.2 ms for 1 MB of lz4, ..."""
     results = Results({}, tmp_path / "saturation.json")
@@ -291,6 +356,12 @@ def test_bound_of_other_chunks_is_their_sum_over_slots_or_the_longest():
     assert decoding_bound([(10, 1.0), (5, 2.0)], 4) == (10 * 1 + 5 * 2) / 4
     assert decoding_bound([(2, 1.0), (1, 9.0)], 4) == 9
     assert decoding_bound([], 4) == 0
+
+
+def test_a_call_takes_waves_the_longest_first():
+    assert call_s([(3, 1.0), (5, 4.0), (2, 2.0)], 4) == 4 + 4 + 1  # 4 4 4 4, 4 2 2 1, 1 1
+    assert call_s([(2, 1.0), (1, 9.0)], 4) == 9
+    assert call_s([], 4) == 0
 
 
 def test_spans_that_overlap_are_covered_once():
@@ -364,7 +435,7 @@ def test_command_reads_every_workload_and_the_page_has_it(command, tmp_path, cap
     assert document["modelled"]
     names = [case["name"] for case in document["cases"]]
     workloads = ("published", "64 kB chunks", "4 MB chunks", "raw", "volume", "small shards")
-    assert names == [*(f"timed/{name}" for name in workloads), "timed/training"]
+    assert names == [f"timed/{name}, calls overlap, 528 slots" for name in (*workloads, "training")]
     for case in document["cases"][:-1]:
         assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
     printed = capsys.readouterr().out
@@ -372,7 +443,18 @@ def test_command_reads_every_workload_and_the_page_has_it(command, tmp_path, cap
     timed = load(tmp_path / "timed.json")
     text = measurements.page({"host": replace(timed, cases=[]), "timed": timed})
     assert "no number below is a GPU's" in text
-    assert re.search(r"\| small shards \| 2 threads \| .+ GB/s \| \d+% \|", text)
+    assert re.search(r"\| small shards, calls overlap, 528 slots \| 2 threads \| .+ GB/s \| \d+% \|", text)
+
+
+def test_command_compares_hardware(command, capsys):
+    document = command("--case", "small", "--calls", "overlap", "in-turn", "--slots", "1", "4")
+
+    hardware = [f"calls {calls}, {n} slots" for calls in ("overlap", "in turn") for n in (1, 4)]
+    assert [case["name"] for case in document["cases"]] == [f"timed/small shards, {each}" for each in hardware]
+    bounds = [row["median_s"] for case in document["cases"] for row in case["rows"] if row["reader"] == "decoder"]
+    assert bounds == [pytest.approx(4 * bounds[1]), bounds[1], pytest.approx(4 * bounds[1]), bounds[1]]
+    printed = capsys.readouterr().out
+    assert re.search(r"small shards │ 2 threads +(│ +[\d.]+ / [\d.]+ \d+% +){4}│", printed)
 
 
 def test_the_model_that_is_trained_is_a_bound_and_a_resource_of_its_own(command):
