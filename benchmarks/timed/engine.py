@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -36,13 +35,6 @@ def installed(device: TimedDevice, n_cores: int | None = None) -> Iterator[cuda.
 
 
 def prepared_pool(decoder: cuda.CudaDecoder, n_threads: int) -> ThreadPoolExecutor:
-    """Return a pool for dask, each thread of which has its streams and its pinned memory."""
-    pool = ThreadPoolExecutor(n_threads, thread_name_prefix="dask")
-    all_there = threading.Barrier(n_threads)
-
-    def prepare(_: int) -> None:
-        all_there.wait()
-        decoder.prepare_thread()
-
-    list(pool.map(prepare, range(n_threads)))
-    return pool
+    """Return a pool for dask, once its reads have their streams and their pinned memory."""
+    decoder.prepare_threads(n_threads)
+    return ThreadPoolExecutor(n_threads, thread_name_prefix="dask")

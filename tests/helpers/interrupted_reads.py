@@ -124,11 +124,12 @@ def cuda(store: Any, n_threads: int, **keywords: Any) -> Subject:
     def check() -> None:
         gc.collect()
         resources = reads.decoder._resources[device.index]
-        workspace = resources.workspace()
         assert resources.lock.n_reading == 0
         assert resources.lock._alone is None
-        assert not any(memory._lent for memory in workspace._memories)
-        assert not workspace._results
+        assert not resources._lent
+        for workspace in resources._workspaces:
+            assert not any(memory._lent for memory in workspace._memories)
+            assert not workspace._results
         assert not resources._lock.locked()
         device.check()
 

@@ -9,17 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, wait
-from contextlib import suppress
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any, cast
 
 from xarray_gpuzarr.cuda.api import Undo
 from xarray_gpuzarr.decoders import Device, decoder_for, usable_device
 from xarray_gpuzarr.decoders.protocol import PreparedDecoder
 from xarray_gpuzarr.process.configuration import configure, options_in_force
-
-_IDLE_SECONDS = 2.0
-"""How long prepared threads wait for busy ones, which then prepare themselves when they first read."""
 
 
 class Preparation:
@@ -68,30 +64,15 @@ class Preparation:
             if self._n_users == 0:
                 self._take_back()
 
-    def warm_threads(self, executor: Executor, n_threads: int) -> None:
-        """Let every idle thread of an executor take its streams and pinned memory.
+    def prepare_threads(self, executor: Executor, n_threads: int) -> None:
+        """Take the streams and pinned memory that reads of an executor's threads use.
 
         Raises
         ------
         DeviceMemoryError, CudaError
         """
-        if isinstance(executor, ProcessPoolExecutor):  # its processes are not this one
-            return
-        decoder, together = _cuda_decoder(), threading.Barrier(n_threads)
-
-        def warm() -> None:
-            try:
-                decoder.prepare_thread()
-            finally:
-                with suppress(threading.BrokenBarrierError):  # so that each runs on a thread of its own
-                    together.wait(_IDLE_SECONDS)
-
-        futures = [executor.submit(warm) for _ in range(n_threads)]
-        done, waiting = wait(futures, 2 * _IDLE_SECONDS)
-        for future in waiting:
-            future.cancel()
-        for future in done:
-            future.result()
+        if not isinstance(executor, ProcessPoolExecutor):  # its processes are not this one
+            _cuda_decoder().prepare_threads(n_threads)
 
     def _prepare(self, device: Device, *, pool: bool, options: Mapping[str, Any]) -> None:
         if options:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def register(client: Any = None, *, device: str = "auto", pool: bool = False, **options: Any) -> Any:
     """Prepare all workers, and those that come later, for reading with this engine.
 
-    Workers read without it as well; then the first read of each thread checks, compiles and allocates. Calling it again
+    Workers read without it as well; then the first reads check, compile and allocate. Calling it again
     with the same arguments does nothing, with others replaces what was set.
 
     Parameters

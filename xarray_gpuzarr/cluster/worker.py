@@ -54,13 +54,13 @@ class GpuZarrPlugin(WorkerPlugin):
         self._entered = False
 
     async def setup(self, worker: Worker) -> None:
-        """Prepare the process, then every thread of the worker; messages are answered meanwhile."""
+        """Prepare the process, then what its threads will use; messages are answered meanwhile."""
         try:
             device = await asyncio.to_thread(preparation.enter, **self.settings)
             self._entered = True
             if device == "cuda":
                 _check_that_arrays_travel(required=self.settings["device"] == "cuda")
-                await asyncio.to_thread(preparation.warm_threads, worker.executors["default"], worker.state.nthreads)
+                await asyncio.to_thread(preparation.prepare_threads, worker.executors["default"], worker.state.nthreads)
         except GpuZarrError as err:
             await self.teardown(worker)
             where = f"{err.tried}, on worker {worker.name} at {worker.address}"

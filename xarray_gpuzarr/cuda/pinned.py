@@ -35,13 +35,16 @@ class PinnedRing:
     api : DeviceApi
     n_slots : int
     nbytes : int
-        Length of a slot; a slot that is asked to be longer is replaced, by one that is half as long again at least:
-        pinning memory takes milliseconds, and what is asked for may grow by a little each time.
+        Length of a slot at first, in bytes. One that is asked to be longer is replaced, by one that is half as long
+        again at least: pinning memory takes milliseconds, and what is asked for may grow by a little each time.
+    full_nbytes : int or None
+        Length that slots grow to; only a longer request makes one longer.
     """
 
-    def __init__(self, api: DeviceApi, n_slots: int, nbytes: int) -> None:
+    def __init__(self, api: DeviceApi, n_slots: int, nbytes: int, full_nbytes: int | None = None) -> None:
         self._api = api
         self._nbytes = nbytes
+        self._full_nbytes = full_nbytes
         self._slots: list[Slot | None] = [None] * n_slots
         self._next = 0
 
@@ -52,14 +55,20 @@ class PinnedRing:
         if slot is not None:
             slot.settle()
         if slot is None or len(slot.array) < nbytes:
-            grown = 0 if slot is None else len(slot.array) * 3 // 2
+            grown = self._nbytes if slot is None else max(self._nbytes, len(slot.array) * 3 // 2)
+            if self._full_nbytes is not None:
+                grown = min(grown, self._full_nbytes)
             self._slots[at] = slot = None  # given back before more is taken
-            slot = self._slots[at] = Slot(self._api, max(nbytes, self._nbytes, grown))
+            slot = self._slots[at] = Slot(self._api, max(nbytes, grown))
         return slot
 
     def fill(self) -> None:
-        """Take the memory of all slots now, so that no read has to."""
-        self._slots = [slot or Slot(self._api, self._nbytes) for slot in self._slots]
+        """Take the memory of all slots now, at full length, so that no read has to."""
+        nbytes = self._full_nbytes or self._nbytes
+        for at, slot in enumerate(self._slots):
+            if slot is None or len(slot.array) < nbytes:
+                self._slots[at] = None
+                self._slots[at] = Slot(self._api, nbytes)
 
     def drop(self) -> None:
         """Give the memory of all slots back, only while none is lent and nothing is copied."""

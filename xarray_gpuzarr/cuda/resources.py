@@ -1,4 +1,6 @@
-"""What a thread keeps between reads on one device: streams, rings of pinned slots, device memory for encoded bytes.
+"""What reads of one device use: streams, rings of pinned slots, device memory for encoded bytes.
+
+A workspace is lent to one read after another, whatever their threads; few reads run at once, and others wait.
 
 Everything is written against `DeviceApi`, so that the simulator exercises it. Bytes go up on the `copy` stream; batches
 are decoded on the streams of `works` in turn, so that one begins while the slowest chunks of another are still decoded.
@@ -9,11 +11,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -30,10 +31,26 @@ TABLE_NBYTES = 256 * 1024
 MAX_BATCHES = 4
 """Batches of one read that may be decoded, each on a stream of its own, while one more is staged. The rings of tables
 and receipts have a slot for that one, too."""
+_FIRST_SLOT_NBYTES = 256 * 1024
+"""Length of a pinned slot until a read needs more: pinning 64 MiB takes some 20 ms."""
+_IDLE_NBYTES = 1024**3
+"""Pinned memory, and as much of the device's, that all workspaces of a device may keep while nothing is read."""
+_MOST_READS, _FEWEST_READS = 8, 2
+"""Reads of a device that run at once."""
+
+
+def n_at_once(options: ResourceOptions) -> int:
+    """Return how many reads of a device run at once, each with a workspace of its own."""
+    return min(_MOST_READS, max(_FEWEST_READS, _IDLE_NBYTES // pinned_nbytes(options)))
+
+
+def pinned_nbytes(options: ResourceOptions) -> int:
+    """Return the pinned memory that a workspace has at most."""
+    return options.n_slots * options.slot_nbytes + 2 * (MAX_BATCHES + 1) * TABLE_NBYTES
 
 
 class Workspace:
-    """Streams and memory of one thread on one device.
+    """Streams and memory of one read at a time on one device.
 
     Parameters
     ----------
@@ -53,7 +70,7 @@ class Workspace:
         """Runs nothing: results come back on it."""
         self._n_batches = 0
         """Of the read that is under way."""
-        self.slots = PinnedRing(api, options.n_slots, options.slot_nbytes)
+        self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
         """For encoded bytes."""
         self.tables = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
         """For pointer and size tables on their way up."""
@@ -66,20 +83,21 @@ class Workspace:
         """Of the read that is under way: streams may write to them even if nobody else knows of them any more."""
         self._is_clean = True
         """Whether the last read has ended, and left nothing behind."""
-        self._was_interrupted = self._is_reading = False
-        self._in_use = threading.RLock()
+        self._was_interrupted = False
+        self.n_sharing = 1
+        """Reads that may use the device at the same time as this one."""
 
     @property
     def _rings(self) -> tuple[PinnedRing, ...]:
         return self.slots, self.tables, self.receipts
 
-    @cached_property
+    @property
     def scratch_nbytes(self) -> int:
-        """Device memory that one batch of this thread may use besides results.
+        """Device memory that the batches of a read may use besides results.
 
         A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
         """
-        return self.options.scratch_nbytes or self.api.memory_nbytes()[1] // 4
+        return self.options.scratch_nbytes or self.api.memory_nbytes()[1] // 2 // max(2, self.n_sharing)
 
     @property
     def first(self) -> Stream:
@@ -177,25 +195,19 @@ class Workspace:
 
         A cleaning that was interrupted is made up for before the next read.
         """
-        with self._in_use:
-            if self._is_reading:  # a read inside a read
-                return read()
-            try:
-                self._is_reading = True
-                self._clean()
-                self._is_clean = False
-                result = read()
-                self._results.clear()
-                for memory in self._memories:
-                    memory.end_read()
-                self._is_clean = True
-            except BaseException as error:
-                self._was_interrupted = not isinstance(error, Exception)
-                self._clean()
-                raise
-            finally:
-                self._is_reading = False
-            return result
+        try:
+            self._clean()
+            self._is_clean = False
+            result = read()
+            self._results.clear()
+            for memory in self._memories:
+                memory.end_read()
+            self._is_clean = True
+        except BaseException as error:
+            self._was_interrupted = not isinstance(error, Exception)
+            self._clean()
+            raise
+        return result
 
     def _clean(self) -> None:
         """Bring the workspace to where a read may begin."""
@@ -212,26 +224,22 @@ class Workspace:
             ring.rewind()
 
     def trim(self) -> None:
-        """Give device memory back that is kept for the next read; nothing while a read is under way."""
-        with self._in_use:
-            if not self._is_reading:
-                for memory in self._memories:
-                    memory.free_idle()
+        """Give device memory back that is kept for the next read."""
+        for memory in self._memories:
+            memory.free_idle()
 
     def prepare(self) -> None:
         """Take all pinned memory now."""
-        with self._in_use:
-            for ring in self._rings:
-                ring.fill()
+        for ring in self._rings:
+            ring.fill()
 
     def close(self) -> None:
-        """Give everything back once a read that is under way has ended; a later read takes it anew."""
-        with self._in_use:
-            self.settle()
-            self.free_all()
-            self._results.clear()
-            for ring in self._rings:
-                ring.drop()
+        """Give everything back; a later read takes it anew."""
+        self.settle()
+        self.free_all()
+        self._results.clear()
+        for ring in self._rings:
+            ring.drop()
 
 
 _RANGES: dict[Stage, str] = {stage: f"read::{stage}" for stage in STAGES}
@@ -256,49 +264,87 @@ class _Staged:
 
 
 class WorkerResources:
-    """The workspaces of all threads of this process on one device."""
+    """The workspaces of this process on one device, lent to one read after another."""
 
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
         self.api = api
         self.options = options
-        self.lock = SharedLock()
-        self._of_thread = threading.local()
-        self._workspaces: WeakSet[Workspace] = WeakSet()
+        self.lock = SharedLock(n_at_once(options))
+        self._workspaces: list[Workspace] = []
+        self._lent: dict[int, Workspace] = {}
+        """By the thread that reads."""
+        self._threads: set[int] = set()
+        """All that have read."""
         self._lock = threading.Lock()
 
-    def workspace(self) -> Workspace:
-        """Return the calling thread's workspace, made when it is first asked for; it ends with the thread."""
-        workspace: Workspace | None = getattr(self._of_thread, "workspace", None)
-        if workspace is None:
-            workspace = Workspace(self.api, self.options)
-            with self._lock:
-                self._workspaces.add(workspace)
-            self._of_thread.workspace = workspace
+    def reading[Result](self, read: Callable[[Workspace], Result]) -> Result:
+        """Return what `read` does with a workspace that nobody else uses; waits while too many others read.
+
+        A read inside a read has the workspace of the outer one.
+        """
+        me = threading.get_ident()
+        outer = self._lent.get(me)
+        if outer is not None:
+            return read(outer)
+
+        def lent() -> Result:
+            try:
+                workspace = self._lend(me)
+                return workspace.reading(lambda: read(workspace))
+            finally:
+                self._lent.pop(me, None)
+
+        with self.api.activate():
+            return self.lock.shared(lent)
+
+    def _lend(self, thread: int) -> Workspace:
+        with self._lock:
+            workspace = next(self._idle(), None)
+            if workspace is None:
+                workspace = Workspace(self.api, self.options)
+                self._workspaces.append(workspace)
+            workspace.n_sharing = len(self._workspaces)
+            self._threads.add(thread)
+            self._lent[thread] = workspace
         return workspace
+
+    def _idle(self) -> Iterator[Workspace]:
+        """Return the workspaces that nobody uses, the oldest first: its slots have grown most."""
+        lent = list(self._lent.values())
+        return (workspace for workspace in self._workspaces if workspace not in lent)
 
     @property
     def is_shared(self) -> bool:
         """Whether several threads have read to this device."""
-        return len(self._workspaces) > 1
+        return len(self._threads) > 1
+
+    def prepare(self, n_threads: int) -> None:
+        """Take the streams and pinned memory that reads of so many more threads use."""
+        with self._lock:
+            more = min(n_threads, n_at_once(self.options) - len(self._workspaces))
+            self._workspaces += [Workspace(self.api, self.options) for _ in range(more)]
+            for workspace in self._idle():
+                workspace.prepare()
 
     def trim(self) -> None:
         """Give back device memory that nobody uses; only while no other thread reads."""
         self.api.trim()
         with self._lock:
-            workspaces = list(self._workspaces)
-        for workspace in workspaces:
-            workspace.trim()
+            for workspace in self._idle():
+                workspace.trim()
 
     def close(self) -> None:
-        """Close the workspaces of all threads, which waits for reads that are under way.
+        """Close all workspaces, once the reads that are under way have ended.
 
         Notes
         -----
         Streams are idle before memory goes, and both are gone before whoever calls this takes the pool away.
         """
-        with self._lock:
-            workspaces = list(self._workspaces)
-            self._workspaces.clear()
-            self._of_thread = threading.local()
-        for workspace in workspaces:
-            workspace.close()
+
+        def close() -> None:
+            with self._lock:
+                closing, self._workspaces = self._workspaces, []
+            for workspace in closing:
+                workspace.close()
+
+        self.lock.exclusive(close)

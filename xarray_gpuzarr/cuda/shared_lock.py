@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from threading import Lock, get_ident
 
@@ -9,9 +10,18 @@ from xarray_gpuzarr.process.waiting import Bell
 
 
 class SharedLock:
-    """Lets any number of reads run together, or one alone. Signals may interrupt whoever holds it or waits for it."""
+    """Lets reads of several threads run together, or one alone.
 
-    def __init__(self) -> None:
+    Signals may interrupt whoever holds it or waits for it.
+
+    Parameters
+    ----------
+    n_together : int
+        Threads that may read at once.
+    """
+
+    def __init__(self, n_together: int = sys.maxsize) -> None:
+        self._n_together = n_together
         self._lock = Lock()
         self._changed = Bell()
         self._reading: dict[object, int] = {}
@@ -25,7 +35,7 @@ class SharedLock:
         return len(self._reading)
 
     def shared[Result](self, read: Callable[[], Result]) -> Result:
-        """Read beside others; waits while somebody reads alone. A read inside a read never waits."""
+        """Read beside others; waits while too many do, or one alone. A read inside a read never waits."""
         mine = object()
         try:
             self._changed.wait_until(lambda: self._begins(mine))
@@ -49,7 +59,9 @@ class SharedLock:
     def _begins(self, mine: object) -> bool:
         me = get_ident()
         with self._lock:
-            if self._alone not in (None, me) and me not in list(self._reading.values()):
+            readers = list(self._reading.values())
+            others = set(readers)
+            if me not in others and (self._alone not in (None, me) or len(others) >= self._n_together):
                 return False
             self._reading[mine] = me
             return True

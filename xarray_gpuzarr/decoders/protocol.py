@@ -145,8 +145,8 @@ class PreparedDecoder(Decoder, Protocol):
             Takes the sharing back.
         """
 
-    def prepare_thread(self) -> None:
-        """Take what the calling thread's reads will use."""
+    def prepare_threads(self, n_threads: int) -> None:
+        """Take what reads of so many more threads will use."""
 
     def close(self) -> None:
         """Give back what all threads have taken, once their reads have ended; later reads take it anew."""

@@ -34,16 +34,17 @@ class ResourceOptions:
     """
 
     slot_nbytes: int = 64 * _MIB
-    """Length of a pinned staging slot in bytes, at least 64 KiB. A chunk that is longer crosses in pieces."""
+    """Length of a pinned staging slot in bytes, at least 64 KiB; short reads have shorter ones. A chunk that is longer
+    crosses in pieces."""
     n_slots: int = 3
-    """Pinned staging slots of each thread, at least 2: one is filled while the device reads another."""
+    """Pinned staging slots of each read, at least 2: one is filled while the device reads another."""
     batch_nbytes: int = 128 * _MIB
     """Decoded bytes that a batch of short chunks has: what the host does for a batch should not count."""
     batch_chunks: int = 384
     """Chunks that a batch of longer ones has, where memory suffices: several batches under way fill the device."""
     scratch_nbytes: int | None = None
-    """Device memory in bytes that batches of one thread may need besides results; None: a quarter of the device's. It
-    is taken in runs that may be a sixteenth longer."""
+    """Device memory in bytes that batches of one read may need besides results. None: half of the device's, divided by
+    the reads that run at once, two at least. It is taken in runs that may be a sixteenth longer."""
     memory: MemoryChoice = "auto"
     """RMM resource that device memory is taken from. ``auto``: the caller's current one, unless that is a plain
     `CudaMemoryResource`, whose every allocation stalls the device; then as ``async``. ``async``: a private

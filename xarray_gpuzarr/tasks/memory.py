@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES
+from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES, pinned_nbytes
 from xarray_gpuzarr.cuda.workspace_memory import most_taken
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
@@ -36,7 +36,7 @@ class TaskMemory:
     host_nbytes: int = 0
     """Host memory, if the host decodes what then crosses in one copy."""
     pinned_nbytes: int = 0
-    """Pinned host memory of the thread, taken once and kept."""
+    """Pinned host memory of the read, taken as it is needed and kept for later ones."""
 
     @property
     def device_nbytes(self) -> int:
@@ -59,7 +59,7 @@ def task_memory(
     block_shape : tuple of int
         Elements of the block along each axis; its first element is the first one of a chunk.
     options : ResourceOptions
-        Where it leaves `scratch_nbytes` open, a thread takes a quarter of the GPU.
+        Where it leaves `scratch_nbytes` open, a read takes a quarter of the GPU, or less beside others.
     gpu_nbytes : int
         Memory of the GPU.
 
@@ -69,7 +69,7 @@ def task_memory(
         Not even one chunk can be decoded within the scratch memory of a thread.
     """
     result = prod(block_shape) * np.dtype(stored.cast.dtype).itemsize
-    pinned = options.n_slots * options.slot_nbytes + 2 * (MAX_BATCHES + 1) * TABLE_NBYTES
+    pinned = pinned_nbytes(options)
     spec = stored.spec
     if not isinstance(spec, ArraySpec) or why_not_device(spec, stored.cast) is not None:
         return TaskMemory(result_nbytes=result, host_nbytes=2 * result, pinned_nbytes=pinned)

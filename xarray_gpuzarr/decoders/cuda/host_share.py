@@ -136,7 +136,7 @@ class HostShare:
         """
         workspace, requests = self._workspace, self._requests
         assert requests is not None
-        upload = Upload(workspace)
+        upload = Upload(workspace, n_rows(pieces) * aligned(self._chunk_nbytes))
         places = [upload.allocate(self._chunk_nbytes) for _ in range(n_rows(pieces))]
         present = np.ones(len(places), np.bool_)
         lows = accumulate((piece.hi - piece.lo for piece in pieces), initial=0)

@@ -98,7 +98,7 @@ class Stager:
         CorruptChunkError, StoreReadError
         """
         workspace = self._workspace
-        upload = Upload(workspace)
+        upload = Upload(workspace, sum(aligned(piece.nbytes) for piece in pieces))
         with workspace.stage("fetch"):
             first, length = self._fetch(pieces, upload)
         present = first >= 0

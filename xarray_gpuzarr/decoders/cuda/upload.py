@@ -21,11 +21,18 @@ _APART = 1 << 48
 
 
 class Upload:
-    """Bytes that go to the device together: a pinned slot, and what did not fit or came decoded."""
+    """Bytes that go to the device together: a pinned slot, and what did not fit or came decoded.
 
-    def __init__(self, workspace: Workspace) -> None:
+    Parameters
+    ----------
+    workspace : Workspace
+    nbytes : int
+        What the slot should have room for, in bytes; a slot of full length may have less.
+    """
+
+    def __init__(self, workspace: Workspace, nbytes: int) -> None:
         self._workspace = workspace
-        self._slot = workspace.lend_slot(workspace.options.slot_nbytes)
+        self._slot = workspace.lend_slot(min(nbytes, workspace.options.slot_nbytes))
         self._slot_view = memoryview(self._slot.array)
         self._used = 0
         self._apart: list[memoryview] = []

@@ -12,6 +12,7 @@ from typing import Any
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
+from xarray_gpuzarr.cuda.resources import n_at_once, pinned_nbytes
 from xarray_gpuzarr.decoders import missing_for_cuda
 from xarray_gpuzarr.decoders.cost.calibration import calibration_in_force, processor
 from xarray_gpuzarr.errors import OptionError
@@ -64,7 +65,8 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"through host memory: {gpu['why_no_files']}" if gpu["why_no_files"] else "GDS can be used",
         )
         pinned = f"{format_nbytes(gpu['pinned_nbytes'])} pinned host memory"
-        yield "memory", f"{pinned} and {format_nbytes(gpu['scratch_nbytes'])} of the GPU, at most, for each thread"
+        yield "memory", f"{pinned} and {format_nbytes(gpu['scratch_nbytes'])} of the GPU, at most, for each read"
+        yield "reads at once", str(gpu["n_at_once"])
         yield "calibration", gpu["calibration"]
     if facts["missing_for_cuda"]:
         yield "missing", "for device='cuda': " + ", ".join(facts["missing_for_cuda"])
@@ -118,7 +120,8 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
         "free_nbytes": free,
         "memory_nbytes": total,
         "why_no_files": api.why_no_files(),
-        "pinned_nbytes": options.n_slots * options.slot_nbytes,
+        "n_at_once": n_at_once(options),
+        "pinned_nbytes": pinned_nbytes(options),
         "scratch_nbytes": options.scratch_nbytes or total // 4,
         "calibration": _calibration(api),
     }

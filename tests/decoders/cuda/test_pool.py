@@ -1,0 +1,193 @@
+"""Workspaces are lent to one read after another: how many there are, what they hold, and who waits."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers.data.corpus import V3_CODECS, counting, write
+from helpers.simulated.reads import LAZY, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene
+from helpers.simulated.simulator import SimulatedDevice
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.cuda import resources
+from xarray_gpuzarr.cuda.resources import WorkerResources, n_at_once, pinned_nbytes
+from xarray_gpuzarr.cuda.shared_lock import SharedLock
+from xarray_gpuzarr.process.device_options import ResourceOptions
+
+pytestmark = pytest.mark.timeout(120)
+
+MIB = 1024**2
+GIB = 1024 * MIB
+N_THREADS = 64
+
+
+def on_new_thread(call):
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def at_once(call, n_threads):
+    """Return what `call` gives on threads that begin together."""
+    start = threading.Barrier(n_threads, timeout=60)
+    with ThreadPoolExecutor(n_threads) as threads:
+        return list(threads.map(lambda number: (start.wait(), call(number))[1], range(n_threads)))
+
+
+@given(slot_nbytes=st.integers(64 * 1024, 2 * GIB), n_slots=st.integers(2, 64))
+def test_idle_memory_is_bounded_whatever_slots_are_asked_for(slot_nbytes, n_slots):
+    options = ResourceOptions(slot_nbytes=slot_nbytes, n_slots=n_slots)
+    n = n_at_once(options)
+
+    assert n * pinned_nbytes(options) <= GIB or n == 2
+    assert n in {2, 8} or (n + 1) * pinned_nbytes(options) > GIB
+
+
+def test_by_default_five_reads_run_at_once():
+    assert n_at_once(ResourceOptions()) == 5
+
+
+@pytest.mark.parametrize("codec", ["zstd", "gzip", "blosc-lz4-shuffle", "bytes"])
+@pytest.mark.parametrize("shards", [None, (16_384,)])
+def test_a_short_read_pins_little(codec, shards):
+    data = counting((16_384,), "f4")
+    array = write(MemoryStore(), data, chunks=(1024,), shards=shards, **V3_CODECS[codec])
+    device = NotingDevice(LAZY)
+
+    with limits(**{name: getattr(ResourceOptions(), name) for name in ("slot_nbytes", "n_slots", "batch_chunks")}):
+        np.testing.assert_array_equal(CudaReads(device).values(array, slice(1024)), data[:1024])
+
+    assert device.peak_pinned_nbytes <= MIB
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_many_threads_take_turns(seed):
+    device = SimulatedDevice(seed)
+    reads = CudaReads(device)
+
+    def work(number):
+        name = list(SCENES)[number % len(SCENES)]
+        np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
+
+    with limits():
+        most = n_at_once(ResourceOptions(slot_nbytes=64 * 1024, n_slots=2))
+        at_once(work, N_THREADS)
+
+    device.check()
+    pool = reads.decoder._resources[device.index]
+    assert len(pool._workspaces) <= most < N_THREADS
+    assert not pool._lent
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_threads_that_come_and_go_take_nothing_anew(name):
+    device = NotingDevice(LAZY)
+    reads = CudaReads(device)
+
+    taken = []
+    with limits():
+        for _ in range(3):
+            on_new_thread(lambda: np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected))
+            taken.append([device.calls[call] for call in ("stream", "allocate_pinned")])
+    device.check()
+
+    assert taken[0] == taken[1] == taken[2]
+
+
+def lent_at_once(pool, n_threads):
+    """Return the workspaces of reads that are all under way at the same time."""
+    all_there = threading.Barrier(n_threads, timeout=20)
+    return at_once(lambda _: pool.reading(lambda workspace: (all_there.wait(), workspace)[1]), n_threads)
+
+
+def test_no_two_reads_have_one_workspace_and_one_inside_another_has_its():
+    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+
+    assert len(set(lent_at_once(pool, 5))) == 5
+    assert len(pool._workspaces) == 5
+    assert set(lent_at_once(pool, 2)) <= set(pool._workspaces)
+    outer, inner = pool.reading(lambda outer: (outer, pool.reading(lambda inner: inner)))
+    assert outer is inner
+
+
+def test_the_sixth_read_waits_until_one_has_ended():
+    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+    all_there = threading.Barrier(6, timeout=0.5)
+    with pytest.raises(threading.BrokenBarrierError):
+        at_once(lambda _: pool.reading(lambda _: all_there.wait()), 6)
+
+    assert not pool._lent
+    assert len(pool._workspaces) == 5
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_read_that_fails_gives_its_workspace_back(error):
+    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+
+    def fail(_):
+        raise error
+
+    for _ in range(7):
+        with pytest.raises(error):
+            pool.reading(fail)
+    assert len(pool._workspaces) == 1
+    assert not pool._lent
+
+
+def test_scratch_is_divided_by_those_who_read():
+    device = SimulatedDevice(LAZY, 1000 * MIB)
+    pool = WorkerResources(device, ResourceOptions())
+
+    assert pool.reading(lambda workspace: workspace.scratch_nbytes) == 250 * MIB
+    lent_at_once(pool, 5)
+    assert pool.reading(lambda workspace: workspace.scratch_nbytes) == 100 * MIB
+
+
+def test_closing_waits_for_reads_and_later_ones_take_memory_anew():
+    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+    reads, closed = threading.Event(), threading.Event()
+
+    def read(workspace):
+        reads.set()
+        assert not closed.wait(0.1)
+        return workspace
+
+    with ThreadPoolExecutor(2) as threads:
+        reading = threads.submit(pool.reading, read)
+        reads.wait(20)
+        closing = threads.submit(lambda: (pool.close(), closed.set()))
+        before = reading.result(20)
+        closing.result(20)
+
+    assert closed.is_set()
+    assert not pool._workspaces
+    assert pool.reading(lambda workspace: workspace) is not before
+
+
+@pytest.mark.parametrize("n_together", [1, 2, 5])
+def test_a_lock_lets_so_many_threads_in(n_together):
+    lock, inside, most = SharedLock(n_together), set(), []
+
+    def read(number):
+        inside.add(number)
+        most.append(len(list(inside)))
+        lock.shared(lambda: None)  # a read inside a read
+        inside.remove(number)
+
+    def many(number):
+        for _ in range(20):
+            lock.shared(lambda: read(number))
+
+    at_once(many, 8)
+
+    assert max(most) <= n_together
+    assert lock.n_reading == 0
+
+
+def test_the_test_of_turns_can_fail(monkeypatch):
+    monkeypatch.setattr(resources, "n_at_once", lambda _: N_THREADS)
+    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+
+    assert len(set(lent_at_once(pool, 6))) == 6
