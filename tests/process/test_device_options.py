@@ -76,7 +76,7 @@ def test_what_is_no_size_is_refused(text):
 
 def test_defaults_hold_where_the_environment_says_nothing():
     assert ResourceOptions.from_environment({"HOME": "/"}) == ResourceOptions(
-        slot_nbytes=67_108_864,
+        slot_nbytes=41_943_040,
         n_slots=3,
         batch_nbytes=134_217_728,
         batch_chunks=384,

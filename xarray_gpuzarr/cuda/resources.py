@@ -85,7 +85,7 @@ class Workspace:
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False
         self.n_sharing = 1
-        """Reads that may use the device at the same time as this one."""
+        """Reads under way when this one began, itself among them."""
 
     @property
     def _rings(self) -> tuple[PinnedRing, ...]:
@@ -97,7 +97,7 @@ class Workspace:
 
         A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
         """
-        return self.options.scratch_nbytes or self.api.memory_nbytes()[1] // 2 // max(2, self.n_sharing)
+        return self.options.scratch_nbytes or self.api.memory_nbytes()[1] * 3 // 4 // max(3, self.n_sharing)
 
     @property
     def first(self) -> Stream:
@@ -303,9 +303,9 @@ class WorkerResources:
             if workspace is None:
                 workspace = Workspace(self.api, self.options)
                 self._workspaces.append(workspace)
-            workspace.n_sharing = len(self._workspaces)
             self._threads.add(thread)
             self._lent[thread] = workspace
+            workspace.n_sharing = len(self._lent)
         return workspace
 
     def _idle(self) -> Iterator[Workspace]:

@@ -33,7 +33,7 @@ class ResourceOptions:
         A value is of the wrong type, too small, or not among the known ones.
     """
 
-    slot_nbytes: int = 64 * _MIB
+    slot_nbytes: int = 40 * _MIB
     """Length of a pinned staging slot in bytes, at least 64 KiB; short reads have shorter ones. A chunk that is longer
     crosses in pieces."""
     n_slots: int = 3
@@ -43,8 +43,8 @@ class ResourceOptions:
     batch_chunks: int = 384
     """Chunks that a batch of longer ones has, where memory suffices: several batches under way fill the device."""
     scratch_nbytes: int | None = None
-    """Device memory in bytes that batches of one read may need besides results. None: half of the device's, divided by
-    the reads that run at once, two at least. It is taken in runs that may be a sixteenth longer."""
+    """Device memory in bytes that batches of one read may need besides results. None: three quarters of the device's,
+    divided by the reads that run at once, three at least. It is taken in runs that may be a sixteenth longer."""
     memory: MemoryChoice = "auto"
     """RMM resource that device memory is taken from. ``auto``: the caller's current one, unless that is a plain
     `CudaMemoryResource`, whose every allocation stalls the device; then as ``async``. ``async``: a private

@@ -45,8 +45,8 @@ def test_idle_memory_is_bounded_whatever_slots_are_asked_for(slot_nbytes, n_slot
     assert n in {2, 8} or (n + 1) * pinned_nbytes(options) > GIB
 
 
-def test_by_default_five_reads_run_at_once():
-    assert n_at_once(ResourceOptions()) == 5
+def test_by_default_eight_reads_run_at_once():
+    assert n_at_once(ResourceOptions()) == 8
 
 
 @pytest.mark.parametrize("codec", ["zstd", "gzip", "blosc-lz4-shuffle", "bytes"])
@@ -105,21 +105,21 @@ def lent_at_once(pool, n_threads):
 def test_no_two_reads_have_one_workspace_and_one_inside_another_has_its():
     pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
 
-    assert len(set(lent_at_once(pool, 5))) == 5
-    assert len(pool._workspaces) == 5
+    assert len(set(lent_at_once(pool, 8))) == 8
+    assert len(pool._workspaces) == 8
     assert set(lent_at_once(pool, 2)) <= set(pool._workspaces)
     outer, inner = pool.reading(lambda outer: (outer, pool.reading(lambda inner: inner)))
     assert outer is inner
 
 
-def test_the_sixth_read_waits_until_one_has_ended():
+def test_the_ninth_read_waits_until_one_has_ended():
     pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
-    all_there = threading.Barrier(6, timeout=0.5)
+    all_there = threading.Barrier(9, timeout=0.5)
     with pytest.raises(threading.BrokenBarrierError):
-        at_once(lambda _: pool.reading(lambda _: all_there.wait()), 6)
+        at_once(lambda _: pool.reading(lambda _: all_there.wait()), 9)
 
     assert not pool._lent
-    assert len(pool._workspaces) == 5
+    assert len(pool._workspaces) == 8
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -140,9 +140,11 @@ def test_scratch_is_divided_by_those_who_read():
     device = SimulatedDevice(LAZY, 1000 * MIB)
     pool = WorkerResources(device, ResourceOptions())
 
-    assert pool.reading(lambda workspace: workspace.scratch_nbytes) == 250 * MIB
-    lent_at_once(pool, 5)
-    assert pool.reading(lambda workspace: workspace.scratch_nbytes) == 100 * MIB
+    all_there = threading.Barrier(5, timeout=20)
+    found = at_once(lambda _: pool.reading(lambda space: (all_there.wait(), space.scratch_nbytes)[1]), 5)
+
+    assert sorted(found) == [150 * MIB, 750 * MIB // 4, 250 * MIB, 250 * MIB, 250 * MIB]
+    assert pool.reading(lambda space: space.scratch_nbytes) == 250 * MIB
 
 
 def test_closing_waits_for_reads_and_later_ones_take_memory_anew():
@@ -190,4 +192,4 @@ def test_the_test_of_turns_can_fail(monkeypatch):
     monkeypatch.setattr(resources, "n_at_once", lambda _: N_THREADS)
     pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
 
-    assert len(set(lent_at_once(pool, 6))) == 6
+    assert len(set(lent_at_once(pool, 9))) == 9
