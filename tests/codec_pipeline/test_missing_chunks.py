@@ -193,6 +193,32 @@ def test_every_door_refuses_what_is_missing(tmp_path, door, layout, place):
     np.testing.assert_array_equal(np.nan_to_num(usual(not_there)), values)
 
 
+HARMLESS = {
+    "array.order": "F",
+    "async.concurrency": 1,
+    "async.timeout": 30,
+    "threading.max_workers": 1,
+    "array.write_empty_chunks": True,
+    "codec_pipeline.batch_size": 3,
+    "default_zarr_format": 2,
+    "json_indent": None,
+}
+"""zarr-python's other settings that may be in force while something is read."""
+
+
+@pytest.mark.parametrize("setting", HARMLESS)
+@pytest.mark.parametrize("door", DOORS)
+def test_other_settings_change_no_value(tmp_path, door, setting):
+    store = STORES["local"](tmp_path / "s")
+    values = written(store, "sharded", zarr_format=3)
+    box = (slice(1, 7), slice(3))
+    with zarr.config.set({setting: HARMLESS[setting]}):
+        read = DOORS[door](store)(box)
+        np.testing.assert_array_equal(read, zarr.open_array(store, path="a", mode="r")[box])
+
+    np.testing.assert_array_equal(read, values[box])
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_arrays_that_zarr_reads_refuse_as_well(memory, door):
     zarr.create_group(memory)
