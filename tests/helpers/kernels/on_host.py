@@ -27,7 +27,12 @@ from xarray_gpuzarr.cuda.launch import kernel_source
 _HERE = Path(__file__).parent
 _HEADERS = tuple(_HERE / n for n in ("cuda_shim.h", "cuda_words.h", "host_stacks.h", "ptx_arithmetic.h"))
 _TESTS = Path(__file__).parents[2]
-_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+_ALONE = "-fno-gnu-unique"
+"""Without it kernels with arguments of the same types share `Shim::kernel`, and threads may run but one of them."""
+_FLAGS = (
+    *("-std=c++17", "-fPIC", "-shared", _ALONE, "-ffp-contract=off"),
+    *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+)
 _FAST = ("-O2", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _loading = threading.Lock()
