@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,7 +102,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(gpu.api, "identity", IDENTITY)
     monkeypatch.setattr(device, "decoder_for", trunk.decoder_for)
     for module in (examine, damage):
-        monkeypatch.setattr(module, "current_device", lambda: gpu.api)
+        monkeypatch.setattr(module, "current_device", lambda *_: gpu.api)
     for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", list)
     monkeypatch.setattr(answers, "check_all", lambda api: iter([Answer("zstd, short"), Answer("lz4")]))
@@ -116,7 +116,7 @@ def run(*arguments, effort=TINY):
 
 def child_of(gpu):
     """Return what answers as a process of its own would."""
-    return lambda question: json.dumps(damage.ASK[question[0]](gpu.api, *question[1:]))
+    return lambda question: json.dumps(damage.ASK[question[0]](gpu.api, *question[1:3]))
 
 
 # ---- without a GPU
@@ -140,7 +140,11 @@ def test_what_only_a_gpu_answers_cannot_be_asked_here(host, arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    ("device", "error"), [("host", DeviceUnavailableError), ("workers", OptionError), ("nonesuch", OptionError)]
+    ("device", "error"),
+    [
+        *(("host", DeviceUnavailableError), ("cuda:1", DeviceUnavailableError)),
+        *(("workers", OptionError), ("nonesuch", OptionError), ("cuda:x", OptionError)),
+    ],
 )
 def test_devices_that_cannot_be_calibrated(host, device, error):
     with pytest.raises(error):
@@ -261,6 +265,20 @@ def test_reads_with_wrong_values_fail(gpu, monkeypatch):
 def xarray_gpuzarr_failures():
     asked = examine.examine("auto", calibrate=False, thorough=False, progress=str, effort=TINY)
     return Diagnosis(sections=tuple(asked)).failures
+
+
+def test_the_gpu_that_is_named_is_examined(gpu, few, monkeypatch):
+    asked, questions = [], []
+
+    def child(question):
+        questions.append(question)
+        return child_of(gpu)(question)
+
+    monkeypatch.setattr(examine, "current_device", lambda device: asked.append(device) or gpu.api)
+
+    assert run("--device", "cuda:0", "--thorough", effort=replace(TINY, child=child)) == 0
+    assert asked == ["cuda:0"]
+    assert {question[-1] for question in questions} == {"cuda:0"}
 
 
 def test_a_device_that_breaks_is_a_failure_and_the_host_is_measured(gpu, monkeypatch):

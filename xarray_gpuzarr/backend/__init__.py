@@ -55,9 +55,11 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         Parameters
         ----------
         filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
-        device : "auto", "cuda", "host" or "workers"
+        device : "auto", "cuda", "cuda:1" (any number), "host" or "workers"
             Where chunks are decoded and where arrays live. "auto" is CUDA if this machine can use it, else host.
-            "workers" is CUDA on dask's workers, from a client that need not have a GPU.
+            "cuda" is the current GPU of the thread that reads, "cuda:1" the same GPU for all threads, counted among
+            those that the process sees: a worker of dask-cuda calls its own one 0. "workers" is CUDA on dask's
+            workers, from a client that need not have a GPU.
         storage : "auto", "posix" or "gds"
             How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
             Storage ("gds"). "auto" is "gds" where a calibration says that it is quicker on this machine, kvikio can do

@@ -24,7 +24,7 @@ class LazyArray(BackendArray):
     Parameters
     ----------
     stored : StoredArray
-    device : "cuda", "host" or "workers"
+    device : "cuda", "cuda:1" (any number), "host" or "workers"
     or_host : bool
         Whether the host will do where the device turns out to be unusable.
     """

@@ -231,7 +231,11 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
 
 def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
     """Say so if a large variable that goes to the GPU cannot be decoded there."""
-    if lazy.device != "cuda" or lazy.size * lazy.dtype.itemsize < _LARGE_NBYTES or lazy.route.where == "cuda":
+    if (
+        lazy.device in ("host", "workers")
+        or lazy.size * lazy.dtype.itemsize < _LARGE_NBYTES
+        or lazy.route.where == "cuda"
+    ):
         return
     advise(
         lazy.route.why,

@@ -165,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
             default="auto",
             metavar="DEVICE",
             choices=_Suggested(("auto", "cuda", "host")),
-            help="auto, cuda or host (auto)",
+            help="auto, cuda, cuda:1 (any number) or host (auto)",
         )
     for place in (source, folder, info_store, bench_store, out, document):
         vars(place)["complete"] = _FILE  # shtab looks for this attribute

@@ -69,7 +69,7 @@ def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", d
         A file that xarray can open, to be rewritten as sharded Zarr. Invented weather if left out.
     size : str
         Name of one of `SAMPLES`.
-    device : "auto", "cuda" or "host"
+    device : "auto", "cuda", "cuda:1" (any number) or "host"
 
     Returns
     -------

@@ -35,7 +35,7 @@ class Preparation:
 
         Parameters
         ----------
-        device : "auto", "cuda" or "host"
+        device : "auto", "cuda", "cuda:1" (any number) or "host"
         pool : bool
             Install a pool where RMM's current resource is a plain one.
         options : mapping
@@ -64,7 +64,7 @@ class Preparation:
             if self._n_users == 0:
                 self._take_back()
 
-    def prepare_threads(self, executor: Executor, n_threads: int) -> None:
+    def prepare_threads(self, executor: Executor, n_threads: int, device: Device) -> None:
         """Take the streams and pinned memory that reads of an executor's threads use.
 
         Raises
@@ -72,15 +72,15 @@ class Preparation:
         DeviceMemoryError, CudaError
         """
         if not isinstance(executor, ProcessPoolExecutor):  # its processes are not this one
-            _cuda_decoder().prepare_threads(n_threads)
+            _cuda_decoder(device).prepare_threads(n_threads)
 
     def _prepare(self, device: Device, *, pool: bool, options: Mapping[str, Any]) -> None:
         if options:
             before = options_in_force()
             configure(**options)
             self._undo.append(lambda: cast("None", configure(**before)))
-        if device == "cuda":
-            decoder = _cuda_decoder()
+        if device != "host":
+            decoder = _cuda_decoder(device)
             self._undo.append(_forget_devices)
             self._undo.append(decoder.prepare("if plain" if pool else "never"))
             self._undo.append(decoder.close)
@@ -91,8 +91,8 @@ class Preparation:
             self._undo.pop()()
 
 
-def _cuda_decoder() -> PreparedDecoder:
-    return cast("PreparedDecoder", decoder_for("cuda"))
+def _cuda_decoder(device: Device) -> PreparedDecoder:
+    return cast("PreparedDecoder", decoder_for(device))
 
 
 def _forget_devices() -> None:

@@ -22,7 +22,7 @@ def register(client: Any = None, *, device: str = "auto", pool: bool = False, **
     ----------
     client : distributed.Client, optional
         Of a `LocalCluster`, a `LocalCUDACluster` or any other cluster; the current one if left out.
-    device : "auto", "cuda" or "host"
+    device : "auto", "cuda", "cuda:1" (any number, as each worker counts its GPUs) or "host"
         "cuda" refuses workers that cannot use a GPU; "auto" leaves them as they are.
     pool : bool
         Let reads, RMM and CuPy use one pool on workers that have none. Pools that dask-cuda or you have installed stay

@@ -13,11 +13,10 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol.serialize import dask_serialize
 
 from xarray_gpuzarr.cluster.preparation import preparation
+from xarray_gpuzarr.decoders import is_device
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.configuration import check_options
-
-_DEVICES = ("auto", "cuda", "host")
 
 
 class GpuZarrPlugin(WorkerPlugin):
@@ -25,7 +24,7 @@ class GpuZarrPlugin(WorkerPlugin):
 
     Parameters
     ----------
-    device : "auto", "cuda" or "host"
+    device : "auto", "cuda", "cuda:1" (any number, as the worker counts its GPUs) or "host"
         "cuda" fails on a worker that cannot use a GPU; "auto" leaves such a worker as it is.
     pool : bool
         Install a pool for reads, RMM and CuPy on a worker that has none.
@@ -42,11 +41,11 @@ class GpuZarrPlugin(WorkerPlugin):
     idempotent = True
 
     def __init__(self, *, device: str = "auto", pool: bool = False, **options: Any) -> None:
-        if device not in _DEVICES:
+        if device == "workers" or not is_device(device):
             raise OptionError(
                 "unknown device",
                 tried=f"device={device!r}",
-                found=f"workers know {', '.join(map(repr, _DEVICES))}",
+                found="workers know 'auto', 'cuda', 'host', and a GPU by its number, such as 'cuda:1'",
                 do="leave device out, or give one of them",
             )
         check_options(options)
@@ -58,9 +57,10 @@ class GpuZarrPlugin(WorkerPlugin):
         try:
             device = await asyncio.to_thread(preparation.enter, **self.settings)
             self._entered = True
-            if device == "cuda":
-                _check_that_arrays_travel(required=self.settings["device"] == "cuda")
-                await asyncio.to_thread(preparation.prepare_threads, worker.executors["default"], worker.state.nthreads)
+            if device != "host":
+                _check_that_arrays_travel(required=self.settings["device"] != "auto")
+                executor, n_threads = worker.executors["default"], worker.state.nthreads
+                await asyncio.to_thread(preparation.prepare_threads, executor, n_threads, device)
         except GpuZarrError as err:
             await self.teardown(worker)
             where = f"{err.tried}, on worker {worker.name} at {worker.address}"

@@ -3,6 +3,7 @@
 from xarray_gpuzarr.decoders.choice import (
     by_usable,
     decoder_for,
+    is_device,
     missing_for_cuda,
     resolve_device,
     resolve_storage,
@@ -17,6 +18,7 @@ __all__ = [
     "StreamOf",
     "by_usable",
     "decoder_for",
+    "is_device",
     "missing_for_cuda",
     "resolve_device",
     "resolve_storage",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Callable
 from functools import cache
-from typing import cast, get_args
+from itertools import takewhile
+from typing import TYPE_CHECKING, cast, get_args
 
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders.faults import no_direct_files
@@ -18,11 +20,16 @@ from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
 from xarray_gpuzarr.fetch import Storage
 from xarray_gpuzarr.process.advice import advise
 
+if TYPE_CHECKING:
+    from xarray_gpuzarr.decoders.cuda import CudaDecoder
+
 _CUDA_NEEDS = {
     "cupy": "CuPy",
     "rmm": "RMM",
     "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)",
 }
+_DEVICES = ("auto", "cuda", "host", "workers")
+_NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"
 
 
@@ -38,10 +45,17 @@ def missing_for_cuda() -> list[str]:
 
 
 def _sees_gpu() -> bool:
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in {"", "-1"}:
-        return False
-    count = driver.n_gpus()
-    return count is None or count > 0
+    return _n_visible() != 0
+
+
+def _n_visible() -> int | None:
+    """Return how many GPUs this process may use, as far as that shows without CUDA; None if it does not."""
+    count, listed = driver.n_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return count
+    # CUDA sees none of those that stand behind one that does not exist.
+    seen = list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, listed.split(","))))
+    return len(seen) if count is None else min(count, len(seen))
 
 
 def _installed(module: str) -> bool:
@@ -84,8 +98,8 @@ def _require_direct_files(device: str) -> None:
             found="results live on the host; GPUDirect Storage reads into the memory of a GPU",
             do='leave storage out, or say device="cuda"',
         )
-    if resolved == "cuda":
-        decoder = decoder_for("cuda")
+    if resolved != "workers":
+        decoder = decoder_for(resolved)
         why = decoder.why_no_files() if isinstance(decoder, FileReader) else None
         if why is not None:
             raise no_direct_files(why)
@@ -97,31 +111,55 @@ def resolve_device(device: str) -> Device:
     Raises
     ------
     OptionError
-        `device` is none of ``"auto"``, ``"cuda"``, ``"host"``, ``"workers"``.
+        `device` is none of ``"auto"``, ``"cuda"``, ``"cuda:0"`` or another number, ``"host"``, ``"workers"``.
     DeviceUnavailableError
-        ``"cuda"`` was asked for and something that it needs is missing.
+        ``"cuda"`` was asked for and something that it needs is missing, or there is no GPU of that number.
     """
-    if device not in ("auto", *get_args(Device)):
+    if not is_device(device):
         raise OptionError(
             "unknown device",
             tried=f"device={device!r}",
-            found="the known ones are 'auto', 'cuda', 'host', 'workers'",
+            found="the known ones are 'auto', 'cuda', 'host', 'workers', and a GPU by its number, such as 'cuda:1'",
             do="leave device out, or give one of them",
         )
     if device in ("host", "workers"):
-        return cast("Device", device)
+        return device
     missing = missing_for_cuda()
     if not missing:
-        return "cuda"
-    if device == "cuda":
+        _require_gpu(_number(device))
+        return "cuda" if device == "auto" else device
+    if device != "auto":
         raise DeviceUnavailableError(
-            "device='cuda' cannot be used here",
+            f"device={device!r} cannot be used here",
             tried="the NVIDIA driver, CuPy, RMM and nvCOMP",
             found="missing: " + ", ".join(missing),
             do=f"{INSTALL_FOR_CUDA}, or read on the host with device='auto' or device='host'",
         )
     _advise_packages(missing)
     return "host"
+
+
+def is_device(device: str) -> bool:
+    """Say whether a device has a name that `resolve_device` knows, whatever this machine has."""
+    return device in _DEVICES or _number(device) is not None
+
+
+def _number(device: str) -> int | None:
+    """Return which GPU is named; None if none is."""
+    named = _NUMBERED.fullmatch(device) if isinstance(device, str) else None
+    return None if named is None else int(named[1])
+
+
+def _require_gpu(number: int | None) -> None:
+    """Raise if it is known that this process may not use a GPU of that number."""
+    count = _n_visible()
+    if number is not None and count is not None and number >= count:
+        raise DeviceUnavailableError(
+            f"device='cuda:{number}' cannot be used here",
+            tried="the GPUs that this process may use, counted from 0",
+            found=f"{count}, the last of them 'cuda:{count - 1}'",
+            do="give the number of one of them, as CUDA_VISIBLE_DEVICES leaves them, or device='cuda'",
+        )
 
 
 def _advise_packages(missing: list[str]) -> None:
@@ -141,7 +179,7 @@ def decoder_for(device: str) -> Decoder:
 
     Parameters
     ----------
-    device : "auto", "cuda", "host" or "workers"
+    device : "auto", "cuda", "cuda:1" (any number), "host" or "workers"
 
     Raises
     ------
@@ -153,6 +191,9 @@ def decoder_for(device: str) -> Decoder:
         return decoder_for(resolved)
     if resolved == "host":
         return HostDecoder()
+    number = _number(resolved)
+    if number is not None:
+        return cast("CudaDecoder", decoder_for("cuda")).of_device(number)
     decoder: Decoder = importlib.import_module("xarray_gpuzarr.decoders.cuda").CudaDecoder()
     return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
-Device = Literal["host", "cuda", "workers"]
-"""Where arrays are decoded and live. ``workers``: on the GPUs of a cluster's workers, whatever the client has."""
+Device = str
+"""Where arrays are decoded and live: ``host``, ``workers``, ``cuda`` or ``cuda:1``, with any number.
+
+``workers``: on the GPUs of a cluster's workers, whatever the client has. ``cuda``: on the calling thread's current GPU.
+"""
 
 
 StreamOf = Callable[[int], int | None]

@@ -208,8 +208,8 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
         Format 2 or 3, sharded or not, in any store.
     selection : int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them, optional
         Applied axis by axis (orthogonally). Everything if left out.
-    device : "auto", "cuda" or "host"
-        Where to decode and where the result lives.
+    device : "auto", "cuda", "cuda:1" (any number) or "host"
+        Where to decode and where the result lives. "cuda" is the calling thread's current GPU.
     storage : "auto", "posix" or "gds"
         How local files reach a GPU; see `xarray_gpuzarr.backend.GpuZarrBackendEntrypoint.open_dataset`.
 

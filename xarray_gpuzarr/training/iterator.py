@@ -152,8 +152,9 @@ def as_caller_of(template: Template, stream_of: StreamOf | None) -> AsCaller:
     lazies = {
         cut.source.lazy.device: cut.source.lazy for cut in template.cuts.values() if isinstance(cut.source, Stored)
     }
+    in_order = sorted(lazies, key=lambda device: ":" not in device)  # the one entered last stays the current GPU
     reading: list[Callable[[], AbstractContextManager[object]]] = [
-        lazy.by_decoder(lambda decoder: decoder.as_caller(stream_of)) for lazy in lazies.values()
+        lazies[device].by_decoder(lambda decoder: decoder.as_caller(stream_of)) for device in in_order
     ]
 
     @contextmanager

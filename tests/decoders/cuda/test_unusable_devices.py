@@ -37,7 +37,7 @@ def fresh(tmp_path, monkeypatch):
     monkeypatch.setattr(in_force, "options", options)
 
 
-def too_old():
+def too_old(*_):
     raise CudaError(
         "a CUDA call failed",
         tried="cudaGetDevice, cudaSetDevice",
@@ -66,7 +66,7 @@ class WithoutNvcomp(FaultyDevice):
 
 STARTS = {
     "the driver is too old": (too_old, "CUDA driver version is insufficient", "pip install 'xarray-gpuzarr[cuda12]'"),
-    "nvCOMP does not load": (lambda: WithoutNvcomp(None), "nvCOMP 7.0.0", "pip install it"),
+    "nvCOMP does not load": (lambda *_: WithoutNvcomp(None), "nvCOMP 7.0.0", "pip install it"),
 }
 
 
@@ -146,7 +146,7 @@ def test_a_gpu_that_starts_later_is_used(start):
     path, *_ = start
     assert type(opened(path)["a"].values) is np.ndarray
 
-    sys.modules[simulated_worker.MODULE].native_device = lambda: device
+    sys.modules[simulated_worker.MODULE].native_device = lambda *_: device
     device = FaultyDevice(None)
 
     block = read_array(zarr.open_array(path, path="a", mode="r"))

@@ -117,5 +117,5 @@ def use(gpu: SimulatedGpu, patch: pytest.MonkeyPatch) -> None:
     """Let reads with ``device="cuda"`` go to the simulator; the host's stay there."""
     decoders = {"cuda": CudaDecoder(lambda: gpu.api), "host": HostDecoder(), "workers": decoder_for("workers")}
     for module in (trunk, lazy_array):
-        patch.setattr(module, "decoder_for", decoders.__getitem__)
+        patch.setattr(module, "decoder_for", lambda device: decoders[device.partition(":")[0]])
     patch.setattr(open_options, "resolve_device", lambda device: device)

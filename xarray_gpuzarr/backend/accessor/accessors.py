@@ -69,7 +69,8 @@ class DatasetAccessor(Accessor):
     def device(self) -> Device | None:
         """Where this engine's variables live, or will once they are read; None if none came from it.
 
-        "cuda" as soon as one variable does. A variable that was loaded counts if it lies on the GPU.
+        "cuda" as soon as one variable does, "cuda:1" if all that do were opened so. A variable that was loaded counts
+        if it lies on the GPU.
         """
         return device_of(self._dataset.variables)
 
@@ -160,7 +161,7 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
     Parameters
     ----------
     rows : iterable of Row
-    device : "cuda", "host" or None
+    device : "cuda", "cuda:1" (any number), "host" or None
         Where this engine's variables are read to; None if there are none.
     """
     rows = tuple(rows)
@@ -186,9 +187,10 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 
 
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
-    """Return where variables of this engine live: "cuda" if any does, None if there are none."""
+    """Return where variables of this engine live: on a GPU if any does, None if there are none."""
     found = {_device(v) for v in variables.values()} - {None}
-    return "cuda" if "cuda" in found else "host" if found else None
+    on_device = found - {"host"}
+    return "cuda" if len(on_device) > 1 else next(iter(on_device or found), None)
 
 
 def _device(variable: Variable) -> Device | None:

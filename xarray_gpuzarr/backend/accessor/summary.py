@@ -47,7 +47,7 @@ def summarize(rows: Iterable[Row], device: str | None) -> Summary:
     Parameters
     ----------
     rows : iterable of Row
-    device : "cuda", "host", "workers" or None
+    device : "cuda", "cuda:1" (any number), "host", "workers" or None
         Where this engine's variables are read to; None if there are none.
     """
     rows = tuple(rows)
@@ -55,8 +55,9 @@ def summarize(rows: Iterable[Row], device: str | None) -> Summary:
     for row in rows:
         places.setdefault(row.where, []).append(row.variable)
     nbytes = format_nbytes(sum(row.decoded_nbytes for row in rows))
+    landing = _LANDING.get(device) or f"this engine's are read to GPU {str(device).partition(':')[2]}, as CuPy arrays"
     plural = "variable" if len(rows) == 1 else "variables"
     return Summary(
-        headline=f"{len(rows)} {plural}, {nbytes}; {_LANDING[device]}",
+        headline=f"{len(rows)} {plural}, {nbytes}; {landing}",
         places=tuple((visible(place), visible(", ".join(names))) for place, names in places.items()),
     )

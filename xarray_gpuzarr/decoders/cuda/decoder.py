@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -47,8 +48,8 @@ _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
 """Waits between tries to read alone."""
 
 
-def native_device() -> DeviceApi:
-    """Return the calling thread's current GPU."""
+def native_device(index: int | None = None) -> DeviceApi:
+    """Return the GPU of that number, the calling thread's current one if None."""
     try:
         from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
     except ImportError as error:
@@ -58,7 +59,7 @@ def native_device() -> DeviceApi:
             found=str(error),
             do="reinstall them: pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver)",
         ) from error
-    return device.native_device()
+    return device.native_device(index)
 
 
 class CudaDecoder:
@@ -67,20 +68,28 @@ class CudaDecoder:
     Parameters
     ----------
     current_device : callable
-        Returns the calling thread's device.
+        Returns the calling thread's device; that of a number, if it is given one.
     """
 
-    def __init__(self, current_device: Callable[[], DeviceApi] = native_device) -> None:
+    def __init__(self, current_device: Callable[..., DeviceApi] = native_device) -> None:
         self._current_device = current_device
+        self._index: tuple[int, ...] = ()
+        """Number of the device that all threads read to; none: each reads to its current one."""
         self._host = HostDecoder()
         self._reading = ReadsUnderWay()
         self._resources: dict[int, WorkerResources] = {}
         self._trust = Trust()
         self._lock = threading.Lock()
-        self._process: int | None = None
-        """The process that has used a device."""
+        self._processes: set[int] = set()
+        """Those that have used a device: this one, or one that it was forked off."""
         self._not_started = ""
         """Why CUDA, or what it needs, could not be started when that was last tried."""
+
+    def of_device(self, index: int) -> Self:
+        """Return one that reads to the device of that number on every thread, and shares what this one keeps."""
+        decoder = copy(self)
+        decoder._index = (index,)  # noqa: SLF001  # of this class
+        return decoder
 
     @property
     def device(self) -> Device:
@@ -94,7 +103,7 @@ class CudaDecoder:
             return found
         if self._not_started:
             return Route(where="host", why=self._not_started)
-        asked = self._device() if self._process == os.getpid() else None  # which starts CUDA
+        asked = self._device() if os.getpid() in self._processes else None  # which starts CUDA
         why = self._trust.known_failure(asked, spec, _native(cast))
         return shared_route(spec, self._identify) if why is None else Route(where=f"host, {ONE_COPY}", why=why)
 
@@ -107,7 +116,11 @@ class CudaDecoder:
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
-        return why_no_files() if self._current_device is native_device else self._current_device().why_no_files()
+        return (
+            why_no_files()
+            if self._current_device is native_device
+            else self._current_device(*self._index).why_no_files()
+        )
 
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return `dtype` in the machine's byte order: the only one that device arrays have."""
@@ -265,29 +278,29 @@ class CudaDecoder:
         return self._trust.why_unusable(device)
 
     def _identify(self) -> DeviceIdentity | None:
-        """Return what the calling thread's device is called."""
+        """Return what the device of reads is called."""
         return self._device().identity
 
     def _device(self) -> DeviceApi:
-        """Return the calling thread's device, unless its state belongs to the process that this one was forked off."""
+        """Return the device of reads, unless its state belongs to the process that this one was forked off."""
         self._require_process()
-        device = self._current_device()
-        self._process = os.getpid()
+        device = self._current_device(*self._index)
+        self._processes.add(os.getpid())
         return device
 
     def _require_process(self) -> None:
         """Raise if a process that this one was forked off has used a device."""
         process = os.getpid()
-        if self._process not in (None, process):
+        if others := self._processes - {process}:
             raise DeviceUnavailableError(
                 "cannot use the GPU in a forked process",
-                tried=f"device='cuda' in process {process}; process {self._process} had used the GPU before the fork",
+                tried=f"device='cuda' in process {process}; process {min(others)} had used the GPU before the fork",
                 found="contexts, streams and memory of CUDA do not come along",
                 do='start processes with "spawn" or "forkserver", or read with device="host" in this one',
             )
 
     def _current_resources(self) -> WorkerResources:
-        """Return what this process keeps for the calling thread's device, made anew once `configure` was called."""
+        """Return what this process keeps for the device of reads, made anew once `configure` was called."""
         api, options = self._device(), resource_options()
         why = self._trust.why_unusable(api)
         if why is not None:

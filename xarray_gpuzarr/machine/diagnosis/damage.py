@@ -28,7 +28,7 @@ import zarr
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.nvcomp import Format
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.machine.diagnosis.device import current_device
+from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, current_device
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.machine.diagnosis.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, Values, on_host, series, write
@@ -94,20 +94,20 @@ def _stream(codec: str, values: Values) -> tuple[bytes, Format]:
     return encoded[head : len(encoded) - tail], fmt
 
 
-def ask_engine(_api: DeviceApi, codec: str, damage: str) -> dict[str, Any]:
+def ask_engine(api: DeviceApi, codec: str, damage: str) -> dict[str, Any]:
     """Read a shard with one damaged chunk, then another array that has none."""
     values = series(4 * _PART)
     encoded = [WRITERS[codec].encode(chunk) for chunk in values.reshape(4, _PART)]
     with tempfile.TemporaryDirectory(prefix="gpuzarr-doctor-") as folder:
         bad = write(Path(folder, "bad"), codec, _PART, [encoded[0], damaged(encoded[1], damage), *encoded[2:]])
         good = write(Path(folder, "good"), codec, _PART, encoded)
-        said = _read(bad, values)
-        return {"said": said, "goes on": _read(good, values) == "right values"}
+        said = _read(api, bad, values)
+        return {"said": said, "goes on": _read(api, good, values) == "right values"}
 
 
-def _read(array: zarr.Array[Any], expected: Values) -> str:
+def _read(api: DeviceApi, array: zarr.Array[Any], expected: Values) -> str:
     try:
-        found = on_host(read_array(array, device="cuda"))
+        found = on_host(DeviceReads(api).read(array))
     except GpuZarrError as error:
         return f"{type(error).__name__}: {error.headline}"
     if np.array_equal(found, expected):
@@ -128,8 +128,8 @@ ASK = {"nvcomp": ask_nvcomp, "read": ask_engine}
 
 def main(arguments: Sequence[str]) -> int:
     """Answer one question on standard output."""
-    what, codec, damage = arguments
-    sys.stdout.write(json.dumps(ASK[what](current_device(), codec, damage)) + "\n")
+    what, codec, damage, *device = arguments
+    sys.stdout.write(json.dumps(ASK[what](current_device(*device), codec, damage)) + "\n")
     return 0
 
 
@@ -176,12 +176,12 @@ class Answer:
         return self.damage == "none" and self.said["said"] != "right values"
 
 
-def damage_section(child: RunChild = run_child) -> Section:
-    """Ask both questions, for every codec and damage; children run a few at a time."""
+def damage_section(child: RunChild = run_child, device: str = "cuda") -> Section:
+    """Ask both questions of a device, for every codec and damage; children run a few at a time."""
     asked = [("nvcomp", *pair) for pair in product(NATIVE_CODECS, DAMAGES)]
     asked += [("read", *pair) for pair in product(CODECS, DAMAGES)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda question: _answer(question, child), asked))
+        answers = list(pool.map(lambda question: _answer((*question, device), child), asked))
     return Section(
         name="damage",
         title="What does damaged data do?",
@@ -192,8 +192,8 @@ def damage_section(child: RunChild = run_child) -> Section:
     )
 
 
-def _answer(question: tuple[str, str, str], child: RunChild) -> Answer:
-    what, codec, damage = question
+def _answer(question: tuple[str, str, str, str], child: RunChild) -> Answer:
+    what, codec, damage, _ = question
     try:
         said = json.loads(child(question))
     except (RuntimeError, ValueError, subprocess.SubprocessError, OSError) as error:

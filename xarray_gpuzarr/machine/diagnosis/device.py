@@ -18,15 +18,16 @@ from xarray_gpuzarr.read import read_array
 from xarray_gpuzarr.stored.cf import Cast
 
 
-def current_device() -> DeviceApi:
-    """Return the calling thread's GPU.
+def current_device(device: str = "cuda") -> DeviceApi:
+    """Return the GPU that the calling thread reads to: its current one with ``"cuda"``, another with its number.
 
     Raises
     ------
     CudaError
         It cannot be used.
     """
-    return native_device()
+    number = device.partition(":")[2]
+    return native_device(int(number) if number else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,14 @@ class DeviceReads:
 
     api: DeviceApi
 
+    @property
+    def device(self) -> str:
+        """What reads call it."""
+        return f"cuda:{self.api.index}"
+
     def read(self, array: zarr.Array[Any], box: slice = slice(None), *, storage: Any = "auto") -> Any:
         """Read as everybody does, as the options in force say."""
-        return read_array(array, box, device="cuda", storage=storage)
+        return read_array(array, box, device=self.device, storage=storage)
 
     def by_host(self, array: zarr.Array[Any], box: slice = slice(None)) -> Any:
         """Read to the host, and bring the values up."""
@@ -45,14 +51,14 @@ class DeviceReads:
 
     def upload(self, values: Values) -> Any:
         """Bring up values that lie in ordinary host memory, as the decoder does it."""
-        return decoder_for("cuda").upload(values, Cast(dtype=values.dtype.str))
+        return decoder_for(self.device).upload(values, Cast(dtype=values.dtype.str))
 
     def whole(self, run: Callable[[], object]) -> Callable[[], object]:
         """Return a call that lasts until the device has done what `run` gives it."""
 
         def until_idle() -> object:
-            result = run()
-            with self.api.activate():
+            with self.api.activate():  # to which CuPy copies
+                result = run()
                 self.api.synchronize(self.api.consumer_stream())
             return result
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.decoders import resolve_device
+from xarray_gpuzarr.decoders import Device, resolve_device
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.machine.diagnosis.answers import answers_section
 from xarray_gpuzarr.machine.diagnosis.calibrating import Layouts, calibration_sections
 from xarray_gpuzarr.machine.diagnosis.damage import RunChild, damage_section, run_child
-from xarray_gpuzarr.machine.diagnosis.device import current_device
+from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, current_device
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
 from xarray_gpuzarr.machine.diagnosis.questions import questions_section
 from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, host_section
@@ -48,7 +48,7 @@ def doctor(
 
     Parameters
     ----------
-    device : "auto", "cuda" or "host"
+    device : "auto", "cuda", "cuda:1" (any number) or "host"
         ``"auto"``: the GPU if there is one with all that it needs, else the host.
     calibrate : bool
         Also measure where the GPU is quicker than the host, and keep that where later reads find it. Takes minutes.
@@ -76,15 +76,15 @@ def examine(
     device: str, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort = USUAL
 ) -> Iterator[Section]:
     """Yield the parts of `doctor` as they are done. Parameters as there; raises before the first of them."""
-    is_cuda = _is_cuda(device, needs_gpu=calibrate or thorough)
-    return _examine(is_cuda=is_cuda, calibrate=calibrate, thorough=thorough, progress=progress, effort=effort)
+    found = _examined(device, needs_gpu=calibrate or thorough)
+    return _examine(found, calibrate=calibrate, thorough=thorough, progress=progress, effort=effort)
 
 
 def _examine(
-    *, is_cuda: bool, calibrate: bool, thorough: bool, progress: Progress, effort: Effort
+    device: Device, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort
 ) -> Iterator[Section]:
     progress("what is here")
-    api, broken = _usable_device() if is_cuda else (None, "")
+    api, broken = (None, "") if device == "host" else _usable_device(device)
     machine = machine_section(api)
     yield machine
     if broken:
@@ -107,7 +107,7 @@ def _of_device(
         questions = "Is what the docs assume of nvCOMP true?"
         yield from _told("questions", questions, lambda: iter([questions_section(api, effort.questions)]))
         progress("damaged chunks, each in a process of its own")
-        yield damage_section(effort.child)
+        yield damage_section(effort.child, DeviceReads(api).device)
     if calibrate:
         yield from calibration_sections(api, effort.grid, effort.layouts, progress)
 
@@ -121,7 +121,8 @@ def _told(name: str, title: str, part: Part) -> Iterator[Section]:
         yield Section(name=name, title=title, failures=[failure], facts={"failed": failure})
 
 
-def _is_cuda(device: str, *, needs_gpu: bool) -> bool:
+def _examined(device: str, *, needs_gpu: bool) -> Device:
+    """Return what is examined: the host, or a GPU."""
     if device == "workers":
         raise OptionError(
             "this machine is examined, not workers",
@@ -137,13 +138,13 @@ def _is_cuda(device: str, *, needs_gpu: bool) -> bool:
             found="both ask a GPU",
             do="leave them out, or leave device out on a machine with a GPU",
         )
-    return found == "cuda"
+    return found
 
 
-def _usable_device() -> tuple[DeviceApi | None, str]:
+def _usable_device(asked: Device) -> tuple[DeviceApi | None, str]:
     """Return the device, or why it cannot be used and what mends that."""
     try:
-        device = current_device()
+        device = current_device(asked)
         _ = device.identity  # for which nvCOMP is found
     except GpuZarrError as error:
         return None, f"{said(error)}. To mend it: {error.do}"
