@@ -355,9 +355,13 @@ def test_to_host_gives_numpy_arrays(on_device):
 @pytest.mark.parametrize(
     ("chunks", "shard", "load"),
     [
-        ({}, 4, "a task has 4 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 256 threads, would"),
-        ({"x": 1}, 4, "a task has 1 chunk, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 1024 threads,"),
-        ({"x": 512}, 4, "a task has 512 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 2 threads,"),
+        ({}, 4, "a task has 4 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024} would keep it busy"),
+        ({"x": 1}, 4, "a task has 1 chunk, and a GPU decodes some 512 at once: chunks={'x': 1024} would"),
+        (
+            {"x": 512},
+            4,
+            "a task has 512 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 2 threads, would",
+        ),
         ({"x": 1024}, 4, ""),
         ({}, 1024, ""),
         (None, 4, ""),

@@ -17,7 +17,9 @@ from xarray.core import indexing
 
 from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.cuda.resources import n_at_once
 from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE
+from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.codec_json import parse_codecs
 
@@ -144,7 +146,7 @@ _KEPT_BUSY = 2 * N_AT_ONCE
 
 
 def _load(variable: Variable, spec: ArraySpec) -> str:
-    """Say that the chunks of one task are too few to keep a GPU busy, and how many shards or threads are not."""
+    """Say that the chunks of one task are too few to keep a GPU busy, and how many shards are not, or threads."""
     blocks = variable.chunks
     if blocks is None or len(blocks) != spec.grid.ndim:
         return ""
@@ -154,10 +156,11 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
         return ""
     times = -(-_KEPT_BUSY // n)
     longer = next((axis for axis, edge in enumerate(edges) if times * edge <= variable.shape[axis]), None)
-    of_task = "" if longer is None else f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}, or "
+    enough = "longer chunks" if longer is None else f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}"
+    if times <= n_at_once(resource_options()):
+        enough += f", or {times} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
-    enough = f"{of_task}{times} threads"
-    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough}, would keep it busy"
+    return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough} would keep it busy"
 
 
 def _codecs_of(array: zarr.Array[Any]) -> str:
