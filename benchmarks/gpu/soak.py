@@ -107,7 +107,7 @@ def random_options(rng: np.random.Generator) -> dict[str, Any]:
         "slot_nbytes": int(rng.choice([64 * 1024, _MIB, 16 * _MIB, 64 * _MIB])),
         "n_slots": int(rng.integers(2, 5)),
         "batch_nbytes": int(rng.choice([_MIB, 32 * _MIB, 512 * _MIB])),
-        "batch_chunks": int(rng.choice([1, 64, 384])),
+        "batch_chunks": int(rng.choice([1, 64, 528])),
     }
 
 

@@ -24,7 +24,7 @@ from xarray_gpuzarr import configure, read_array
 _MIB = 2**20
 _IN_FORCE = "XARRAY_GPUZARR_CALIBRATION"
 KNOBS: Mapping[str, Sequence[int]] = {
-    "batch_chunks": (128, 256, 384, 512, 1024),
+    "batch_chunks": (132, 264, 528, 1056, 2112),
     "batch_nbytes": (32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB, 512 * _MIB),
     "slot_nbytes": (8 * _MIB, 16 * _MIB, 32 * _MIB, 64 * _MIB, 128 * _MIB),
     "n_slots": (2, 3, 4, 6),

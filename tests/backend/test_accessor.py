@@ -355,15 +355,11 @@ def test_to_host_gives_numpy_arrays(on_device):
 @pytest.mark.parametrize(
     ("chunks", "shard", "load"),
     [
-        ({}, 4, "a task has 4 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024} would keep it busy"),
-        ({"x": 1}, 4, "a task has 1 chunk, and a GPU decodes some 512 at once: chunks={'x': 1024} would"),
-        (
-            {"x": 512},
-            4,
-            "a task has 512 chunks, and a GPU decodes some 512 at once: chunks={'x': 1024}, or 2 threads, would",
-        ),
-        ({"x": 1024}, 4, ""),
-        ({}, 1024, ""),
+        ({}, 4, "a task has 4 chunks, and a GPU decodes some 528 at once: chunks={'x': 1056} would keep it busy"),
+        ({"x": 1}, 4, "a task has 1 chunk, and a GPU decodes some 528 at once: chunks={'x': 1056} would"),
+        ({"x": 528}, 4, "a task has 528 chunks, and a GPU decodes some 528 at once: chunks={'x': 1056}, or 2 threads,"),
+        ({"x": 1056}, 4, ""),
+        ({}, 1056, ""),
         (None, 4, ""),
     ],
 )
@@ -371,7 +367,7 @@ def test_tasks_that_do_not_fill_a_gpu_are_told_of(monkeypatch, chunks, shard, lo
     monkeypatch.setattr(lazy_array, "decoder_for", lambda _device: CudaDecoder(SimulatedDevice))
     monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
     store = MemoryStore()
-    xr.Dataset({"t": ("x", np.zeros(1024, "i2"))}).to_zarr(
+    xr.Dataset({"t": ("x", np.zeros(1056, "i2"))}).to_zarr(
         store, encoding={"t": {"chunks": (1,), "shards": (shard,)}}, zarr_format=3, consolidated=False
     )
 

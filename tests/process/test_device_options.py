@@ -79,7 +79,7 @@ def test_defaults_hold_where_the_environment_says_nothing():
         slot_nbytes=41_943_040,
         n_slots=3,
         batch_nbytes=134_217_728,
-        batch_chunks=384,
+        batch_chunks=None,
         scratch_nbytes=None,
         memory="auto",
     )

@@ -40,8 +40,9 @@ class ResourceOptions:
     """Pinned staging slots of each read, at least 2: one is filled while the device reads another."""
     batch_nbytes: int = 128 * _MIB
     """Decoded bytes that a batch of short chunks has: what the host does for a batch should not count."""
-    batch_chunks: int = 384
-    """Chunks that a batch of longer ones has, where memory suffices: several batches under way fill the device."""
+    batch_chunks: int | None = None
+    """Chunks that a batch of longer ones has, where memory suffices; batches of short ones have multiples of it. None:
+    as many as a large GPU is assumed to decode at once, 528."""
     scratch_nbytes: int | None = None
     """Device memory in bytes that batches of one read may need besides results. None: three quarters of the device's,
     divided by the reads that run at once, three at least. It is taken in runs that may be a sixteenth longer."""
@@ -64,7 +65,7 @@ class ResourceOptions:
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
-            if value is None and name == "scratch_nbytes":
+            if value is None and name in ("batch_chunks", "scratch_nbytes"):
                 continue
             check_number(name, value, least)
         if self.memory not in get_args(MemoryChoice):

@@ -4,10 +4,10 @@ from itertools import cycle, pairwise, repeat
 
 import numpy as np
 from helpers.effort import many
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
+from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE, BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
 from xarray_gpuzarr.decoders.cuda.streams import FORMATS, Streams
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
@@ -146,29 +146,46 @@ def test_batches_under_way_fit_their_budget(needed, budget, chunk, batch_nbytes,
     assert found.n_batches >= 1
     assert found.n_chunks * found.n_batches * needed <= max(needed, budget)
     assert found.n_chunks <= max(batch_chunks, batch_nbytes // chunk)
+    assert found.n_chunks < found.wave or found.n_chunks % found.wave == 0
 
 
 def test_batches_of_short_chunks_have_more_of_them():
-    assert limits(1 << 22, 1 << 40).n_chunks == 384
-    assert limits(1 << 16, 1 << 40, 1 << 14).n_chunks == 8192
+    assert limits(1 << 22, 1 << 40).n_chunks == N_AT_ONCE
+    assert limits(1 << 16, 1 << 40, 1 << 14).n_chunks == 15 * N_AT_ONCE
 
 
 @many
-@given(st.integers(1, 2000), st.integers(1, 500))
-def test_batches_grow_and_then_are_even(n_chunks, most):
-    batches = BatchLimits(n_chunks=most, n_batches=5).sizes(n_chunks)
+@given(st.integers(1, 5000), st.integers(1, 600))
+def test_two_batches_share_the_memory_before_one_is_shorter_than_a_wave(fitting, wave):
+    found = limits(1, fitting, batch_chunks=wave, batch_nbytes=1)
 
-    sizes, left = [], n_chunks
-    while left > 0:
-        sizes.append(min(next(batches), left))
-        left -= sizes[-1]
+    assert found.n_batches >= min(2, fitting)
+    assert found.n_chunks == wave or (found.n_chunks < wave and fitting < 2 * wave)
 
+
+@many
+@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 9), st.integers(1, 600))
+@example(n_chunks=3200, wave=528, n_waves=1, less=0)
+@example(n_chunks=400, wave=528, n_waves=3, less=0)
+def test_batches_have_whole_waves_but_the_first(n_chunks, wave, n_waves, less):
+    most = wave * n_waves if less >= wave else wave - less
+    sizes = sizes_of(BatchLimits(n_chunks=most, n_batches=5, wave=wave), n_chunks)
+
+    assert sum(sizes) == n_chunks
     assert max(sizes) <= most
-    assert sizes[0] <= 64 or n_chunks <= 128
-    assert all(after <= 4 * before for before, after in pairwise(sizes))
-    even = [size for size in sizes if size == max(sizes)]
-    assert sizes.count(max(sizes)) < 2 or set(sizes[sizes.index(max(sizes)) : -1]) == set(even)
-    assert len(even) < 2 or sizes[-1] > max(sizes) - len(even) - 1
+    assert all(size % min(most, wave) == 0 for size in sizes[1:])
+    assert sum(-(-size // wave) for size in sizes) == -(-n_chunks // min(most, wave))
+
+
+def sizes_of(limits, n_chunks):
+    sizes, batches = [], limits.sizes(n_chunks)
+    while sum(sizes) < n_chunks:
+        sizes.append(min(next(batches), n_chunks - sum(sizes)))
+    return sizes
+
+
+def test_a_short_batch_comes_first():
+    assert sizes_of(BatchLimits(n_chunks=300, n_batches=5, wave=100), 1330) == [30, 300, 300, 300, 300, 100]
 
 
 @many

@@ -1,24 +1,22 @@
 """How many chunks each batch of a read has, and how many batches may be under way. Pure.
 
-Batches overlap on the device, so that none has to fill it alone: what is under way together does. The first ones are
-short, for decoding to begin while the next bytes are fetched.
+A call that decodes takes as long for one chunk as for a wave: as many as the device decodes at once. Whether calls on
+several streams share the device or take turns is up to the hardware. Batches of whole waves waste nothing either way.
+What is left over comes first, so that decoding begins while the next bytes are fetched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.records import record
 
-N_AT_ONCE = 512
-"""Chunks that a large GPU decodes at once: four on each of some 130 multiprocessors. Assumed, not measured."""
-_SHORTEST = 64
-"""Chunks of the first batch, where later ones are longer."""
-_GROWTH = 2
-"""Each batch is so many times as long as the one before, until they are as long as they may be."""
+N_AT_ONCE = 528
+"""Chunks that a large GPU decodes at once: four on each of 132 multiprocessors. Assumed, not measured."""
 
 
 @record
@@ -26,9 +24,11 @@ class BatchLimits:
     """What the batches of one read may have."""
 
     n_chunks: int
-    """Chunks of one."""
+    """Chunks of one: whole waves, or less than one."""
     n_batches: int
     """Batches that take memory at once, from the first byte that is staged until the host has seen their end."""
+    wave: int
+    """Chunks that are decoded at once."""
 
     @classmethod
     def of(
@@ -61,21 +61,20 @@ class BatchLimits:
                 found=f"scratch_nbytes is {budget_nbytes}",
                 do=f"xarray_gpuzarr.configure(scratch_nbytes={needed_nbytes}) or more, or device='host'",
             )
-        wanted = max(options.batch_chunks, options.batch_nbytes // max(1, chunk_nbytes))
-        n_chunks = max(1, min(wanted, fitting // (MAX_BATCHES + 1)))
-        return cls(n_chunks=n_chunks, n_batches=min(MAX_BATCHES + 1, fitting // n_chunks))
+        wave = options.batch_chunks or N_AT_ONCE
+        n_waves = max(1, options.batch_nbytes // max(1, chunk_nbytes) // wave)
+        # Rather two batches of a wave than many that each take as long.
+        most = max(1, fitting // (MAX_BATCHES + 1), min(wave, fitting // 2))
+        n_chunks = most if most < wave else wave * min(n_waves, most // wave)
+        return cls(n_chunks=n_chunks, n_batches=min(MAX_BATCHES + 1, fitting // n_chunks), wave=wave)
 
     def sizes(self, n_chunks: int) -> Iterator[int]:
-        """Yield how many chunks each batch of a read of `n_chunks` may have: growing, then even; without an end.
+        """Yield how many chunks each batch of a read of `n_chunks` may have, without an end.
 
-        A read may turn out to have fewer chunks, or to be cut up further.
+        First what whole waves leave over, then whole waves. A read may turn out to have fewer chunks, or to be cut up
+        further.
         """
-        size, left = min(_SHORTEST, self.n_chunks), n_chunks
-        while left > size * _GROWTH and size < self.n_chunks:
-            yield size
-            left -= size
-            size = min(size * _GROWTH, self.n_chunks)
-        n_even = max(1, -(-left // self.n_chunks))
-        even = max(1, -(-left // n_even))
-        while True:
-            yield even
+        left_over = n_chunks % min(self.wave, self.n_chunks)
+        if left_over:
+            yield left_over
+        yield from repeat(self.n_chunks)
