@@ -1,12 +1,14 @@
 """Reads that host and device share: the same values and errors, whatever is shared out, in any order of work."""
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from helpers.data.corpus import counting, write
 from helpers.data.damage import assert_explains
 from helpers.data.selections import numpy_outer
+from helpers.loops import require_loops
 from helpers.simulated.reads import KIB, LAZY, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene, shared
 from helpers.simulated.simulator import SimulatedDevice
 from helpers.stores.fakes import AskedStore, put, take
@@ -15,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import read, read_points, stored_array
 from xarray_gpuzarr.stored.cf import Cast
@@ -37,19 +40,26 @@ parts = st.sampled_from([0, *PARTS]) | st.floats(0, 1)
 seeds = st.integers(0, 2**32)
 
 
-def written(codec, *, sharded, missing):
+@contextmanager
+def new_store(*, is_local):
+    """Make a store; of local ones, the compiled loops read the host's chunks."""
+    with TemporaryDirectory() as folder:
+        yield LocalStore(folder) if is_local else MemoryStore()
+
+
+def written(store, codec, *, sharded, missing):
     """Return an array of 8 x 6 chunks of 512 bytes, some of which do not exist, and what it holds."""
     data = counting((64, 96)).astype("<i2")
     for row, column in missing:
         data[8 * row : 8 * row + 8, 16 * column : 16 * column + 16] = 0
     shards = (32, 48) if sharded else None
-    store = MemoryStore()
     array = write(store, data, chunks=(8, 16), shards=shards, compressors=CODECS[codec], filters=None, fill_value=0)
     return array, data
 
 
 @given(
     codec=st.sampled_from([*CODECS]),
+    is_local=st.booleans(),
     sharded=st.booleans(),
     missing=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=20),
     box=st.tuples(st.slices(64), st.slices(96) | st.lists(st.integers(0, 95), min_size=1, max_size=30)),
@@ -59,13 +69,14 @@ def written(codec, *, sharded, missing):
     n_slots=st.integers(2, 4),
     batch_chunks=st.integers(1, 48),
 )
-def test_boxes_have_the_values_that_the_host_reads(codec, sharded, missing, box, cast, **given):
-    array, data = written(codec, sharded=sharded, missing=missing)
-    stored, device = stored_array(array, cast), SimulatedDevice(given["seed"])
-    expected = read(stored, box, HostDecoder())
+def test_boxes_have_the_values_that_the_host_reads(codec, is_local, sharded, missing, box, cast, **given):
+    with new_store(is_local=is_local) as store:
+        array, data = written(store, codec, sharded=sharded, missing=missing)
+        stored, device = stored_array(array, cast), SimulatedDevice(given["seed"])
+        expected = read(stored, box, HostDecoder())
 
-    with limits(n_slots=given["n_slots"], batch_chunks=given["batch_chunks"]), shared(given["part"]):
-        values = CudaReads(device).values(stored, box)
+        with limits(n_slots=given["n_slots"], batch_chunks=given["batch_chunks"]), shared(given["part"]):
+            values = CudaReads(device).values(stored, box)
 
     np.testing.assert_array_equal(values, expected, strict=True)
     if cast == CASTS[0]:
@@ -74,21 +85,33 @@ def test_boxes_have_the_values_that_the_host_reads(codec, sharded, missing, box,
 
 
 @given(
+    is_local=st.booleans(),
     sharded=st.booleans(),
     points=st.lists(st.tuples(st.integers(0, 63), st.integers(0, 95)), min_size=1, max_size=60),
     part=parts,
     seed=seeds,
 )
-def test_points_have_the_values_that_are_stored(sharded, points, part, seed):
-    array, data = written("zstd", sharded=sharded, missing=[(0, 0), (3, 3)])
+def test_points_have_the_values_that_are_stored(is_local, sharded, points, part, seed):
     device, at = SimulatedDevice(seed), tuple(np.array(points).T)
 
-    with limits(), shared(part):
+    with new_store(is_local=is_local) as store, limits(), shared(part):
+        array, data = written(store, "zstd", sharded=sharded, missing=[(0, 0), (3, 3)])
         result = read_points(stored_array(array), at, CudaReads(device).decoder)
     with device.activate():
         np.testing.assert_array_equal(result.get(), data[at])
     del result
     device.check()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("sharded", [True, False])
+def test_local_chunks_are_decoded_by_the_loops_without_python(codec, sharded, monkeypatch):
+    require_loops()
+    monkeypatch.setattr(HostShare, "_decode", lambda *_: pytest.fail("a chunk was decoded by Python"))
+    monkeypatch.setattr(threads, "n_cores", lambda: 4)
+    with new_store(is_local=True) as store, limits(), shared(0.5):
+        array, data = written(store, codec, sharded=sharded, missing=[(0, 0), (7, 5), (4, 1)])
+        np.testing.assert_array_equal(CudaReads(SimulatedDevice(LAZY)).values(array), data)
 
 
 @pytest.mark.parametrize("seed", MODES)
@@ -138,10 +161,17 @@ def test_the_host_has_its_part_of_every_shard_while_the_device_decodes(monkeypat
 # ---- what goes wrong
 
 
-def damaged(change, row, *, sharded=True):
+def damaged(change, row, *, sharded=True, store=None):
     data = counting((8, 4096))
     shards = data.shape if sharded else None
-    array = write(MemoryStore(), data, name="a/t", chunks=(1, 4096), shards=shards, compressors=ZstdCodec())
+    array = write(
+        MemoryStore() if store is None else store,
+        data,
+        name="a/t",
+        chunks=(1, 4096),
+        shards=shards,
+        compressors=ZstdCodec(),
+    )
     if sharded:
         put(array.store, "a/t/c/0/0", with_chunk(take(array.store, "a/t/c/0/0"), 8, row, change))
     else:
@@ -152,12 +182,15 @@ def damaged(change, row, *, sharded=True):
 @pytest.mark.parametrize("sharded", [True, False])
 @pytest.mark.parametrize("change", [b"", b"<html>404 not found</html>", b"\x28\xb5\x2f\xfd" + bytes(40)])
 @pytest.mark.parametrize("row", [0, 3, 7])
-def test_a_damaged_chunk_is_the_same_error_on_either_side(row, change, sharded):
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_damaged_chunk_is_the_same_error_on_either_side(is_local, row, change, sharded):
     said = set()
     for part in (0, 0.5, 1):
         device = SimulatedDevice(LAZY)
-        with limits(), shared(part), pytest.raises(CorruptChunkError) as caught:
-            CudaReads(device, may_decode_again=True).read(damaged(change, row, sharded=sharded))
+        with new_store(is_local=is_local) as store, limits(), shared(part):
+            array = damaged(change, row, sharded=sharded, store=store)
+            with pytest.raises(CorruptChunkError) as caught:
+                CudaReads(device, may_decode_again=True).read(array)
         device.check()
         assert_explains(caught.value, f"chunk ({row}, 0)", "'/a/t'", "zstd")
         said.add(str(caught.value))

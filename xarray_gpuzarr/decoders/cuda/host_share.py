@@ -1,8 +1,9 @@
 """The chunks of a read that threads of the host decode while the device decodes the others.
 
 They are the last stored rows of every plan, in proportion. Threads fetch and decode them into pinned slots, one slot
-after another, and each slot crosses to the device in one copy, to be placed by the same kernels as all other chunks.
-`split` says how many they are; `read` says when it is their turn.
+after another, those of local files in one call of the compiled loops (`looped`). Each slot crosses to the device in one
+copy, to be placed by the same kernels as all other chunks. `split` says how many they are; `read` says when it is their
+turn.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from itertools import accumulate
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
+from xarray_gpuzarr.decoders.cuda.looped import Looped, read_local
 from xarray_gpuzarr.decoders.cuda.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staged import Staged
 from xarray_gpuzarr.decoders.cuda.upload import Upload
@@ -24,9 +28,12 @@ from xarray_gpuzarr.decoders.host.codecs import chunk_codec
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
 from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec
+
+Flags = npt.NDArray[np.bool_]
 
 _PIECE_NBYTES = 256 * 1024
 """Decoded bytes of short chunks that a thread takes at a time: handing them over one by one would cost as much."""
@@ -65,6 +72,8 @@ class HostShare:
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._codec = chunk_codec(spec.codecs, spec.chunk_nbytes)
+        self._loops = loops() if source.is_local and self._codec.native is not None else None
+        """They read and decode what they can of local files."""
         self._n_threads = n_threads
         self.n_host, self._n_device = n_host, max(1, n_chunks - n_host)
         self._n_chunks = max(1, n_chunks)
@@ -108,7 +117,7 @@ class HostShare:
 
     def take(self, most: int = ENDLESS) -> Sequence[Piece]:
         """Take what fits a slot, up to so many chunks, at least a piece; no thread is to idle before all have ended."""
-        if self._requests is None:
+        if self._requests is None and self._loops is None:
             self._requests = Requests(self._source)
             _expect(self._requests, self._waiting)
         n_threads, room = self._n_threads(), min(most, self._most)
@@ -134,11 +143,41 @@ class HostShare:
         ------
         CorruptChunkError, StoreReadError
         """
-        workspace, requests = self._workspace, self._requests
+        workspace = self._workspace
+        n, spacing = n_rows(pieces), aligned(self._chunk_nbytes)
+        upload = Upload(workspace, n * spacing)
+        first, memory = upload.allocate(n * spacing)
+        chunks = np.frombuffer(memory, np.uint8).reshape(n, spacing)[:, : self._chunk_nbytes]
+        with workspace.stage("decode"):
+            present = self._read(pieces, chunks) if self._loops is None else self._read_local(pieces, chunks)
+        with workspace.stage("transfer"):
+            memories, address = upload.send(first + spacing * np.arange(n))
+        address[~present] = 0
+        return Staged.of_decoded(memories, address, np.full(n, self._chunk_nbytes))
+
+    def _read_local(self, pieces: Sequence[Piece], chunks: Bytes) -> Flags:
+        """Let the compiled loops read and decode chunks of local files; return which are there."""
+        assert self._loops is not None
+        assert self._codec.native is not None
+        arguments = self._loops, self._codec.native, self._source, pieces, chunks, self._n_threads()
+        found: list[Looped] = []
+        threads.crew.run(lambda _: found.append(read_local(*arguments)), 1)
+        looped, present = found[0], np.ones(len(chunks), np.bool_)
+        present[found[0].absent] = False
+        for plan, row, number in looped.left:
+            piece = Piece.of(plan, row, row + 1)
+            data = self._source.start(*piece.requests()[0])(_staging)
+            if data is None:
+                present[number] = _may_be_missing(plan)
+            else:
+                self._decode(piece, data, [memoryview(chunks[number])])
+        return present
+
+    def _read(self, pieces: Sequence[Piece], chunks: Bytes) -> Flags:
+        """Finish requests on free threads and decode what they bring; return which chunks are there."""
+        requests = self._requests
         assert requests is not None
-        upload = Upload(workspace, n_rows(pieces) * aligned(self._chunk_nbytes))
-        places = [upload.allocate(self._chunk_nbytes) for _ in range(n_rows(pieces))]
-        present = np.ones(len(places), np.bool_)
+        present = np.ones(len(chunks), np.bool_)
         lows = accumulate((piece.hi - piece.lo for piece in pieces), initial=0)
         todo = iter([(piece, low) for piece, low in zip(pieces, lows, strict=False)])
 
@@ -149,14 +188,10 @@ class HostShare:
                 if data is None:
                     present[low] = _may_be_missing(piece.plan)
                 else:
-                    self._decode(piece, data, [view for _, view in places[low : low + piece.hi - piece.lo]])
+                    self._decode(piece, data, [memoryview(chunk) for chunk in chunks[low : low + piece.hi - piece.lo]])
 
-        with workspace.stage("decode"):
-            threads.crew.run(drain, min(len(pieces), self._n_threads()))
-        with workspace.stage("transfer"):
-            memories, address = upload.send(np.array([first for first, _ in places]))
-        address[~present] = 0
-        return Staged.of_decoded(memories, address, np.full(len(places), self._chunk_nbytes))
+        threads.crew.run(drain, min(len(pieces), self._n_threads()))
+        return present
 
     def _pieces(self, plan: ReadPlan, first: int) -> list[Piece]:
         """Return the rows of a plan from `first` on, as pieces of one request each."""
