@@ -229,7 +229,8 @@ class Workspace:
             memory.free_idle()
 
     def prepare(self) -> None:
-        """Take all pinned memory now."""
+        """Take all pinned memory now; the streams may still copy from what an interrupted cleaning left behind."""
+        self._clean()
         for ring in self._rings:
             ring.fill()
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock, get_ident
 
 from xarray_gpuzarr.process.waiting import Bell
 
 
+@dataclass(slots=True, eq=False)
+class _Read:
+    """One that is under way, or waits for its turn."""
+
+    thread: int
+    is_under_way: bool = False
+
+
 class SharedLock:
-    """Lets reads of several threads run together, or one alone.
+    """Lets reads of several threads run together, or one alone; those that wait begin in the order in which they came.
 
     Signals may interrupt whoever holds it or waits for it.
 
@@ -24,24 +33,25 @@ class SharedLock:
         self._n_together = n_together
         self._lock = Lock()
         self._changed = Bell()
-        self._reading: dict[object, int] = {}
-        """The thread of each read that is under way."""
+        self._reads: dict[_Read, None] = {}
+        """In the order in which they came."""
         self._alone: int | None = None
         """The thread that reads alone, or waits until it does."""
 
     @property
     def n_reading(self) -> int:
         """Reads that are under way."""
-        return len(self._reading)
+        return sum(read.is_under_way for read in list(self._reads))
 
     def shared[Result](self, read: Callable[[], Result]) -> Result:
         """Read beside others; waits while too many do, or one alone. A read inside a read never waits."""
-        mine = object()
+        mine = _Read(get_ident())
         try:
+            self._reads[mine] = None
             self._changed.wait_until(lambda: self._begins(mine))
             return read()
         finally:
-            self._reading.pop(mine, None)
+            self._reads.pop(mine, None)
             self._changed.ring_for_all()
 
     def exclusive[Result](self, read: Callable[[], Result]) -> Result:
@@ -49,21 +59,23 @@ class SharedLock:
         me = get_ident()
         try:
             self._changed.wait_until(lambda: self._claims(me))
-            self._changed.wait_until(lambda: all(reader == me for reader in list(self._reading.values())))
+            self._changed.wait_until(lambda: all(r.thread == me for r in list(self._reads) if r.is_under_way))
             return read()
         finally:
             if self._alone == me:
                 self._alone = None
             self._changed.ring_for_all()
 
-    def _begins(self, mine: object) -> bool:
-        me = get_ident()
+    def _begins(self, mine: _Read) -> bool:
+        me = mine.thread
         with self._lock:
-            readers = list(self._reading.values())
-            others = set(readers)
-            if me not in others and (self._alone not in (None, me) or len(others) >= self._n_together):
-                return False
-            self._reading[mine] = me
+            reads = list(self._reads)
+            earlier = reads[: reads.index(mine)]
+            is_inside = any(read.thread == me and read.is_under_way for read in earlier)
+            if not is_inside and self._alone != me:  # whoever is alone comes before all that wait
+                if self._alone is not None or len({read.thread for read in earlier}) >= self._n_together:
+                    return False
+            mine.is_under_way = True
             return True
 
     def _claims(self, me: int) -> bool:

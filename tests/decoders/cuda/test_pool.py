@@ -19,6 +19,7 @@ from xarray_gpuzarr.process.device_options import ResourceOptions
 
 pytestmark = pytest.mark.timeout(120)
 
+KIB = 1024
 MIB = 1024**2
 GIB = 1024 * MIB
 N_THREADS = 64
@@ -186,6 +187,43 @@ def test_a_lock_lets_so_many_threads_in(n_together):
 
     assert max(most) <= n_together
     assert lock.n_reading == 0
+
+
+def test_reads_begin_in_the_order_in_which_they_came():
+    lock, began, may_end = SharedLock(1), [], threading.Event()
+
+    with ThreadPoolExecutor(8) as threads:
+        reads = [threads.submit(lock.shared, lambda: may_end.wait(20))]
+        for number in range(7):
+            lock._changed.wait_until(lambda: len(lock._reads) == len(reads))
+            reads.append(threads.submit(lock.shared, lambda number=number: began.append(number)))
+        lock._changed.wait_until(lambda: len(lock._reads) == len(reads))
+        may_end.set()
+        for read in reads:
+            read.result(20)
+
+    assert began == list(range(7))
+
+
+def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_copies_have_run(monkeypatch):
+    device = SimulatedDevice(LAZY)
+    pool = WorkerResources(device, ResourceOptions())
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def read(workspace):
+        slot, memory = workspace.lend_slot(KIB), workspace.lend_device_slot(KIB)
+        workspace.upload(memory.address, slot.array[:KIB], workspace.copy)
+        interrupt()
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(resources.Workspace, "settle", interrupt)
+        pool.reading(read)
+    pool.prepare(1)
+
+    pool.reading(lambda workspace: workspace.settle())
+    device.check()
 
 
 def test_the_test_of_turns_can_fail(monkeypatch):
