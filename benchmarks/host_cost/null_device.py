@@ -85,7 +85,14 @@ class NullDevice:
         return SimpleNamespace(handle=1)
 
     consumer_stream = stream
-    event = object
+
+    def event(self, *, timed: bool = False) -> Any:  # noqa: ARG002
+        """Return an event that is always reached."""
+        return object()
+
+    def elapsed_s(self, _first: Any, _last: Any) -> float:
+        """Nothing takes any time."""
+        return 0.0
 
     def record(self, _event: Any, _stream: Any) -> None:
         """Nothing to record."""

@@ -252,8 +252,8 @@ class OnContexts:
     def stream(self):
         return self.contexts.dying(super().stream(), "cudaStreamDestroy")
 
-    def event(self):
-        return self.contexts.dying(super().event(), "cudaEventDestroy")
+    def event(self, *, timed=False):
+        return self.contexts.dying(super().event(timed=timed), "cudaEventDestroy")
 
     def allocate_pinned(self, nbytes):
         return self.contexts.dying(super().allocate_pinned(nbytes), "cudaFreeHost")

@@ -380,6 +380,13 @@ def test_threads_sleep_while_they_wait_for_events(fake, native):
     assert disable_timing
 
 
+def test_events_with_timing_tell_seconds(fake, native):
+    device, _ = make(native)
+
+    assert device.elapsed_s(device.event(timed=True), device.event(timed=True)) == 2.5
+    assert fake.called("Event") == [[True, False], [True, False]]
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 CALLS = {
@@ -388,6 +395,7 @@ CALLS = {
     "get_current_stream": lambda d, s: d.consumer_stream(),
     "Event": lambda d, s: d.event(),
     "record": lambda d, s: d.record(d.event(), s),
+    "get_elapsed_time": lambda d, s: d.elapsed_s(d.event(timed=True), d.event(timed=True)),
     "wait_event": lambda d, s: d.wait(s, d.event()),
     "synchronize": lambda d, s: d.synchronize(s),
     "allocate": lambda d, s: d.allocate(100, s),

@@ -157,8 +157,8 @@ class DeviceApi(Protocol):
     def consuming(self, stream: Stream) -> AbstractContextManager[object]:
         """Make `stream` the one that the calling thread's array library works on inside a ``with`` block."""
 
-    def event(self) -> Event:
-        """Return a new event without timing; waiting for one that was never recorded returns at once."""
+    def event(self, *, timed: bool = False) -> Event:
+        """Return a new event, without timing unless asked; waiting for one that was never recorded returns at once."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """Move `event` to the end of what `stream` has been given so far."""
@@ -171,6 +171,9 @@ class DeviceApi(Protocol):
 
     def synchronize_event(self, event: Event) -> None:
         """Block until `event`, as it was last recorded, has been reached."""
+
+    def elapsed_s(self, first: Event, last: Event) -> float:
+        """Return the seconds from one event with timing to another, which both have been reached."""
 
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.

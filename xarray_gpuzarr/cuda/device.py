@@ -181,9 +181,14 @@ class NativeDevice:
         return cast("AbstractContextManager[object]", _native(stream).for_cupy)
 
     @cuda_call("cudaEventCreateWithFlags")
-    def event(self) -> Event:
-        """Return a new event without timing; a thread that waits for it sleeps, and leaves its core to others."""
-        return cast("Event", cupy.cuda.Event(block=True, disable_timing=True))
+    def event(self, *, timed: bool = False) -> Event:
+        """Return a new event; a thread that waits for it sleeps, and leaves its core to others."""
+        return cast("Event", cupy.cuda.Event(block=True, disable_timing=not timed))
+
+    @cuda_call("cudaEventElapsedTime")
+    def elapsed_s(self, first: Event, last: Event) -> float:
+        """Return the seconds from one event with timing to another, which both have been reached."""
+        return float(cupy.cuda.get_elapsed_time(first, last)) * 1e-3
 
     @cuda_call("cudaEventRecord")
     def record(self, event: Event, stream: Stream) -> None:

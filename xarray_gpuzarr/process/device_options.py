@@ -42,7 +42,7 @@ class ResourceOptions:
     """Decoded bytes that a batch of short chunks has: what the host does for a batch should not count."""
     batch_chunks: int | None = None
     """Chunks that a batch of longer ones has, where memory suffices; batches of short ones have multiples of it. None:
-    as many as a large GPU is assumed to decode at once, 528."""
+    as many as the device decodes at once: 528, until reads have shown more."""
     scratch_nbytes: int | None = None
     """Device memory in bytes that batches of one read may need besides results. None: three quarters of the device's,
     divided by the reads that run at once, three at least. It is taken in runs that may be a sixteenth longer."""

@@ -84,7 +84,7 @@ def task_memory(
     )
     return TaskMemory(
         result_nbytes=result,
-        batches_nbytes=most_taken(min(n_chunks, limits.n_batches * limits.n_chunks) * needed),
+        batches_nbytes=most_taken(min(n_chunks, limits.n_under_way) * needed),
         table_nbytes=MAX_BATCHES * TABLE_NBYTES,
         pinned_nbytes=pinned,
     )

@@ -186,6 +186,7 @@ class FakeCuda:
             Event=self.call(
                 "Event", lambda **_: self._dying("eventDestroy", record=self.call("record", lambda *_: None))
             ),
+            get_elapsed_time=self.call("get_elapsed_time", lambda *_: 2500.0),
             get_current_stream=self.call("get_current_stream", lambda: self._stream(self.current_stream)),
             PinnedMemory=self.call("PinnedMemory", lambda nbytes: self.contexts.dying(Pinned(nbytes), "freeHost")),
             PinnedMemoryPointer=lambda memory, _offset: memory,

@@ -137,9 +137,9 @@ class FaultyDevice(SimulatedDevice):
         self._lack("stream")
         return super().stream()
 
-    def event(self) -> SimulatedEvent:
+    def event(self, *, timed: bool = False) -> SimulatedEvent:
         self._lack("event")
-        return super().event()
+        return super().event(timed=timed)
 
     def allocate(self, nbytes: int, stream: SimulatedStream) -> Any:
         self._lack("allocate")

@@ -8,6 +8,7 @@ AssertionError by the next call. Kernels run as `host_kernels` builds them, nvCO
 from __future__ import annotations
 
 import math
+import random
 import threading
 import weakref
 from collections import Counter, deque
@@ -94,6 +95,7 @@ class SimulatedDevice:
         self._arena = Arena(memory_nbytes)
         self._pinned = PinnedPool()
         self._scheduler = Scheduler(seed)
+        self._times = random.Random(seed)
         self._null = self._scheduler.stream(0)
         me = weakref.proxy(self)  # a cycle would keep the memory until the garbage collector comes
         self._border = Border(index, self._scheduler, mutations, tidy=lambda: me._bury())  # noqa: PLW0108
@@ -149,9 +151,18 @@ class SimulatedDevice:
         with self._border.call("consumer_stream"):
             return self._consumer()
 
-    def event(self) -> SimulatedEvent:
+    def event(self, *, timed: bool = False) -> SimulatedEvent:
         with self._border.call("event"):
-            return SimulatedEvent(self._scheduler)
+            return SimulatedEvent(self._scheduler, timed=timed)
+
+    def elapsed_s(self, first: SimulatedEvent, last: SimulatedEvent) -> float:
+        """Any time that may have passed: nothing may depend on it but how quick reads are."""
+        with self._border.call("elapsed_s", first, last):
+            for event in (first, last):
+                assert event.is_timed, "an event without timing was asked for its time"
+                assert event.point is not None, "an event that was never recorded has no time"
+                assert event.point.reached, "an event that was not reached has no time yet"
+            return self._times.random()
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         with self._border.call("record", event, stream) as ignored:

@@ -111,8 +111,9 @@ class Point:
 class SimulatedEvent:
     """A point, once recorded."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, timed: bool = False) -> None:
         self.scheduler = scheduler
+        self.is_timed = timed
         self.point: Point | None = None
 
 

@@ -26,6 +26,7 @@ from xarray_gpuzarr.decoders.cost.model import is_little
 from xarray_gpuzarr.decoders.cuda.chain import read_chain
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
+from xarray_gpuzarr.decoders.cuda.learnt import Lesson
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
@@ -166,6 +167,9 @@ class CudaDecoder:
 
         def read(workspace: Workspace) -> Any:
             share = None
+            lesson = Lesson(
+                resources.api, resources.options.batch_chunks, is_alone=lambda: resources.lock.n_reading == 1
+            )
             if n_host:
                 share = HostShare(
                     workspace,
@@ -175,7 +179,9 @@ class CudaDecoder:
                     n_chunks=target.n_chunks,
                     n_threads=lambda: reading.n_threads,
                 )
-            return Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out).run(plans, share)
+            return Read(workspace, source, spec, target=target, cast=cast, lesson=lesson, choice=choice, out=out).run(
+                plans, share
+            )
 
         return resources.reading(read)
 

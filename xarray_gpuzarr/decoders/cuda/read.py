@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event, Stream
-from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Workspace
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
@@ -23,6 +23,7 @@ from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
+from xarray_gpuzarr.decoders.cuda.learnt import Lesson
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values
@@ -45,6 +46,8 @@ class Submitted:
     batch: Batch
     memories: Sequence[DeviceMemory]
     """All that it uses."""
+    begun: Event | None
+    """Where all was there that it needs, if somebody asks when that was."""
     done: Event
     receipt: Receipt | None
 
@@ -71,6 +74,8 @@ class Read:
         One that the device decodes.
     target : BoxTarget, PointTarget or StackTarget
     cast : Cast
+    lesson : Lesson
+        Says how long batches should be, and learns it.
     choice : Choice, optional
         Which chunks of the device's the host decodes as well.
     out : device array, shape of the target, dtype of the cast, C order, or None
@@ -85,6 +90,7 @@ class Read:
         *,
         target: Target,
         cast: Cast,
+        lesson: Lesson,
         choice: Choice | None = None,
         out: Any = None,
     ) -> None:
@@ -98,7 +104,9 @@ class Read:
             needed_nbytes=needed_nbytes(spec),
             budget_nbytes=workspace.scratch_nbytes,
             options=workspace.options,
+            wave=lesson.learnt.wave,
         )
+        self._lesson = lesson
         self._n_chunks = target.n_chunks
         self._stager = stager_for(workspace, source, spec, chain=chain, choice=choice)
         self._choice = choice
@@ -142,6 +150,8 @@ class Read:
             self._share, self._n_chunks = share, self._n_chunks - share.n_host
         self._workspace.share(with_beside=share is not None)
         stager, rule = self._stager, self._stager.rule
+        lesson = self._lesson
+        self._limits = self._limits.for_read(self._n_chunks, lesson.learnt, is_watched=lesson.is_on)
         sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
         cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
         for plan in self._drawn(plans):
@@ -161,6 +171,7 @@ class Read:
         while self._share:
             self._place_decoded(self._share, self._share.take())
         self._retire_all()
+        lesson.end()
         for batch_and_numbers in self._doubtful:
             self._decode_again(*batch_and_numbers)
         self._workspace.free(self._placing.memory)
@@ -226,12 +237,18 @@ class Read:
 
     def _make_room(self) -> None:
         """Wait until another batch may take memory; the host decodes what it should meanwhile."""
-        while len(self._submitted) >= self._limits.n_batches:
+        while self._is_full:
             if self._share is not None:
                 for pieces in self._share.due(self._submitted[0].batch.n_chunks):
                     self._place_decoded(self._share, pieces)
             if self._submitted:
                 self._retire()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the batches under way leave no room for the longest one."""
+        n_chunks = sum(submitted.batch.n_chunks for submitted in self._submitted) + self._limits.n_chunks
+        return len(self._submitted) > MAX_BATCHES or (bool(self._submitted) and n_chunks > self._limits.n_under_way)
 
     def _place_decoded(self, share: HostShare, pieces: Sequence[Piece]) -> None:
         """Let the host decode pieces, and the device place them beside its batches; later in halves if memory is short.
@@ -252,18 +269,21 @@ class Read:
     def _enqueue(self, batch: Batch, staged: Sequence[Staged], rows: Column, work: Stream) -> Submitted:
         """Decode and place what was staged, once it has crossed; `rows` as for `put_together`."""
         chunks = put_together(staged, rows, has_elements=self._has_elements)
-        copied, done = self._api.event(), self._api.event()
+        copied, done = self._api.event(), self._lesson.event()
         self._api.record(copied, self._workspace.copy)
         self._api.wait(work, copied)
+        begun = self._lesson.begin(work)
         memories, receipt = self._decoder.decode(chunks, work)
         self._api.record(done, work)
         memories += (memory for s in staged for memory in s.memories)
-        return Submitted(batch=batch, memories=memories, done=done, receipt=receipt)
+        return Submitted(batch=batch, memories=memories, begun=begun, done=done, receipt=receipt)
 
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
         oldest = self._submitted.popleft()
         self._release(oldest)
+        if oldest.receipt is not None:
+            self._lesson.note(oldest.batch.n_chunks, oldest.receipt.n, oldest.begun, oldest.done)
         doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS
         if len(doubtful):
             self._doubtful.append((oldest.batch, doubtful))

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE
+from xarray_gpuzarr.decoders.cuda.learnt import Lesson
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -93,7 +95,8 @@ class Trial:
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
         def run() -> tuple[npt.NDArray[Any], int]:
-            read = Read(workspace, self._source, self.spec, target=target, cast=cast)
+            lesson = Lesson(workspace.api, N_AT_ONCE, is_alone=lambda: False)
+            read = Read(workspace, self._source, self.spec, target=target, cast=cast, lesson=lesson)
             out = read.run(self._plans(target))
             return download(
                 workspace, workspace.api.address(out), target.shape, np.dtype(cast.dtype)

@@ -1,0 +1,144 @@
+"""What calls that decode show of a device, on models of both kinds of hardware."""
+
+from heapq import heapify, heapreplace
+from itertools import cycle
+
+import numpy as np
+import pytest
+from helpers.data.corpus import write
+from helpers.simulated.reads import LAZY, CudaReads, NotingDevice, limits
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE, SHORTEST, BatchLimits
+from xarray_gpuzarr.decoders.cuda.learnt import Call, Learnt, Lesson, learnt_of
+from xarray_gpuzarr.process.device_options import ResourceOptions
+
+LONG = 30.0
+"""Of one chunk."""
+
+
+def in_turn(sizes, slots, apart):
+    """Return calls that are there one after another and are decoded one after another."""
+    calls, free = [], 0.0
+    for number, n in enumerate(sizes):
+        free = max(free, number * apart) + -(-n // slots) * LONG
+        calls.append(Call(n_chunks=n, n_streams=n, begin_s=number * apart, end_s=free))
+    return calls
+
+
+def together(sizes, slots, apart):
+    """Return calls that are there one after another and share the slots."""
+    calls, free = [], [0.0] * slots
+    heapify(free)
+    for number, n in enumerate(sizes):
+        ends = []
+        for _ in range(n):
+            ends.append(max(free[0], number * apart) + LONG)
+            heapreplace(free, ends[-1])
+        calls.append(Call(n_chunks=n, n_streams=n, begin_s=number * apart, end_s=max(ends)))
+    return calls
+
+
+def read(learnt, hardware, slots, n_chunks, apart=0.1):
+    """Let a read of so many chunks teach something; return the sizes of its batches."""
+    of = BatchLimits.of(
+        "/t",
+        chunk_nbytes=1 << 20,
+        needed_nbytes=5 << 20,
+        budget_nbytes=1 << 40,
+        options=ResourceOptions(),
+        wave=learnt.wave,
+    )
+    sizes, batches = [], of.for_read(n_chunks, learnt, is_watched=True).sizes(n_chunks)
+    while sum(sizes) < n_chunks:
+        sizes.append(min(next(batches), n_chunks - sum(sizes)))
+    learnt.learn(hardware(sizes, slots, apart))
+    return sizes
+
+
+@pytest.mark.parametrize("hardware", [in_turn, together])
+@given(slots=st.integers(2 * SHORTEST, 3000), n_chunks=st.integers(4 * N_AT_ONCE, 12 * N_AT_ONCE))
+def test_a_long_read_shows_whether_calls_overlap(hardware, slots, n_chunks):
+    learnt = Learnt()
+
+    read(learnt, hardware, slots, n_chunks)
+
+    assert learnt.overlaps == (hardware is together)
+
+
+@given(n_chunks=st.integers(6 * N_AT_ONCE, 12 * N_AT_ONCE), slots=st.integers(1, 8).map(lambda n: 132 * n))
+def test_reads_learn_how_many_chunks_are_decoded_at_once_in_turn(n_chunks, slots):
+    learnt = Learnt()
+    for _ in range(3):
+        sizes = read(learnt, in_turn, slots, n_chunks)
+
+    n_waves = sum(-(-size // slots) for size in sizes)
+    assert learnt.wave == (1056 if slots >= 1056 else 528)
+    assert (528 % slots and slots != 1056) or n_waves == -(-n_chunks // slots)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=5), st.integers(1, 3000))
+def test_reads_shorter_than_a_wave_are_one_call_in_turn(lengths, slots):
+    learnt = Learnt()
+    for n_chunks in lengths:
+        sizes = read(learnt, in_turn, slots, n_chunks)
+
+        assert n_chunks > learnt.wave or sizes == [n_chunks]
+
+
+def test_calls_that_show_nothing_are_taken_to_run_in_turn_in_the_end():
+    learnt = Learnt()
+
+    shown = []
+    for _ in range(3):
+        read(learnt, together, 528, 3200, apart=LONG)
+        shown.append(learnt.overlaps)
+
+    assert shown == [None, None, False]
+
+
+def test_chunks_of_several_streams_show_nothing():
+    learnt = Learnt()
+    calls = [Call(n_chunks=n, n_streams=9 * n, begin_s=0, end_s=LONG) for n in (64, 64, 528, 1056)]
+
+    learnt.learn(calls)
+
+    assert (learnt.overlaps, learnt.wave, learnt.is_wave_full) == (None, N_AT_ONCE, False)
+
+
+def test_only_reads_that_are_alone_are_watched():
+    device = NotingDevice(LAZY)
+
+    assert Lesson(device, None, is_alone=lambda: True).is_on
+    assert not Lesson(device, None, is_alone=lambda: False).is_on
+    assert not Lesson(device, 7, is_alone=lambda: True).is_on
+
+
+def test_a_read_that_does_not_stay_alone_teaches_nothing():
+    device, answers = NotingDevice(LAZY), iter([True, True, False])
+    lesson, stream = Lesson(device, None, is_alone=lambda: next(answers)), device.stream()
+    for _ in range(2):
+        begun, done = lesson.begin(stream), lesson.event()
+        device.record(done, stream)
+        device.synchronize_event(done)
+        lesson.note(SHORTEST, SHORTEST, begun, done)
+    lesson.end()
+
+    assert learnt_of(device).overlaps is None
+
+
+def test_reads_learn_from_the_times_of_the_device(monkeypatch):
+    data = np.arange(4 * N_AT_ONCE, dtype="i2")
+    array = write(MemoryStore(), data, chunks=(1,), shards=data.shape, compressors=ZstdCodec(), filters=None)
+    device = NotingDevice(LAZY)
+    times = cycle([0.0, 1.0])
+    monkeypatch.setattr(device, "elapsed_s", lambda _first, _last: next(times))
+
+    with limits(batch_chunks=None, batch_nbytes=1, slot_nbytes=1 << 20):
+        np.testing.assert_array_equal(CudaReads(device).values(array), data)
+
+    device.check()
+    assert learnt_of(device).overlaps is True

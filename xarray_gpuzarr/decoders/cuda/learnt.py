@@ -1,0 +1,139 @@
+"""What calls that decode have shown of a device: how many chunks it decodes at once, and whether calls overlap.
+
+Only reads that have the device to themselves teach anything. What they teach is kept for the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+from xarray_gpuzarr.cuda.api import DeviceApi, Event, Stream
+from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE, SHORTEST
+from xarray_gpuzarr.process.records import record
+
+_AS_LONG = 1.5
+"""A call with twice as many chunks that takes less than so many times as long has not filled the device before."""
+_N_TRIES = 3
+"""Reads that are asked whether calls overlap; if none can tell, they are taken to run in turn."""
+
+
+@record
+class Call:
+    """One call that has decoded."""
+
+    n_chunks: int
+    n_streams: int
+    begin_s: float
+    """When everything was there that it needs, by a clock of the read's."""
+    end_s: float
+
+
+class Learnt:
+    """What is known of one device.
+
+    Parameters
+    ----------
+    wave : int
+        Chunks that it is assumed to decode at once.
+    """
+
+    def __init__(self, wave: int = N_AT_ONCE) -> None:
+        self.wave = wave
+        """Chunks that it decodes at once, as far as is known."""
+        self.is_wave_full = False
+        """Whether twice as many are known to take longer."""
+        self.overlaps: bool | None = None
+        """Whether calls on several streams are decoded together, rather than in turn; None: not known."""
+        self._n_tries = 0
+
+    def learn(self, calls: Sequence[Call]) -> None:
+        """Learn from the calls of a read that had the device to itself, in the order in which they were given."""
+        if self.overlaps is None and [call.n_chunks for call in calls[:2]] == [SHORTEST, SHORTEST]:
+            self._n_tries += 1
+            self.overlaps = _overlap(*calls[:2])
+            if self.overlaps is None and self._n_tries == _N_TRIES:
+                self.overlaps = False
+        own: dict[int, float] = {}
+        for before, call in pairwise(calls):
+            seconds = call.end_s - max(call.begin_s, before.end_s)
+            if call.n_streams == call.n_chunks:
+                own[call.n_chunks] = min(seconds, own.get(call.n_chunks, seconds))
+        once, twice = own.get(self.wave, 0.0), own.get(2 * self.wave, 0.0)
+        if once > 0 and twice > 0 and not self.is_wave_full:
+            if twice < _AS_LONG * once:
+                self.wave *= 2
+            else:
+                self.is_wave_full = True
+
+
+def _overlap(first: Call, second: Call) -> bool | None:
+    """Say whether two short calls with as many chunks were decoded together; None if they do not show it.
+
+    In turn, the second ends a whole call after the first; together, only as much later as it has begun later.
+    """
+    seconds = first.end_s - first.begin_s
+    is_late = second.begin_s - first.begin_s > seconds / 4
+    if is_late or any(call.n_streams != call.n_chunks for call in (first, second)):
+        return None
+    return second.end_s - first.end_s < seconds / 2
+
+
+class Lesson:
+    """Watches the calls of one read.
+
+    Parameters
+    ----------
+    api : DeviceApi
+    batch_chunks : int or None
+        Chunks that batches are asked to have; None: what has been learnt.
+    is_alone : callable
+        Says whether no other read is under way on the device.
+    """
+
+    def __init__(self, api: DeviceApi, batch_chunks: int | None, *, is_alone: Callable[[], bool]) -> None:
+        self._api = api
+        self._is_alone = is_alone
+        self.learnt = learnt_of(api) if batch_chunks is None else Learnt(batch_chunks)
+        self._first: Event | None = None
+        self._calls: list[Call] = []
+        is_known = self.learnt.is_wave_full and self.learnt.overlaps is not None
+        self.is_on = batch_chunks is None and not is_known and is_alone()
+        """Whether anything can be learnt."""
+
+    def event(self) -> Event:
+        """Return an event, with timing if that is needed."""
+        return self._api.event(timed=self.is_on)
+
+    def begin(self, stream: Stream) -> Event | None:
+        """Note that a call begins here, if anything can be learnt."""
+        if not self.is_on:
+            return None
+        begun = self.event()
+        self._api.record(begun, stream)
+        self._first = self._first or begun
+        return begun
+
+    def note(self, n_chunks: int, n_streams: int, begun: Event | None, done: Event) -> None:
+        """Note a call that has ended, and what it was given."""
+        if begun is None or self._first is None:
+            return
+        self.is_on = self.is_on and self._is_alone()
+        if self.is_on:
+            begin_s, end_s = (self._api.elapsed_s(self._first, event) for event in (begun, done))
+            self._calls.append(Call(n_chunks=n_chunks, n_streams=n_streams, begin_s=begin_s, end_s=end_s))
+
+    def end(self) -> None:
+        """Learn from the read, if nothing has disturbed it."""
+        if self.is_on and self._calls:
+            self.learnt.learn(self._calls)
+        self.is_on = False
+
+
+_of_devices: WeakKeyDictionary[DeviceApi, Learnt] = WeakKeyDictionary()
+
+
+def learnt_of(api: DeviceApi) -> Learnt:
+    """Return what is known of a device."""
+    return _of_devices.setdefault(api, Learnt())
