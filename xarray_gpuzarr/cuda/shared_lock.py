@@ -72,9 +72,9 @@ class SharedLock:
             reads = list(self._reads)
             earlier = reads[: reads.index(mine)]
             is_inside = any(read.thread == me and read.is_under_way for read in earlier)
-            if not is_inside and self._alone != me:  # whoever is alone comes before all that wait
-                if self._alone is not None or len({read.thread for read in earlier}) >= self._n_together:
-                    return False
+            may_begin = self._alone is None and len({read.thread for read in earlier}) < self._n_together
+            if not (is_inside or may_begin or self._alone == me):  # whoever is alone comes before all that wait
+                return False
             mine.is_under_way = True
             return True
 

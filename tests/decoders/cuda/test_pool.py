@@ -217,9 +217,10 @@ def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_c
         workspace.upload(memory.address, slot.array[:KIB], workspace.copy)
         interrupt()
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(resources.Workspace, "settle", interrupt)
-        pool.reading(read)
+        with pytest.raises(KeyboardInterrupt):
+            pool.reading(read)
     pool.prepare(1)
 
     pool.reading(lambda workspace: workspace.settle())
