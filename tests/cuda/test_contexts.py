@@ -5,8 +5,6 @@ by `NativeDevice.activate`.
 """
 
 import gc
-import importlib
-import sys
 import threading
 import weakref
 from collections import deque
@@ -17,37 +15,15 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.simulated.contexts import Contexts
-from helpers.simulated.fake_cuda import FakeCuda
 from helpers.simulated.gpu import SimulatedGpu, use
 from helpers.simulated.planted_faults import FaultyDevice
 from helpers.simulated.reads import SCENES, CudaReads, limits, scene, shared
 from helpers.simulated.simulator import SimulatedDevice
 
-from xarray_gpuzarr import batches, cuda
+from xarray_gpuzarr import batches
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.decoders.cuda.checks import check_all
-from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
-
-ROOMS = ("device", "sharing", "rmm_memory", "failures")
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    fake = FakeCuda()
-    monkeypatch.setattr(in_force, "options", ResourceOptions())
-    with patch.dict(sys.modules, fake.modules() | {"nvtx": None}):
-        for room in ROOMS:
-            sys.modules.pop(f"xarray_gpuzarr.cuda.{room}", None)
-        yield fake
-    for room in ROOMS:
-        vars(cuda).pop(room, None)
-
-
-@pytest.fixture
-def native(fake, monkeypatch):
-    module = importlib.import_module("xarray_gpuzarr.cuda.device")
-    monkeypatch.setattr(module, "kernel_source", lambda kernel: f"source of {kernel}")
-    return module
+from xarray_gpuzarr.process.device_options import ResourceOptions
 
 
 @pytest.fixture

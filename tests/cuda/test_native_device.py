@@ -5,7 +5,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,37 +20,15 @@ from helpers.simulated.fake_cuda import (
     StatisticsResourceAdaptor,
 )
 
-from xarray_gpuzarr import configure, cuda
+from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 
-ROOMS = ("device", "sharing", "rmm_memory", "failures")
 KERNEL = Kernel(file="double.cu", name="double_it")
 OUT_OF_MEMORY = "std::bad_alloc: out_of_memory: CUDA error (failed to allocate 100 bytes) at: a.cpp:26: "
 POOL_IS_FULL = "std::bad_alloc: out_of_memory: Maximum pool size exceeded (failed to allocate 100 bytes)"
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    """The two modules that CuPy and RMM are replaced by; the rooms that import them are imported anew."""
-    fake = FakeCuda()
-    monkeypatch.setattr(in_force, "options", ResourceOptions())
-    with patch.dict(sys.modules, {**fake.modules(), "nvtx": None}):
-        for room in ROOMS:
-            sys.modules.pop(f"xarray_gpuzarr.cuda.{room}", None)
-        yield fake
-    for room in ROOMS:
-        vars(cuda).pop(room, None)
-
-
-@pytest.fixture
-def native(fake, monkeypatch):
-    """The module under test, on the fakes."""
-    module = importlib.import_module("xarray_gpuzarr.cuda.device")
-    monkeypatch.setattr(module, "kernel_source", lambda kernel: f"source of {kernel}")
-    return module
 
 
 def make(native, memory="auto"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from test_contexts import Second, devices, fake, native, on_thread  # noqa: F401
+from test_contexts import Second, devices, on_thread
 
 from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.backend.chunking import find_block_reader
@@ -27,7 +27,7 @@ VALUES = np.arange(800.0).reshape(40, 20)
 
 
 @pytest.fixture
-def gpus(fake, native, monkeypatch):  # noqa: F811
+def gpus(fake, native, monkeypatch):
     """Two simulated GPUs, their contexts modelled."""
     found = {number: Second(2, index=number).place_on(fake, native) for number in (0, 1)}
 
@@ -104,14 +104,14 @@ def on(gpu, array):
 
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("door", DOORS)
-def test_every_door_leads_to_the_gpu_that_is_named(gpus, fake, path, door, device):  # noqa: F811
+def test_every_door_leads_to_the_gpu_that_is_named(gpus, fake, path, door, device):
     found = on_thread(lambda: on(gpus[device], door(path, f"cuda:{device}")), "reads")
 
     np.testing.assert_array_equal(found, VALUES)
     assert devices(fake) == {device}, fake.contexts.made
 
 
-def test_dask_threads_read_to_it(gpus, fake, path):  # noqa: F811
+def test_dask_threads_read_to_it(gpus, fake, path):
     lazy = opened(path, "cuda:1", chunks={})
     graph = cloudpickle.loads(cloudpickle.dumps(lazy.a.gpuzarr.to_host()))
 
@@ -122,7 +122,7 @@ def test_dask_threads_read_to_it(gpus, fake, path):  # noqa: F811
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_batches_are_read_to_it(gpus, fake, path, prefetch):  # noqa: F811
+def test_batches_are_read_to_it(gpus, fake, path, prefetch):
     def read():
         found = batches(opened(path, "cuda:1"), {"t": 2}, 4, prefetch=prefetch)
         return [on(gpus[1], batch.a.data) for batch in found]
@@ -131,7 +131,7 @@ def test_batches_are_read_to_it(gpus, fake, path, prefetch):  # noqa: F811
     assert devices(fake) == {1}, fake.contexts.made
 
 
-def test_batches_of_two_gpus_and_the_current_one(gpus, fake, path):  # noqa: F811
+def test_batches_of_two_gpus_and_the_current_one(gpus, fake, path):
     names = {"a": "cuda:0", "b": "cuda", "c": "cuda:1"}
     ds = xr.merge([opened(path, device).rename(a=name) for name, device in names.items()])
 
@@ -163,7 +163,7 @@ def test_datasets_of_two_gpus_do_not_mix(gpus, path, seed):
         np.testing.assert_array_equal(values, VALUES[cut])
 
 
-def test_all_decoders_of_a_gpu_keep_one_set_of_resources(gpus, fake, path):  # noqa: F811
+def test_all_decoders_of_a_gpu_keep_one_set_of_resources(gpus, fake, path):
     fake.contexts.set_device(1)
 
     eagerly(path, "cuda")
@@ -182,7 +182,7 @@ def test_a_fork_of_a_process_that_has_used_either_is_refused_both(gpus, path, mo
         eagerly(path, after)
 
 
-def test_cuda_is_the_current_gpu_of_the_thread(gpus, fake, path):  # noqa: F811
+def test_cuda_is_the_current_gpu_of_the_thread(gpus, fake, path):
     def read():
         fake.contexts.set_device(1)
         return on(gpus[1], eagerly(path, "cuda"))
@@ -197,7 +197,7 @@ def test_tasks_of_two_gpus_have_other_names(gpus, path):
     assert len(names) == 4
 
 
-def test_a_worker_prepares_the_gpu_that_is_named(gpus, fake, native, monkeypatch):  # noqa: F811
+def test_a_worker_prepares_the_gpu_that_is_named(gpus, fake, native, monkeypatch):
     prepared = []
     for number, gpu in gpus.items():
         monkeypatch.setattr(gpu, "build", lambda _kernels, number=number: prepared.append(number))
@@ -244,7 +244,7 @@ def test_no_number_is_an_unknown_device(gpus, path, door, device):
 
 
 @pytest.mark.parametrize("door", REFUSING)
-def test_a_gpu_that_is_not_there_is_refused_at_open(gpus, fake, path, door):  # noqa: F811
+def test_a_gpu_that_is_not_there_is_refused_at_open(gpus, fake, path, door):
     with pytest.raises(DeviceUnavailableError, match="device='cuda:2' cannot be used here") as caught:
         door(path, "cuda:2")
 
@@ -287,7 +287,7 @@ def test_it_never_falls_back_to_the_host(gpus, path, monkeypatch):
         lazy.load()
 
 
-def test_opening_starts_no_gpu(gpus, fake, path):  # noqa: F811
+def test_opening_starts_no_gpu(gpus, fake, path):
     opened(path, "cuda:1")
 
     assert fake.contexts.made == []

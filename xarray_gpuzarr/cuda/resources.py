@@ -49,6 +49,11 @@ def pinned_nbytes(options: ResourceOptions) -> int:
     return options.n_slots * options.slot_nbytes + 2 * (MAX_BATCHES + 1) * TABLE_NBYTES
 
 
+def scratch_nbytes(options: ResourceOptions, device_nbytes: int, n_reads: int = 1) -> int:
+    """Return the device memory that the batches of a read may use besides results, beside so many reads, itself one."""
+    return options.scratch_nbytes or device_nbytes * 3 // 4 // max(3, n_reads)
+
+
 class Workspace:
     """Streams and memory of one read at a time on one device.
 
@@ -97,7 +102,7 @@ class Workspace:
 
         A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
         """
-        return self.options.scratch_nbytes or self.api.memory_nbytes()[1] * 3 // 4 // max(3, self.n_sharing)
+        return scratch_nbytes(self.options, self.api.memory_nbytes()[1], self.n_sharing)
 
     @property
     def first(self) -> Stream:

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES, pinned_nbytes
+from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES, pinned_nbytes, scratch_nbytes
 from xarray_gpuzarr.cuda.workspace_memory import most_taken
 from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
@@ -79,7 +79,7 @@ def task_memory(
         spec.path,
         chunk_nbytes=spec.chunk_nbytes,
         needed_nbytes=needed,
-        budget_nbytes=options.scratch_nbytes or gpu_nbytes // 4,
+        budget_nbytes=scratch_nbytes(options, gpu_nbytes),
         options=options,
     )
     return TaskMemory(

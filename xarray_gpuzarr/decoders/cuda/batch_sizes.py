@@ -21,7 +21,6 @@ N_AT_ONCE = 528
 """Chunks that a large GPU decodes at once: four on each of 132 multiprocessors. Assumed, not measured."""
 SHORTEST = 64
 """Chunks of the first batches, where they may be short."""
-_NONE: tuple[int, ...] = ()
 _ASKING: tuple[int, ...] = (SHORTEST, SHORTEST)
 _GROWING: tuple[int, ...] = (SHORTEST, 2 * SHORTEST, 4 * SHORTEST)
 
@@ -103,7 +102,7 @@ class BatchLimits:
         """
         if n_chunks <= min(self.wave, self.n_under_way) and not learnt.overlaps:
             return replace(self, n_chunks=max(n_chunks, self.n_chunks))
-        n_most, short = self.n_chunks, _GROWING if learnt.overlaps else _NONE
+        n_most, short = self.n_chunks, _GROWING if learnt.overlaps else ()
         if is_watched and n_chunks >= 4 * self.wave:
             if learnt.overlaps is None:
                 short = _ASKING

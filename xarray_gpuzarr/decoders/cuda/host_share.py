@@ -14,14 +14,13 @@ from itertools import accumulate
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
 from xarray_gpuzarr.decoders.cuda.looped import Looped, read_local
 from xarray_gpuzarr.decoders.cuda.requests import Requests
-from xarray_gpuzarr.decoders.cuda.staged import Staged
+from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
@@ -32,8 +31,6 @@ from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-
-Flags = npt.NDArray[np.bool_]
 
 _PIECE_NBYTES = 256 * 1024
 """Decoded bytes of short chunks that a thread takes at a time: handing them over one by one would cost as much."""
@@ -162,8 +159,8 @@ class HostShare:
         arguments = self._loops, self._codec.native, self._source, pieces, chunks, self._n_threads()
         found: list[Looped] = []
         threads.crew.run(lambda _: found.append(read_local(*arguments)), 1)
-        looped, present = found[0], np.ones(len(chunks), np.bool_)
-        present[found[0].absent] = False
+        (looped,), present = found, np.ones(len(chunks), np.bool_)
+        present[looped.absent] = False
         for plan, row, number in looped.left:
             piece = Piece.of(plan, row, row + 1)
             data = self._source.start(*piece.requests()[0])(_staging)

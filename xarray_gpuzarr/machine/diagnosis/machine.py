@@ -12,7 +12,7 @@ from typing import Any
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
-from xarray_gpuzarr.cuda.resources import n_at_once, pinned_nbytes
+from xarray_gpuzarr.cuda.resources import n_at_once, pinned_nbytes, scratch_nbytes
 from xarray_gpuzarr.decoders import missing_for_cuda
 from xarray_gpuzarr.decoders.cost.calibration import calibration_in_force, processor
 from xarray_gpuzarr.errors import OptionError
@@ -122,7 +122,7 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
         "why_no_files": api.why_no_files(),
         "n_at_once": n_at_once(options),
         "pinned_nbytes": pinned_nbytes(options),
-        "scratch_nbytes": options.scratch_nbytes or total // 4,
+        "scratch_nbytes": scratch_nbytes(options, total),
         "calibration": _calibration(api),
     }
 

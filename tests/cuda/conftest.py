@@ -1,0 +1,34 @@
+"""`NativeDevice` on fakes of CuPy and RMM."""
+
+import importlib
+import sys
+from unittest.mock import patch
+
+import pytest
+from helpers.simulated.fake_cuda import FakeCuda
+
+from xarray_gpuzarr import cuda
+from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
+
+ROOMS = ("device", "sharing", "rmm_memory", "failures")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """The two modules that CuPy and RMM are replaced by; the rooms that import them are imported anew."""
+    fake = FakeCuda()
+    monkeypatch.setattr(in_force, "options", ResourceOptions())
+    with patch.dict(sys.modules, {**fake.modules(), "nvtx": None}):
+        for room in ROOMS:
+            sys.modules.pop(f"xarray_gpuzarr.cuda.{room}", None)
+        yield fake
+    for room in ROOMS:
+        vars(cuda).pop(room, None)
+
+
+@pytest.fixture
+def native(fake, monkeypatch):
+    """The module of `NativeDevice`, on the fakes."""
+    module = importlib.import_module("xarray_gpuzarr.cuda.device")
+    monkeypatch.setattr(module, "kernel_source", lambda kernel: f"source of {kernel}")
+    return module
