@@ -12,7 +12,6 @@ from typing import Any
 from xarray import Dataset, DataTree
 from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.common import datatree_from_dict_with_io_cleanup
-from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`  # noqa: F401
 
@@ -108,8 +107,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
         )
-        with close_on_error(group_store):
-            return opening.build_dataset(group_store, options, drop_variables, place)
+        return opening.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
 
     def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
         """Open all groups below a group as a tree; keywords as for `open_groups_as_dict`."""
@@ -144,8 +142,4 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             zarr_format=zarr_format,
             use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
         )
-        datasets = {}
-        for path, store in stores.items():
-            with close_on_error(store):
-                datasets[path] = opening.build_dataset(store, options, drop_variables, place)
-        return datasets
+        return opening.build_datasets(stores, options, drop_variables, place)

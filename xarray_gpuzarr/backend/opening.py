@@ -11,8 +11,9 @@ xarray, "How to add a new backend".
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,18 @@ from xarray.backends import ZarrStore
 from xarray.backends.common import _normalize_path
 from xarray.core import indexing
 from xarray.core.treenode import NodePath
+from xarray.core.utils import close_on_error
 from zarr.errors import UnknownCodecError
+from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.chunking import ShardVariable
+from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.backend.metadata_ahead import Wanted, fetch_metadata, is_worth_it
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
+from xarray_gpuzarr.backend.values_ahead import ValuesAhead
 from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
+from xarray_gpuzarr.fetch import run_on_loop
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
@@ -51,29 +58,51 @@ def open_group(
     **options
         Others of `ZarrStore.open_group`.
     """
-    with _naming_unknown_codecs(filename_or_obj):
-        store: ZarrStore = ZarrStore.open_group(
-            _normalize_path(filename_or_obj),
-            group=group,
-            mode="r",
-            consolidated=consolidated,
-            consolidate_on_close=False,
-            **options,
-        )
-    return store
+
+    def by_xarray(where: Any, **options: Any) -> dict[str, ZarrStore]:
+        return {"/": ZarrStore.open_group(where, **options)}
+
+    opened = _open(by_xarray, filename_or_obj, None, group=group, consolidated=consolidated, **options)
+    return opened["/"]
 
 
 def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> dict[str, ZarrStore]:
-    """Open a group and all groups below it, by their paths from it; parameters as for `open_group`."""
+    """Open a group and all groups below it, by their paths from it; parameters as for `open_group`.
+
+    With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it are opened, and those above them.
+    """
+    if group and is_pattern(group):
+        pattern = GroupPattern(group)
+        stores = _open(ZarrStore.open_store, filename_or_obj, pattern.leads_to, group="/", **options)
+        if pattern.given not in stores:
+            return pattern.chosen(stores)
     parent = str(NodePath("/") / NodePath(group)) if group else "/"
-    with _naming_unknown_codecs(filename_or_obj):
-        stores = ZarrStore.open_store(
-            _normalize_path(filename_or_obj), group=parent, mode="r", consolidate_on_close=False, **options
-        )
+    stores = _open(ZarrStore.open_store, filename_or_obj, lambda path: True, group=parent, **options)  # noqa: ARG005
     return {
         str(NodePath(path).relative_to(parent)) if group else str(NodePath(path)): store
         for path, store in stores.items()
     }
+
+
+def _open(
+    by_xarray: Callable[..., dict[str, ZarrStore]], where: Any, wanted: Wanted | None, **options: Any
+) -> dict[str, ZarrStore]:
+    """Let xarray open groups, of a store that has been asked for their metadata before if that takes it long."""
+    where = _normalize_path(where)
+    options |= {"mode": "r", "consolidate_on_close": False}
+    with _naming_unknown_codecs(where):
+        if not is_worth_it(where) or not options.get("cache_members", True):
+            return by_xarray(where, **options)
+        asked = {name: options[name] for name in ("group", "consolidated", "zarr_format", "storage_options")}
+        try:
+            ahead, path = run_on_loop(str(where), partial(fetch_metadata, where, wanted=wanted, **asked))
+            opened = by_xarray(StorePath(ahead, path) if path else ahead, **options | {"storage_options": None})
+        except Exception:  # noqa: BLE001  # of any kind: without help, the same comes again, with its own words
+            return by_xarray(where, **options)
+    for each in opened.values():
+        ahead.hand_over(each)
+        each._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`
+    return opened
 
 
 def open_already(store: object) -> ZarrStore:
@@ -137,17 +166,17 @@ def _how_to_install(found: str) -> str:
     return "install the package that brings the codec" if package is None else f"pip install {package}"
 
 
-def build_dataset(
-    store: ZarrStore,
+def build_datasets[Path](
+    stores: Mapping[Path, ZarrStore],
     options: DecodeOptions,
     drop_variables: str | Iterable[str] | None,
     place: Place,
-) -> Dataset:
-    """Turn an open group into a Dataset of lazy variables.
+) -> dict[Path, Dataset]:
+    """Turn open groups into Datasets of lazy variables.
 
     Parameters
     ----------
-    store : xarray.backends.ZarrStore
+    stores : mapping to xarray.backends.ZarrStore
     options : DecodeOptions
     drop_variables : str or iterable of str or None
     place : Place
@@ -157,23 +186,60 @@ def build_dataset(
     MetadataError
         The stored metadata of an array are malformed.
     """
+    if isinstance(drop_variables, str):
+        drop_variables = [drop_variables]
+    dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
+    with ExitStack() as closing:
+        for store in stores.values():
+            closing.enter_context(close_on_error(store))
+        ahead = ValuesAhead()
+        prepared = {path: _prepare(store, options, dropped, place, ahead) for path, store in stores.items()}
+        return {path: _decode(stores[path], *prepared[path], options, dropped) for path in stores}
+
+
+def _prepare(
+    store: ZarrStore, options: DecodeOptions, dropped: set[str], place: Place, ahead: ValuesAhead
+) -> tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]:
+    """Return the variables of a group, those of this engine decoded, and its attributes."""
     try:
         stored, attrs = store.load()
     except OverflowError:  # of xarray's arithmetic: the array that is so long is named here
         for _, array in store.zarr_group.arrays():
             parse_array(array)
         raise
-    if isinstance(drop_variables, str):
-        drop_variables = [drop_variables]
-    dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
     prepared = dict(stored)
     for variable in prepared.values():
         if variable.encoding.get("shards") is not None:
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
-    for name in prepared.keys() - dropped - _time_bounds(stored):
-        ours = engine_variable(name, prepared[name], options, place)
+    bounds = _time_bounds(stored)
+    takes_long = is_worth_it(store.zarr_group.store)
+    for name in [name for name in prepared if name not in dropped]:
+        variable = prepared[name]
+        ours = None if name in bounds else engine_variable(name, variable, options, place)
         if ours is not None:
             prepared[name] = ours
+        elif takes_long:
+            _let_wait(variable, name, ahead, is_time=name in bounds or _has_time_units(variable))
+    return prepared, attrs
+
+
+def _let_wait(variable: Variable, name: Hashable, ahead: ValuesAhead, *, is_time: bool) -> None:
+    """Let what xarray reads of a variable while it opens be read together with that of others."""
+    lazily: Any = variable._data  # noqa: SLF001
+    if variable.dims == (name,):
+        lazily.array = ahead.index(lazily.array)
+    elif is_time:
+        lazily.array = ahead.ends(lazily.array)
+
+
+def _decode(
+    store: ZarrStore,
+    prepared: dict[Hashable, Variable],
+    attrs: MutableMapping[Any, Any],
+    options: DecodeOptions,
+    dropped: set[str],
+) -> Dataset:
+    """Let xarray decode a group's other variables and tell coordinates from data."""
     # Variables of this engine are decoded already and pass through unchanged.
     variables, attrs, coord_names = conventions.decode_cf_variables(
         prepared,
@@ -260,11 +326,11 @@ def _decoded_stand_in(
 
 def _time_bounds(variables: Mapping[Any, Variable]) -> set[Hashable]:
     """Name the bounds of time coordinates: they take the coordinate's units, which only the whole group shows."""
-    return {
-        v.attrs["bounds"]
-        for v in variables.values()
-        if "since" in str(v.attrs.get("units", "")) and "bounds" in v.attrs
-    }
+    return {v.attrs["bounds"] for v in variables.values() if _has_time_units(v) and "bounds" in v.attrs}
+
+
+def _has_time_units(variable: Variable) -> bool:
+    return "since" in str(variable.attrs.get("units", ""))
 
 
 def _on_host(variable: Variable) -> Variable:

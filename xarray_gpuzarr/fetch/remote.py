@@ -14,6 +14,7 @@ from functools import partial
 from typing import Literal
 from weakref import WeakKeyDictionary
 
+import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from xarray_gpuzarr.errors import StoreReadError
@@ -231,6 +232,13 @@ def _request(wanted: ByteRange) -> ByteRequest | None:
 
 
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+def requests_at_once() -> int:
+    """Return how many requests for metadata may be under way: zarr's ``async.concurrency`` where it was changed."""
+    chosen: int = zarr.config.get("async.concurrency")
+    usual: int = zarr.config.defaults[0]["async"]["concurrency"]
+    return fetch_options().max_requests if chosen == usual else chosen
 
 
 def _gate(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:

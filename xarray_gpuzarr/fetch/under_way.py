@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 from threading import Lock
 from typing import Any
 
+from zarr import config
 from zarr.core import sync
 
 from xarray_gpuzarr.errors import StoreReadError
@@ -133,6 +134,33 @@ class UnderWay:
             reply.begin(task)
             if self._is_given_up():  # since, by a thread that did not find this task
                 task.cancel()
+
+
+def run_on_loop[Result](name: str, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Run a coroutine on zarr's event loop; cancel it if this thread is interrupted.
+
+    Parameters
+    ----------
+    name : str
+        Of what is read.
+    request : callable
+        Returns the coroutine.
+
+    Raises
+    ------
+    RuntimeError
+        This thread is that of the event loop.
+    TimeoutError
+        zarr's ``async.timeout`` is over.
+    """
+    loop = event_loop(name)
+    if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
+        raise RuntimeError("zarr's event loop would wait for itself")
+    under_way = UnderWay()
+    try:
+        return under_way.ask(loop, [request])[0].result(config.get("async.timeout", None))
+    finally:
+        under_way.give_up()
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:

@@ -1,0 +1,49 @@
+"""Groups of a tree that a pattern names, such as ``/*/sweep_0``.
+
+Matches as `xarray.DataTree.match` does: a pattern that begins with ``/`` from the root, another one from the end of a
+path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from xarray.core.treenode import NodePath
+
+
+def is_pattern(group: str) -> bool:
+    """Return whether the name of a group has a wildcard in it: ``*``, ``?`` or ``[``."""
+    return any(mark in group for mark in "*?[")
+
+
+class GroupPattern:
+    """A pattern of groups.
+
+    Parameters
+    ----------
+    pattern : str
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.given = str(NodePath("/") / NodePath(pattern))
+        """The group whose name is the pattern itself, if there is one."""
+        self._pattern = NodePath(pattern)
+
+    def matches(self, path: str) -> bool:
+        """Return whether a group, by its path from the root, is meant."""
+        return path == self.given or NodePath(path).match(str(self._pattern))
+
+    def leads_to(self, path: str) -> bool:
+        """Return whether a group is meant, or groups below it may be."""
+        if not self._pattern.root or f"{self.given}/".startswith(f"{path}/"):
+            return True
+        parts, wanted = NodePath(path).parts, self._pattern.parts
+        return len(parts) <= len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+    def chosen[Group](self, groups: Mapping[str, Group]) -> dict[str, Group]:
+        """Return the groups that are meant, those above them, and the root."""
+        kept = {"/"}
+        for path in filter(self.matches, groups):
+            kept.update(map(str, (NodePath(path), *NodePath(path).parents)))
+        return {path: group for path, group in groups.items() if path in kept}
