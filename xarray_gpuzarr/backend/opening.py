@@ -31,7 +31,7 @@ from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.backend.metadata_ahead import Wanted, fetch_metadata, is_worth_it
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
-from xarray_gpuzarr.backend.values_ahead import ValuesAhead
+from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
 from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
 from xarray_gpuzarr.fetch import run_on_loop
 from xarray_gpuzarr.process.advice import advise
@@ -194,7 +194,9 @@ def build_datasets[Path](
             closing.enter_context(close_on_error(store))
         ahead = ValuesAhead()
         prepared = {path: _prepare(store, options, dropped, place, ahead) for path, store in stores.items()}
-        return {path: _decode(stores[path], *prepared[path], options, dropped) for path in stores}
+        datasets = {path: _decode(stores[path], *prepared[path], options, dropped) for path in stores}
+        ahead.end_decoding()
+        return datasets
 
 
 def _prepare(
@@ -226,7 +228,9 @@ def _prepare(
 def _let_wait(variable: Variable, name: Hashable, ahead: ValuesAhead, *, is_time: bool) -> None:
     """Let what xarray reads of a variable while it opens be read together with that of others."""
     lazily: Any = variable._data  # noqa: SLF001
-    if variable.dims == (name,):
+    if not variable.size:
+        return
+    if variable.dims == (name,) and is_short(lazily.array):
         lazily.array = ahead.index(lazily.array)
     elif is_time:
         lazily.array = ahead.ends(lazily.array)

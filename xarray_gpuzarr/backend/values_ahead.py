@@ -13,13 +13,14 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+import numpy as np
 from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core import indexing
 
 from xarray_gpuzarr.fetch import requests_at_once, run_on_loop
 
 _MOST_NBYTES = 4 * 1024**2
-"""A longer index is read when xarray asks for it: perhaps it does not, and reading takes longer than waiting."""
+"""Decoded bytes."""
 _SECONDS = 10.0
 """Time after the last step of opening from which on stored values may have changed, and are read anew."""
 
@@ -31,17 +32,30 @@ class ValuesAhead:
 
     def __init__(self) -> None:
         self._waiting: list[ArrayAhead] = []
+        self._times: list[ArrayAhead] = []
+        self.is_decoded = False
+        """Whether xarray has looked at all times; what is left is to read indexes."""
         self._until = monotonic() + _SECONDS
 
     def index(self, stock: ZarrArrayWrapper) -> ZarrArrayWrapper:
         """Return an array of which all values are wanted."""
-        return self._await(stock, [_whole(stock)]) if _is_short(stock) else self.ends(stock)
+        return self._await(stock, [_whole(stock)])
 
     def ends(self, stock: ZarrArrayWrapper) -> ZarrArrayWrapper:
-        """Return an array of which the first and the last value are wanted."""
-        if _is_short(stock) and _stored(stock).nchunks == 1:
-            return self._await(stock, [_whole(stock)])
-        return self._await(stock, [(slice(0, 1),) * stock.ndim, tuple(slice(n - 1, n) for n in stock.shape)])
+        """Return an array of which the first and the last value are wanted, until all groups are decoded."""
+        if is_short(stock) and _stored(stock).nchunks == 1:
+            array = self._await(stock, [_whole(stock)])
+        else:
+            array = self._await(stock, [(slice(0, 1),) * stock.ndim, tuple(slice(n - 1, n) for n in stock.shape)])
+        self._times.append(array)
+        return array
+
+    def end_decoding(self) -> None:
+        """Keep nothing but indexes."""
+        self.is_decoded = True
+        for array in self._times:
+            array.forget()
+        self._times.clear()
 
     def fetch(self) -> None:
         """Read what is wanted of all arrays that wait."""
@@ -55,9 +69,7 @@ class ValuesAhead:
         """Return whether opening was long ago."""
         return monotonic() > self._until
 
-    def _await(self, stock: ZarrArrayWrapper, wanted: Sequence[Box]) -> ZarrArrayWrapper:
-        if 0 in stock.shape:
-            return stock
+    def _await(self, stock: ZarrArrayWrapper, wanted: Sequence[Box]) -> ArrayAhead:
         array = ArrayAhead(_stored(stock), wanted, self)
         self._waiting.append(array)
         return array
@@ -87,39 +99,49 @@ class ArrayAhead(ZarrArrayWrapper):
         return ZarrArrayWrapper, (self.stored,)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        if self._ahead is not None:
-            if self._ahead.is_over():
-                self.forget()
-            else:
-                self._ahead.fetch()
-                known = self._known_values(key)
-                if known is not None:
-                    return known
+        ahead = self._ahead
+        if ahead is not None and ahead.is_over():
+            self.forget()
+        elif ahead is not None:
+            ahead.fetch()
+            box = None if isinstance(key, indexing.VectorizedIndexer) else _box(key.tuple, self.shape)
+            known = None if box is None else self._inside(box)
+            if known is not None:
+                if ahead.is_decoded and box == _whole(self):
+                    self.forget()  # an index has all its values now
+                return known[tuple(slice(None) if isinstance(part, slice) else 0 for part in key.tuple)]
         return super().__getitem__(key)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Read from the store from now on."""
         self._ahead, self.known = None, []
 
-    def _known_values(self, key: indexing.ExplicitIndexer) -> Any:
-        box = _box(key, self.shape)
+    def _inside(self, box: Box) -> Any:
+        """Return the values in a box if they are known, else None."""
         for has, values in self.known:
-            if box is not None and all(h.start <= b.start and b.stop <= h.stop for h, b in zip(has, box, strict=True)):
-                if values.shape == self.shape == tuple(b.stop - b.start for b in box):
-                    self.forget()  # an index has all its values now
+            if all(h.start <= b.start and b.stop <= h.stop for h, b in zip(has, box, strict=True)):
                 return values[tuple(slice(b.start - h.start, b.stop - h.start) for h, b in zip(has, box, strict=True))]
         return None
 
 
-def _box(key: indexing.ExplicitIndexer, shape: Sequence[int]) -> Box | None:
-    """Return what a selection selects if it is a box, with steps of 1."""
-    if isinstance(key, indexing.VectorizedIndexer) or not all(isinstance(part, slice) for part in key.tuple):
-        return None
-    parts = [range(n)[part] for part, n in zip(key.tuple, shape, strict=True)]
-    return tuple(slice(p.start, p.stop) for p in parts) if all(len(p) and p.step == 1 for p in parts) else None
+def _box(key: Sequence[Any], shape: Sequence[int]) -> Box | None:
+    """Return the box that slices with steps of 1, and numbers, select; None if others are among them, or nothing."""
+    box = []
+    for part, n in zip(key, shape, strict=True):
+        if isinstance(part, slice):
+            chosen = range(n)[part]
+        elif isinstance(part, int | np.integer):
+            chosen = range(part % n, part % n + 1)
+        else:
+            return None
+        if not chosen or chosen.step != 1:
+            return None
+        box.append(slice(chosen.start, chosen.stop))
+    return tuple(box)
 
 
-def _is_short(stock: ZarrArrayWrapper) -> bool:
+def is_short(stock: ZarrArrayWrapper) -> bool:
+    """Return whether an index is read ahead: a longer one takes long, and not all that is opened gets indexes."""
     nbytes: int = _stored(stock).nbytes
     return nbytes <= _MOST_NBYTES
 

@@ -1,0 +1,439 @@
+"""Groups and trees on slow stores are opened in a few rounds of requests, with what engine="zarr" gives."""
+
+import asyncio
+import copy
+import pickle
+import random
+import signal
+import threading
+import warnings
+from collections import Counter
+from contextlib import suppress
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+import zarr
+from helpers.compare import assert_same_dataset
+from helpers.data.datasets import ENCODING, V2_ENCODING, weather
+from helpers.stores.fakes import Wrapper, is_data
+from helpers.stores.rounds import RoundStore
+from xarray.backends.zarr import ZarrArrayWrapper
+from zarr.storage import MemoryStore, StorePath
+
+from xarray_gpuzarr.backend import values_ahead
+from xarray_gpuzarr.backend.lazy_array import LazyArray
+
+pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated")
+
+DEPTH = 3
+"""Of `tree`: its arrays lie in groups of groups of the root."""
+
+
+def small(value, n_times=4):
+    """A dataset with index coordinates, one of them times, and bounds and scalars that are times."""
+    times = pd.date_range("2000-01-01", periods=n_times)
+    ds = xr.Dataset(
+        {
+            "a": (("time", "x"), np.full((n_times, 3), value, "f4")),
+            "valid": (("time", "x"), np.broadcast_to(times.to_numpy()[:, None], (n_times, 3)).copy()),
+            "time_bounds": (("time", "nv"), np.stack([times, times + pd.Timedelta("1D")], 1)),
+        },
+        coords={"time": times, "x": np.arange(3.0) + value, "name": ("x", list("uvw")), "begin": times[0]},
+        attrs={"value": value},
+    )
+    ds["time"].attrs["bounds"] = "time_bounds"
+    return ds
+
+
+def tree(zarr_format, *, consolidated, n=(3, 2)):
+    store = MemoryStore()
+    groups = {f"/g{i}/h{j}": small(10 * i + j) for i in range(n[0]) for j in range(n[1])}
+    xr.DataTree.from_dict({"/": xr.Dataset(attrs={"root": 1}), **groups}).to_zarr(
+        store, zarr_format=zarr_format, consolidated=consolidated
+    )
+    return store
+
+
+def many(zarr_format, *, consolidated, **encoding):
+    store = MemoryStore()
+    ds = small(1, 8).assign({f"v{i}": ("x", np.arange(3.0)) for i in range(40)})
+    ds.to_zarr(store, zarr_format=zarr_format, consolidated=consolidated, encoding=encoding)
+    return store
+
+
+def open_ours(store, **keywords):
+    return xr.open_dataset(store, engine="gpuzarr", device="host", **keywords)
+
+
+def open_tree(store, **keywords):
+    return xr.open_datatree(store, engine="gpuzarr", device="host", **keywords)
+
+
+def assert_same_tree(ours, stock):
+    assert sorted(ours.groups) == sorted(stock.groups)
+    for path in stock.groups:
+        assert_same_dataset(ours[path].to_dataset(inherit=False), stock[path].to_dataset(inherit=False))
+
+
+@pytest.fixture(params=[2, 3])
+def zarr_format(request):
+    return request.param
+
+
+@pytest.fixture(params=[{}, None], ids=["dask", "lazy"])
+def chunks(request):
+    return request.param
+
+
+@pytest.fixture
+def many_at_once():
+    with zarr.config.set({"async.concurrency": 500}):
+        yield
+
+
+@pytest.mark.usefixtures("many_at_once")
+def test_a_consolidated_tree_takes_two_rounds(zarr_format, chunks):
+    stored = tree(zarr_format, consolidated=True)
+    store = RoundStore(stored)
+
+    ours = open_tree(store, chunks=chunks)
+
+    assert len(store.rounds) == 2, store.rounds
+    assert max(Counter(store.asked).values()) == 1
+    assert_same_tree(ours, xr.open_datatree(stored, engine="zarr"))
+
+
+@pytest.mark.usefixtures("many_at_once")
+@pytest.mark.parametrize("consolidated", [None, False])
+def test_other_trees_take_a_round_for_each_level(zarr_format, consolidated):
+    stored = tree(zarr_format, consolidated=False)
+    store = RoundStore(stored)
+
+    ours = open_tree(store, consolidated=consolidated)
+
+    assert len(store.rounds) <= DEPTH + (2 if consolidated is False else 3), store.rounds
+    assert max(Counter(store.asked).values()) == 1
+    assert_same_tree(ours, xr.open_datatree(stored, engine="zarr"))
+
+
+@pytest.mark.usefixtures("many_at_once")
+@pytest.mark.parametrize(("consolidated", "n_rounds"), [(True, 2), (None, 4), (False, 3)])
+def test_a_group_takes_as_many_rounds_whatever_its_arrays(zarr_format, consolidated, n_rounds):
+    stored = many(zarr_format, consolidated=bool(consolidated))
+    store = RoundStore(stored)
+
+    ours = open_ours(store, consolidated=consolidated)
+
+    assert len(store.rounds) == n_rounds, store.rounds
+    assert max(Counter(store.asked).values()) == 1
+    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
+
+
+@pytest.mark.usefixtures("many_at_once")
+def test_coordinates_in_shards_take_a_round_more():
+    sharded = {"chunks": (2,), "shards": (4,)}
+    stored = many(
+        3, consolidated=True, time=sharded | {"dtype": "i4"}, time_bounds={"chunks": (2, 2), "shards": (4, 2)}
+    )
+    store = RoundStore(stored)
+
+    ours = open_ours(store)
+
+    assert len(store.rounds) <= 4, store.rounds
+    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
+
+
+@pytest.mark.parametrize("n_at_once", [2, 5])
+def test_no_more_requests_are_under_way_than_zarr_is_told(zarr_format, n_at_once):
+    store = RoundStore(tree(zarr_format, consolidated=False, n=(2, 1)))
+
+    with zarr.config.set({"async.concurrency": n_at_once}):
+        open_tree(store)
+
+    assert max(len(keys) for keys in store.rounds if not any(map(is_data, keys))) <= n_at_once
+
+
+@pytest.mark.parametrize("group", ["g1", "/g1/h0", "g1/h0"])
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_a_group_of_a_tree_is_opened(zarr_format, group, consolidated):
+    stored = tree(zarr_format, consolidated=consolidated)
+
+    assert_same_dataset(open_ours(RoundStore(stored), group=group), xr.open_dataset(stored, engine="zarr", group=group))
+    assert_same_tree(open_tree(RoundStore(stored), group=group), xr.open_datatree(stored, engine="zarr", group=group))
+    ours = xr.open_groups(RoundStore(stored), engine="gpuzarr", group=group)
+    stock = xr.open_groups(stored, engine="zarr", group=group)
+    assert list(ours) == list(stock)
+    for path, expected in stock.items():
+        assert_same_dataset(ours[path], expected)
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("/*/h0", ["/", "/g0", "/g0/h0", "/g1", "/g1/h0", "/g2", "/g2/h0"]),
+        ("*/h1", ["/", "/g0", "/g0/h1", "/g1", "/g1/h1", "/g2", "/g2/h1"]),
+        ("/g[02]", ["/", "/g0", "/g2"]),
+        ("/g?/none", ["/"]),
+        ("g1/*", ["/", "/g1", "/g1/h0", "/g1/h1"]),
+    ],
+)
+def test_a_pattern_opens_the_groups_that_match(zarr_format, consolidated, pattern, expected):
+    stored = tree(zarr_format, consolidated=consolidated)
+    store = RoundStore(stored)
+
+    ours = open_tree(store, group=pattern)
+
+    whole = xr.open_datatree(stored, engine="zarr")
+    assert sorted(ours.groups) == expected
+    if "none" not in pattern:
+        assert {node.path for node in whole.match(pattern).leaves} <= set(expected)
+    for path in expected:
+        assert_same_dataset(ours[path].to_dataset(inherit=False), whole[path].to_dataset(inherit=False))
+    others = {path for path in whole.groups if path not in expected}
+    assert not [
+        key
+        for key in store.asked
+        if is_data(key) and f"/{key}".startswith(tuple(f"{o}/" for o in others)) and not key.endswith("/")
+    ]
+    assert sorted(open_tree(stored, group=pattern).groups) == expected
+
+
+def test_a_pattern_from_the_root_asks_for_nothing_below_other_groups():
+    store = RoundStore(tree(3, consolidated=False))
+
+    open_tree(store, group="/*/h0")
+
+    assert not [key for key in store.asked if "h1/" in key and not key.endswith("h1/zarr.json")]
+
+
+def test_a_group_is_taken_by_its_name_where_that_looks_like_a_pattern(zarr_format):
+    stored = MemoryStore()
+    small(1).to_zarr(stored, group="a[b]", zarr_format=zarr_format, consolidated=False)
+    small(1).to_zarr(stored, group="a[b]/c", zarr_format=zarr_format, consolidated=False, mode="a")
+
+    for store in (RoundStore(stored), stored):
+        ours = open_tree(store, group="a[b]")
+        assert_same_tree(ours, xr.open_datatree(stored, engine="zarr", group="a[b]"))
+
+
+def test_what_is_opened_reads_from_the_store_itself(zarr_format):
+    store = RoundStore(tree(zarr_format, consolidated=False))
+
+    ours = open_tree(store, chunks=None)
+
+    for variable in (v for node in ours.subtree for name, v in node.variables.items() if name not in ("time", "x")):
+        data = variable._data
+        while not isinstance(data, ZarrArrayWrapper | LazyArray):
+            data = data.array
+        stored = data.get_array().store if isinstance(data, ZarrArrayWrapper) else data.stored.source.store
+        assert type(stored) is RoundStore
+
+
+def test_weather_is_that_of_the_stock_engine(zarr_format, chunks):
+    stored = MemoryStore()
+    weather().to_zarr(stored, zarr_format=zarr_format, encoding=ENCODING if zarr_format == 3 else V2_ENCODING)
+
+    ours = open_ours(RoundStore(stored), chunks=chunks)
+
+    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
+
+
+def test_the_path_of_a_store_is_kept(zarr_format):
+    stored = tree(zarr_format, consolidated=False)
+
+    ours = open_tree(StorePath(RoundStore(stored), "g1"))
+
+    assert_same_tree(ours, xr.open_datatree(StorePath(stored, "g1"), engine="zarr"))
+
+
+class FailingStore(Wrapper):
+    """Fails for some keys and listings.
+
+    Parameters
+    ----------
+    store : Store
+    fails : callable
+        Given a key, or the path of a listing and a slash.
+    """
+
+    def __init__(self, store, fails):
+        super().__init__(store)
+        self._fails = fails
+
+    def _with_store(self, store):
+        return type(self)(store, self._fails)
+
+    async def get(self, key, prototype, byte_range=None):
+        if self._fails(key):
+            raise OSError(f"no access to {key}")
+        return await super().get(key, prototype, byte_range)
+
+    async def list_dir(self, prefix):
+        if self._fails(f"{prefix}/"):
+            raise PermissionError(f"no list of {prefix}")
+        async for name in super().list_dir(prefix):
+            yield name
+
+
+def outcome(open_it):
+    """Return what opening gives, or the error's type and words; and the warnings, in any order."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = open_it()
+        except Exception as err:  # noqa: BLE001  # of any kind: it is compared
+            result = (type(err), str(err))
+    return result, {(w.category, str(w.message)) for w in caught}
+
+
+@pytest.mark.parametrize("consolidated", [None, True, False])
+@pytest.mark.parametrize(
+    "failing",
+    [
+        *("zarr.json", ".zgroup", ".zmetadata", "g1/zarr.json", "g1/.zgroup", "g1/h0/a/zarr.json", "g1/h0/a/.zarray"),
+        *("/", "g1/", "g1/h0/", "g1/h0/time/c/0", "g1/h0/time/0", "g1/h0/begin/.zattrs"),
+    ],
+)
+def test_a_node_that_fails_is_named_as_by_the_stock_engine(zarr_format, consolidated, failing):
+    stored = tree(zarr_format, consolidated=bool(consolidated))
+
+    def fails(key):
+        return key == failing
+
+    ours, ours_warned = outcome(lambda: open_tree(FailingStore(stored, fails), consolidated=consolidated))
+    stock, stock_warned = outcome(
+        lambda: xr.open_datatree(FailingStore(stored, fails), engine="zarr", consolidated=consolidated)
+    )
+
+    if isinstance(stock, tuple):
+        assert ours == stock
+    else:
+        assert_same_tree(ours, stock)
+    assert ours_warned == stock_warned
+
+
+def random_store(rng, zarr_format):
+    """A tree of groups, arrays and strange objects, some of its groups consolidated, some of its documents damaged."""
+    store = MemoryStore()
+    root = zarr.open_group(store, zarr_format=zarr_format)
+    groups, arrays = [root], []
+    for i in range(rng.randrange(1, 9)):
+        group = rng.choice(groups).require_group(rng.choice([f"g{i}", f"{i}", "c", f"h.{i}", f"ü{i}"]))
+        groups.append(group)
+    for i in range(rng.randrange(12)):
+        group = rng.choice(groups)
+        with suppress(Exception):  # of the same name as another node
+            dims = (rng.choice(["x", f"v{i}", "time"]),)
+            name = rng.choice([dims[0], f"v{i}", f"w{i}"])
+            attributes = {"units": "days since 2000-01-01"} if rng.random() < 0.4 else {"bounds": "w1"}
+            array = group.create_array(
+                name, data=np.arange(4) * i, chunks=rng.choice([(1,), (3,), (4,)]), attributes=attributes,
+                **({"dimension_names": dims} if zarr_format == 3 else {}),
+            )  # fmt: skip
+            if zarr_format == 2:
+                array.attrs["_ARRAY_DIMENSIONS"] = list(dims)
+            arrays.append(array)
+    for group in groups:
+        if rng.random() < 0.25:
+            zarr.consolidate_metadata(store, path=group.path)
+    keys = sorted(key for key in store._store_dict if not is_data(key))
+    for _ in range(rng.randrange(3)):
+        key = rng.choice(keys)
+        kind = rng.random()
+        if kind < 0.3:
+            store._store_dict.pop(key, None)
+        elif kind < 0.4:
+            old = store._store_dict.get(key)
+            if old is not None:
+                store._store_dict[key] = type(old).from_bytes(old.to_bytes()[: rng.randrange(9)])
+        else:
+            some = next(iter(store._store_dict.values()))
+            store._store_dict[f"{rng.choice(groups).path}/README.txt".strip("/")] = some
+    return store
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_tree_is_that_of_the_stock_engine(zarr_format, seed):
+    rng = random.Random(seed)
+    stored = random_store(rng, zarr_format)
+    consolidated = rng.choice([None, None, True, False])
+    keywords = {"consolidated": consolidated, "zarr_format": rng.choice([None, None, zarr_format])}
+
+    for opened, opens in ((open_tree, xr.open_datatree), (open_ours, xr.open_dataset)):
+        ours, ours_warned = outcome(lambda opened=opened: opened(Wrapper(stored), **keywords))
+        stock, stock_warned = outcome(lambda opens=opens: opens(Wrapper(stored), engine="zarr", **keywords))
+        if isinstance(stock, tuple) or isinstance(ours, tuple):
+            assert ours == stock
+        elif opens is xr.open_datatree:
+            assert_same_tree(ours, stock)
+        else:
+            assert_same_dataset(ours, stock)
+        assert ours_warned == stock_warned
+
+
+def test_an_interrupt_gives_up_what_is_under_way():
+    given_up, begun = threading.Event(), threading.Event()
+
+    class Hanging(Wrapper):
+        async def get(self, key, prototype, byte_range=None):
+            begun.set()
+            try:
+                await asyncio.sleep(600)
+            finally:
+                given_up.set()
+
+    signaller = threading.Thread(target=lambda: (begun.wait(), signal.pthread_kill(threading.main_thread().ident, 2)))
+    signaller.start()
+    with pytest.raises(KeyboardInterrupt):
+        open_ours(Hanging(tree(3, consolidated=True)))
+    signaller.join()
+
+    assert given_up.wait(10)
+    assert open_ours(RoundStore(many(3, consolidated=True))).sizes["x"] == 3
+
+
+def lazily(store, name="x"):
+    """Return the stored array of an index that nobody has read."""
+    ds = open_ours(store, create_default_indexes=False)
+    data = ds.variables[name]._data
+    while not isinstance(data, ZarrArrayWrapper):
+        data = data.array
+    return ds, data
+
+
+def test_values_ahead_do_not_travel_and_are_not_kept():
+    store = RoundStore(many(3, consolidated=True))
+    ds, ahead = lazily(store, "time")
+    assert isinstance(ahead, values_ahead.ArrayAhead)
+
+    for other in (pickle.loads(pickle.dumps(ahead)), copy.deepcopy(ahead)):
+        assert type(other) is ZarrArrayWrapper
+
+    n_asked = len(store.asked)
+    assert ds.variables["time"].to_numpy()[0] == np.datetime64("2000-01-01")
+    assert len(store.asked) == n_asked  # fetched with the times that decoding looked at
+    assert not ahead.known
+
+
+def test_values_that_may_have_changed_since_are_read_anew(monkeypatch):
+    stored = many(3, consolidated=True)
+    ds, _ = lazily(RoundStore(stored))
+    zarr.open_group(stored, mode="r+")["x"][:] = [7, 8, 9]
+
+    monkeypatch.setattr(values_ahead, "monotonic", lambda clock=values_ahead.monotonic: clock() + 60)
+
+    assert ds["x"].to_numpy().tolist() == [7, 8, 9]
+
+
+def test_a_long_index_is_not_read_with_others(monkeypatch):
+    monkeypatch.setattr(values_ahead, "_MOST_NBYTES", 16)
+    stored = many(3, consolidated=True)
+    store = RoundStore(stored)
+
+    ds = open_ours(store, create_default_indexes=False)
+
+    assert not [key for key in store.asked if key.startswith("x/c")]
+    assert_same_dataset(ds.set_xindex("x").set_xindex("time"), xr.open_dataset(stored, engine="zarr"))
