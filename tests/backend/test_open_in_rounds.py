@@ -437,3 +437,48 @@ def test_a_long_index_is_not_read_with_others(monkeypatch):
 
     assert not [key for key in store.asked if key.startswith("x/c")]
     assert_same_dataset(ds.set_xindex("x").set_xindex("time"), xr.open_dataset(stored, engine="zarr"))
+
+
+@pytest.mark.parametrize("opened", [open_tree, open_ours])
+def test_lazy_variables_are_loaded_side_by_side(zarr_format, opened):
+    stored = tree(zarr_format, consolidated=True) if opened is open_tree else many(zarr_format, consolidated=True)
+    store = RoundStore(stored)
+    lazy, eager = (opened(each, chunks=None) for each in (store, stored))
+    n_before = len(store.rounds)
+
+    loaded = lazy.gpuzarr.load()
+
+    assert loaded is lazy
+    assert len(store.rounds) - n_before <= 4
+    n_loaded = len(store.rounds)
+    (assert_same_tree if opened is open_tree else assert_same_dataset)(lazy, eager)
+    assert len(store.rounds) == n_loaded
+
+
+def test_an_array_is_loaded_with_its_coordinates():
+    store = RoundStore(many(3, consolidated=True))
+    array = open_ours(store, chunks=None)["a"]
+
+    assert array.gpuzarr.load() is array
+
+    assert array.variable._in_memory
+    assert all(c.variable._in_memory for c in array.coords.values())
+
+
+def test_what_dask_or_a_local_file_holds_is_loaded_by_xarray(zarr_format):
+    stored = many(zarr_format, consolidated=True)
+
+    for ds in (open_ours(RoundStore(stored), chunks={}), open_ours(stored), open_ours(RoundStore(stored))[["v0"]]):
+        loaded = ds.gpuzarr.load()
+        assert all(v._in_memory for v in loaded.variables.values())
+        xr.testing.assert_identical(loaded, xr.open_dataset(stored, engine="zarr")[list(loaded.data_vars)].load())
+
+
+def test_a_read_that_fails_while_others_go_on_is_raised():
+    stored = many(3, consolidated=True)
+    ds = open_ours(FailingStore(stored, lambda key: key.startswith("v7/c")))
+
+    with pytest.raises(Exception, match="no access to v7/c/0"):
+        ds.gpuzarr.load()
+
+    assert not ds.variables["v7"]._in_memory

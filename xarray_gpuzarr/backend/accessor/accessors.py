@@ -1,6 +1,6 @@
-"""``.gpuzarr`` on datasets, arrays and trees: `explain`, `device` and `to_host`.
+"""``.gpuzarr`` on datasets, arrays and trees: `explain`, `device`, `to_host` and `load`.
 
-Nothing is read except by what `to_host` returns, when that is computed or loaded.
+Nothing is read except by `load`, and by what `to_host` returns when that is computed or loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from xarray import DataArray, Dataset, DataTree, Variable
 
 from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
+from xarray_gpuzarr.backend.accessor.loading import load_together
 from xarray_gpuzarr.backend.accessor.summary import summarize
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
@@ -92,6 +93,21 @@ class DatasetAccessor(Accessor):
         variables = {name: host_variable(v) for name, v in self._dataset.variables.items()}
         return self._dataset._replace(variables)  # public ways compare, and so load, coordinates
 
+    def load(self) -> Dataset:
+        """Load the dataset in place, as `xarray.Dataset.load` does, and return it.
+
+        xarray reads one lazy variable after another. Those in object stores are read side by side here, up to 32 at a
+        time, so that many small variables take hardly longer than one. Local files and dask arrays are loaded by
+        xarray.
+
+        Raises
+        ------
+        Exception
+            What a read raises. Variables that were read before stay loaded.
+        """
+        load_together(self._dataset.variables.values())
+        return self._dataset.load()
+
 
 class DataArrayAccessor(Accessor):
     """What this engine knows about a DataArray.
@@ -117,6 +133,11 @@ class DataArrayAccessor(Accessor):
         """As `DatasetAccessor.to_host`, for the array and its coordinates."""
         dataset = self._array._to_temp_dataset()  # noqa: SLF001  # any name, also one that a coordinate has
         return self._array._from_temp_dataset(DatasetAccessor(dataset).to_host())  # noqa: SLF001
+
+    def load(self) -> DataArray:
+        """As `DatasetAccessor.load`, for the array and its coordinates."""
+        load_together(self._variables().values())
+        return self._array.load()
 
     def _variables(self) -> dict[Any, Variable]:
         name = "array" if self._array.name is None else self._array.name
@@ -148,6 +169,11 @@ class DataTreeAccessor(Accessor):
         """As `DatasetAccessor.to_host`, over all groups."""
         groups = {path: DatasetAccessor(dataset).to_host() for path, dataset in self._groups()}
         return DataTree.from_dict(groups, name=self._tree.name)
+
+    def load(self) -> DataTree:
+        """As `DatasetAccessor.load`, over all groups."""
+        load_together(v for _, group in self._groups() for v in group.variables.values())
+        return self._tree.load()
 
     def _groups(self) -> list[tuple[str, Dataset]]:
         """List every group below this one, itself included, by its path from here."""
