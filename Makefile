@@ -27,7 +27,7 @@ BENCH_FLAGS ?=
 TEST_FLAGS ?=
 SOAK_SECONDS = 180
 
-.PHONY: demo fuzz test test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
+.PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs notebooks fresh-notebooks package gpu-environments clean help
 
@@ -37,8 +37,11 @@ help: ## Say what the targets do
 demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and with ours, compare
 	$(BIN)/gpuzarr demo
 
-test: $(VENV)/.installed ## Run the whole test suite
+test: $(VENV)/.installed ## Run the test suite, with every pair of parameters
 	$(BIN)/python -m pytest -n auto --dist worksteal -q
+
+test-full: $(VENV)/.installed ## The same with all combinations of parameters, before a release (twice as long)
+	XARRAY_GPUZARR_FULL_TESTS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -q -k 'not simulated' $(TOUCHING)

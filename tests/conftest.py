@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zarr
@@ -13,7 +14,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 pytest.register_assert_rewrite("helpers")
 
-from helpers import every_decoder  # noqa: E402
+from helpers import every_decoder, every_pair  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
 from xarray_gpuzarr.native import loops  # noqa: E402
@@ -46,6 +47,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         decoders += ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)]
     if len(decoders) > 1:
         metafunc.parametrize("decoder", decoders, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    every_pair.leave_out(config, items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    every_pair.note(node.config, getattr(node, "workeroutput", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = every_pair.said(config)
+    if left_out:
+        terminalreporter.write_line(f"not run: {left_out}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,51 @@
+"""Some combinations of some choices, among which is every pair of choices that there is: a covering array.
+
+Most faults need one choice or two: a format, or a format under a decoder. All combinations of four are many more tests
+that say little more. Pure; `helpers.every_pair` applies it to tests.
+"""
+
+import heapq
+import random
+from collections.abc import Collection, Hashable, Sequence
+from itertools import combinations
+
+Row = Sequence[Hashable]
+"""A combination: one choice per place, of which all rows have the same number."""
+
+
+def pairs_of(row: Row) -> set[tuple[tuple[int, Hashable], ...]]:
+    """Return the pairs of choices in a combination, each choice with its place; where there is one choice, only that."""
+    return {*combinations(enumerate(row), min(2, len(row)))}
+
+
+def covering(rows: Sequence[Row], also: Collection[int] = (), seed: int | None = None) -> list[int]:
+    """Return the numbers of rows that have every pair among them, in order; the same ones on every call.
+
+    Parameters
+    ----------
+    rows : sequence of rows
+        Combinations to choose from. They need not be all: pairs that no row has are not asked for.
+    also : collection of int
+        Rows that are taken whatever they cover.
+    seed : int, optional
+        Draws one more of the rows that would be left out.
+    """
+    left = set().union(*map(pairs_of, rows))
+    taken = {*also}
+    for number in taken:
+        left -= pairs_of(rows[number])
+    # What a row adds only falls: the first of the heap that still adds what it did last is the best.
+    heap = [(-len(pairs_of(row)), number) for number, row in enumerate(rows) if number not in taken]
+    heapq.heapify(heap)
+    while left:
+        adds, number = heapq.heappop(heap)
+        now = -len(pairs_of(rows[number]) & left)
+        if now == adds:
+            taken.add(number)
+            left -= pairs_of(rows[number])
+        elif now:
+            heapq.heappush(heap, (now, number))
+    others = [number for number in range(len(rows)) if number not in taken]
+    if seed is not None and others:
+        taken.add(random.Random(seed).choice(others))
+    return sorted(taken)

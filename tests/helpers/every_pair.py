@@ -1,0 +1,76 @@
+"""Tests of many parameters that run with every pair of values, not with every combination.
+
+A test marked ``every_pair`` runs with some of its combinations: those of a covering array, those that the mark names
+(``every_pair(also=["id of a combination"])``: where something was wrong once), and one that is drawn anew in each
+session. `FULL` runs them all; tests for a GPU always do, and so does what a user names.
+
+What else costs much and is asked for by number takes the number from `at_least`.
+"""
+
+import os
+import secrets
+from collections import defaultdict
+
+import pytest
+
+from helpers.covering import covering
+
+FULL = os.environ.get("XARRAY_GPUZARR_FULL_TESTS") == "1"
+"""Whether this is ``make test-full``; asked here and nowhere else."""
+_SEED = "XARRAY_GPUZARR_TEST_SEED"
+SEED = int(os.environ.setdefault(_SEED, str(secrets.randbelow(1 << 32))))
+"""What draws one more combination of each test; in the environment, so that all processes of a session draw the same."""
+_N = "n_combinations_left_out"
+
+
+def at_least(n: int, *, full: int) -> int:
+    """Return how many of something are tried: `n`, or `full` of them by ``make test-full``."""
+    return full if FULL else n
+
+
+_left_out = pytest.StashKey[int]()
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take combinations that say nothing new out of `items`; called once they are collected."""
+    named = any("::" in argument for argument in config.args)
+    out = set() if FULL or named else {id(item) for test in _tests(items).values() for item in _without(test)}
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in out])
+        items[:] = [item for item in items if id(item) not in out]
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[_N] = len(out)
+    config.stash[_left_out] = len(out)
+
+
+def note(config: pytest.Config, workeroutput: dict[str, int]) -> None:
+    """Keep what a process of pytest-xdist says at its end; they all leave out the same."""
+    config.stash[_left_out] = workeroutput.get(_N, 0)
+
+
+def said(config: pytest.Config) -> str | None:
+    """Return how many combinations are left out, and how to run them; None if none are."""
+    n = config.stash.get(_left_out, 0)
+    return f"{n} combinations of parameters: make test-full ({_SEED}={SEED} draws the same ones again)" if n else None
+
+
+def _tests(items: list[pytest.Item]) -> dict[str, list[pytest.Function]]:
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        # A parameter's own marks may skip it, so that it covers nothing.
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.callspec.marks:
+            if item.get_closest_marker("every_pair") and not item.get_closest_marker("gpu"):
+                tests[item.nodeid.split("[")[0]].append(item)
+    return tests
+
+
+def _without(test: list[pytest.Function]) -> list[pytest.Function]:
+    """Return the combinations of one test that need not run."""
+    also = [name for mark in test[0].iter_markers("every_pair") for name in mark.kwargs.get("also", ())]
+    numbers = {item.callspec.id: number for number, item in enumerate(test)}
+    unknown = [name for name in also if name not in numbers]
+    if unknown:
+        raise pytest.UsageError(f"{test[0].nodeid} has no combination {unknown[0]!r}, which its mark names")
+    rows = [item.callspec._idlist for item in test]
+    kept = {*covering(rows, [numbers[name] for name in also], SEED)}
+    return [item for number, item in enumerate(test) if number not in kept]

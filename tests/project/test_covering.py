@@ -1,0 +1,70 @@
+"""Fewer combinations say as much: every pair of choices is among them."""
+
+import random
+from itertools import product
+
+import pytest
+from helpers import every_pair
+from helpers.covering import covering, pairs_of
+
+PRODUCTS = {
+    "two choices": [*product("abc", "de")],
+    "formats, dtypes, decoders": [*product(range(30), range(13), "hsi")],
+    "five": [*product(range(4), range(4), range(3), "ab", "cd")],
+    "some are missing": random.Random(0).sample([*product(range(9), range(8), range(7))], 300),
+    "one choice": [*product("abc")],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("rows", PRODUCTS.values(), ids=PRODUCTS)
+def test_every_pair_is_covered(rows):
+    taken = [rows[number] for number in covering(rows)]
+
+    assert set().union(*map(pairs_of, taken)) == set().union(*map(pairs_of, rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("two choices", 6), ("formats, dtypes, decoders", 450), ("five", 24), ("one choice", 3)]
+)
+def test_few_are_taken(name, most):
+    assert 0 < len(covering(PRODUCTS[name])) <= most
+
+
+def test_a_row_can_be_asked_for_and_one_more_is_drawn():
+    rows = PRODUCTS["five"]
+    few = covering(rows)
+    asked = next(number for number in range(len(rows)) if number not in few)
+
+    drawn = {(*covering(rows, seed=seed),) for seed in range(20)}
+
+    assert asked in covering(rows, [asked])
+    assert {len(d) for d in drawn} == {len(few) + 1}
+    assert len(drawn) > 10
+    assert covering(rows, seed=3) == covering(rows, seed=3)
+
+
+@pytest.mark.every_pair(also=["z-2-True-4"])
+@pytest.mark.parametrize("fourth", range(5))
+@pytest.mark.parametrize("third", [False, True])
+@pytest.mark.parametrize("second", range(4))
+@pytest.mark.parametrize("first", "xyz")
+def test_example(first, second, third, fourth):
+    """What the next test looks at."""
+
+
+def test_marked_tests_run_with_every_pair(request):
+    if any("::" in argument for argument in request.config.args):
+        pytest.skip("a user who names tests gets them all")
+    ran = [i.callspec for i in request.session.items if getattr(i, "originalname", "") == "test_example"]
+    pairs = set().union(*(pairs_of(c._idlist) for c in ran))
+
+    assert len(pairs) == 3 * 4 + 3 * 2 + 3 * 5 + 4 * 2 + 4 * 5 + 2 * 5
+    assert "z-2-True-4" in {c.id for c in ran}
+    assert (len(ran) == 120) if every_pair.FULL else (20 <= len(ran) < 30)
+
+
+def test_what_was_left_out_is_said(request):
+    said = every_pair.said(request.config)
+
+    assert said is None or f"make test-full (XARRAY_GPUZARR_TEST_SEED={every_pair.SEED}" in said
