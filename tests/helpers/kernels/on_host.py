@@ -7,6 +7,7 @@ are made of, so that test processes share them.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -110,13 +112,30 @@ def _load(kernel: Kernel) -> tuple[Callable[..., int], threading.Lock]:
 def _build(kernel: Kernel) -> Path:
     """Return the shared library of `kernel`, built if need be."""
     mode = _SANITIZED if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1" else _FAST
-    command = [*_FLAGS, *mode, "-include", str(_HEADERS[0]), "-x", "c++", "-"]
     source = f"{without_asm(kernel_source(kernel))}\nSHIM_ENTRY({kernel.name})\n"
-    return built(f"{kernel.name}.so", command, source, _HEADERS)
+    return built_behind(_HEADERS, f"{kernel.name}.so", [*_FLAGS, *mode], source)
+
+
+def built_behind(headers: Sequence[Path], name: str, flags: Sequence[str], source: str) -> Path:
+    """Return what the compiler makes of `source` behind the first of `headers`, which is parsed once for all sources."""
+    text = f'#include "{headers[0]}"\n'
+    header = _made(headers[0].name, [*flags, "-x", "c++-header"], text, headers, _precompile)
+    return built(name, [*flags, "-include", str(header), "-x", "c++", "-"], source, headers)
 
 
 def built(name: str, command: Sequence[str], source: str, files: Sequence[Path]) -> Path:
     """Return what the compiler makes of `source`, which is read from stdin, and `files`; made only once."""
+    return _made(name, command, source, files, _compile)
+
+
+def _made(
+    name: str,
+    command: Sequence[str],
+    source: str,
+    files: Sequence[Path],
+    make: Callable[[Sequence[str], str, Path], subprocess.CompletedProcess[str]],
+) -> Path:
+    """Return a file named by a hash of what it is made of; of all processes one makes it, and the others wait."""
     command = [require_compiler(), *command]
     parts = [*command, _output((command[0], "--version")), *(f.read_text() for f in files), source]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
@@ -124,20 +143,47 @@ def built(name: str, command: Sequence[str], source: str, files: Sequence[Path])
     folder.mkdir(mode=0o700, exist_ok=True)
     result = folder / f"{key}_{name}"
     if not result.exists():
-        unfinished = folder / f"{os.getpid()}_{result.name}"
-        environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-        done = subprocess.run(
-            [*command, "-o", str(unfinished)],
-            input=source,
-            text=True,
-            capture_output=True,
-            check=False,
-            env=environment,
-        )
-        if done.returncode:
-            raise BuildError(f"{name} does not compile for the host:\n{done.stderr}")
-        unfinished.replace(result)
+        with _alone(folder / f"lock_{key[:2]}"):
+            if not result.exists():
+                done = make(command, source, result)
+                if done.returncode:
+                    raise BuildError(f"{name} does not compile for the host:\n{done.stderr}")
     return result
+
+
+def _compile(command: Sequence[str], source: str, result: Path) -> subprocess.CompletedProcess[str]:
+    unfinished = result.with_name(f"{os.getpid()}_{result.name}")
+    done = _run([*command, "-o", str(unfinished)], source)
+    if not done.returncode:
+        unfinished.replace(result)
+    return done
+
+
+def _precompile(command: Sequence[str], source: str, result: Path) -> subprocess.CompletedProcess[str]:
+    """Write a header, and behind it what the compiler takes in its stead."""
+    folder = result.with_name(f"{os.getpid()}_{result.name}")
+    folder.mkdir(exist_ok=True)
+    header, parsed = folder / result.name, folder / f"{result.name}.gch"
+    header.write_text(source)
+    done = _run([*command, str(header), "-o", str(parsed)], "")
+    if not done.returncode:
+        parsed.replace(result.with_name(parsed.name))
+        header.replace(result)
+    shutil.rmtree(folder)
+    return done
+
+
+def _run(command: Sequence[str], source: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    return subprocess.run(command, input=source, text=True, capture_output=True, check=False, env=environment)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Keep other threads and processes out; a process that dies lets them in."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache

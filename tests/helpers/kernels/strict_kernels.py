@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from helpers.kernels import on_host as host_kernels
-from helpers.kernels.on_host import built, require_compiler
+from helpers.kernels.on_host import built, built_behind, require_compiler
 from helpers.kernels.ptx_text import without_asm
 from xarray_gpuzarr.cuda import launch
 from xarray_gpuzarr.cuda.api import Kernel
@@ -89,8 +89,7 @@ def _entry(library: Path) -> Callable[..., int]:
 
 def _library(source: str) -> Path:
     runtime = built("strict_runtime.o", [*_COMMON, "-O2", "-c", "-x", "c++", str(_RUNTIME[0])], "", _RUNTIME)
-    command = [*_COMMON, *_WATCHED, "-include", str(_HEADERS[0]), "-x", "c++", "-c", "-"]
-    watched = built("strict_kernel.o", command, source, _HEADERS)
+    watched = built_behind(_HEADERS, "strict_kernel.o", [*_COMMON, *_WATCHED, "-c"], source)
     return built("strict_kernel.so", ["-shared", "-Wl,-Bsymbolic", str(runtime), str(watched)], "", ())
 
 
