@@ -21,13 +21,13 @@ from xarray_gpuzarr.native import loops  # noqa: E402
 
 settings.register_profile(
     "ci",
-    max_examples=60,
+    max_examples=every_pair.usually(25, full=60),
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("few", settings.get_profile("ci"), max_examples=20)  # for sanitizers
+settings.register_profile("few", settings.get_profile("ci"), max_examples=every_pair.usually(10, full=30))
 settings.register_profile(
     "search",
     max_examples=2000,

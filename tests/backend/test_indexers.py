@@ -6,7 +6,8 @@ import xarray as xr
 from helpers.compare import assert_same_values
 from helpers.data.packed import DIMS, Packed, opened, packed_variables, xarray_can_decode
 from helpers.data.selections import all_axis_keys, axis_keys, points
-from hypothesis import assume, given, settings
+from helpers.effort import at_least
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, TransposeCodec
 
@@ -19,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning", "ignore::UserWarning"),
 ]
 
-thorough = settings(max_examples=max(120, settings.default.max_examples))
+thorough = at_least(50, full=120)
 
 SHARDED = {"chunks": (5, 5), "shards": (10, 10)}
 VARIABLES = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.every_pair import usually
 from helpers.stores.remote import CLIENTS
 from helpers.stores.s3_server import BUCKET, S3Server
 from hypothesis import given, settings
@@ -166,7 +167,7 @@ def follow(steps, place, layout):
 
 
 @pytest.mark.parametrize("kind", STORES)
-@settings(max_examples=12)
+@settings(max_examples=usually(6, full=12))
 @given(steps=STEPS, layout=st.sampled_from([*LAYOUTS]))
 def test_what_was_written_is_read(s3, kind, steps, layout):
     with tempfile.TemporaryDirectory() as directory:

@@ -14,7 +14,7 @@ Row = Sequence[Hashable]
 
 
 def pairs_of(row: Row) -> set[tuple[tuple[int, Hashable], ...]]:
-    """Return the pairs of choices in a combination, each choice with its place; where there is one choice, only that."""
+    """Return the pairs of choices in a combination, each with its place; where it is one choice, only that."""
     return {*combinations(enumerate(row), min(2, len(row)))}
 
 

@@ -1,10 +1,11 @@
-"""Tests of many parameters that run with every pair of values, not with every combination.
+"""Tests of three parameters and more run with every pair of values, not with every combination.
 
-A test marked ``every_pair`` runs with some of its combinations: those of a covering array, those that the mark names
-(``every_pair(also=["id of a combination"])``: where something was wrong once), and one that is drawn anew in each
-session. `FULL` runs them all; tests for a GPU always do, and so does what a user names.
+Such a test runs with a covering array of its combinations, with those that ``pytest.mark.also_with("id", ...)`` names
+because something was wrong there once, and with one that is drawn anew in each session. A decoder is a parameter like
+others. All combinations run by `FULL`, on a GPU, where a test is marked ``every_combination``, and where a user names
+tests.
 
-What else costs much and is asked for by number takes the number from `at_least`.
+What else costs much and is asked for by number takes the number from `usually`.
 """
 
 import os
@@ -19,11 +20,11 @@ FULL = os.environ.get("XARRAY_GPUZARR_FULL_TESTS") == "1"
 """Whether this is ``make test-full``; asked here and nowhere else."""
 _SEED = "XARRAY_GPUZARR_TEST_SEED"
 SEED = int(os.environ.setdefault(_SEED, str(secrets.randbelow(1 << 32))))
-"""What draws one more combination of each test; in the environment, so that all processes of a session draw the same."""
+"""What draws one more combination of each test; in the environment, so that all processes of a session draw one."""
 _N = "n_combinations_left_out"
 
 
-def at_least(n: int, *, full: int) -> int:
+def usually(n: int, *, full: int) -> int:
     """Return how many of something are tried: `n`, or `full` of them by ``make test-full``."""
     return full if FULL else n
 
@@ -55,18 +56,21 @@ def said(config: pytest.Config) -> str | None:
 
 
 def _tests(items: list[pytest.Item]) -> dict[str, list[pytest.Function]]:
+    """Return the combinations of each test that some may be left out of, by the test's name."""
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         # A parameter's own marks may skip it, so that it covers nothing.
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not item.callspec.marks:
-            if item.get_closest_marker("every_pair") and not item.get_closest_marker("gpu"):
-                tests[item.nodeid.split("[")[0]].append(item)
+        called = getattr(item, "callspec", None)
+        if called is None or called.marks or len(called._idlist) < 3:
+            continue
+        if not any(map(item.get_closest_marker, ("gpu", "every_combination"))):
+            tests[item.nodeid.split("[")[0]].append(item)
     return tests
 
 
 def _without(test: list[pytest.Function]) -> list[pytest.Function]:
     """Return the combinations of one test that need not run."""
-    also = [name for mark in test[0].iter_markers("every_pair") for name in mark.kwargs.get("also", ())]
+    also = [name for mark in test[0].iter_markers("also_with") for name in mark.args]
     numbers = {item.callspec.id: number for number, item in enumerate(test)}
     unknown = [name for name in also if name not in numbers]
     if unknown:

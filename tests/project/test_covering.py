@@ -44,7 +44,7 @@ def test_a_row_can_be_asked_for_and_one_more_is_drawn():
     assert covering(rows, seed=3) == covering(rows, seed=3)
 
 
-@pytest.mark.every_pair(also=["z-2-True-4"])
+@pytest.mark.also_with("z-2-True-4")
 @pytest.mark.parametrize("fourth", range(5))
 @pytest.mark.parametrize("third", [False, True])
 @pytest.mark.parametrize("second", range(4))
@@ -53,15 +53,31 @@ def test_example(first, second, third, fourth):
     """What the next test looks at."""
 
 
-def test_marked_tests_run_with_every_pair(request):
+@pytest.mark.every_combination
+@pytest.mark.parametrize("third", range(3))
+@pytest.mark.parametrize("second", range(3))
+@pytest.mark.parametrize("first", range(3))
+def test_whole_example(first, second, third):
+    """Another one."""
+
+
+def ran_of(request, name):
     if any("::" in argument for argument in request.config.args):
         pytest.skip("a user who names tests gets them all")
-    ran = [i.callspec for i in request.session.items if getattr(i, "originalname", "") == "test_example"]
+    return [item.callspec for item in request.session.items if getattr(item, "originalname", "") == name]
+
+
+def test_tests_of_many_parameters_run_with_every_pair(request):
+    ran = ran_of(request, "test_example")
     pairs = set().union(*(pairs_of(c._idlist) for c in ran))
 
     assert len(pairs) == 3 * 4 + 3 * 2 + 3 * 5 + 4 * 2 + 4 * 5 + 2 * 5
     assert "z-2-True-4" in {c.id for c in ran}
     assert (len(ran) == 120) if every_pair.FULL else (20 <= len(ran) < 30)
+
+
+def test_tests_may_ask_for_every_combination(request):
+    assert len(ran_of(request, "test_whole_example")) == 27
 
 
 def test_what_was_left_out_is_said(request):

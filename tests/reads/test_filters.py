@@ -15,8 +15,9 @@ from helpers.data.damage import (
     damaged,
     read,
 )
+from helpers.effort import at_least
 from helpers.stores.fakes import put, take
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, CastValue, ScaleOffset, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
@@ -28,7 +29,7 @@ from xarray_gpuzarr.read import stored_array
 
 pytestmark = pytest.mark.every_decoder
 
-thorough = settings(max_examples=max(150, settings.default.max_examples))
+thorough = at_least(60, full=150)
 
 
 def assert_reads_as_zarr_does(array, selection=None, *, by_zarr=False):

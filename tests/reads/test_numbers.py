@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.packed import Packed, opened, packed_variables, xarray_can_decode
-from hypothesis import assume, given, settings
+from helpers.effort import at_least
+from hypothesis import assume, given
 from zarr.codecs import BytesCodec
 
 pytestmark = [
@@ -12,7 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning", "ignore::UserWarning"),
 ]
 
-thorough = settings(max_examples=max(200, settings.default.max_examples))
+thorough = at_least(80, full=200)
 
 
 @pytest.mark.parametrize("attrs", [{}, {"scale_factor": 0.5}, {"missing_value": 2}], ids=["plain", "scaled", "masked"])

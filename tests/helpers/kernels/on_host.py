@@ -83,6 +83,7 @@ def sanitized_environment() -> dict[str, str]:
     return {
         **os.environ,
         "XARRAY_GPUZARR_SANITIZE": "1",
+        "HYPOTHESIS_PROFILE": "few",
         "LD_PRELOAD": " ".join(paths),
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter leaks by design
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -117,7 +118,7 @@ def _build(kernel: Kernel) -> Path:
 
 
 def built_behind(headers: Sequence[Path], name: str, flags: Sequence[str], source: str) -> Path:
-    """Return what the compiler makes of `source` behind the first of `headers`, which is parsed once for all sources."""
+    """Return what the compiler makes of `source` behind the first of `headers`, parsed once for all."""
     text = f'#include "{headers[0]}"\n'
     header = _made(headers[0].name, [*flags, "-x", "c++-header"], text, headers, _precompile)
     return built(name, [*flags, "-include", str(header), "-x", "c++", "-"], source, headers)
