@@ -42,6 +42,7 @@ from xarray_gpuzarr.stored.codecs import FixedScaleOffsetSpec
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
 
 VALUES = np.arange(40 * 30, dtype="i2").reshape(40, 30)
+OPTIONS = ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off")
 LONG = np.arange(3 * 40_000, dtype="i2").reshape(3, -1) // 3
 FLOATS = (VALUES % 11).astype("f4")
 
@@ -52,9 +53,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(advice, "_given", set())
-    monkeypatch.setattr(
-        in_force, "options", ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off")
-    )
+    monkeypatch.setattr(in_force, "options", OPTIONS)
 
 
 def stored(values: np.ndarray = VALUES, cast: Cast | None = None, **options: object) -> StoredArray:
@@ -249,12 +248,18 @@ def test_nothing_need_be_remembered(monkeypatch, tmp_path):
     np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All kernels of the checks; what is found is remembered elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path_factory.mktemp("other")))
+        patch.setattr(in_force, "options", OPTIONS)
+        list(check_all(FaultyDevice(None)))
+
+
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(built: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up soon; kernels are built before."""
-    list(check_all(FaultyDevice(None)))
-    for file in cache_folder().glob("*"):
-        file.unlink()
     monkeypatch.setattr(checked, "PATIENCE_S", 1.0)
     monkeypatch.setattr(checked, "_LESS_PATIENCE_S", 1.0)
 
