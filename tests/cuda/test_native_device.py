@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.every_pair import usually
 from helpers.kernels import nvrtc
 from helpers.simulated import fake_cuda
 from helpers.simulated.fake_cuda import (
@@ -678,7 +679,8 @@ def test_no_kernel_flushes_denormals_although_cupy_asks_for_it():
     single = [k for k in all_kernels() if k.file == "scatter.cu" and {v for _, v in k.defines} & {"f2", "f4"}]
     options = (*COMPILE_OPTIONS, "-arch=compute_75", "-ftz=true")
 
-    flushing = [k for k in single if ".ftz" in nvrtc.compile_ptx(kernel_source(k), options)]
+    tried = single[:: usually(3, full=1)]  # `test_kernels_nvrtc` has others
+    flushing = [k for k in tried if ".ftz" in nvrtc.compile_ptx(kernel_source(k), options)]
 
-    assert len(single) > 10
+    assert len(single) > 20
     assert flushing == []

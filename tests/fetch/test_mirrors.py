@@ -8,6 +8,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import V3_CODECS, counting, write
+from helpers.every_pair import usually
 from helpers.stores.mirrors import LONG_AGO, Mirrors, Node, at_random, by_range, in_turn
 from helpers.stores.remote import CLIENTS
 from hypothesis import given, settings
@@ -195,7 +196,7 @@ SERVERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25)  # each starts a server
+@settings(max_examples=usually(12, full=25))  # each starts a server
 @given(drawn=SERVERS, chosen=st.lists(st.sampled_from([*SELECTIONS]), min_size=1, max_size=5))
 @pytest.mark.host_decoder
 def test_servers_with_an_older_version_are_never_mixed(drawn, chosen):
@@ -226,7 +227,7 @@ def test_servers_with_an_older_version_are_never_mixed_by_any_decoder(pick, sele
             assert_no_shard_is_mixed(read_array(array, selection, device="host"), selection, datas)
 
 
-@settings(max_examples=25)
+@settings(max_examples=usually(12, full=25))
 @given(
     at=st.integers(0, 12),
     n=st.integers(1, 3),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from helpers.compare import assert_same_bits
+from helpers.every_pair import usually
 from helpers.stores.fakes import RecordingStore
 from zarr.core import sync
 from zarr.storage import LocalStore, MemoryStore
@@ -56,8 +57,8 @@ def interrupted_reads(*arguments: object) -> int:
     ],
 )
 def test_an_interrupt_at_any_point_leaves_nothing_behind(kind, n_threads, step):
-    """Every `step`-th of the points where CPython handles signals; a step of 1 takes minutes."""
-    assert interrupted_reads(kind, n_threads, "points", step) >= 10
+    """Every `step`-th of the points where CPython handles signals, usually half of them; a step of 1 takes minutes."""
+    assert interrupted_reads(kind, n_threads, "points", usually(2 * step, full=step)) >= usually(5, full=10)
 
 
 @pytest.mark.parametrize(("kind", "n_threads"), [("shards", 2), ("store", 2), ("progress", 1)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.data.datasets import open_ours, open_stock, weather, write_weather
+from helpers.every_pair import usually
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
@@ -173,7 +174,7 @@ def in_fortran_order(ds):
     return ds.map(lambda a: a.copy(data=a.data.copy(order="F")), keep_attrs=True)
 
 
-@settings(max_examples=25)
+@settings(max_examples=usually(12, full=25))
 @given(data=st.data())
 @pytest.mark.parametrize("load", [lambda ds: ds, lambda ds: ds.load(), in_fortran_order], ids=["lazy", "C", "F"])
 def test_samples_after_any_selection_of_one_store(stores, load, data):
@@ -185,7 +186,7 @@ def test_samples_after_any_selection_of_one_store(stores, load, data):
 
 
 @pytest.mark.filterwarnings("ignore:The specified chunks separate")
-@settings(max_examples=25)
+@settings(max_examples=usually(12, full=25))
 @given(data=st.data())
 def test_samples_after_any_selection_of_several_stores(stores, data):
     chosen = data.draw(st.permutations(stores))
