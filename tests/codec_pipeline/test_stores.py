@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 
 import numpy as np
@@ -227,15 +227,25 @@ FAR_APART = (slice(0, N_ROWS, 4), slice(None))  # more than a gap that is read t
 
 WRITER = """
 import pickle, sys, zarr
-array = zarr.open_array(pickle.loads(sys.stdin.buffer.read(int(sys.argv[1]))), path=sys.argv[2], mode="r+")
-data = array[...]
 for line in iter(sys.stdin.buffer.readline, b""):
-    for value in range(*map(int, line.split())):
+    nbytes, path, first, end = line.split()
+    store = pickle.loads(sys.stdin.buffer.read(int(nbytes)))
+    array = zarr.open_array(store, path=path.decode(), mode="r+")
+    data = array[...]
+    for value in range(int(first), int(end)):
         data[:] = value
         data[value % len(data)] = -1  # a chunk that is missing, another each time
         array[...] = data
     print("written", flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def writer():
+    """Another process, which writes arrays."""
+    with subprocess.Popen([sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.stdin.close()
 
 
 def values_of(number):
@@ -245,21 +255,19 @@ def values_of(number):
     return np.broadcast_to(column, (N_ROWS, N_COLUMNS))
 
 
-@contextmanager
-def writing(store, path):
-    """Hand out a function that lets another process write an array, again and again."""
+def writing(writer, store, path):
+    """Return functions that let another process write an array, again and again, and that wait until it has."""
     zarr.create_array(store, name=path, shape=(N_ROWS, N_COLUMNS), dtype="i4", overwrite=True, **ONE_SHARD)
     pickled = pickle.dumps(store)
-    command = [sys.executable, "-c", WRITER, str(len(pickled)), path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
-        writer.stdin.write(pickled)
 
-        def write_values(first, end):
-            writer.stdin.write(f"{first} {end}\n".encode())
-            writer.stdin.flush()
+    def write_values(first, end):
+        writer.stdin.write(f"{len(pickled)} {path} {first} {end}\n".encode() + pickled)
+        writer.stdin.flush()
 
-        yield write_values, writer.stdout.readline
-        writer.stdin.close()
+    def wait():
+        assert writer.stdout.readline() == b"written\n"
+
+    return write_values, wait
 
 
 def written_store(request, place):
@@ -279,34 +287,30 @@ def written_by_another(left_out):
 
 
 @written_by_another(NOT_WRITTEN)
-def test_a_shard_that_another_process_has_rewritten_is_read_anew(request, place, monkeypatch):
+def test_a_shard_that_another_process_has_rewritten_is_read_anew(request, writer, place, monkeypatch):
     monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)  # indexes are kept at once
-    store = PLACES[place[0]][place[1]](request.getfixturevalue(place[0]))
-    with (
-        writing(written_store(request, place[0]), path := f"anew/{place[1]}".replace(" ", "-")) as (write_values, done),
-        zarr_pipeline(),
-    ):
+    store, path = PLACES[place[0]][place[1]](request.getfixturevalue(place[0])), f"anew/{place[1]}".replace(" ", "-")
+    write_values, wait = writing(writer, written_store(request, place[0]), path)
+
+    with zarr_pipeline():
         array = zarr.open_array(store, path=path, mode="r")
         for number in range(6):
             write_values(number, number + 1)
-            assert done() == b"written\n"
+            wait()
             with reads_planned():
                 for key in (FAR_APART, FAR_APART, ...):
                     np.testing.assert_array_equal(array[key], values_of(number)[key])
 
 
 @written_by_another(NOT_WRITTEN | WITHOUT_VERSIONS)
-def test_a_shard_that_another_process_rewrites_is_never_mixed_nor_stale(request, place):
-    store, last, seen = PLACES[place[0]][place[1]](request.getfixturevalue(place[0])), 150, [0]
-    with (
-        writing(written_store(request, place[0]), path := f"mixed/{place[1]}".replace(" ", "-")) as (
-            write_values,
-            done,
-        ),
-        zarr_pipeline(),
-    ):
+def test_a_shard_that_another_process_rewrites_is_never_mixed_nor_stale(request, writer, place):
+    store, path = PLACES[place[0]][place[1]](request.getfixturevalue(place[0])), f"mixed/{place[1]}".replace(" ", "-")
+    write_values, wait = writing(writer, written_store(request, place[0]), path)
+    last, seen = 150, [0]
+
+    with zarr_pipeline():
         write_values(0, 1)
-        done()
+        wait()
         array = zarr.open_array(store, path=path, mode="r")
         write_values(1, last + 1)
         while seen[-1] != last:
@@ -314,5 +318,6 @@ def test_a_shard_that_another_process_rewrites_is_never_mixed_nor_stale(request,
                 found = array[FAR_APART]
                 seen.append(int(found.max()))
                 np.testing.assert_array_equal(found, values_of(seen[-1])[FAR_APART])
+    wait()
 
     assert seen == sorted(seen)
