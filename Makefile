@@ -40,7 +40,7 @@ demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and 
 test: $(VENV)/.installed ## Run the test suite, with every pair of parameters
 	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
-test-full: $(VENV)/.installed ## The same with all combinations of parameters, before a release (twice as long)
+test-full: $(VENV)/.installed ## The same with all combinations of parameters, and more of all else (twice as long)
 	XARRAY_GPUZARR_FULL_TESTS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them

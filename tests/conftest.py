@@ -14,7 +14,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 pytest.register_assert_rewrite("helpers")
 
-from helpers import every_decoder, every_pair  # noqa: E402
+from helpers import every_decoder, every_pair, not_run  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
 from xarray_gpuzarr.native import loops  # noqa: E402
@@ -50,18 +50,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.markexpr == "not gpu":
+        n = sum(item.get_closest_marker("gpu") is not None for item in items)
+        not_run.count(config, "tests that need an NVIDIA GPU: make test-gpu", n)
     every_pair.leave_out(config, items)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    every_pair.note(node.config, getattr(node, "workeroutput", {}))
+    not_run.take_over(node.config, getattr(node, "workeroutput", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    left_out = every_pair.said(config)
-    if left_out:
-        terminalreporter.write_line(f"not run: {left_out}")
+    for line in not_run.lines(config, terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,6 +14,7 @@ from collections import defaultdict
 
 import pytest
 
+from helpers import not_run
 from helpers.covering import covering
 
 FULL = os.environ.get("XARRAY_GPUZARR_FULL_TESTS") == "1"
@@ -21,15 +22,11 @@ FULL = os.environ.get("XARRAY_GPUZARR_FULL_TESTS") == "1"
 _SEED = "XARRAY_GPUZARR_TEST_SEED"
 SEED = int(os.environ.setdefault(_SEED, str(secrets.randbelow(1 << 32))))
 """What draws one more combination of each test; in the environment, so that all processes of a session draw one."""
-_N = "n_combinations_left_out"
 
 
 def usually(n: int, *, full: int) -> int:
     """Return how many of something are tried: `n`, or `full` of them by ``make test-full``."""
     return full if FULL else n
-
-
-_left_out = pytest.StashKey[int]()
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,20 +36,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if out:
         config.hook.pytest_deselected(items=[item for item in items if id(item) in out])
         items[:] = [item for item in items if id(item) not in out]
-    if hasattr(config, "workeroutput"):
-        config.workeroutput[_N] = len(out)
-    config.stash[_left_out] = len(out)
-
-
-def note(config: pytest.Config, workeroutput: dict[str, int]) -> None:
-    """Keep what a process of pytest-xdist says at its end; they all leave out the same."""
-    config.stash[_left_out] = workeroutput.get(_N, 0)
-
-
-def said(config: pytest.Config) -> str | None:
-    """Return how many combinations are left out, and how to run them; None if none are."""
-    n = config.stash.get(_left_out, 0)
-    return f"{n} combinations of parameters: make test-full ({_SEED}={SEED} draws the same ones again)" if n else None
+    not_run.count(config, f"combinations of parameters: make test-full ({_SEED}={SEED} draws the same again)", len(out))
 
 
 def _tests(items: list[pytest.Item]) -> dict[str, list[pytest.Function]]:

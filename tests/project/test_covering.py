@@ -2,9 +2,10 @@
 
 import random
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
-from helpers import every_pair
+from helpers import every_pair, not_run
 from helpers.covering import covering, pairs_of
 
 PRODUCTS = {
@@ -80,7 +81,16 @@ def test_tests_may_ask_for_every_combination(request):
     assert len(ran_of(request, "test_whole_example")) == 27
 
 
-def test_what_was_left_out_is_said(request):
-    said = every_pair.said(request.config)
+def test_what_is_left_out_and_skipped_is_said_once_for_each_reason():
+    def skipped(why):
+        return SimpleNamespace(longrepr=("file.py", 3, f"Skipped: {why}"))
 
-    assert said is None or f"make test-full (XARRAY_GPUZARR_TEST_SEED={every_pair.SEED}" in said
+    config = SimpleNamespace(stash=pytest.Stash())
+    of_a_worker = SimpleNamespace(stash=pytest.Stash(), workeroutput={})
+    not_run.count(of_a_worker, "of a kind", 7)
+    not_run.count(of_a_worker, "of another", 0)
+    not_run.take_over(config, of_a_worker.workeroutput)
+
+    lines = [*not_run.lines(config, [skipped("no file"), skipped("no module"), skipped("no file")])]
+
+    assert lines == ["not run: 7 of a kind", "not run: 2 no file", "not run: 1 no module"]

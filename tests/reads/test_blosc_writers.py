@@ -146,6 +146,7 @@ def padded(shard, n_chunks, behind):
 
 
 @pytest.mark.both_ways
+@pytest.mark.also_with("host-1-lz4-v2-zeros, as z5 writes", "simulated-1-lz4-v2-zeros, as z5 writes")
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
 @pytest.mark.parametrize("layout", ["v3", "v2", "sharded"])
 @pytest.mark.parametrize("cname", CNAMES)

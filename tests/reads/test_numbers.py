@@ -16,6 +16,7 @@ pytestmark = [
 thorough = at_least(80, full=200)
 
 
+@pytest.mark.also_with("host-i2-true-big-plain", "simulated-i2-true-big-plain")
 @pytest.mark.parametrize("attrs", [{}, {"scale_factor": 0.5}, {"missing_value": 2}], ids=["plain", "scaled", "masked"])
 @pytest.mark.parametrize("endian", ["little", "big"])
 @pytest.mark.parametrize(
