@@ -11,6 +11,7 @@ from distributed import Event, wait
 from helpers.clusters import SECONDS, eventually, local_cluster
 from helpers.data.common_work import COMMON_WORK
 from helpers.data.datasets import open_stock, write_weather
+from helpers.every_pair import usually
 from helpers.kernels.on_host import require_compiler
 from helpers.simulated.array import SimulatedArray
 from helpers.simulated.worker import SimulatedGpu, here, installed
@@ -237,7 +238,7 @@ class TestClientWithoutGpu:
 class TestWorkersOfOneProcess:
     """Two workers that are threads of the client's process, and so share its GPU."""
 
-    @pytest.fixture(params=range(4), ids=lambda seed: f"seed {seed}")
+    @pytest.fixture(params=range(usually(2, full=4)), ids=lambda seed: f"seed {seed}")
     def device(self, request):
         require_compiler()
         with installed(seed=request.param, memory_nbytes=1 << 28) as device:

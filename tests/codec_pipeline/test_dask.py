@@ -46,13 +46,25 @@ def test_reads_are_those_of_zarr(path, scheduler, way):
     assert_same_bits(found, expected)
 
 
-@pytest.fixture
-def array(path):
-    """An array whose pipeline leaves nothing to zarr-python, in no process."""
+def refusing(path, name):
+    """Open an array whose pipeline leaves nothing to zarr-python, in no process."""
     with zarr_pipeline():
-        array = zarr.open_array(path, path="a/b", mode="r")
+        array = zarr.open_array(path, path=name, mode="r")
     array.async_array.codec_pipeline.own = Refusing([])
     return array
+
+
+@pytest.fixture
+def array(path):
+    return refusing(path, "a/b")
+
+
+@pytest.fixture
+def arrays(local):
+    """One of each layout."""
+    for name, layout in LAYOUTS.items():
+        write(local, DATA, name=name, **layout)
+    return [refusing(local.root, name) for name in LAYOUTS]
 
 
 def test_an_array_keeps_its_pipeline(array):
@@ -67,15 +79,15 @@ def test_names_of_tasks_are_those_of_the_same_array(path):
     assert da.from_zarr(arrays[0]).name == da.from_zarr(arrays[1]).name
 
 
-def test_processes_read(array):
-    found = da.from_zarr(array).compute(scheduler="processes", num_workers=2)
+def test_processes_read(arrays):
+    for found in dask.compute(*map(da.from_zarr, arrays), scheduler="processes", num_workers=2):
+        assert_same_bits(found, DATA)
 
-    assert_same_bits(found, DATA)
 
-
-def test_workers_of_a_cluster_read(array):
+def test_workers_of_a_cluster_read(arrays):
     with local_cluster():
-        assert_same_bits(da.from_zarr(array).compute(), DATA)
+        for found in dask.compute(*map(da.from_zarr, arrays)):
+            assert_same_bits(found, DATA)
 
 
 def test_what_dask_writes_is_read(array, tmp_path):

@@ -12,6 +12,7 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import BLOSC_CNAMES, SHUFFLES, counting, edge_values, write
 from helpers.data.stacks import numpy_stack
 from helpers.effort import at_least
+from helpers.every_pair import usually
 from helpers.loops import rows_taken, without_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ DTYPES = ("?", "u1", "i2", "f2", "i4", "f4", "f8", "c8", "c16")
 """Elements of 1, 2, 4, 8 and 16 bytes; zarr-python has no numbers of other lengths, and text is read by it alone."""
 CANARY = 0x5A
 _IS_SANITIZED = os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1"
-more = settings(max_examples=30) if _IS_SANITIZED else at_least(60, full=120)
+more = settings(max_examples=usually(12, full=30)) if _IS_SANITIZED else at_least(60, full=120)
 """Reads of a few chunks take 5 ms, with sanitizers ten times that."""
 
 

@@ -175,8 +175,9 @@ def flipped(chunk, bit):
 def bits_flipped(chunk):
     """Flip every bit of the header, and some others."""
     n_bits = 8 * len(chunk)
-    step = n_bits // usually(100, full=300) + 1
-    return [flipped(chunk, bit) for bit in sorted({*range(min(n_bits, 256)), *range(0, n_bits, step)})]
+    header = range(min(n_bits, usually(128, full=256)))
+    others = range(0, n_bits, n_bits // usually(100, full=300) + 1)
+    return [flipped(chunk, bit) for bit in sorted({*header, *others})]
 
 
 def every_truncation(chunk):
