@@ -24,9 +24,9 @@ SEED = int(os.environ.setdefault(_SEED, str(secrets.randbelow(1 << 32))))
 """What draws one more combination of each test; in the environment, so that all processes of a session draw one."""
 
 
-def usually(n: int, *, full: int) -> int:
-    """Return how many of something are tried: `n`, or `full` of them by ``make test-full``."""
-    return full if FULL else n
+def usually[T](few: T, *, full: T) -> T:
+    """Return how many of something are tried, or which: `few`, or `full` by ``make test-full``."""
+    return full if FULL else few
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
