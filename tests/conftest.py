@@ -49,11 +49,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("decoder", decoders, indirect=True)
 
 
+@pytest.hookimpl(trylast=True)  # what -k and -m choose has every pair of its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.markexpr == "not gpu":
-        n = sum(item.get_closest_marker("gpu") is not None for item in items)
-        not_run.count(config, "tests that need an NVIDIA GPU: make test-gpu", n)
     every_pair.leave_out(config, items)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    if items and all(item.get_closest_marker("gpu") for item in items):
+        not_run.count(items[0].config, "tests that need an NVIDIA GPU: make test-gpu", len(items))
 
 
 @pytest.hookimpl(optionalhook=True)

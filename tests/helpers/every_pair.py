@@ -57,8 +57,8 @@ def _without(test: list[pytest.Function]) -> list[pytest.Function]:
     also = [name for mark in test[0].iter_markers("also_with") for name in mark.args]
     numbers = {item.callspec.id: number for number, item in enumerate(test)}
     unknown = [name for name in also if name not in numbers]
-    if unknown:
+    if unknown and not test[0].config.option.keyword:
         raise pytest.UsageError(f"{test[0].nodeid} has no combination {unknown[0]!r}, which its mark names")
     rows = [item.callspec._idlist for item in test]
-    kept = {*covering(rows, [numbers[name] for name in also], SEED)}
+    kept = {*covering(rows, [numbers[name] for name in also if name in numbers], SEED)}
     return [item for number, item in enumerate(test) if number not in kept]
