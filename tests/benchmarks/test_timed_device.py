@@ -133,6 +133,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.every_combination
 @pytest.mark.parametrize("slots", [528, 1056])  # 264 would take two waves of the 400
 @pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("call", PUBLISHED)

@@ -19,6 +19,7 @@ from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.read import read_points, stored_array
 
 pytestmark = [
+    pytest.mark.every_combination,
     pytest.mark.every_decoder,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(300),
