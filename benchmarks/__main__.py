@@ -21,6 +21,7 @@ from benchmarks.host_cost import cases as host_cost
 from benchmarks.machine import about
 from benchmarks.measure import Case, Session
 from benchmarks.remote import cases as remote
+from benchmarks.remote import opening
 from benchmarks.report import print_case, print_summary
 from benchmarks.results import Results, default_out
 from benchmarks.training import cases as training
@@ -31,6 +32,7 @@ CaseBuilder = Callable[[float, Path], Sequence[Case]]
 _SMOKE_SCALE = 1e-3
 MORE_CASES: tuple[CaseBuilder, ...] = (
     remote.cases,
+    opening.cases,
     cluster.cases,
     graphs.cases,
     copies.cases,

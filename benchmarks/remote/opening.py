@@ -1,0 +1,131 @@
+"""Cases of opening: trees and groups of many variables behind a server that answers late, with each engine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from zarr.storage import ObjectStore
+
+from benchmarks.measure import Case, Contestant, Ready, Shared, WrongValuesError
+from benchmarks.range_server import RangeServer
+from benchmarks.remote.readers import s3_store
+
+_LATENCY_S = 0.05
+_NBYTES = 1
+"""Bytes per second say nothing of opening."""
+_ENGINES = {"xarray, zarr engine": ("zarr", {}), "gpuzarr": ("gpuzarr", {"device": "host"})}
+
+type Open = Callable[..., Any]
+
+
+def cases(scale: float, folder: Path) -> list[Case]:
+    """Return the cases of this module.
+
+    Parameters
+    ----------
+    scale : float
+        Not used: what takes time is the number of requests.
+    folder : pathlib.Path
+        Cache of stores.
+    """
+    del scale
+    return [
+        _case(what, write, open_it, folder, consolidated=consolidated)
+        for what, write, open_it in (
+            ("tree of 8 x 6 groups", _write_tree, xr.open_datatree),
+            ("40 variables", _write_variables, xr.open_dataset),
+            ("40 variables, loaded lazily", _write_variables, _open_and_load),
+        )
+        for consolidated in (True, False)
+    ]
+
+
+def _case(what: str, write: Callable[..., None], open_it: Open, folder: Path, *, consolidated: bool) -> Case:
+    kind = "consolidated" if consolidated else "not consolidated"
+
+    def contestants() -> list[Contestant]:
+        served = folder / "served"
+        path = served / "stores" / f"open-{write.__name__.strip('_')}-{kind.replace(' ', '-')}"
+        if not path.exists():
+            write(path.with_suffix(".part"), consolidated=consolidated)
+            path.with_suffix(".part").rename(path)
+        shared = Shared(partial(RangeServer, served, _LATENCY_S), len(_ENGINES))
+        return [
+            Contestant(
+                name=name,
+                side="ours" if name == "gpuzarr" else "peer",
+                nbytes=_NBYTES,
+                prepare=partial(shared.prepare, partial(_prepare, open_it, path, *options)),
+            )
+            for name, options in _ENGINES.items()
+        ]
+
+    return Case(
+        name=f"open/{what}, {kind}",
+        summary=f"{what}, {kind}; from a server that answers {_LATENCY_S * 1000:.0f} ms late, through obstore",
+        most_rounds=3,
+        contestants=contestants,
+    )
+
+
+def _prepare(open_it: Open, path: Path, engine: str, keywords: dict[str, Any], server: RangeServer) -> Ready:
+    def opened() -> Any:
+        store = ObjectStore(s3_store(server.url, path), read_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metadata that are not consolidated
+            return open_it(store, engine=engine, **keywords)
+
+    server.requests()
+    found = opened()
+    n_requests = len(server.requests())
+    if not found.identical(open_it(path, engine="zarr")):
+        raise WrongValuesError("opened otherwise than from a local file by xarray's engine")
+    return Ready(measure=partial(_timed, opened), facts={"requests": n_requests})
+
+
+def _timed(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _open_and_load(store: Any, **keywords: Any) -> xr.Dataset:
+    ds = xr.open_dataset(store, chunks=None, **keywords)
+    return ds.gpuzarr.load() if keywords["engine"] == "gpuzarr" else ds.load()
+
+
+def _write_tree(path: Path, *, consolidated: bool) -> None:
+    groups = {f"/{i}/{j}": _dataset(4, 10 * i + j) for i in range(8) for j in range(6)}
+    _replace(xr.DataTree.from_dict(groups), path, consolidated=consolidated)
+
+
+def _write_variables(path: Path, *, consolidated: bool) -> None:
+    _replace(_dataset(40, 0), path, consolidated=consolidated)
+
+
+def _replace(what: xr.DataTree | xr.Dataset, path: Path, *, consolidated: bool) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # format 3 does not specify consolidated metadata
+        what.to_zarr(path, zarr_format=3, consolidated=consolidated)
+
+
+def _dataset(n_variables: int, value: int) -> xr.Dataset:
+    shape = {"time": 8, "y": 6, "x": 5}
+    return xr.Dataset(
+        {f"v{i}": (tuple(shape), np.full(tuple(shape.values()), i + value, "f4")) for i in range(n_variables)},
+        coords={
+            "time": pd.date_range("2000-01-01", periods=shape["time"]),
+            "y": np.arange(shape["y"]) * 0.5,
+            "x": np.arange(shape["x"]) + float(value),
+        },
+    )
