@@ -280,8 +280,9 @@ def test_it_never_falls_back_to_the_host(gpus, path, monkeypatch):
     lazy = opened(path, "cuda:1")
     monkeypatch.setattr(choice, "missing_for_cuda", lambda: ["CuPy"])
 
-    with pytest.raises(DeviceUnavailableError, match="device='cuda:1' cannot be used here"):
+    with pytest.raises(DeviceUnavailableError, match="device='cuda:1' cannot be used here") as caught:
         opened(path, "cuda:1")
+    assert (caught.value.found, choice.INSTALL_FOR_CUDA in caught.value.do) == ("missing: CuPy", True)
     decoder_for.cache_clear()  # as in another process, which has unpacked a task
     with pytest.raises(DeviceUnavailableError, match="device='cuda:1' cannot be used here"):
         lazy.load()

@@ -39,12 +39,23 @@ class PinnedRing:
         again at least: pinning memory takes milliseconds, and what is asked for may grow by a little each time.
     full_nbytes : int or None
         Length that slots grow to; only a longer request makes one longer.
+    kept_nbytes : int or None
+        Slots that have become longer are given back by `rewind`; None: none are.
     """
 
-    def __init__(self, api: DeviceApi, n_slots: int, nbytes: int, full_nbytes: int | None = None) -> None:
+    def __init__(
+        self,
+        api: DeviceApi,
+        n_slots: int,
+        nbytes: int,
+        full_nbytes: int | None = None,
+        *,
+        kept_nbytes: int | None = None,
+    ) -> None:
         self._api = api
         self._nbytes = nbytes
         self._full_nbytes = full_nbytes
+        self._kept_nbytes = kept_nbytes
         self._slots: list[Slot | None] = [None] * n_slots
         self._next = 0
 
@@ -77,3 +88,7 @@ class PinnedRing:
     def rewind(self) -> None:
         """Start again with the first slot, only while none is lent: a short read then uses the slots it had before."""
         self._next = 0
+        for at, slot in enumerate(self._slots):
+            if self._kept_nbytes is not None and slot is not None and len(slot.array) > self._kept_nbytes:
+                slot.settle()
+                self._slots[at] = None

@@ -28,6 +28,8 @@ from xarray_gpuzarr.process.device_options import ResourceOptions
 
 TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""
+_KEPT_TABLE_NBYTES = 2 * TABLE_NBYTES
+"""Longer ones are given back when their read has ended."""
 MAX_BATCHES = 4
 """Batches of one read that may be decoded, each on a stream of its own, while one more is staged. The rings of tables
 and receipts have a slot for that one, too."""
@@ -46,7 +48,7 @@ def n_at_once(options: ResourceOptions) -> int:
 
 def pinned_nbytes(options: ResourceOptions) -> int:
     """Return the pinned memory that a workspace has at most."""
-    return options.n_slots * options.slot_nbytes + 2 * (MAX_BATCHES + 1) * TABLE_NBYTES
+    return options.n_slots * options.slot_nbytes + 2 * (MAX_BATCHES + 1) * _KEPT_TABLE_NBYTES
 
 
 def scratch_nbytes(options: ResourceOptions, device_nbytes: int, n_reads: int = 1) -> int:
@@ -77,9 +79,9 @@ class Workspace:
         """Of the read that is under way."""
         self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
         """For encoded bytes."""
-        self.tables = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
+        self.tables = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """For pointer and size tables on their way up."""
-        self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES)
+        self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
         quiet = api.stream()
         self._device_slots = WorkspaceMemory(api, quiet, options.n_slots * options.slot_nbytes)
@@ -208,8 +210,9 @@ class Workspace:
             for memory in self._memories:
                 memory.end_read()
             self._is_clean = True
+            self._clean()
         except BaseException as error:
-            self._was_interrupted = not isinstance(error, Exception)
+            self._was_interrupted |= not isinstance(error, Exception)
             self._clean()
             raise
         return result
@@ -320,6 +323,11 @@ class WorkerResources:
         return (workspace for workspace in self._workspaces if workspace not in lent)
 
     @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread reads just now: what it reads inside that has the same workspace."""
+        return threading.get_ident() in self._lent or self.lock.is_alone
+
+    @property
     def is_shared(self) -> bool:
         """Whether several threads have read to this device."""
         return len(self._threads) > 1
@@ -348,9 +356,8 @@ class WorkerResources:
         """
 
         def close() -> None:
-            with self._lock:
-                closing, self._workspaces = self._workspaces, []
-            for workspace in closing:
-                workspace.close()
+            while self._workspaces:  # an interrupted one stays, to be settled by the next
+                self._workspaces[-1].close()
+                self._workspaces.pop()
 
         self.lock.exclusive(close)

@@ -43,6 +43,11 @@ class SharedLock:
         """Reads that are under way."""
         return sum(read.is_under_way for read in list(self._reads))
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the calling thread reads alone."""
+        return self._alone == get_ident()
+
     def shared[Result](self, read: Callable[[], Result]) -> Result:
         """Read beside others; waits while too many do, or one alone. A read inside a read never waits."""
         mine = _Read(get_ident())

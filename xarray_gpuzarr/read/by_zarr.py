@@ -33,7 +33,9 @@ def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], de
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
         ) from err
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
-    return decoder.upload(block, stored.cast) if block.dtype.kind in NUMERIC_KINDS else block
+    if block.dtype.kind not in NUMERIC_KINDS:
+        return block
+    return decoder.with_memory(lambda: decoder.upload(block, stored.cast))
 
 
 def _as_array(block: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

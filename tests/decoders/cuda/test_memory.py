@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.data.corpus import counting, write
+from helpers.data.corpus import counting, write, write_nested_shards
 from helpers.data.damage import assert_explains
 from helpers.simulated.reads import KIB, LAZY, ON_HOST, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
@@ -155,6 +155,18 @@ def test_batch_that_finds_no_memory_once_is_tried_again_in_halves(seed):
         assert_reads(reads)
         assert device.calls["nvcomp"] in (5, 6), number  # what follows in the batch may be one of its own
         assert_nothing_is_left(reads)
+
+
+def test_what_zarr_has_read_is_brought_up_again_where_memory_was_short():
+    data = counting((8, 64))
+    array = write_nested_shards(MemoryStore(), data)
+    fail = NoMemory(())
+    reads = CudaReads(SimulatedDevice(LAZY, fail_allocations=fail))
+    np.testing.assert_array_equal(reads.values(array), data)
+    fail.which = {fail.n + 1}
+
+    np.testing.assert_array_equal(reads.values(array), data)
+    assert fail.n > max(fail.which)
 
 
 @pytest.mark.parametrize("seed", SEEDS[:2])

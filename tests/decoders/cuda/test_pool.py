@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr import configure
 from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.cuda.resources import WorkerResources, n_at_once, pinned_nbytes
 from xarray_gpuzarr.cuda.shared_lock import SharedLock
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
 pytestmark = pytest.mark.timeout(120)
@@ -225,6 +228,87 @@ def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_c
 
     pool.reading(lambda workspace: workspace.settle())
     device.check()
+
+
+def fail(error):
+    raise error
+
+
+def test_slots_of_an_interrupted_read_are_dropped_however_often_cleaning_fails(monkeypatch):
+    device = NotingDevice(LAZY)
+    pool = WorkerResources(device, ResourceOptions())
+    with monkeypatch.context() as patch:
+        patch.setattr(resources.Workspace, "settle", lambda *_: fail(ArithmeticError))
+        for _ in range(3):  # the first of them is the read's own
+            with pytest.raises(ArithmeticError):
+                pool.reading(lambda workspace: (workspace.lend_slot(KIB), fail(KeyboardInterrupt)))
+    before = device.calls["allocate_pinned"]
+
+    pool.reading(lambda workspace: workspace.lend_slot(KIB))
+
+    assert device.calls["allocate_pinned"] == before + 1
+
+
+def test_long_tables_are_given_back_when_their_read_ends():
+    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+
+    def read(workspace):
+        for ring in (workspace.tables, workspace.receipts):
+            ring.lend(KIB)
+            ring.lend(40 * MIB)
+        return workspace
+
+    workspace = pool.reading(read)
+
+    kept = [slot for ring in (workspace.tables, workspace.receipts) for slot in ring._slots if slot is not None]
+    assert [len(slot.array) for slot in kept] == [256 * KIB] * 2
+
+
+def test_an_interrupted_closing_leaves_the_others_to_be_settled(monkeypatch):
+    pool = WorkerResources(SimulatedDevice(LAZY), ResourceOptions())
+    settled = []
+    workspaces = list(lent_at_once(pool, 3))
+    settle = resources.Workspace.settle
+    monkeypatch.setattr(resources.Workspace, "settle", lambda space: (settled.append(space), settle(space)))
+    with monkeypatch.context() as patch:
+        patch.setattr(resources.Workspace, "free_all", lambda *_: fail(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+    pool.close()
+
+    assert set(settled) == set(workspaces)
+
+
+@pytest.mark.parametrize("end", [configure, CudaDecoder.close])
+def test_there_is_one_pool_at_a_time(end):
+    """What is read after options have changed, or all was closed, waits until the reads before have ended."""
+    decoder = CudaDecoder(lambda device=SimulatedDevice(LAZY): device)
+    under_way, may_end, order = threading.Event(), threading.Event(), []
+
+    def read(workspace):
+        under_way.set()
+        assert may_end.wait(20)
+        inner = decoder._current_resources().reading(lambda inner: inner)
+        order.append("before")
+        return workspace is inner
+
+    with limits(), ThreadPoolExecutor(3) as threads:
+        pool = decoder._current_resources()
+        before = threads.submit(pool.reading, read)
+        under_way.wait(20)
+        if end is configure:
+            configure(n_slots=3)
+        else:
+            threads.submit(decoder.close)
+            pool.lock._changed.wait_until(lambda: pool.lock._alone is not None)
+        after = threads.submit(lambda: decoder._current_resources().reading(lambda _: order.append("after")))
+        with suppress(TimeoutError):
+            after.result(0.1)
+        may_end.set()
+        assert before.result(20)
+        after.result(20)
+
+    assert order == ["before", "after"]
 
 
 def test_the_test_of_turns_can_fail(monkeypatch):

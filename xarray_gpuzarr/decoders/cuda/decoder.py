@@ -259,11 +259,8 @@ class CudaDecoder:
     def close(self) -> None:
         """Give back what threads hold on all devices, once their reads have ended; later reads take it anew."""
         with self._lock:
-            closing = list(self._resources.values())
-            self._resources.clear()
-        for resources in closing:
-            with resources.api.activate():
-                resources.close()
+            for index in list(self._resources):
+                self._close(index)
 
     def why_unusable(self) -> str | None:
         """Say why nothing can be read to the current device, which is asked to copy some bytes; None if it can."""
@@ -306,7 +303,10 @@ class CudaDecoder:
             )
 
     def _current_resources(self) -> WorkerResources:
-        """Return what this process keeps for the device of reads, made anew once `configure` was called."""
+        """Return what this process keeps for the device of reads, made anew once `configure` was called.
+
+        Reads that began before end first, so that there are never two pools; what is read inside of one goes on with it.
+        """
         api, options = self._device(), resource_options()
         why = self._trust.why_unusable(api)
         if why is not None:
@@ -316,11 +316,22 @@ class CudaDecoder:
                 found=why,
                 do='read with device="host" or device="auto"; gpuzarr doctor says more',
             )
+        resources = self._resources.get(api.index)
+        if resources is not None and resources.is_mine:
+            return resources
         with self._lock:
             resources = self._resources.get(api.index)
             if resources is None or resources.options is not options or resources.api is not api:
+                self._close(api.index)
                 resources = self._resources[api.index] = WorkerResources(api, options)
             return resources
+
+    def _close(self, index: int) -> None:
+        """Give back what is kept for a device, once its reads have ended; kept if that is interrupted."""
+        if (resources := self._resources.get(index)) is not None:
+            with resources.api.activate():
+                resources.close()
+            del self._resources[index]
 
 
 def _send(workspace: Workspace, values: np.ndarray[Any, Any]) -> Any:
