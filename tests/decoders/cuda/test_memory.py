@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.data.corpus import counting, write, write_nested_shards
+from helpers.data.corpus import counting, write, write_in_shards
 from helpers.data.damage import assert_explains
 from helpers.simulated.reads import KIB, LAZY, ON_HOST, SCENES, SEEDS, CudaReads, NotingDevice, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
 from helpers.stores.fakes import put, take
 from helpers.stores.shards import with_chunk
-from zarr.codecs import ZstdCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError, configure
@@ -159,7 +159,8 @@ def test_batch_that_finds_no_memory_once_is_tried_again_in_halves(seed):
 
 def test_what_zarr_has_read_is_brought_up_again_where_memory_was_short():
     data = counting((8, 64))
-    array = write_nested_shards(MemoryStore(), data)
+    twice = [BytesCodec(), Crc32cCodec(), Crc32cCodec()]
+    array = write_in_shards(MemoryStore(), data, chunks=(2, 64), shards=(4, 64), index_codecs=twice)
     fail = NoMemory(())
     reads = CudaReads(SimulatedDevice(LAZY, fail_allocations=fail))
     np.testing.assert_array_equal(reads.values(array), data)
