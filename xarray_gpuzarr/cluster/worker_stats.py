@@ -93,13 +93,26 @@ class Stats:
         """Yield the headline, a line for each process, and their sum; what never happened has no column."""
         stages = [stage for stage in STAGES if stage in self.total.seconds]
         both = ["verified", "different"] if self.total.n_verified else []
-        yield ["worker", "reads", "shards", "read", "decoded", "to the GPU", *both, *(f"{stage} s" for stage in stages)]
+        shared = ["by the host"] if self.total.n_by_host else []
+        yield [
+            "worker",
+            "reads",
+            "shards",
+            "read",
+            "decoded",
+            "to the GPU",
+            *shared,
+            *both,
+            *(f"{stage} s" for stage in stages),
+        ]
         named = [(row.label, row.counts) for row in self.rows]
         for label, counts in named if len(named) == 1 else [*named, ("all", self.total)]:
             nbytes = (counts.read_nbytes, counts.decoded_nbytes, counts.copied_nbytes)
             seconds = (f"{counts.seconds.get(stage, 0.0):.2f}" for stage in stages)
             verified = map(str, (counts.n_verified, counts.n_different) if both else ())
-            yield [label, str(counts.n_reads), str(counts.n_shards), *map(format_nbytes, nbytes), *verified, *seconds]
+            by_host = [str(counts.n_by_host)][: len(shared)]
+            sums = [str(counts.n_reads), str(counts.n_shards), *map(format_nbytes, nbytes), *by_host]
+            yield [label, *sums, *verified, *seconds]
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:

@@ -39,6 +39,8 @@ class Counts:
     """Bytes that were copied to a GPU."""
     decoded_nbytes: int = 0
     """Bytes of the chunks that were decoded, in their stored dtype, before any selection within a chunk."""
+    n_by_host: int = 0
+    """Of the chunks of reads to a GPU, those that threads of the host decoded to share the work."""
     n_verified: int = 0
     """Chunks that both a GPU and the host have decoded, see `ResourceOptions.verify`."""
     n_different: int = 0

@@ -54,7 +54,8 @@ class ResourceOptions:
     calibration: str | None = None
     """Path of a file that says how fast this machine's host and device decode. With it, threads of the host decode
     chunks of a read, or all, where that is sooner. None: what ``gpuzarr doctor --calibrate`` has kept in the cache
-    folder for such a GPU and host, if anything; ``off``: nothing, so that the device decodes all that it can."""
+    folder for such a GPU and host, else what reads of this process have taken; ``off``: nothing, so that the device
+    decodes all that it can."""
 
     verify: Verify | None = None
     """Which of the chunks that the device decodes the host decodes as well, from the same bytes, to compare. ``first``:

@@ -386,7 +386,7 @@ def test_a_read_is_shared_out_once_those_that_begin_with_it_are_counted(calibrat
         reading._under_way |= {1: None, 2: None, 3: None}
         yield from "ab"
 
-    _, drawn = shares.shared_out(spec, target, plans(), reading, lambda: None)
+    *_, drawn = shares.shared_out(spec, target, plans(), reading, lambda: None, None)
     assert (seen, list(drawn)) == ([3], ["a", "b"])
 
 

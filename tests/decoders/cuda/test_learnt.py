@@ -112,14 +112,14 @@ def test_chunks_of_several_streams_show_nothing():
 def test_only_reads_that_are_alone_are_watched():
     device = NotingDevice(LAZY)
 
-    assert Lesson(device, None, is_alone=lambda: True).is_on
-    assert not Lesson(device, None, is_alone=lambda: False).is_on
-    assert not Lesson(device, 7, is_alone=lambda: True).is_on
+    assert Lesson(device, None, n_reading=lambda: 1).is_on
+    assert not Lesson(device, None, n_reading=lambda: 2).is_on
+    assert not Lesson(device, 7, n_reading=lambda: 1).is_on
 
 
 def test_a_read_that_does_not_stay_alone_teaches_nothing():
     device, answers = NotingDevice(LAZY), iter([True, True, False])
-    lesson, stream = Lesson(device, None, is_alone=lambda: next(answers)), device.stream()
+    lesson, stream = Lesson(device, None, n_reading=lambda: 1 if next(answers) else 2), device.stream()
     for _ in range(2):
         begun, done = lesson.begin(stream), lesson.event()
         device.record(done, stream)

@@ -139,7 +139,7 @@ def test_host_waits_for_staging_slots_and_for_the_oldest_batch_alone(name):
 def test_tables_and_receipts_need_a_slot_for_each_batch_under_way(monkeypatch):
     # No guard protects a receipt until the host has looked at it: the ring must be long enough.
     ring = resources.PinnedRing
-    monkeypatch.setattr(resources, "PinnedRing", lambda api, n, *nbytes: ring(api, min(n, 2), *nbytes))
+    monkeypatch.setattr(resources, "PinnedRing", lambda api, n, *nbytes, **kept: ring(api, min(n, 2), *nbytes, **kept))
 
     with limits(), pytest.raises((AssertionError, CorruptChunkError)):
         [assert_reads(SimulatedDevice(seed), "zstd, scattered") for seed in SEEDS]

@@ -282,7 +282,7 @@ def test_an_interrupted_closing_leaves_the_others_to_be_settled(monkeypatch):
 @pytest.mark.parametrize("end", [configure, CudaDecoder.close])
 def test_there_is_one_pool_at_a_time(end):
     """What is read after options have changed, or all was closed, waits until the reads before have ended."""
-    decoder = CudaDecoder(lambda device=SimulatedDevice(LAZY): device)
+    decoder = CudaReads(SimulatedDevice(LAZY)).decoder
     under_way, may_end, order = threading.Event(), threading.Event(), []
 
     def read(workspace):

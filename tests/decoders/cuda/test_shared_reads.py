@@ -1,6 +1,7 @@
 """Reads that host and device share: the same values and errors, whatever is shared out, in any order of work."""
 
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -20,6 +21,8 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError
+from xarray_gpuzarr.decoders.cost.taken import Taken
+from xarray_gpuzarr.decoders.cuda import decoder as cuda
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process import threads
@@ -156,6 +159,59 @@ def test_the_host_has_its_part_of_every_shard_while_the_device_decodes(monkeypat
 
     assert order[:4] == ["device"] * 4
     assert "device" in order[order.index("host") :]
+
+
+# ---- what is learnt
+
+
+@given(
+    name=st.sampled_from(SCENES),
+    splits=st.lists(st.floats(0, 1), min_size=1, max_size=12),
+    is_known=st.booleans(),
+    is_little=st.booleans(),
+    seed=seeds,
+)
+def test_values_are_the_same_however_reads_are_steered(name, splits, is_known, is_little, seed):
+    """Asked before a read, or again and again while it is under way."""
+    device, asked = SimulatedDevice(seed), cycle(splits)
+    reads = CudaReads(device)
+    with limits(calibration=None), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Taken, "for_host", lambda _, n, *__: round(next(asked) * n))
+        patch.setattr(Taken, "is_known", is_known)
+        patch.setattr(cuda, "is_little", lambda *_: is_little)
+        for _ in range(2):
+            np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
+    device.check()
+
+
+def by_host(call):
+    """Return how many chunks threads of the host decode meanwhile."""
+    before = counters.snapshot()
+    call()
+    return (counters.snapshot() - before).n_by_host
+
+
+def test_reads_show_that_the_host_is_quicker(monkeypatch):
+    """The device is slow; from the third read on, which is the first that the host has some of, it has a part."""
+    device = SimulatedDevice(LAZY)
+    reads, array = CudaReads(device), scene("zstd, scattered").array
+    times = cycle([0.0, 1000.0])
+    monkeypatch.setattr(device, "elapsed_s", lambda *_: next(times))
+    monkeypatch.setattr(threads, "n_cores", lambda: 4)
+    monkeypatch.setattr(cuda, "is_little", lambda *_: False)
+
+    with limits(calibration=None, batch_chunks=64, batch_nbytes=1 << 20):
+        found = [by_host(lambda: reads.values(array)) for _ in range(5)]
+        monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
+        stored = stored_array(array)
+        route = reads.decoder.route(stored.spec, stored.cast)
+    with limits():
+        assert by_host(lambda: reads.values(array)) == 0
+
+    assert found[:2] == [0, 0]
+    assert found[2] > 0
+    assert found[3:] == [42, 42]  # all that exist
+    assert "as reads have taken so far" in route.why
 
 
 # ---- what goes wrong

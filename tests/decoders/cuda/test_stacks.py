@@ -140,7 +140,8 @@ def test_crops_that_are_chunks_are_decompressed_to_their_place():
     apart = ([starts(8, 0, 40, count=8), starts(16, 32, 0, count=16)], 3)
     twice = ([starts(8, 0, 8, count=8), starts(16, 32, 16, count=16)], 3)
 
-    assert [n_launches(device, array, stack) for stack in (apart, apart, twice)][1:] == [0, 1]
+    with limits(batch_chunks=None):  # by the device alone
+        assert [n_launches(device, array, stack) for stack in (apart, apart, twice)][1:] == [0, 1]
     for stack in (apart, twice):
         np.testing.assert_array_equal(values_on(device, array, stack), numpy_stack(data, *stack))
 

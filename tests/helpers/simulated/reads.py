@@ -33,7 +33,7 @@ from xarray_gpuzarr.read import StoredArray, read, stored_array
 
 KIB = 1024
 SMALL = {"slot_nbytes": 64 * KIB, "n_slots": 2, "batch_nbytes": 96 * KIB, "batch_chunks": 1}
-SMALL |= {"scratch_nbytes": 64 * KIB * KIB}
+SMALL |= {"scratch_nbytes": 64 * KIB * KIB, "calibration": "off"}
 LAZY = 0
 """The seed of a device that does only what somebody waits for."""
 SEEDS = (LAZY, *(seed for seed in range(48) if seed % 4 > 1))
@@ -144,7 +144,7 @@ def limits(**options: Any) -> Iterator[None]:
 def shared(part: float) -> Iterator[None]:
     """Let the host decode this part of the chunks of every read within."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "shared_out", lambda _, target, plans, *__: (round(part * target.n_chunks), plans))
+        patch.setattr(cuda, "shared_out", lambda _, target, plans, *__: (round(part * target.n_chunks), None, plans))
         patch.setattr(cuda, "is_little", lambda *_: False)
         yield
 

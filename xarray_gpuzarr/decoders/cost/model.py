@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, isfinite, log
+from typing import Protocol
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -135,6 +136,10 @@ class Calibration:
         """Return the time of the device for `n` chunks of each of so many reads at a time."""
         return self.codecs[codec].device.seconds_for(n * n_reads, chunk_nbytes)
 
+    def staging_seconds(self, _n: int) -> float:
+        """Return 0: the device's times include it."""
+        return 0.0
+
     def host_seconds(self, codec: str, n: int, chunk_nbytes: int, n_threads: int, n_reads: int = 1) -> float:
         """Return the time until `n` chunks, decoded by threads of the host, are on the device.
 
@@ -182,16 +187,29 @@ _LEAST_GAIN_S = 5e-4
 tenths of a millisecond."""
 
 
-def best_split(
-    calibration: Calibration, codec: str, n: int, chunk_nbytes: int, n_threads: int, *, n_reads: int = 1
+class Times(Protocol):
+    """How long either side takes for chunks; see `Calibration`."""
+
+    def device_seconds(self, codec: str, n: int, chunk_nbytes: int, n_reads: int = 1, /) -> float:
+        """Return the time of the device."""
+
+    def host_seconds(self, codec: str, n: int, chunk_nbytes: int, n_threads: int, n_reads: int = 1, /) -> float:
+        """Return the time of the host."""
+
+    def staging_seconds(self, n: int, /) -> float:
+        """Return the time of the host for what the device decodes."""
+
+
+def best_split(  # noqa: PLR0913  # what a split depends on
+    times: Times, codec: str, n: int, chunk_nbytes: int, n_threads: int, *, n_reads: int = 1, backlog: int = 0
 ) -> Split:
     """Return the split that is done first: of one side alone, unless sharing saves enough.
 
     Parameters
     ----------
-    calibration : Calibration
+    times : Calibration, or what stands for one
     codec : str
-        One of `calibration.codecs`.
+        One that it knows.
     n : int
         Chunks of the read.
     chunk_nbytes : int
@@ -200,6 +218,8 @@ def best_split(
         Threads of the host that may decode at once, for all reads together.
     n_reads : int
         Reads that are under way at a time, this one included; the others are taken to be like it.
+    backlog : int
+        Chunks that the device has been given before and has not decoded.
 
     Notes
     -----
@@ -211,17 +231,18 @@ def best_split(
     """
 
     def host(n_host: int) -> float:
-        return calibration.host_seconds(codec, n_host, chunk_nbytes, n_threads, n_reads)
+        decoding = times.host_seconds(codec, n_host, chunk_nbytes, n_threads, n_reads)
+        return decoding + times.staging_seconds(n - n_host)
 
     def device(n_host: int) -> float:
-        return calibration.device_seconds(codec, n - n_host, chunk_nbytes, n_reads)
+        return times.device_seconds(codec, n + backlog - n_host, chunk_nbytes, n_reads)
 
     def split(n_host: int) -> Split:
         return Split(n_host=n_host, seconds=max(host(n_host), device(n_host)))
 
     little = is_little(n, chunk_nbytes)
     n_threads = 1 if little else n_threads
-    on_device, on_host, alone_s = split(0), split(n), calibration.device_seconds(codec, n, chunk_nbytes)
+    on_device, on_host, alone_s = split(0), split(n), times.device_seconds(codec, n + backlog, chunk_nbytes)
     if little:
         return min(on_device, on_host, key=lambda found: found.seconds)
     whole = on_host if on_host.seconds < (1 - _LEAST_GAIN) * alone_s else on_device

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
@@ -23,15 +24,16 @@ from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
 from xarray_gpuzarr.decoders.cost.model import is_little
+from xarray_gpuzarr.decoders.cost.taken import Taken
 from xarray_gpuzarr.decoders.cuda.chain import read_chain
 from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
 from xarray_gpuzarr.decoders.cuda.host_share import HostShare
-from xarray_gpuzarr.decoders.cuda.learnt import Lesson
+from xarray_gpuzarr.decoders.cuda.learnt import Lesson, learnt_of
 from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError, choice_for
-from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay, shared_out, shared_route
+from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay, TakenOf, shared_out, shared_route
 from xarray_gpuzarr.decoders.cuda.trust import Trust
 from xarray_gpuzarr.decoders.cuda.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -41,6 +43,7 @@ from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailabl
 from xarray_gpuzarr.fetch import ByteSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -106,7 +109,9 @@ class CudaDecoder:
             return Route(where="host", why=self._not_started)
         asked = self._device() if os.getpid() in self._processes else None  # which starts CUDA
         why = self._trust.known_failure(asked, spec, _native(cast))
-        return shared_route(spec, self._identify) if why is None else Route(where=f"host, {ONE_COPY}", why=why)
+        if why is not None:
+            return Route(where=f"host, {ONE_COPY}", why=why)
+        return shared_route(spec, self._identify, None if asked is None else self._taken_of(spec))
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
@@ -153,37 +158,51 @@ class CudaDecoder:
     ) -> Any:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        n_host = 0
+        n_host, taken, begun_s = 0, None, perf_counter()
         by_host = why_not_device(spec, cast) is not None or not fits_kernels(target) or self._trust.is_distrusted(spec)
+        little = is_little(target.n_chunks, spec.chunk_nbytes)
         if not by_host:
-            n_host, plans = shared_out(spec, target, plans, self._reading, self._identify)
-            is_given_away = n_host == target.n_chunks and is_little(n_host, spec.chunk_nbytes)
-            by_host = is_given_away or self._trust.fails(self._device(), spec, target, cast)
+            reading, taken_of = self._reading, self._taken_of(spec)
+            n_host, taken, plans = shared_out(spec, target, plans, reading, self._identify, taken_of)
+            if n_host == target.n_chunks and little:
+                result = self._by_host(plans, source, spec, target=target, cast=cast)
+                counters.add(n_by_host=n_host)
+                if taken is not None:
+                    taken.by_host(perf_counter() - begun_s, n_host, 1)
+                return result
+            by_host = self._trust.fails(self._device(), spec, target, cast)
         if by_host:
-            block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
-            return self.upload(block, Cast(dtype=cast.dtype))
+            return self._by_host(plans, source, spec, target=target, cast=cast)
         resources, reading = self._current_resources(), self._reading
         choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
         def read(workspace: Workspace) -> Any:
             share = None
             lesson = Lesson(
-                resources.api, resources.options.batch_chunks, is_alone=lambda: resources.lock.n_reading == 1
+                resources.api,
+                resources.options.batch_chunks,
+                n_reading=lambda: resources.lock.n_reading,
+                taken=None if little else taken,
             )
-            if n_host:
+            if n_host or (taken is not None and not taken.is_known):
                 share = HostShare(
-                    workspace,
-                    source,
-                    spec,
-                    n_host=n_host,
-                    n_chunks=target.n_chunks,
-                    n_threads=lambda: reading.n_threads,
+                    workspace, source, spec, n_host=n_host, n_chunks=target.n_chunks, reading=reading, taken=taken
                 )
             return Read(workspace, source, spec, target=target, cast=cast, lesson=lesson, choice=choice, out=out).run(
                 plans, share
             )
 
-        return resources.reading(read)
+        result = resources.reading(read)
+        if little and taken is not None and not n_host:  # of which decoding is the lesser part
+            taken.by_device(perf_counter() - begun_s, target.n_chunks, learnt_of(resources.api).wave)
+        return result
+
+    def _by_host(
+        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast
+    ) -> Any:
+        """Let the host decode all, and bring it up in one copy."""
+        block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
+        return self.upload(block, Cast(dtype=cast.dtype))
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
@@ -280,6 +299,17 @@ class CudaDecoder:
             return self._not_started
         return self._trust.why_unusable(device)
 
+    def _taken_of(self, spec: ArraySpec) -> TakenOf:
+        """Return what finds out what reads with chunks of such a length have taken."""
+        nbytes = spec.chunk_nbytes
+
+        def taken(codec: str | None, n_chunks: int) -> Taken:
+            return learnt_of(self._device()).taken.setdefault(
+                (codec, nbytes, is_little(n_chunks, nbytes)), Taken(nbytes)
+            )
+
+        return taken
+
     def _identify(self) -> DeviceIdentity | None:
         """Return what the device of reads is called."""
         return self._device().identity
@@ -305,7 +335,7 @@ class CudaDecoder:
     def _current_resources(self) -> WorkerResources:
         """Return what this process keeps for the device of reads, made anew once `configure` was called.
 
-        Reads that began before end first, so that there are never two pools; what is read inside of one goes on with it.
+        Reads that began before end first: there are never two pools. What is read inside of one goes on with it.
         """
         api, options = self._device(), resource_options()
         why = self._trust.why_unusable(api)

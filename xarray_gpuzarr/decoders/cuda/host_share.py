@@ -11,15 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from time import perf_counter
 from typing import Literal
 
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.cuda.resources import Workspace
+from xarray_gpuzarr.decoders.cost.taken import FEW_NBYTES, Taken
 from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
 from xarray_gpuzarr.decoders.cuda.looped import Looped, read_local
 from xarray_gpuzarr.decoders.cuda.requests import Requests
+from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay
 from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
@@ -30,10 +33,10 @@ from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
-_PIECE_NBYTES = 256 * 1024
-"""Decoded bytes of short chunks that a thread takes at a time: handing them over one by one would cost as much."""
 _N_SLOTS = 4
 _SLOT_NBYTES = 8 << 20
 """A share is staged in so many turns at least, unless these would be shorter: most crosses while some is decoded."""
@@ -51,11 +54,13 @@ class HostShare:
         Chunks that the host decodes.
     n_chunks : int
         Chunks of the read.
-    n_threads : callable
-        Returns how many threads may decode them just now.
+    reading : ReadsUnderWay
+        Says how many threads may decode them just now.
+    taken : Taken, optional
+        Is told what threads have taken. As long as it does not know both sides, it is asked again before each plan.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the knobs of one share
         self,
         workspace: Workspace,
         source: ByteSource,
@@ -63,7 +68,8 @@ class HostShare:
         *,
         n_host: int,
         n_chunks: int,
-        n_threads: Callable[[], int],
+        reading: ReadsUnderWay,
+        taken: Taken | None = None,
     ) -> None:
         self._workspace = workspace
         self._source = source
@@ -71,21 +77,32 @@ class HostShare:
         self._codec = chunk_codec(spec.codecs, spec.chunk_nbytes)
         self._loops = loops() if source.is_local and self._codec.native is not None else None
         """They read and decode what they can of local files."""
-        self._n_threads = n_threads
-        self.n_host, self._n_device = n_host, max(1, n_chunks - n_host)
-        self._n_chunks = max(1, n_chunks)
-        self._n_seen = self._n_marked = 0
+        self._reading, self._taken = reading, taken
+        self._is_learning = taken is not None and not n_host and not taken.is_known
+        self._n_left = n_chunks
+        self.n_under_way = 0
+        """Chunks that the device has been given and has not decoded."""
         self._due = 0.0
         self._requests: Requests | None = None
         """Of all that waits, once the first of it is taken."""
         self._waiting: deque[Piece] = deque()
         """Each of one request."""
-        rounds = -(-n_host // (n_threads() * max(1, _PIECE_NBYTES // self._chunk_nbytes)))
-        self._at_once = max(1, -(-n_host // (n_threads() * max(1, rounds))))
+        self._begin(n_chunks, n_host)
+
+    def _begin(self, n_chunks: int, n_host: int) -> None:
+        """Let so many of the next chunks be the host's."""
+        n_threads = self._n_threads()
+        self.n_host, self._n_device = n_host, max(1, n_chunks - n_host)
+        self._n_chunks, self._n_seen, self._n_marked = max(1, n_chunks), 0, 0
+        rounds = -(-n_host // (n_threads * max(1, FEW_NBYTES // self._chunk_nbytes)))
+        self._at_once = max(1, -(-n_host // (n_threads * max(1, rounds))))
         """Chunks that a thread takes: all threads as many."""
-        few = max(n_threads() * self._at_once, -(-n_host // _N_SLOTS), _SLOT_NBYTES // self._chunk_nbytes)
-        self._most = max(1, min(few, workspace.options.slot_nbytes // aligned(self._chunk_nbytes)))
+        few = max(n_threads * self._at_once, -(-n_host // _N_SLOTS), _SLOT_NBYTES // self._chunk_nbytes)
+        self._most = max(1, min(few, self._workspace.options.slot_nbytes // aligned(self._chunk_nbytes)))
         """Chunks that are staged together."""
+
+    def _n_threads(self) -> int:
+        return self._reading.n_threads
 
     def __bool__(self) -> bool:
         """Say whether chunks wait to be decoded."""
@@ -94,6 +111,11 @@ class HostShare:
     def mark(self, plan: ReadPlan) -> int:
         """Take the host's rows of a plan; return how many rows, the first ones, are the device's."""
         n_rows = len(plan.offset)
+        if self._is_learning and self._taken is not None:
+            self._is_learning = not self._taken.is_known
+            n = n_rows if self._is_learning else self._n_left
+            self._begin(n, self._taken.for_host(n, thread_budget(), self._reading.n, self.n_under_way))
+        self._n_left -= n_rows
         self._n_seen += n_rows
         n_mine = min(n_rows, self.n_host * self._n_seen // self._n_chunks - self._n_marked)
         self._n_marked += n_mine
@@ -102,6 +124,7 @@ class HostShare:
             self._waiting.extend(pieces)
             if self._requests is not None:
                 _expect(self._requests, pieces)
+        self.n_under_way += n_rows - n_mine
         return n_rows - n_mine
 
     def due(self, n_device: int) -> Iterator[Sequence[Piece]]:
@@ -141,7 +164,7 @@ class HostShare:
         CorruptChunkError, StoreReadError
         """
         workspace = self._workspace
-        n, spacing = n_rows(pieces), aligned(self._chunk_nbytes)
+        n, spacing, begun_s = n_rows(pieces), aligned(self._chunk_nbytes), perf_counter()
         upload = Upload(workspace, n * spacing)
         first, memory = upload.allocate(n * spacing)
         chunks = np.frombuffer(memory, np.uint8).reshape(n, spacing)[:, : self._chunk_nbytes]
@@ -150,6 +173,9 @@ class HostShare:
         with workspace.stage("transfer"):
             memories, address = upload.send(first + spacing * np.arange(n))
         address[~present] = 0
+        counters.add(n_by_host=n)
+        if self._taken is not None:
+            self._taken.by_host(perf_counter() - begun_s, n, self._n_threads())
         return Staged.of_decoded(memories, address, np.full(n, self._chunk_nbytes))
 
     def _read_local(self, pieces: Sequence[Piece], chunks: Bytes) -> Flags:

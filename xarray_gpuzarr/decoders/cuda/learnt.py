@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 from xarray_gpuzarr.cuda.api import DeviceApi, Event, Stream
+from xarray_gpuzarr.decoders.cost.taken import Taken
 from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE, SHORTEST
 from xarray_gpuzarr.process.records import record
 
@@ -47,6 +49,8 @@ class Learnt:
         self.overlaps: bool | None = None
         """Whether calls on several streams are decoded together, rather than in turn; None: not known."""
         self._n_tries = 0
+        self.taken: dict[tuple[str | None, int, bool], Taken] = {}
+        """By codec and length of chunks, and whether reads are little: what these have taken."""
 
     def learn(self, calls: Sequence[Call]) -> None:
         """Learn from the calls of a read that had the device to itself, in the order in which they were given."""
@@ -88,27 +92,47 @@ class Lesson:
     api : DeviceApi
     batch_chunks : int or None
         Chunks that batches are asked to have; None: what has been learnt.
-    is_alone : callable
-        Says whether no other read is under way on the device.
+    n_reading : callable
+        Returns how many reads are under way on the device, this one included.
+    taken : Taken, optional
+        Is told what calls have taken.
     """
 
-    def __init__(self, api: DeviceApi, batch_chunks: int | None, *, is_alone: Callable[[], bool]) -> None:
+    def __init__(
+        self, api: DeviceApi, batch_chunks: int | None, *, n_reading: Callable[[], int], taken: Taken | None = None
+    ) -> None:
         self._api = api
-        self._is_alone = is_alone
+        self._n_reading = n_reading
         self.learnt = learnt_of(api) if batch_chunks is None else Learnt(batch_chunks)
         self._first: Event | None = None
         self._calls: list[Call] = []
+        self._taken = taken
+        self._end_s = 0.0
+        self.n_chunks = 1
+        """Of the longest call that the read may have."""
         is_known = self.learnt.is_wave_full and self.learnt.overlaps is not None
-        self.is_on = batch_chunks is None and not is_known and is_alone()
+        self.is_on = batch_chunks is None and not is_known and n_reading() == 1
         """Whether anything can be learnt."""
+
+    @property
+    def _is_timed(self) -> bool:
+        return self.is_on or self._taken is not None
 
     def event(self) -> Event:
         """Return an event, with timing if that is needed."""
-        return self._api.event(timed=self.is_on)
+        return self._api.event(timed=self._is_timed)
+
+    def staged[Result](self, n_chunks: int, stage: Callable[[], Result]) -> Result:
+        """Return what `stage` does, and note how long the host is busy with so many chunks."""
+        begun_s = perf_counter()
+        result = stage()
+        if self._taken is not None:
+            self._taken.by_staging(perf_counter() - begun_s, n_chunks)
+        return result
 
     def begin(self, stream: Stream) -> Event | None:
         """Note that a call begins here, if anything can be learnt."""
-        if not self.is_on:
+        if not self._is_timed:
             return None
         begun = self.event()
         self._api.record(begun, stream)
@@ -119,9 +143,13 @@ class Lesson:
         """Note a call that has ended, and what it was given."""
         if begun is None or self._first is None:
             return
-        self.is_on = self.is_on and self._is_alone()
+        self.is_on = self.is_on and self._n_reading() == 1
+        begin_s, end_s = (self._api.elapsed_s(self._first, event) for event in (begun, done))
+        if self._taken is not None and 2 * n_chunks >= self.n_chunks:  # shorter ones are hidden behind others
+            n_all = n_chunks * max(1, self._n_reading())
+            self._taken.by_device(end_s - max(begin_s, self._end_s), n_all, self.learnt.wave)
+        self._end_s = max(self._end_s, end_s)
         if self.is_on:
-            begin_s, end_s = (self._api.elapsed_s(self._first, event) for event in (begun, done))
             self._calls.append(Call(n_chunks=n_chunks, n_streams=n_streams, begin_s=begin_s, end_s=end_s))
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
 from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.direct import stager_for
-from xarray_gpuzarr.decoders.cuda.host_share import HostShare
+from xarray_gpuzarr.decoders.cuda.host_share import HostShare, n_rows
 from xarray_gpuzarr.decoders.cuda.learnt import Lesson
 from xarray_gpuzarr.decoders.cuda.placing import Placing
 from xarray_gpuzarr.decoders.cuda.receipts import Receipt
@@ -152,6 +152,7 @@ class Read:
         stager, rule = self._stager, self._stager.rule
         lesson = self._lesson
         self._limits = self._limits.for_read(self._n_chunks, lesson.learnt, is_watched=lesson.is_on)
+        lesson.n_chunks = min(self._limits.n_chunks, self._n_chunks)
         sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
         cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
         for plan in self._drawn(plans):
@@ -198,7 +199,8 @@ class Read:
         self._growing.append(segment)
         try:
             if segment.pieces:
-                self._staged.append(self._stager.stage(segment.pieces))
+                n = n_rows(segment.pieces)
+                self._staged.append(self._lesson.staged(n, lambda: self._stager.stage(segment.pieces)))
             if segment.ends_batch:
                 self._submit(_batch(self._growing), self._staged)
                 self._growing, self._staged = [], []
@@ -282,6 +284,8 @@ class Read:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
         oldest = self._submitted.popleft()
         self._release(oldest)
+        if self._share is not None:
+            self._share.n_under_way -= oldest.batch.n_chunks
         if oldest.receipt is not None:
             self._lesson.note(oldest.batch.n_chunks, oldest.receipt.n, oldest.begun, oldest.done)
         doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS

@@ -95,7 +95,7 @@ class Trial:
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
         def run() -> tuple[npt.NDArray[Any], int]:
-            lesson = Lesson(workspace.api, N_AT_ONCE, is_alone=lambda: False)
+            lesson = Lesson(workspace.api, N_AT_ONCE, n_reading=lambda: 0)
             read = Read(workspace, self._source, self.spec, target=target, cast=cast, lesson=lesson)
             out = read.run(self._plans(target))
             return download(
