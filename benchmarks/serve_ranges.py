@@ -196,13 +196,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, bucket: str, prefix: str, delimiter: str) -> None:
         root = self.server.directory / bucket
         entries, common = "", set()
-        for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        within = root / prefix.rpartition("/")[0]
+        for path in sorted(within.glob("*") if delimiter == "/" else within.rglob("*")):
             key = path.relative_to(root).as_posix()
-            rest = key[len(prefix) :]
             if not key.startswith(prefix):
                 continue
-            if delimiter and delimiter in rest:
-                common.add(prefix + rest.split(delimiter)[0] + delimiter)
+            if path.is_dir():
+                if delimiter == "/":
+                    common.add(f"{key}/")
                 continue
             found = path.stat()
             when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.st_mtime))
