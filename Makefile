@@ -10,7 +10,7 @@ GPU := .venv-cuda$(CUDA)
 GPU_PYTHON ?= $(GPU)/bin/python
 GPU_READY := $(if $(filter $(GPU)/%,$(GPU_PYTHON)),$(GPU)/.installed)
 TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/test_engine backend/test_indexers \
-	backend/test_xarray_contract cli/test_commands codec_pipeline/test_older_zarr fetch/test_missing_objects fetch/test_stores \
+	backend/test_open_in_rounds backend/test_xarray_contract cli/test_commands codec_pipeline/test_older_zarr fetch/test_missing_objects fetch/test_stores \
 	process/test_progress_bar project/test_documentation project/test_supported_versions reads/test_formats \
 	reads/test_selections stored/test_cf stored/test_metadata tasks/test_dask_graphs \
 	tasks/test_one_output tasks/test_stale_names tasks/test_task_names training/test_batches training/test_values))

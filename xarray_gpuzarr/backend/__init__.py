@@ -110,7 +110,10 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         return opening.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
 
     def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
-        """Open all groups below a group as a tree; keywords as for `open_groups_as_dict`."""
+        """Open all groups below a group, or those that match a pattern, as a tree.
+
+        Keywords as for `open_groups_as_dict`.
+        """
         return datatree_from_dict_with_io_cleanup(self.open_groups_as_dict(filename_or_obj, **kwargs))
 
     def open_groups_as_dict(  # noqa: PLR0913
@@ -128,7 +131,12 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         storage: str = "auto",
         **decoding: Any,
     ) -> dict[str, Dataset]:
-        """Open all groups below a group, by path; keywords, also those of `DecodeOptions`, as for `open_dataset`."""
+        """Open all groups below a group, by path.
+
+        Keywords, also those of `DecodeOptions`, are as for `open_dataset`, but for `group`: that may be a pattern, such as
+        ``"/*/sweep_0"``, which is matched as by `xarray.DataTree.match`. Then groups that match are opened, and those above
+        them, by their paths from the root.
+        """
         from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # likewise
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415
 
