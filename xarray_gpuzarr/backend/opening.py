@@ -93,7 +93,7 @@ def _open(
     with _naming_unknown_codecs(where):
         if not is_worth_it(where) or not options.get("cache_members", True):
             return by_xarray(where, **options)
-        asked = {name: options[name] for name in ("group", "consolidated", "zarr_format", "storage_options")}
+        asked = {name: options.get(name) for name in ("group", "consolidated", "zarr_format", "storage_options")}
         try:
             ahead, path = run_on_loop(str(where), partial(fetch_metadata, where, wanted=wanted, **asked))
             opened = by_xarray(StorePath(ahead, path) if path else ahead, **options | {"storage_options": None})
