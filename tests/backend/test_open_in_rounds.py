@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pandas as pd
@@ -22,8 +22,10 @@ from helpers.stores.rounds import RoundStore
 from xarray.backends.zarr import ZarrArrayWrapper
 from zarr.storage import MemoryStore, StorePath
 
+import xarray_gpuzarr
 from xarray_gpuzarr.backend import values_ahead
 from xarray_gpuzarr.backend.lazy_array import LazyArray
+from xarray_gpuzarr.decoders.host import HostDecoder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated")
 
@@ -482,3 +484,34 @@ def test_a_read_that_fails_while_others_go_on_is_raised():
         ds.gpuzarr.load()
 
     assert not ds.variables["v7"]._in_memory
+
+
+def test_threads_that_load_read_where_their_caller_would(monkeypatch):
+    entered = []
+
+    def as_caller(self, stream_of=None):
+        caller = threading.get_ident()
+        return lambda: entered.append(caller) or nullcontext()
+
+    monkeypatch.setattr(HostDecoder, "as_caller", as_caller)
+
+    open_ours(RoundStore(many(3, consolidated=True)), chunks=None).gpuzarr.load()
+
+    assert set(entered) == {threading.get_ident()}
+    assert len(entered) > 1
+
+
+def test_a_batch_of_many_variables_waits_as_for_one():
+    store = MemoryStore()
+    values = np.arange(64.0).reshape(8, 8)
+    ds = xr.Dataset({f"v{i}": (("t", "x"), values + i) for i in range(8)})
+    ds.to_zarr(store, zarr_format=3, encoding={name: {"chunks": (1, 4), "shards": (2, 8)} for name in ds})
+    slow = RoundStore(store)
+    opened = open_ours(slow, chunks=None)
+    n_before = len(slow.rounds)
+
+    (batch,) = xarray_gpuzarr.batches(opened, sizes={"t": 2}, batch=4)
+
+    assert len(slow.rounds) - n_before <= 2
+    for name in ds:
+        np.testing.assert_array_equal(batch[name].to_numpy().reshape(8, 8), ds[name])

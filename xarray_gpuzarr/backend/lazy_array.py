@@ -6,7 +6,8 @@ Pickles to little more than its metadata and holds no file, stream or pool, so i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`, where arrays are unpickled  # noqa: F401
-from xarray_gpuzarr.decoders import Decoder, Device, Route, by_usable, decoder_for
+from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
+from xarray_gpuzarr.fetch import StoreSource
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
 
@@ -54,6 +56,11 @@ class LazyArray(BackendArray):
         """How stored bytes reach a GPU and why; empty where there is nothing to choose."""
         return self.stored.how_read(decoder_for(self.device))
 
+    @property
+    def takes_long(self) -> bool:
+        """Whether reads wait for a store of which requests are made, so that several should be made at once."""
+        return isinstance(self.stored.place, StoreSource)
+
     def meta(self) -> Any:
         """Return a zero-length array of the kind that reads give. No I/O."""
         return self.by_decoder(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
@@ -82,3 +89,31 @@ def find_lazy_array(data: object) -> LazyArray | None:
     while data is not None and not isinstance(data, LazyArray):
         data = getattr(data, "array", None) if isinstance(data, indexing.ExplicitlyIndexed) else None
     return data
+
+
+def as_caller_of(
+    lazies: Iterable[LazyArray], stream_of: StreamOf | None = None
+) -> Callable[[], AbstractContextManager[object]]:
+    """Return what makes a thread read where the calling thread would, for the stream that `stream_of` says.
+
+    Parameters
+    ----------
+    lazies : iterable of LazyArray
+        What it will read.
+    stream_of : callable or None
+        See `Decoder.as_caller`.
+    """
+    of_device = {lazy.device: lazy for lazy in lazies}
+    in_order = sorted(of_device, key=lambda device: ":" not in device)  # the one entered last stays the current GPU
+    reading: list[Callable[[], AbstractContextManager[object]]] = [
+        of_device[device].by_decoder(lambda decoder: decoder.as_caller(stream_of)) for device in in_order
+    ]
+
+    @contextmanager
+    def as_caller() -> Iterator[None]:
+        with ExitStack() as stack:
+            for enter in reading:
+                stack.enter_context(enter())
+            yield
+
+    return as_caller

@@ -21,8 +21,8 @@ from xarray_gpuzarr.fetch import requests_at_once, run_on_loop
 
 _MOST_NBYTES = 4 * 1024**2
 """Decoded bytes."""
-_SECONDS = 10.0
-"""Time after the last step of opening from which on stored values may have changed, and are read anew."""
+_SECONDS = 30.0
+"""Time from which on stored values may have changed, and are read anew."""
 
 type Box = tuple[slice, ...]
 
@@ -63,10 +63,10 @@ class ValuesAhead:
         if waiting:
             with suppress(Exception):  # of any kind: it comes again when xarray reads the array
                 run_on_loop(str(waiting[0].stored.store), lambda: _read_all(waiting))
-        self._until = monotonic() + _SECONDS
+            self._until = monotonic() + _SECONDS
 
     def is_over(self) -> bool:
-        """Return whether opening was long ago."""
+        """Return whether values were read, or would have been, long ago."""
         return monotonic() > self._until
 
     def _await(self, stock: ZarrArrayWrapper, wanted: Sequence[Box]) -> ArrayAhead:

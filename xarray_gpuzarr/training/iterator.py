@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from xarray import Dataset
 
-from xarray_gpuzarr.decoders import StreamOf
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.training.ahead import Ahead, AsCaller
 from xarray_gpuzarr.training.order import Epoch, Order
-from xarray_gpuzarr.training.sources import Stored
 from xarray_gpuzarr.training.template import Arrays, Template
 
 
@@ -145,23 +142,3 @@ class AtOnce:
         """Forget what was read; there is no more."""
         self._found = None
         self.closed = True
-
-
-def as_caller_of(template: Template, stream_of: StreamOf | None) -> AsCaller:
-    """Return what makes a thread read where the calling thread would, for the stream that `stream_of` says."""
-    lazies = {
-        cut.source.lazy.device: cut.source.lazy for cut in template.cuts.values() if isinstance(cut.source, Stored)
-    }
-    in_order = sorted(lazies, key=lambda device: ":" not in device)  # the one entered last stays the current GPU
-    reading: list[Callable[[], AbstractContextManager[object]]] = [
-        lazies[device].by_decoder(lambda decoder: decoder.as_caller(stream_of)) for device in in_order
-    ]
-
-    @contextmanager
-    def as_caller() -> Iterator[None]:
-        with ExitStack() as stack:
-            for enter in reading:
-                stack.enter_context(enter())
-            yield
-
-    return as_caller

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+from xarray_gpuzarr.backend.lazy_array import as_caller_of
 from xarray_gpuzarr.decoders import StreamOf
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.training.budget import Budget
-from xarray_gpuzarr.training.iterator import BatchIterator, Progress, as_caller_of
+from xarray_gpuzarr.training.iterator import BatchIterator, Progress
 from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches
 from xarray_gpuzarr.training.samples import Samples, require_whole
 from xarray_gpuzarr.training.template import Template
@@ -70,7 +71,7 @@ class Batches:
                 found=f"this was rank {before.rank} of {before.world_size} when the state was loaded",
                 do="load the state after torch.distributed.init_process_group, or give rank= and world_size=",
             )
-        as_caller = as_caller_of(self._template, stream_of)
+        as_caller = as_caller_of(self._template.lazies, stream_of)
         with as_caller():
             self._template = self._template.with_whole_read()
         n_ahead = self._budget.n_ahead(self._template, order, self._samples)

@@ -10,10 +10,11 @@ from typing import Any, Self
 import numpy as np
 from xarray import Coordinates, Dataset, IndexVariable, Variable
 
+from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.training.crops import Boxes
 from xarray_gpuzarr.training.samples import Column
-from xarray_gpuzarr.training.sources import Source, in_c_order, read_sources, source_of
+from xarray_gpuzarr.training.sources import Source, Stored, in_c_order, read_sources, source_of
 
 SAMPLE = "sample"
 """The dimension that batches have before all others."""
@@ -77,6 +78,11 @@ class Template:
         cuts = {name: _cut(v, dims, sizes) for name, v in ds.variables.items() if not sizes.keys().isdisjoint(v.dims)}
         whole = ds.drop_dims(dims)
         return cls(whole=whole, cuts=cuts, names=tuple(ds.variables), coords=frozenset(ds.coords))
+
+    @property
+    def lazies(self) -> list[LazyArray]:
+        """What is read from stores."""
+        return [cut.source.lazy for cut in self.cuts.values() if isinstance(cut.source, Stored)]
 
     @property
     def nbytes(self) -> int:
