@@ -56,7 +56,7 @@ def seconds_with(gpu: Gpu, run: Callable[[], Any], **options: Any) -> Sample:
 
     A read before it warms up: other options make streams and pinned memory anew, and that is not what is asked.
     """
-    configure(**options)
+    configure(**{"calibration": "off"} | options)
     try:
         run()
         return wall_seconds(gpu, run)

@@ -92,7 +92,7 @@ def test_parts_are_what_they_are_called(memory):
         result_nbytes=64 * 2048 * 8,
         batches_nbytes=5 * 2 * (2 * chunk + zstd_scratch),
         table_nbytes=4 * 256 * KIB,
-        pinned_nbytes=5 * MIB + 10 * 256 * KIB,
+        pinned_nbytes=5 * MIB + 10 * 512 * KIB,
     )
     assert found.device_nbytes == sum((64 * 2048 * 8, 10 * (2 * chunk + zstd_scratch), MIB))
 
