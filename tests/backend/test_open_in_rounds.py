@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 import zarr
-from helpers.compare import assert_same_dataset
+from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.datasets import ENCODING, V2_ENCODING, weather
 from helpers.stores.fakes import Wrapper, is_data
 from helpers.stores.rounds import RoundStore
@@ -515,3 +515,85 @@ def test_a_batch_of_many_variables_waits_as_for_one():
     assert len(slow.rounds) - n_before <= 2
     for name in ds:
         np.testing.assert_array_equal(batch[name].to_numpy().reshape(8, 8), ds[name])
+
+
+@pytest.mark.parametrize("dtype", [str, "S2"])
+def test_text_with_units_of_time_is_left_to_xarray(zarr_format, dtype):
+    stored = MemoryStore()
+    group = zarr.open_group(stored, zarr_format=zarr_format)
+    dims = {"dimension_names": ()} if zarr_format == 3 else {}
+    array = group.create_array("v", data=np.array("5", dtype), **dims)
+    array.attrs.update({"units": "days since 2000-01-01", "calendar": "360_day", "_ARRAY_DIMENSIONS": []})
+
+    ours = outcome(lambda: open_ours(Wrapper(stored), consolidated=False).load())[0]
+    stock = outcome(lambda: xr.open_dataset(Wrapper(stored), engine="zarr", consolidated=False).load())[0]
+
+    if isinstance(stock, tuple):
+        assert ours == stock
+    else:
+        xr.testing.assert_identical(ours, stock)
+
+
+@pytest.mark.parametrize("key", [0, -1, 2, 3, 5, -4, slice(1, 2), slice(None, None, -1), [0, 2], np.int64(1)])
+def test_an_index_that_was_not_made_is_selected_from_as_by_the_stock_engine(zarr_format, key):
+    stored = MemoryStore()
+    ds = xr.Dataset(coords={"x": [1, 2, 3], "name": ("name", ["a", "bb", "c"])})
+    ds.to_zarr(stored, zarr_format=zarr_format)
+    zarr.open_group(stored).create_array("o", shape=(3,), dtype=str, attributes={"_ARRAY_DIMENSIONS": ["o"]},
+                                         **({"dimension_names": ("o",)} if zarr_format == 3 else {}))  # fmt: skip
+
+    def chosen(name, engine):
+        opened = xr.open_dataset(Wrapper(stored), engine=engine, create_default_indexes=False, consolidated=False)
+        return outcome(lambda: opened.variables[name][key].to_numpy())[0]  # noqa: PLW0108  # selecting may raise
+
+    for name in ("x", "name", "o"):
+        ours, stock = chosen(name, "gpuzarr"), chosen(name, "zarr")
+        if isinstance(stock, tuple):
+            assert ours == stock
+        else:
+            assert_same_values(ours, stock)
+
+
+def test_what_is_polled_is_not_old_for_ever(monkeypatch):
+    stored = many(3, consolidated=True)
+    ds = open_ours(Wrapper(stored), create_default_indexes=False, cache=False)
+    clock = values_ahead.monotonic()
+    monkeypatch.setattr(values_ahead, "monotonic", lambda: clock)
+    assert ds["x"][-1] == 3
+    zarr.open_group(stored, mode="r+")["x"][:] = [7, 8, 9]
+
+    for _ in range(4):
+        clock += 20
+        last = int(ds["x"][-1])
+
+    assert last == 9
+
+
+def test_times_that_are_not_decoded_are_not_read():
+    store = RoundStore(many(3, consolidated=True))
+
+    open_ours(store, decode_times=False)
+
+    assert {key for key in store.asked if is_data(key)} == {"time/c/0", "x/c/0"}
+
+
+def test_a_store_path_is_asked_once_and_closed(zarr_format):
+    store = RoundStore(many(zarr_format, consolidated=True))
+
+    ds = open_ours(StorePath(store))
+
+    assert max(Counter(store.asked).values()) == 1
+    ds.close()
+
+
+def test_the_error_of_the_first_group_is_raised():
+    stored = MemoryStore()
+    root = zarr.open_group(stored, zarr_format=3)
+    units = {"units": "furlongs since 2000"}
+    root.create_array("t", data=np.arange(3.0), dimension_names=("t",), attributes=units)
+    group = root.require_group("g")
+    group.create_array("f", data=np.arange(3.0), dimension_names=("x",), attributes={"_FillValue": 5})
+
+    ours = outcome(lambda: open_tree(Wrapper(stored), consolidated=False))[0]
+
+    assert ours == outcome(lambda: xr.open_datatree(Wrapper(stored), engine="zarr", consolidated=False))[0]

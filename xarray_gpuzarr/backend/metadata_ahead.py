@@ -57,6 +57,11 @@ class MetadataAhead(WrapperStore[Store]):
         self.listings: dict[str, list[str]] = {}
         """Path of a group -> names below it."""
 
+    def _with_store(self, store: Store) -> MetadataAhead:
+        other = type(self)(store)
+        other.documents, other.listings = self.documents, self.listings
+        return other
+
     def __str__(self) -> str:
         return str(self.itself)
 
@@ -143,8 +148,11 @@ class _Crawl:
         top = _join(self._base, group)
         if consolidated is False:
             listing = asyncio.ensure_future(self._list(top))
-            if await self._open_first(top, zarr_format) is not None:
-                await self._below(await listing, top)
+            try:
+                if await self._open_first(top, zarr_format) is not None:
+                    await self._below(await listing, top)
+            finally:
+                listing.cancel()
         else:
             is_consolidated = await self._open_first(self._base, zarr_format)
             if is_consolidated is False and group:

@@ -93,12 +93,21 @@ def _open(
     with _naming_unknown_codecs(where):
         if not is_worth_it(where) or not options.get("cache_members", True):
             return by_xarray(where, **options)
-        asked = {name: options.get(name) for name in ("group", "consolidated", "zarr_format", "storage_options")}
-        try:
-            ahead, path = run_on_loop(str(where), partial(fetch_metadata, where, wanted=wanted, **asked))
-            opened = by_xarray(StorePath(ahead, path) if path else ahead, **options | {"storage_options": None})
-        except Exception:  # noqa: BLE001  # of any kind: without help, the same comes again, with its own words
-            return by_xarray(where, **options)
+        opened = _open_ahead(by_xarray, where, wanted, options)
+        return by_xarray(where, **options) if opened is None else opened
+
+
+def _open_ahead(
+    by_xarray: Callable[..., dict[str, ZarrStore]], where: Any, wanted: Wanted | None, options: dict[str, Any]
+) -> dict[str, ZarrStore] | None:
+    """Ask for metadata, then let xarray open; None if either fails: without help, it does so with its own words."""
+    asked = {name: options.get(name) for name in ("group", "consolidated", "zarr_format", "storage_options")}
+    try:
+        ahead, path = run_on_loop(str(where), partial(fetch_metadata, where, wanted=wanted, **asked))
+        known = StorePath(ahead, path) if path or isinstance(where, StorePath) else ahead
+        opened = by_xarray(known, **options | {"storage_options": None})
+    except Exception:  # noqa: BLE001  # of any kind
+        return None
     for each in opened.values():
         ahead.hand_over(each)
         each._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`
@@ -186,15 +195,22 @@ def build_datasets[Path](
     MetadataError
         The stored metadata of an array are malformed.
     """
-    if isinstance(drop_variables, str):
-        drop_variables = [drop_variables]
-    dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
     with ExitStack() as closing:
         for store in stores.values():
             closing.enter_context(close_on_error(store))
-        ahead = ValuesAhead()
-        prepared = {path: _prepare(store, options, dropped, place, ahead) for path, store in stores.items()}
-        datasets = {path: _decode(stores[path], *prepared[path], options, dropped) for path in stores}
+        if isinstance(drop_variables, str):
+            drop_variables = [drop_variables]
+        dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
+        ahead, prepared, failure = ValuesAhead(), {}, None
+        for path, store in stores.items():
+            try:
+                prepared[path] = _prepare(store, options, dropped, place, ahead)
+            except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
+                failure = err
+                break
+        datasets = {path: _decode(stores[path], *found, options, dropped) for path, found in prepared.items()}
+        if failure is not None:
+            raise failure
         ahead.end_decoding()
         return datasets
 
@@ -228,7 +244,7 @@ def _prepare(
 def _let_wait(variable: Variable, name: Hashable, ahead: ValuesAhead, *, is_time: bool) -> None:
     """Let what xarray reads of a variable while it opens be read together with that of others."""
     lazily: Any = variable._data  # noqa: SLF001
-    if not variable.size:
+    if not variable.size or (not variable.dims and variable.dtype.kind not in NUMERIC_KINDS):
         return
     if variable.dims == (name,) and is_short(lazily.array):
         lazily.array = ahead.index(lazily.array)

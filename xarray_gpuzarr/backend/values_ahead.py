@@ -56,6 +56,7 @@ class ValuesAhead:
         for array in self._times:
             array.forget()
         self._times.clear()
+        self._waiting = [array for array in self._waiting if array.is_ahead]
 
     def fetch(self) -> None:
         """Read what is wanted of all arrays that wait."""
@@ -95,6 +96,11 @@ class ArrayAhead(ZarrArrayWrapper):
         self.known: list[tuple[Box, Any]] = []
         self._ahead: ValuesAhead | None = ahead
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether anything is still to be read, or given away, ahead."""
+        return self._ahead is not None
+
     def __reduce__(self) -> tuple[Callable[..., ZarrArrayWrapper], tuple[Any]]:
         return ZarrArrayWrapper, (self.stored,)
 
@@ -104,40 +110,46 @@ class ArrayAhead(ZarrArrayWrapper):
             self.forget()
         elif ahead is not None:
             ahead.fetch()
-            box = None if isinstance(key, indexing.VectorizedIndexer) else _box(key.tuple, self.shape)
-            known = None if box is None else self._inside(box)
+            known = self._known_values(key)
             if known is not None:
-                if ahead.is_decoded and box == _whole(self):
+                if ahead.is_decoded and known.shape == self.shape:
                     self.forget()  # an index has all its values now
-                return known[tuple(slice(None) if isinstance(part, slice) else 0 for part in key.tuple)]
+                return known
         return super().__getitem__(key)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """Read from the store from now on."""
         self._ahead, self.known = None, []
 
-    def _inside(self, box: Box) -> Any:
-        """Return the values in a box if they are known, else None."""
+    def _known_values(self, key: indexing.ExplicitIndexer) -> Any:
+        """Return the values that a selection selects if they are known, else None."""
+        box = None if isinstance(key, indexing.VectorizedIndexer) else _box(key.tuple, self.shape)
+        if box is None:
+            return None
         for has, values in self.known:
-            if all(h.start <= b.start and b.stop <= h.stop for h, b in zip(has, box, strict=True)):
-                return values[tuple(slice(b.start - h.start, b.stop - h.start) for h, b in zip(has, box, strict=True))]
+            inside = [(b.start - h.start, b.stop - h.start) for h, b in zip(has, box, strict=True)]
+            if all(first >= 0 and end <= h.stop - h.start for h, (first, end) in zip(has, inside, strict=True)):
+                parts = zip(key.tuple, inside, strict=True)
+                found = values[tuple(slice(*ends) if isinstance(part, slice) else ends[0] for part, ends in parts)]
+                return found if found.shape == values.shape else found.copy()
         return None
 
 
 def _box(key: Sequence[Any], shape: Sequence[int]) -> Box | None:
-    """Return the box that slices with steps of 1, and numbers, select; None if others are among them, or nothing."""
+    """Return the box that is selected by slices with steps of 1, and numbers beside them; None of all other keys."""
     box = []
     for part, n in zip(key, shape, strict=True):
         if isinstance(part, slice):
             chosen = range(n)[part]
-        elif isinstance(part, int | np.integer):
-            chosen = range(part % n, part % n + 1)
+        elif isinstance(part, int | np.integer) and 0 <= part < n:
+            chosen = range(int(part), int(part) + 1)
         else:
             return None
         if not chosen or chosen.step != 1:
             return None
         box.append(slice(chosen.start, chosen.stop))
-    return tuple(box)
+    has_axes = not shape or any(isinstance(part, slice) for part in key)  # zarr-python has its own kinds of scalars
+    return tuple(box) if has_axes else None
 
 
 def is_short(stock: ZarrArrayWrapper) -> bool:
@@ -164,4 +176,6 @@ async def _read(array: ArrayAhead, slots: asyncio.Semaphore) -> None:
         asynchronous = array.stored._async_array  # noqa: SLF001  # as xarray reads it
         async with slots:
             values = await asyncio.gather(*(asynchronous.getitem(box) for box in array.wanted))
-        array.known = list(zip(array.wanted, values, strict=True))
+        if array.is_ahead:
+            known = zip(array.wanted, values, strict=True)
+            array.known = [(box, v) for box, v in known if isinstance(v, np.ndarray | np.number)]

@@ -1,12 +1,16 @@
-"""Calls that wait for a slow store, made on several threads; a signal that interrupts their caller ends them."""
+"""Calls that wait for a slow store, made on several threads. A signal that interrupts their caller is heard at once."""
 
 from __future__ import annotations
 
-import _thread
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from contextvars import copy_context
+from functools import partial
 from threading import Lock
+
+from xarray_gpuzarr.process.ending import start_thread
+from xarray_gpuzarr.process.waiting import apart
 
 _MOST_THREADS = 32
 
@@ -26,7 +30,8 @@ def side_by_side[Result](
     Raises
     ------
     Exception
-        The first that a call raises. Calls that have begun are waited for, others are not made.
+        The first that a call raises. Calls that have begun are waited for, unless a signal interrupts; others are not
+        made.
     """
     waiting = deque(range(len(calls)))
     found: dict[int, Result] = {}
@@ -44,16 +49,24 @@ def side_by_side[Result](
         finally:
             ended.release()
 
-    try:
-        for _ in range(min(len(calls), _MOST_THREADS)):
+    contexts = [copy_context() for _ in range(min(len(calls), _MOST_THREADS))]  # which have NumPy's errstate
+
+    def start() -> None:
+        for context in contexts:
             ended = Lock()
             ended.acquire()
-            _thread.start_new_thread(work, (ended,))  # see `waiting`
+            start_thread(partial(context.run, work, ended), "gpuzarr_side_by_side", waiting.clear)
             threads.append(ended)
+
+    try:
+        try:
+            apart(start)
+        except RuntimeError:  # the system starts no more threads: fewer do as well
+            if not threads:
+                raise
         _wait_for(threads)
-    except BaseException:
+    except BaseException:  # reads that have begun end by themselves
         waiting.clear()
-        _wait_for(threads)
         raise
     if errors:
         raise errors[0]
