@@ -134,8 +134,8 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """Open all groups below a group, by path.
 
         Keywords, also those of `DecodeOptions`, are as for `open_dataset`. But `group` may be a pattern, such as
-        ``"/*/sweep_0"``, which matches as in `xarray.DataTree.match`: then the groups that match are opened, and those
-        above them, by their paths from the root.
+        ``"/*/sweep_0"``, which matches as in ``xarray.DataTree.match``: then the groups that match are opened, and
+        those above them, by their paths from the root.
         """
         from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # likewise
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415

@@ -94,7 +94,7 @@ class DatasetAccessor(Accessor):
         return self._dataset._replace(variables)  # public ways compare, and so load, coordinates
 
     def load(self) -> Dataset:
-        """Load the dataset in place, as `xarray.Dataset.load` does, and return it.
+        """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.
 
         xarray reads one lazy variable after another. Those in object stores are read side by side here, up to 32 at a
         time, so that many small variables take hardly longer than one. Local files and dask arrays are loaded by
