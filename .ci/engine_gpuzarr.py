@@ -26,4 +26,4 @@ class Engine(GpuZarrBackendEntrypoint):
 
 
 BACKEND_ENTRYPOINTS["zarr"] = (BACKEND_ENTRYPOINTS["zarr"][0], Engine)
-opening.is_worth_it = bool
+opening.takes_long = bool

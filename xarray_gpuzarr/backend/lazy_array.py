@@ -15,6 +15,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`, where arrays are unpickled  # noqa: F401
+from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
 from xarray_gpuzarr.fetch import StoreSource
 from xarray_gpuzarr.read import StoredArray, read, read_points
@@ -58,8 +59,10 @@ class LazyArray(BackendArray):
 
     @property
     def takes_long(self) -> bool:
-        """Whether reads wait for a store of which requests are made, so that several should be made at once."""
-        return isinstance(self.stored.place, StoreSource)
+        """Whether reads wait for a store that takes long to answer, so that several should be made at once."""
+        place, array = self.stored.place, self.stored.zarr_array
+        store = array.store if array is not None else place.store if isinstance(place, StoreSource) else None
+        return store is not None and takes_long(store)
 
     def meta(self) -> Any:
         """Return a zero-length array of the kind that reads give. No I/O."""
@@ -84,11 +87,16 @@ class LazyArray(BackendArray):
         return self.by_decoder(lambda decoder: read_points(self.stored, key, decoder))
 
 
-def find_lazy_array(data: object) -> LazyArray | None:
-    """Return the `LazyArray` below xarray's indexing wrappers, or None."""
-    while data is not None and not isinstance(data, LazyArray):
+def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:
+    """Return the array of a kind below xarray's indexing wrappers, or None."""
+    while data is not None and not isinstance(data, kind):
         data = getattr(data, "array", None) if isinstance(data, indexing.ExplicitlyIndexed) else None
     return data
+
+
+def find_lazy_array(data: object) -> LazyArray | None:
+    """Return the `LazyArray` below xarray's indexing wrappers, or None."""
+    return find_below(data, LazyArray)
 
 
 def as_caller_of(

@@ -91,8 +91,8 @@ class MetadataAhead(WrapperStore[Store]):
                 node.store_path.store = self.itself
 
 
-def is_worth_it(where: object) -> bool:
-    """Return whether requests to a store take so long that it pays to make many at once."""
+def takes_long(where: object) -> bool:
+    """Return whether a store takes so long to answer that it pays to make many requests at once."""
     store = where.store if isinstance(where, StorePath) else where
     if isinstance(store, str):
         return "://" in store

@@ -29,7 +29,7 @@ from zarr.storage import StorePath
 from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.backend.metadata_ahead import Wanted, fetch_metadata, is_worth_it
+from xarray_gpuzarr.backend.metadata_ahead import Wanted, fetch_metadata, takes_long
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
 from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
@@ -91,7 +91,7 @@ def _open(
     where = _normalize_path(where)
     options |= {"mode": "r", "consolidate_on_close": False}
     with _naming_unknown_codecs(where):
-        if not is_worth_it(where) or not options.get("cache_members", True):
+        if not takes_long(where) or not options.get("cache_members", True):
             return by_xarray(where, **options)
         opened = _open_ahead(by_xarray, where, wanted, options)
         return by_xarray(where, **options) if opened is None else opened
@@ -230,13 +230,13 @@ def _prepare(
         if variable.encoding.get("shards") is not None:
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
     bounds = _time_bounds(stored)
-    takes_long = is_worth_it(store.zarr_group.store)
+    is_slow = takes_long(store.zarr_group.store)
     for name in [name for name in prepared if name not in dropped]:
         variable = prepared[name]
         ours = None if name in bounds else engine_variable(name, variable, options, place)
         if ours is not None:
             prepared[name] = ours
-        elif takes_long:
+        elif is_slow:
             _let_wait(variable, name, ahead, is_time=name in bounds or _has_time_units(variable))
     return prepared, attrs
 

@@ -44,23 +44,22 @@ class Taken:
 
     def by_device(self, seconds: float, n: int, wave: int) -> None:
         """Note a call that has decoded so many chunks, others' included, of a device that decodes so many at once."""
-        if seconds > 0:
-            self._n_calls += 1
-            self._wave, each_s = wave, seconds / -(-n // wave)
-            self._wave_s = each_s if self._n_calls <= _N_CALLS and self._wave_s is None else self._mean(each_s)
-
-    def _mean(self, each_s: float) -> float:
-        assert self._wave_s is not None
-        return min(each_s, self._wave_s) if self._n_calls <= _N_CALLS else (each_s + 3 * self._wave_s) / 4
+        if seconds <= 0:
+            return
+        self._n_calls += 1
+        self._wave, each_s = wave, seconds / -(-n // wave)
+        if self._wave_s is not None and self._n_calls <= _N_CALLS:
+            self._wave_s = min(each_s, self._wave_s)
+        else:
+            self._wave_s = _mean(self._wave_s, each_s)
 
     def by_host(self, seconds: float, n: int, n_threads: int) -> None:
         """Note that threads have decoded so many chunks."""
-        each_s = seconds / -(-n // n_threads)
-        self._host_s = each_s if self._host_s is None else (each_s + 3 * self._host_s) / 4
+        self._host_s = _mean(self._host_s, seconds / -(-n // n_threads))
 
     def by_staging(self, seconds: float, n: int) -> None:
         """Note that so many chunks were staged for the device."""
-        self._staging_s = seconds / n if not self._staging_s else (seconds / n + 3 * self._staging_s) / 4
+        self._staging_s = _mean(self._staging_s or None, seconds / n)
 
     def for_host(self, n: int, n_threads: int, n_reads: int = 1, backlog: int = 0) -> int:
         """Return how many of the next `n` chunks go to the host.
@@ -97,3 +96,8 @@ class Taken:
     def host_seconds(self, _codec: str, n: int, _chunk_nbytes: int, n_threads: int, n_reads: int = 1) -> float:
         """Return the time until `n` chunks, decoded by threads of the host, are on the device."""
         return -(-n // threads_each(n_threads, n_reads)) * (self._host_s or 0.0)
+
+
+def _mean(before: float | None, now: float) -> float:
+    """Return a mean in which what is older counts less and less."""
+    return now if before is None else (now + 3 * before) / 4

@@ -62,7 +62,7 @@ def codec_name(spec: ArraySpec) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forecast:
-    """What the calibration in force expects of reads of an array."""
+    """What is expected of reads of an array, by a calibration or by what reads have taken."""
 
     times: Times
     source: str
