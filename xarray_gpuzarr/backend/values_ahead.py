@@ -141,7 +141,7 @@ def _box(key: Sequence[Any], shape: Sequence[int]) -> Box | None:
     for part, n in zip(key, shape, strict=True):
         if isinstance(part, slice):
             chosen = range(n)[part]
-        elif isinstance(part, int | np.integer) and 0 <= part < n:
+        elif isinstance(part, int | np.integer):
             chosen = range(int(part), int(part) + 1)
         else:
             return None
