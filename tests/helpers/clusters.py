@@ -18,7 +18,12 @@ def local_cluster(
 ) -> Iterator[Client]:
     """Start workers, in processes unless told otherwise, and yield a client."""
     where = {"host": "127.0.0.1"} if processes else {}
-    config = {"distributed.comm.timeouts.connect": SECONDS, "distributed.worker.multiprocessing-method": "spawn"}
+    config = {
+        "distributed.comm.timeouts.connect": SECONDS,
+        "distributed.worker.multiprocessing-method": "spawn",
+        # A cluster looks again that long after it lost a worker, and closes a nanny whose worker is just restarting.
+        "distributed.deploy.lost-worker-timeout": "1 hour",
+    }
     with (
         dask.config.set(config),
         LocalCluster(
