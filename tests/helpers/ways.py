@@ -54,6 +54,11 @@ class Way:
     decodes_parts: bool = False
     """Whether damage behind what is wanted of a chunk may go unnoticed."""
 
+    @property
+    def asks_for_pieces(self) -> bool:
+        """Whether an object that was cut may be one that ends too soon, instead of one with a damaged chunk or index."""
+        return _ALONE in self.force
+
 
 # ---- what forces
 
@@ -93,9 +98,8 @@ def _options(**options: int) -> Callable[[Patch, int], None]:
     return lambda patch, _: patch.setattr(in_force, "options", FetchOptions(**options))
 
 
-_ALONE = _options(max_gap_nbytes=0, max_request_nbytes=1)
+_ALONE = _PIECES = _options(max_gap_nbytes=0, max_request_nbytes=16)
 _TOGETHER = _options(max_gap_nbytes=1 << 30)
-_PIECES = _options(max_gap_nbytes=0, max_request_nbytes=7)
 
 
 def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:

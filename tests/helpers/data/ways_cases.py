@@ -2,22 +2,24 @@
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import mul
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numcodecs
 import numpy as np
 import zarr
-from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
 from helpers.data.corpus import BLOSC_CNAMES, NUMERIC_DTYPES, SHUFFLES, edge_values, write
-from helpers.data.selections import axis_keys, numpy_outer, points
-from helpers.data.stacks import numpy_stack, stacks
+from helpers.data.selections import numpy_outer
+from helpers.data.stacks import numpy_stack
 from helpers.stores.shards import chunk_bytes, index_entries, with_chunk
+from xarray_gpuzarr.plan.stack import Crops
 from xarray_gpuzarr.stored.cf import Cast
 
 NAME = "t"
@@ -36,6 +38,7 @@ _COMPRESSORS: dict[str, tuple[Any, Any]] = {
     "gzip+zstd": ([GzipCodec(level=1), ZstdCodec()], None),
 }
 _ONLY_V3 = {"crc32c", "zstd+crc32c", "crc32c+zstd", "gzip+zstd"}
+_SIMPLE = {"none", "zstd", "zstd-checksum", "gzip", "zlib", "lz4"}
 _BLOSC = [f"blosc {cname} {shuffle}" for cname in BLOSC_CNAMES for shuffle in SHUFFLES]
 
 
@@ -83,9 +86,11 @@ class Selected:
 
     def of(self, values: np.ndarray) -> np.ndarray:
         """Select with NumPy."""
-        if self.kind == "box":
-            return np.ascontiguousarray(numpy_outer(values, self.key)).reshape(numpy_outer(values, self.key).shape)
-        return values[self.key] if self.kind == "points" else np.ascontiguousarray(numpy_stack(values, *self.key))
+        if self.kind == "stack":
+            picked = numpy_stack(values, *self.key)
+        else:
+            picked = numpy_outer(values, self.key) if self.kind == "box" else values[self.key]
+        return np.asarray(picked, values.dtype, order="C")  # an element, and a stack, lose their byte order
 
     def memory(self, shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray | None, np.ndarray]:
         """Return memory for a result, and all the memory that it lies in."""
@@ -125,97 +130,134 @@ class Case:
 # ---- what is drawn
 
 
-@st.composite
-def stored_arrays(draw: Any) -> Stored:
-    zarr_format = draw(st.sampled_from([3, 3, 2]))
-    dtype = np.dtype(draw(st.sampled_from(NUMERIC_DTYPES)))
-    dtype = dtype.newbyteorder(draw(st.sampled_from("<<>")))
-    n_axes = draw(st.integers(1, 3))
-    chunks = tuple(draw(st.integers(1, 5)) for _ in range(n_axes - 1)) + (draw(st.sampled_from([1, 3, 4, 8, 40])),)
-    per_shard = tuple(draw(st.integers(1, 3)) for _ in range(n_axes))
-    shape = tuple(draw(st.integers(1, 4 * n)) for n in chunks)
-    is_sharded = zarr_format == 3 and draw(st.booleans())
-    kinds = [name for name in _COMPRESSORS if zarr_format == 3 or name not in _ONLY_V3]
-    compressor = draw(st.one_of(st.sampled_from(["none", "zstd"]), st.sampled_from(kinds), st.sampled_from(_BLOSC)))
-    filters = ["none", "none", "none", "delta", "scale", "astype"] if dtype.kind in "iuf" else ["none"]
-    f_order = zarr_format == 2 and n_axes > 1 and draw(st.booleans())
-    order = tuple(range(n_axes))
-    if f_order:
-        order = order[::-1]
-    elif zarr_format == 3 and draw(st.integers(0, 3)) == 0:
-        order = tuple(draw(st.permutations(order)))
-    return Stored(
-        shape=shape,
-        chunks=chunks,
-        shards=tuple(c * n for c, n in zip(chunks, per_shard, strict=True)) if is_sharded else None,
-        index_location=draw(st.sampled_from(["end", "end", "start"])),
-        zarr_format=zarr_format,
-        dtype=dtype.str,
-        compressor=compressor,
-        element_filter=draw(st.sampled_from(filters)),
-        shuffle=draw(st.sampled_from([0, 0, 0, dtype.itemsize, 3])),
-        order=order,
-        missing=tuple(draw(st.sampled_from([0, 0.5, 1])) for _ in range(n_axes)),
-        fill=draw(st.integers(0, 1)),
-        seed=draw(st.integers(0, 2**16)),
+def draw_case(rng: Random) -> Case:
+    """Everything at once; two thirds are what the loops know."""
+    is_simple = rng.random() < 0.65
+    stored, is_run = _draw_stored(rng, is_simple), rng.random() < 0.25
+    selected = _draw_selected(rng, stored.shape, is_simple)
+    if is_run:
+        stored = _as_runs(rng, stored)
+        selected = Selected(kind="box", key=(slice(None),) * len(stored.shape), out=rng.choice(["none", "C"]))
+    return Case(
+        stored=stored,
+        selected=selected,
+        cast={} if is_simple and rng.random() < 0.9 else _draw_cast(rng, np.dtype(stored.dtype)),
+        damage=_draw_damage(rng),
+        n_threads=rng.choice([1, 2, 2, 4]),
     )
 
 
-def plain_slices(length: int) -> st.SearchStrategy[Any]:
-    """Most of an axis, as most reads want it."""
-    return st.builds(slice, st.integers(0, length // 2), st.integers(length - length // 2, length), st.integers(1, 2))
+def _draw_stored(rng: Random, is_simple: bool) -> Stored:
+    zarr_format = rng.choice([3, 3, 2])
+    dtype = np.dtype(rng.choice(NUMERIC_DTYPES)).newbyteorder(rng.choice("<<>"))
+    n_axes = rng.choice([1, 2, 2, 3])
+    chunks = (*(rng.randint(1, 5) for _ in range(n_axes - 1)), rng.choice([1, 3, 4, 8, 40]))
+    per_shard = [rng.randint(1, 3) for _ in range(n_axes)]
+    shape = tuple(rng.randint(1, 4 * n) for n in chunks)
+    kinds = [name for name in _COMPRESSORS if zarr_format == 3 or name not in _ONLY_V3]
+    kinds = [name for name in kinds if not is_simple or name in _SIMPLE]
+    filters = ["delta", "scale", "astype"] if dtype.kind in "iuf" and not is_simple and rng.random() < 0.5 else ["none"]
+    order = [*range(n_axes)]
+    if zarr_format == 2 and rng.random() < 0.4:
+        order.reverse()
+    elif rng.random() < 0.25 and zarr_format == 3:
+        rng.shuffle(order)
+    return Stored(
+        shape=shape,
+        chunks=chunks,
+        shards=tuple(map(mul, chunks, per_shard)) if zarr_format == 3 and rng.random() < 0.7 else None,
+        index_location=rng.choice(["end", "end", "start"]),
+        zarr_format=zarr_format,
+        dtype=dtype.str,
+        compressor=rng.choice([rng.choice(["none", "zstd"]), rng.choice(kinds), rng.choice(_BLOSC)]),
+        element_filter=rng.choice(filters),
+        shuffle=0 if is_simple else rng.choice([0, 0, dtype.itemsize]),
+        order=tuple(order),
+        missing=tuple(rng.choice([0, 0, 0.5, 1]) for _ in range(n_axes)),
+        fill=rng.randint(0, 1),
+        seed=rng.randint(0, 2**16),
+    )
 
 
-@st.composite
-def selections(draw: Any, shape: tuple[int, ...]) -> Selected:
-    kind = draw(st.sampled_from(["box", "box", "any box", "points", "stack", "stack"]))
+def _as_runs(rng: Random, stored: Stored) -> Stored:
+    """Let chunks be runs of memory of the output, most of them raw."""
+    n = rng.randint(1, 6) * stored.chunks[0]
+    compressor = rng.choice(["none", "none", stored.compressor])
+    return replace(stored, shape=(n, *stored.chunks[1:]), order=(*range(len(stored.order)),), compressor=compressor)
+
+
+def _draw_selected(rng: Random, shape: tuple[int, ...], is_simple: bool) -> Selected:
+    kind = rng.choice(["box", "box", "stack"] if is_simple else ["box", "box", "points", "stack"])
     if kind == "box":
-        key: Any = tuple(draw(plain_slices(n)) for n in shape)
-    elif kind == "any box":
-        key = tuple(draw(axis_keys(n)) for n in shape)
+        one = "all" if rng.random() < 0.3 else "plain" if is_simple else None
+        key: Any = tuple(_axis_key(rng, n, one) for n in shape)
+    elif kind == "points":
+        n = rng.randint(0, 9)
+        key = tuple(np.array([rng.randrange(-length, length) for _ in range(n)], np.int64) for length in shape)
     else:
-        key = draw(points(shape) if kind == "points" else stacks(shape))
-    return Selected(kind=kind.removeprefix("any "), key=key, out=draw(st.sampled_from(["none", "C", "F", "gaps"])))
+        n = rng.choice([0, 1, 2, 3, 5])
+        key = [_stack_axis(rng, length, n, is_simple) for length in shape], n
+    return Selected(kind=kind, key=key, out=rng.choice(["none", "C", "F", "gaps"]))
 
 
-@st.composite
-def casts(draw: Any, stored: Stored) -> dict[str, Any]:
-    dtype = np.dtype(stored.dtype)
-    kind = draw(st.sampled_from(["none", "none", "wider", "packed", "packed"]))
+def _axis_key(rng: Random, n: int, kind: str | None) -> Any:
+    """What indexes one axis: all or most of it, any slice, one number, numbers in any order, repeated or negative, a mask."""
+    match kind or rng.choice(["all", "plain", "plain", "slice", "number", "numbers", "repeats", "mask"]):
+        case "all":
+            return slice(None)
+        case "plain":
+            return slice(rng.randint(0, n // 2), rng.randint(n - n // 2, n), rng.choice([1, 1, 1, 2, n]))
+        case "slice":
+            return slice(rng.randint(-n, n), rng.choice([None, rng.randint(-n, n)]), rng.choice([1, 2, 7, -1, -3]))
+        case "number":
+            return rng.randrange(-n, n)
+        case "numbers":
+            return np.array([rng.randrange(-n, n) for _ in range(rng.randint(0, 8))], np.int64)
+        case "repeats":
+            return np.repeat(np.arange(n), [rng.randint(0, 3) for _ in range(n)])
+        case _:
+            return np.array([rng.random() < 0.5 for _ in range(n)])
+
+
+def _stack_axis(rng: Random, length: int, n_samples: int, is_simple: bool) -> Any:
+    """What samples want along one axis, as `StackAxis` says."""
+    match "crops" if is_simple and rng.random() < 0.8 else rng.choice(["slice", "array", "crops", "table"]):
+        case "slice":
+            return slice(rng.randint(0, length // 2), rng.randint(0, length), rng.randint(1, 3))
+        case "array":
+            return np.array(sorted(rng.randrange(length) for _ in range(rng.randint(0, 6))), np.int64)
+        case "table":
+            n = rng.randint(0, 5)
+            rows = [sorted(rng.randrange(length) for _ in range(n)) for _ in range(n_samples)]
+            return np.array(rows, np.int64).reshape(n_samples, n)
+        case _:
+            step = rng.choice([1, 1, 1, 2, 5])
+            count = rng.randint(min(1, length), -(-length // step))
+            last = length - 1 - max(0, count - 1) * step
+            return Crops(start=np.array([rng.randint(0, last) for _ in range(n_samples)], np.int64), count=count, step=step)
+
+
+def _draw_cast(rng: Random, dtype: np.dtype) -> dict[str, Any]:
+    kind = rng.choice(["none", "wider", "packed", "packed"])
     if kind == "none":
         return {}
-    to = draw(st.sampled_from(["<c8", "<c16"] if dtype.kind == "c" else ["<f4", "<f8", ">f8", "<f2"]))
-    cast: dict[str, Any] = {"dtype": to}
+    cast: dict[str, Any] = {"dtype": rng.choice(["<c8", "<c16"] if dtype.kind == "c" else ["<f4", "<f8", ">f8", "<f2"])}
     if kind == "packed":
-        cast["mask"] = tuple(draw(st.lists(st.integers(0, 2**16), max_size=4)))
-        cast["scale"] = draw(st.sampled_from([None, 2, 0.01, 1e300]))
-        cast["offset"] = draw(st.sampled_from([None, -3, 273.15]))
-    if dtype.kind in "iu" and dtype.isnative and draw(st.booleans()):
+        cast["mask"] = tuple(rng.randint(0, 2**16) for _ in range(rng.randint(0, 4)))
+        cast["scale"] = rng.choice([None, 2, 0.01, 1e30])
+        cast["offset"] = rng.choice([None, -3, 273.15])
+    if dtype.kind in "iu" and dtype.isnative and rng.random() < 0.5:
         cast["view"] = f"{'u' if dtype.kind == 'i' else 'i'}{dtype.itemsize}"
     return cast
 
 
-def damages() -> st.SearchStrategy[Damage]:
-    kinds = ["none"] * 8 + ["missing", "cut", "flip", "longer", "empty", "directory"]
-    return st.builds(
-        Damage,
-        kind=st.sampled_from(kinds),
-        inner=st.booleans(),
-        which=st.integers(0, 2**16),
-        where=st.integers(0, 2**16),
-    )
-
-
-@st.composite
-def cases(draw: Any) -> Case:
-    """Everything at once."""
-    stored = draw(stored_arrays())
-    return Case(
-        stored=stored,
-        selected=draw(selections(stored.shape)),
-        cast=draw(casts(stored)),
-        damage=draw(damages()),
-        n_threads=draw(st.sampled_from([1, 2, 4])),
+def _draw_damage(rng: Random) -> Damage:
+    kinds = ["missing", "cut", "flip", "longer", "empty", "directory"]
+    return Damage(
+        kind="none" if rng.random() < 0.6 else rng.choice(kinds),
+        inner=rng.random() < 0.7,
+        which=rng.randint(0, 2**16),
+        where=rng.randint(0, 2**16),
     )
 
 
