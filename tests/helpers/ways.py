@@ -56,8 +56,8 @@ class Way:
 
     @property
     def asks_for_pieces(self) -> bool:
-        """Whether an object that was cut may be one that ends too soon, instead of one with a damaged chunk or index."""
-        return _ALONE in self.force
+        """Whether an object that was cut may be one that ends too soon, instead of a damaged one."""
+        return _ALONE in self.force or self.store == "asked"
 
 
 # ---- what forces
@@ -324,7 +324,6 @@ WAYS: dict[str, Way] = {
     ),
 }
 """By name."""
-NEED_LOOPS = _LITTLE + ("rows read by the loops", "rows read by the loops, crew", "part of a chunk", "left")
 
 
 # ---- what is seen

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
@@ -201,22 +202,19 @@ def _draw_selected(rng: Random, shape: tuple[int, ...], is_simple: bool) -> Sele
 
 
 def _axis_key(rng: Random, n: int, kind: str | None) -> Any:
-    """What indexes one axis: all or most of it, any slice, one number, numbers in any order, repeated or negative, a mask."""
-    match kind or rng.choice(["all", "plain", "plain", "slice", "number", "numbers", "repeats", "mask"]):
-        case "all":
-            return slice(None)
-        case "plain":
-            return slice(rng.randint(0, n // 2), rng.randint(n - n // 2, n), rng.choice([1, 1, 1, 2, n]))
-        case "slice":
-            return slice(rng.randint(-n, n), rng.choice([None, rng.randint(-n, n)]), rng.choice([1, 2, 7, -1, -3]))
-        case "number":
-            return rng.randrange(-n, n)
-        case "numbers":
-            return np.array([rng.randrange(-n, n) for _ in range(rng.randint(0, 8))], np.int64)
-        case "repeats":
-            return np.repeat(np.arange(n), [rng.randint(0, 3) for _ in range(n)])
-        case _:
-            return np.array([rng.random() < 0.5 for _ in range(n)])
+    """What indexes one axis."""
+    draws: dict[str, Callable[[], Any]] = {
+        "all": lambda: slice(None),
+        "plain": lambda: slice(rng.randint(0, n // 2), rng.randint(n - n // 2, n), rng.choice([1, 1, 2, 3, n])),
+        "slice": lambda: slice(
+            rng.randint(-n, n), rng.choice([None, rng.randint(-n, n)]), rng.choice([1, 2, 7, -1, -3])
+        ),
+        "number": lambda: rng.randrange(-n, n),
+        "numbers": lambda: np.array([rng.randrange(-n, n) for _ in range(rng.randint(0, 8))], np.int64),
+        "repeats": lambda: np.repeat(np.arange(n), [rng.randint(0, 3) for _ in range(n)]),
+        "mask": lambda: np.array([rng.random() < 0.5 for _ in range(n)]),
+    }
+    return draws[kind or rng.choice([*draws, "plain"])]()
 
 
 def _stack_axis(rng: Random, length: int, n_samples: int, is_simple: bool) -> Any:
@@ -234,7 +232,8 @@ def _stack_axis(rng: Random, length: int, n_samples: int, is_simple: bool) -> An
             step = rng.choice([1, 1, 1, 2, 5])
             count = rng.randint(min(1, length), -(-length // step))
             last = length - 1 - max(0, count - 1) * step
-            return Crops(start=np.array([rng.randint(0, last) for _ in range(n_samples)], np.int64), count=count, step=step)
+            start = np.array([rng.randint(0, last) for _ in range(n_samples)], np.int64)
+            return Crops(start=start, count=count, step=step)
 
 
 def _draw_cast(rng: Random, dtype: np.dtype) -> dict[str, Any]:
@@ -264,13 +263,13 @@ def _draw_damage(rng: Random) -> Damage:
 # ---- what is written
 
 
-def write_case(path: Path, case: Case) -> zarr.Array:
-    """Write the array of a case below `path`, and damage it; what zarr-python says of the array is right only before."""
+def write_case(path: Path, case: Case) -> None:
+    """Write the array of a case below `path`, undamaged."""
     stored = case.stored
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         keywords = _v3(stored) if stored.zarr_format == 3 else _v2(stored)
-        return write(
+        write(
             LocalStore(path),
             stored.values(),
             name=NAME,
@@ -395,7 +394,7 @@ def cast_of(case: Case, values: np.ndarray) -> Cast | None:
     view = case.cast.get("view")
     as_result = _converted(values, view, case.cast["dtype"])
     mask = {as_result.reshape(-1)[at % values.size].item() for at in case.cast.get("mask", ())}
-    return Cast(**case.cast | {"mask": tuple(sorted((m for m in mask if m == m), key=repr))})
+    return Cast(**case.cast | {"mask": tuple(sorted((value for value in mask if not np.isnan(value)), key=repr))})
 
 
 def _converted(values: np.ndarray, view: str | None, dtype: str) -> np.ndarray:
