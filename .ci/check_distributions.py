@@ -10,7 +10,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from packaging.metadata import Metadata
 
-MODULES = {".py", ".c", ".cu", ".cuh", ".json", ".typed"}
+MODULES = {".py", ".c", ".h", ".cu", ".cuh", ".json", ".typed"}
 IN_SDIST = {
     "CHANGELOG.md",
     "CITATION.cff",

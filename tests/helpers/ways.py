@@ -19,7 +19,7 @@ import pytest
 from helpers.kernels.on_host import built
 from helpers.loops import require_loops, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import boxes, codecs, job, little, local_files
+from xarray_gpuzarr.decoders.host import boxes, codecs, job, little, local_files, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.blocks import PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
@@ -128,6 +128,7 @@ _SMALL = {
     "GRABS_A_THREAD = 8": "GRABS_A_THREAD = 1",
 }
 _FEW = {"MOST_BOX_ROWS = 1024": "MOST_BOX_ROWS = 4"}
+_SHORT_BLOCKS = {"BLOCK_ELEMENTS = 1024": "BLOCK_ELEMENTS = 3"}
 _NOWHERE = {_MEMORY: "(void)room; errno = EAGAIN; return -1;"}
 _HALF = {
     _MEMORY: f"""
@@ -141,10 +142,13 @@ _HALF = {
 def _built(changes: tuple[tuple[str, str], ...]) -> Loops:
     """Build the loops with other constants, so that small chunks are what only large ones are."""
     source = library.SOURCE.read_text()
+    header = library.SOURCE.with_name("elements.h").read_text()
+    source = source.replace('#include "elements.h"', header)
     for old, new in changes:
-        assert source.count(old) == 1, f"loops.c has no {old!r}"
+        assert source.count(old) == 1, f"the loops have no {old!r}"
         source = source.replace(old, new)
-    return Loops(built("ways.so", ("-O1", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-x", "c", "-"), source, ()))
+    flags = ("-O1", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
+    return Loops(built("ways.so", flags, source, ()))
 
 
 def _loops(changes: dict[str, str]) -> Callable[[Patch, int], None]:
@@ -189,7 +193,7 @@ def _parts(patch: Patch, _: int) -> None:
         callback = _counting(codec.number, codec.decode_part)
         return replace(codec, decode_part=ctypes.cast(callback, ctypes.c_void_p).value)
 
-    patch.setattr(codecs, "native_codec", counted)
+    patch.setattr(native_program, "native_codec", counted)
 
 
 def _no_raw_runs(patch: Patch, _: int) -> None:
@@ -284,6 +288,9 @@ WAYS: dict[str, Way] = {
     "loops, caller, parts of chunks": Way(
         force=(_PLANNED, _caller, _loops(_SMALL), _parts), seen=("part of a chunk",), decodes_parts=True
     ),
+    "loops, caller, blocks of three elements": Way(
+        force=(_PLANNED, _caller, _loops(_SHORT_BLOCKS)), seen=("rows read by the loops",)
+    ),
     "loops, crew": Way(force=(_PLANNED, _crew), seen=("rows read by the loops, crew",)),
     "loops, crew, chunks one by one": Way(force=(_PLANNED, _crew, _ALONE), seen=("rows read by the loops, crew",)),
     "loops, crew, long requests": Way(force=(_PLANNED, _crew, _TOGETHER), seen=("rows read by the loops, crew",)),
@@ -360,6 +367,7 @@ def _forget() -> None:
     """Forget what reads keep for the next ones."""
     index_cache.cache.clear()
     little._little_reads.cache_clear()
+    native_program.native_program.cache_clear()
     codecs.chunk_codec.cache_clear()
 
 

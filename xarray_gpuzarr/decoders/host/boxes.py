@@ -19,12 +19,12 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.faults import chunk_fault, corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.encoded import Encoded
-from xarray_gpuzarr.decoders.host.job import Job, Located, Task, Workspace
+from xarray_gpuzarr.decoders.host.job import Located, Task, Workspace
 from xarray_gpuzarr.decoders.host.native_rows import Boxes
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
-from xarray_gpuzarr.errors import CorruptChunkError
-from xarray_gpuzarr.fetch import ByteSource, Pending, PendingStream, Request
+from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
+from xarray_gpuzarr.fetch import ByteSource, PendingStream, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.plan.selection import Column
@@ -118,8 +118,9 @@ class BoxBlock(Block):
         return None if joined and len(plan.offset) * nbytes < n_runs * self.job.rule.max_gap_nbytes else bounds
 
     def _raw_tasks(self, runs: Sequence[int]) -> Iterator[Task]:
-        """Read runs of raw chunks with no copy at all."""
-        longest = self.job.rule.max_raw_nbytes
+        """Read runs of raw chunks with no copy at all, whole elements at a time."""
+        itemsize = self.job.stored.itemsize
+        longest = max(1, self.job.rule.max_raw_nbytes // itemsize) * itemsize
         for lo, hi in pairwise(runs):
             total = (hi - lo) * self.job.chunk_nbytes
             for done in range(0, total, longest):
@@ -129,16 +130,27 @@ class BoxBlock(Block):
         first, total = self.out_byte[row] + done, done + nbytes
         dst = self.job.out_bytes(first, nbytes)
         # The last piece of an object of unknown length asks for all that is left, to see that it is no more.
-        to_end = self.nbytes[row] == WHOLE_OBJECT and total == self.job.chunk_nbytes
+        is_object = self.nbytes[row] == WHOLE_OBJECT
+        to_end = is_object and total == self.job.chunk_nbytes
         wanted = ByteRange(offset=self.offset[row] + done, nbytes=WHOLE_OBJECT if to_end else nbytes)
+        key = self.plan.key_of(row)
 
         def allocate(found: int) -> memoryview:
             if found != nbytes:
                 raise self._wrong_length(row, done + found)
             return dst
 
-        def run(_workspace: Workspace, pending: list[Pending]) -> None:
-            data = self.read(pending[0], allocate)
+        def start(source: ByteSource, requests: Sequence[Request]) -> list[Any]:
+            return [source.start(*requests[0]), source]
+
+        def run(_workspace: Workspace, pending: list[Any]) -> None:
+            finish, source = pending
+            try:
+                data = self.read(finish, allocate)
+            except StoreReadError:
+                if not is_object or (to_end and not done):
+                    raise
+                data = self._piece_of_all(source, row, done, nbytes)
             if data is None:
                 np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
                 return
@@ -146,7 +158,18 @@ class BoxBlock(Block):
                 copy_bytes(data, allocate(len(data)))
             self._swap(dst)
 
-        return Task(run, [(self.plan.key_of(row), wanted)])
+        return Task(run, [(key, wanted)], start)
+
+    def _piece_of_all(self, source: ByteSource, row: int, done: int, nbytes: int) -> memoryview | None:
+        """Read an object of which a piece cannot be read: it is too short, or none."""
+
+        def allocate(found: int) -> memoryview:
+            if found != self.job.chunk_nbytes:
+                raise self._wrong_length(row, found)
+            return memoryview(bytearray(found))
+
+        whole = source.start(*self.plan.requests(row, row + 1)[0])(allocate)
+        return None if whole is None else whole[done : done + nbytes]
 
     def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
         return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")

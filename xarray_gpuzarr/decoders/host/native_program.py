@@ -188,9 +188,7 @@ class NativeProgram:
 
 
 @lru_cache(maxsize=256)
-def native_program(
-    codecs: CodecPipeline, chunk_nbytes: int, stored: np.dtype[Any], cast: Cast
-) -> NativeProgram | None:
+def native_program(codecs: CodecPipeline, chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram | None:
     """Return what the loops do to the chunks of a read; None where they do not know how.
 
     Parameters

@@ -106,9 +106,16 @@ class NativeJob:
         self._loops = loops
         self.program = program
         first = [*accumulate((len(p.count) for p in pieces), initial=0)]
-        table = np.concatenate([_NONE, *map(_first_elements, pieces), *(p.out_start for p in pieces), *(p.count for p in pieces)])
-        axes = np.array([(at, stride, p.step, to, 0 if p.index is None else address(p.index))
-                         for at, stride, p, to in zip(first, strides, pieces, out.strides, strict=False)], np.int64).T.copy()
+        table = np.concatenate(
+            [_NONE, *map(_first_elements, pieces), *(p.out_start for p in pieces), *(p.count for p in pieces)]
+        )
+        axes = np.array(
+            [
+                (at, stride, p.step, to, 0 if p.index is None else address(p.index))
+                for at, stride, p, to in zip(first, strides, pieces, out.strides, strict=False)
+            ],
+            np.int64,
+        ).T.copy()
         self._kept = table, axes, pieces, out
         at, length = address(axes), axes.strides[0] if pieces else 0
         self._struct = job_struct(
