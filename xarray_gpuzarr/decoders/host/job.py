@@ -209,6 +209,12 @@ class Job:
         direct = placed.whole & placed.contiguous & (self.direct and self.codec is not None)
         return Located(whole=placed.whole, direct=direct, out_byte=placed.out_at)
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether chunks are neither compressed nor changed."""
+        in_place = self.codec is not None and self.codec.in_place
+        return in_place and (self.program is None or self.program.is_copied)
+
     @cached_property
     def native(self) -> NativeJob | None:
         """The read as the compiled loops take it; None if there are none, or it is nothing for them."""

@@ -106,18 +106,14 @@ class NativeJob:
         self._loops = loops
         self.program = program
         first = [*accumulate((len(p.count) for p in pieces), initial=0)]
-        table = np.concatenate(
-            [_NONE, *map(_first_elements, pieces), *(p.out_start for p in pieces), *(p.count for p in pieces)]
+        columns = [*map(_first_elements, pieces), *(p.out_start for p in pieces), *(p.count for p in pieces)]
+        table = np.concatenate([_NONE, *columns])
+        index = [0 if p.index is None else address(p.index) for p in pieces]
+        axes = (
+            np.array([first[:-1], strides, [p.step for p in pieces], out.strides, index], np.int64) if pieces else _NONE
         )
-        axes = np.array(
-            [
-                (at, stride, p.step, to, 0 if p.index is None else address(p.index))
-                for at, stride, p, to in zip(first, strides, pieces, out.strides, strict=False)
-            ],
-            np.int64,
-        ).T.copy()
         self._kept = table, axes, pieces, out
-        at, length = address(axes), axes.strides[0] if pieces else 0
+        at, length = address(axes), axes.strides[0]
         self._struct = job_struct(
             program,
             ndim=len(pieces),
@@ -127,7 +123,7 @@ class NativeJob:
             in_strides=at + length,
             every=at + 2 * length,
             out_strides=at + 3 * length,
-            index=at + 4 * length if any(p.index is not None for p in pieces) else 0,
+            index=at + 4 * length if any(index) else 0,
             out=address(out),
         )
 
