@@ -58,6 +58,15 @@ static float half_to_float(uint16_t half)
     return value;
 }
 
+static double half_to_double(uint16_t half)
+{
+    if ((half & 0x7C00u) != 0x7C00u) return half_to_float(half); /* which changes some NaN on its way to a double */
+    uint64_t bits = (uint64_t)(half & 0x8000u) << 48 | UINT64_C(0x7FF) << 52 | (uint64_t)(half & 0x3FFu) << 42;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Round a number of `width` bits of fraction and the given bias to a half. */
 static uint16_t rounded_half(uint64_t bits, int width, int bias)
 {
@@ -132,6 +141,7 @@ CONVERTER(f8, double, bool, uint8_t, x != 0)
 CONVERTER(f4, float, f8, double, x)
 CONVERTER(f8, double, f4, float, x)
 CONVERTER(f2, uint16_t, f4, float, half_to_float(x))
+CONVERTER(f2, uint16_t, f8, double, half_to_double(x))
 CONVERTER(f2, uint16_t, bool, uint8_t, (x & 0x7FFF) != 0)
 CONVERTER(f4, float, f2, uint16_t, float_to_half(x))
 CONVERTER(f8, double, f2, uint16_t, double_to_half(x))
@@ -148,7 +158,7 @@ CONVERTER(c16, c16_t, c8, c8_t, ((c8_t){(float)x.real, (float)x.imag}))
 static convert_t *const converters[N_DTYPES][N_DTYPES] = {
     [BOOL] = OF_INTEGERS(bool), [I1] = OF_INTEGERS(i1), [I2] = OF_INTEGERS(i2), [I4] = OF_INTEGERS(i4),
     [I8] = OF_INTEGERS(i8), [U1] = OF_INTEGERS(u1), [U2] = OF_INTEGERS(u2), [U4] = OF_INTEGERS(u4),
-    [U8] = OF_INTEGERS(u8), [F2] = {[BOOL] = f2_to_bool, [F4] = f2_to_f4},
+    [U8] = OF_INTEGERS(u8), [F2] = {[BOOL] = f2_to_bool, [F4] = f2_to_f4, [F8] = f2_to_f8},
     [F4] = {[BOOL] = f4_to_bool, [F2] = f4_to_f2, [F8] = f4_to_f8, [C8] = f4_to_c8},
     [F8] = {[BOOL] = f8_to_bool, [F2] = f8_to_f2, [F4] = f8_to_f4, [C16] = f8_to_c16},
     [C8] = {[C16] = c8_to_c16}, [C16] = {[C8] = c16_to_c8},

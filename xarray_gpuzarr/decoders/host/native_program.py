@@ -77,11 +77,8 @@ def _conversion(before: str, after: str) -> list[_Step]:
     if before == after or (before[0] in "iu" and after[0] in "iu" and before[1:] == after[1:]):
         return []
     via = {"f2": "f4", "c8": "f4", "c16": "f8"}.get(after)
-    path = [before, after]
-    if before == "f2" and after not in ("f4", "b1"):
-        path = [before, "f4", *([via] if via and via != "f4" else []), after]
-    elif via and before[0] != "c" and not (before[0] == "f" and after == "f2") and before != via:
-        path = [before, via, after]
+    is_direct = via in (None, before) or before[0] == "c" or (before[0] == "f" and after == "f2")
+    path = [before, after] if is_direct or via is None else [before, via, after]
     for one, other in pairwise(path):
         narrows = one[0] in "fc" and other[0] in "iu"  # beyond what fits, C has no answer and NumPy has several
         if narrows or (one[0] == "c" and other[0] != "c"):

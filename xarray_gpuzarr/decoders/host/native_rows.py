@@ -109,9 +109,8 @@ class NativeJob:
         columns = [*map(_first_elements, pieces), *(p.out_start for p in pieces), *(p.count for p in pieces)]
         table = np.concatenate([_NONE, *columns])
         index = [0 if p.index is None else address(p.index) for p in pieces]
-        axes = (
-            np.array([first[:-1], strides, [p.step for p in pieces], out.strides, index], np.int64) if pieces else _NONE
-        )
+        numbers = first, strides, [p.step for p in pieces], out.strides, index
+        axes = np.array([column[: len(pieces)] for column in numbers], np.int64)
         self._kept = table, axes, pieces, out
         at, length = address(axes), axes.strides[0]
         self._struct = job_struct(

@@ -1,0 +1,182 @@
+"""What the compiled loops do to elements, against NumPy: every pair of dtypes, masks, factors, filters, to the bit."""
+
+import itertools
+from random import Random
+
+import numcodecs.zarr3 as zn
+import numpy as np
+import pytest
+import zarr
+from helpers.compare import assert_same_bits
+from helpers.data.corpus import write
+from helpers.every_pair import SEED, usually
+from helpers.loops import rows_taken, without_loops
+from zarr.codecs import BytesCodec
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import read_array
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.native_program import native_program
+from xarray_gpuzarr.read import read, stored_array
+from xarray_gpuzarr.stored.cf import Cast
+
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.filterwarnings("ignore")]
+
+DTYPES = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+N = 3000
+"""Elements: some blocks of the loops, and a rest."""
+
+
+def any_bits(dtype: str, rng: np.random.Generator, n: int = N) -> np.ndarray:
+    """Return elements of any bits, the extreme ones among them."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, n).astype(dtype)
+    found = np.frombuffer(rng.bytes(n * dtype.itemsize), dtype).copy()
+    small = rng.integers(-100, 100, n // 2).astype("f8")
+    found[-(n // 2) :] = np.abs(small).astype(dtype) if dtype.kind == "u" else small.astype(dtype)
+    return found
+
+
+def loops_give(data: np.ndarray, cast: Cast, key=slice(None), **keywords) -> np.ndarray:
+    """Return what the loops make of stored elements; none of the chunks is decoded in Python."""
+    array = write(MemoryStore(), data, chunks=(1000,), shards=(3000,), config={"write_empty_chunks": True}, **keywords)
+    with rows_taken() as taken:
+        found = read(stored_array(array, cast), key, HostDecoder())
+    assert taken.n_rows == 3
+    return found
+
+
+def numpy_gives(data: np.ndarray, cast: Cast) -> np.ndarray:
+    """Return what the rules of `Cast` say, written down anew."""
+    values = (data if cast.view is None else data.view(cast.view)).astype(cast.dtype)
+    hit = np.zeros(values.shape, bool)
+    for value in cast.mask:
+        hit |= values == values.dtype.type(value)
+    values[hit] = complex(np.nan, np.nan) if values.dtype.kind == "c" else np.nan
+    if cast.scale is not None:
+        values = values * values.dtype.type(cast.scale)
+    if cast.offset is not None:
+        values = values + values.dtype.type(cast.offset)
+    return values.astype(cast.dtype)
+
+
+def is_known(stored: str, cast: Cast) -> bool:
+    array = zarr.create_array(MemoryStore(), shape=(1,), dtype=stored, compressors=None)
+    return native_program(stored_array(array).spec.codecs, 8, np.dtype(stored), cast) is not None
+
+
+def converts(stored: str, decoded: str) -> bool:
+    """Say whether C has one answer for every element: not for fractions, or infinities, as integers."""
+    of, to = stored[0], decoded[0]
+    return not (of in "fc" and to in "iu") and not (of == "c" and to != "c")
+
+
+@pytest.mark.parametrize(("stored", "decoded"), itertools.product(DTYPES, DTYPES))
+def test_every_pair_of_dtypes(stored, decoded):
+    assert is_known(stored, Cast(dtype=decoded)) == converts(stored, decoded)
+    if converts(stored, decoded):
+        data = any_bits(stored, np.random.default_rng(SEED))
+        assert_same_bits(loops_give(data, Cast(dtype=np.dtype(decoded).str)), data.astype(decoded))
+
+
+@pytest.mark.parametrize("dtype", ["i2", "u4", "i8", "f2", "f4", "f8", "c8", "c16"])
+def test_the_other_byte_order(dtype):
+    data = any_bits(dtype, np.random.default_rng(SEED))
+
+    for decoded in (np.dtype(dtype).str, np.dtype(dtype).newbyteorder(">").str):
+        cast = Cast(dtype=decoded)
+        assert_same_bits(loops_give(data, cast, serializer=BytesCodec(endian="big")), data.astype(decoded))
+
+
+def draw_cast(rng: Random, stored: str) -> Cast:
+    """Return a mask of up to six values, a factor, a summand, or some of them."""
+    decoded = rng.choice(["f4", "f8"] if stored[0] != "f" else [d for d in ("f2", "f4", "f8") if d >= stored])
+    view = f"u{stored[1:]}" if stored[0] == "i" and rng.random() < 0.3 else None
+    numbers = [0, 1, -1, 7, -99, 0.5, 1e30, -32768, 255, 65504]
+    if decoded == "f2":
+        numbers = [n for n in numbers if abs(n) < 60000]
+    mask = tuple(rng.sample(numbers, rng.choice([0, 1, 1, 2, 4, 6])))
+    scale = rng.choice([None, 0.01, -3, 2**0.5, 0, 1e-40, float("inf")])
+    offset = rng.choice([None, 273.15, -1, 0.1, -0.0])
+    return Cast(dtype=np.dtype(decoded).str, view=view, mask=mask, scale=scale, offset=offset)
+
+
+@pytest.mark.parametrize("number", range(usually(60, full=600)))
+def test_masks_factors_and_summands(number):
+    rng = Random(f"{SEED} {number}")
+    stored = rng.choice([d for d in DTYPES if d[0] in "iuf" and d != "b1"])
+    cast, data = draw_cast(rng, stored), any_bits(stored, np.random.default_rng(rng.getrandbits(32)))
+
+    assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+
+
+def test_complex_numbers_are_masked_and_shifted_but_not_multiplied():
+    data = any_bits("c8", np.random.default_rng(SEED))
+    data[::7] = 3
+    cast = Cast(dtype="<c16", mask=(3,), offset=1.5 - 2j)
+
+    assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+    assert not is_known("c8", Cast(dtype="<c8", scale=2.0))
+
+
+@pytest.mark.parametrize("scale", [float("nan"), 2j])
+def test_numbers_that_are_left_to_numpy(scale):
+    assert not is_known("f4", Cast(dtype="<f4", scale=scale))
+
+
+@pytest.mark.parametrize("key", [slice(1, None, 7), [0, 5, 5, 999, 1000, 2999]])
+def test_elements_that_lie_apart(key):
+    data, cast = any_bits("i2", np.random.default_rng(SEED)), Cast(dtype="<f4", mask=(7,), scale=0.1)
+    array = write(MemoryStore(), data, chunks=(1000,), config={"write_empty_chunks": True})
+
+    with rows_taken() as taken:
+        found = read(stored_array(array, cast), key, HostDecoder())
+
+    assert taken.n_rows == 3
+    assert_same_bits(found, numpy_gives(data[key], cast))
+
+
+FILTERS = {
+    "shuffle": (zn.Shuffle(elementsize=8), "f8"),
+    "shuffle by three": (zn.Shuffle(elementsize=3), "u1"),
+    "delta": (zn.Delta(dtype="<i4"), "i4"),
+    "delta of a narrower dtype": (zn.Delta(dtype="<i8", astype="<i2"), "i8"),
+    "delta of floats": (zn.Delta(dtype="<f4"), "f4"),
+    "fixed scale": (zn.FixedScaleOffset(offset=10, scale=7, dtype="<f8", astype="<i2"), "f8"),
+    "fixed scale of singles": (zn.FixedScaleOffset(offset=-1.5, scale=3.3, dtype="<f4", astype="<f4"), "f4"),
+    "astype": (zn.AsType(encode_dtype="<f4", decode_dtype="<f8"), "f8"),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec(), zn.LZ4()])
+def test_filters(monkeypatch, name, codec):
+    spec, dtype = FILTERS[name]
+    data = np.random.default_rng(SEED).integers(0, 99, 3000).astype(dtype)
+    is_bytes = isinstance(spec, zn.Shuffle)
+    compressors = [*([spec] if is_bytes else []), *([codec] if codec else [])] or None
+    filters = None if is_bytes else [spec]
+    keywords = {"chunks": (1000,) if name != "shuffle by three" else (1500,), "filters": filters}
+    array = write(MemoryStore(), data, compressors=compressors, config={"write_empty_chunks": True}, **keywords)
+
+    with rows_taken() as taken:
+        found = read_array(array, slice(3, 2999), device="host")
+    without_loops(monkeypatch)
+
+    assert taken.n_rows == array.nchunks
+    assert_same_bits(found, array[3:2999])
+    assert_same_bits(found, read_array(array, slice(3, 2999), device="host"))
+
+
+def test_filters_one_behind_another_and_a_cast():
+    data = np.random.default_rng(SEED).integers(0, 99, 3000).astype("f8")
+    filters = [zn.FixedScaleOffset(offset=1, scale=4, dtype="<f8", astype="<i4"), zn.Delta(dtype="<i4")]
+    array = write(MemoryStore(), data, chunks=(1000,), filters=filters, compressors=[zn.Shuffle(elementsize=4), zn.Zstd()])
+    cast = Cast(dtype="<f4", mask=(42,), scale=0.5, offset=-3)
+
+    with rows_taken() as taken:
+        found = read(stored_array(array, cast), slice(None), HostDecoder())
+
+    assert taken.n_rows == 3
+    assert_same_bits(found, numpy_gives(array[:], cast))
