@@ -52,7 +52,19 @@ def require_loops() -> Loops:
 @functools.cache
 def _sanitized() -> Loops:
     """Build the loops so that they end the process at any access outside of an allocation."""
-    return Loops(built("loops.so", (*_SANITIZED, *_FLAGS), library.SOURCE.read_text(), ()))
+    headers = [library.SOURCE.with_name("elements.h")]
+    return Loops(built("loops.so", (*_SANITIZED, *_FLAGS), library.SOURCE.read_text(), headers))
+
+
+@functools.cache
+def changed(changes: tuple[tuple[str, str], ...]) -> Loops:
+    """Build the loops with some of their source replaced, each piece of which is there once."""
+    source = library.SOURCE.read_text()
+    source = source.replace('#include "elements.h"', library.SOURCE.with_name("elements.h").read_text())
+    for old, new in changes:
+        assert source.count(old) == 1, f"the loops have {source.count(old)} times {old!r}"
+        source = source.replace(old, new)
+    return Loops(built("changed.so", ("-O0", *_FLAGS), source, ()))
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from helpers.kernels.on_host import built
-from helpers.loops import require_loops, without_loops
+from helpers.loops import changed, require_loops, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import boxes, codecs, job, little, local_files, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
@@ -29,7 +28,7 @@ from xarray_gpuzarr.decoders.host.little_stacks import LittleStack
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.fetch import index_cache, local
 from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.native import Loops, library
+from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codecs import native_codec
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read import trunk
@@ -138,22 +137,9 @@ _HALF = {
 }
 
 
-@functools.cache
-def _built(changes: tuple[tuple[str, str], ...]) -> Loops:
-    """Build the loops with other constants, so that small chunks are what only large ones are."""
-    source = library.SOURCE.read_text()
-    header = library.SOURCE.with_name("elements.h").read_text()
-    source = source.replace('#include "elements.h"', header)
-    for old, new in changes:
-        assert source.count(old) == 1, f"the loops have no {old!r}"
-        source = source.replace(old, new)
-    flags = ("-O1", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
-    return Loops(built("ways.so", flags, source, ()))
-
-
 def _loops(changes: dict[str, str]) -> Callable[[Patch, int], None]:
     def force(patch: Patch, _: int) -> None:
-        found = _built(tuple(changes.items()))
+        found = changed(tuple(changes.items()))
         patch.setattr(library, "_found", lambda: found)
 
     return force
@@ -454,4 +440,4 @@ def require() -> None:
     """Skip the test where there are no loops, or no compiler to change them."""
     require_loops()
     for changes in (_SMALL, _FEW, _NOWHERE, _HALF):
-        _built(tuple(changes.items()))
+        changed(tuple(changes.items()))

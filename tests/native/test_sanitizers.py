@@ -51,6 +51,7 @@ def test_random_reads(environment):
         f"tests/{name}.py"
         for name in (
             "native/test_place_rows",
+            "native/test_steps",
             "native/test_read_rows",
             "native/test_little_reads",
             "native/test_little_stacks",

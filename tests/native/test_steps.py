@@ -172,7 +172,9 @@ def test_filters(monkeypatch, name, codec):
 def test_filters_one_behind_another_and_a_cast():
     data = np.random.default_rng(SEED).integers(0, 99, 3000).astype("f8")
     filters = [zn.FixedScaleOffset(offset=1, scale=4, dtype="<f8", astype="<i4"), zn.Delta(dtype="<i4")]
-    array = write(MemoryStore(), data, chunks=(1000,), filters=filters, compressors=[zn.Shuffle(elementsize=4), zn.Zstd()])
+    array = write(
+        MemoryStore(), data, chunks=(1000,), filters=filters, compressors=[zn.Shuffle(elementsize=4), zn.Zstd()]
+    )
     cast = Cast(dtype="<f4", mask=(42,), scale=0.5, offset=-3)
 
     with rows_taken() as taken:
