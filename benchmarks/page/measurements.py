@@ -52,10 +52,11 @@ measures on a host, `make bench-full` reads published workloads at full size, an
 """
 _COLUMNS = """
 *peer / ours*: time of the quickest other reader divided by ours; above 1, ours is quicker. *extra MB*: the most memory
-that is allocated at once during the first read of a fresh process, minus the result. *plain loop*: threads that read and
-decode the same chunks with the same libraries, without planning or checking anything. It is not a lower limit: a reader
-that uses caches better has a ratio below 1. */ bare*: time divided by that of the slowest row of the table that is not a
-reader, such as a client that decodes nothing, our reader on local files, or one stage alone. It is not a limit either.
+that is allocated at once during the first read of a fresh process, minus the result. *plain loop*: threads that read
+and decode the same chunks with the same libraries, without planning or checking anything. It is not a lower limit: a
+reader that uses caches better has a ratio below 1. */ bare*: time divided by that of the slowest row of the table that
+is not a reader, such as a client that decodes nothing, our reader on local files, or one stage alone. It is not a limit
+either.
 """
 
 
@@ -137,39 +138,39 @@ def _published(runs: dict[str, Run]) -> list[str]:
 
 _REGIMES_TEXT = """
 *first*: the first read of a new process, after imports and opening; it includes what a library prepares at its first
-read. *steady*: later reads of a process that drops each result. *kept*: later reads of a process that keeps the last GiB
-of its results, so that reads cannot reuse their memory.
+read. *steady*: later reads of a process that drops each result. *kept*: later reads of a process that keeps the last
+GiB of its results, so that reads cannot reuse their memory.
 """
 _PLAIN_TEXT = """
 `array[selection]` in zarr-python, with its own codec pipelines, that of zarrs and ours ([](zarr.md)): a whole array
-(*read*), 32 random inner chunks (*chunk*), a plane across each axis (*plane*), 16 crops of 64³ elements or of four fields
-(*crop*), one after another. *read_array* is our reader without zarr-python around it.
+(*read*), 32 random inner chunks (*chunk*), a plane across each axis (*plane*), 16 crops of 64³ elements or of four
+fields (*crop*), one after another. *read_array* is our reader without zarr-python around it.
 """
 _TRAINING_TEXT = """
 Batches of 16 crops of one float32 array, zstd, in random order, to a loop that does nothing with them. All loaders read
-the same crops, whose places ignore chunk boundaries. xbatcher reads through xarray's engine "zarr". Plain xbatcher reads
-one sample after another; all others read the samples of two batches at once. More is better.
+the same crops, whose places ignore chunk boundaries. xbatcher reads through xarray's engine "zarr". Plain xbatcher
+reads one sample after another; all others read the samples of two batches at once. More is better.
 """
 _SATURATION_TEXT = """
-Batches of chunks that are already on the device, decoded on it: no reader can be faster. For each total number of chunks,
-the quickest number of streams is shown.
+Batches of chunks that are already on the device, decoded on it: no reader can be faster. For each total number of
+chunks, the quickest number of streams is shown.
 """
 _STORES_TEXT = """
-The server runs on the same machine. Without a modelled line, it competes with the reader for cores, so the tables show how
-much a reader leaves to it; a bare client does nothing with what it receives. With a line of 5 Gbit/s there is time to
-spare, and the tables show whether a reader keeps the line busy. *to a GPU* means the CUDA engine: everything is real
+The server runs on the same machine. Without a modelled line, it competes with the reader for cores, so the tables show
+how much a reader leaves to it; a bare client does nothing with what it receives. With a line of 5 Gbit/s there is time
+to spare, and the tables show whether a reader keeps the line busy. *to a GPU* means the CUDA engine: everything is real
 except the GPU, which does nothing, so bytes come as far as pinned memory.
 """
 _COST_TEXT = """
 CPU time of the thread that hands a shard to a GPU, with a device that does nothing. [](gpu-status.md) explains it.
 """
 _BLOG_TEXT = """
-The published comparison: zarr-python into NumPy, zarr-python into CuPy, and custom code, each reading shard by shard and
-computing 76 products of every shard with itself. Below, the host reads such an array.
+The published comparison: zarr-python into NumPy, zarr-python into CuPy, and custom code, each reading shard by shard
+and computing 76 products of every shard with itself. Below, the host reads such an array.
 """
 _TIMED_TEXT = """
-**Modelled: no number below comes from a GPU.** The CUDA engine and the files are real. Copies, chunks and kernels take as
-long as a table of assumptions says (`benchmarks/timed/rates.py`), in real time. The table shows how well the engine
-overlaps them. The bound is the slowest resource if it never had to wait; *idle* is the share of time in which a resource
-did nothing.
+**Modelled: no number below comes from a GPU.** The CUDA engine and the files are real. Copies, chunks and kernels take
+as long as a table of assumptions says (`benchmarks/timed/rates.py`), in real time. The table shows how well the engine
+overlaps them. The bound is the slowest resource if it never had to wait; *idle* is the share of time in which a
+resource did nothing.
 """

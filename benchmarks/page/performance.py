@@ -53,13 +53,13 @@ _SUMMARY_TEXT = """
 The table shows the time of the quickest other reader divided by ours, as geometric means. Above 1, ours is quicker.
 """
 _ARRAYS_TEXT = """
-Stored values as one NumPy array, from local files in the page cache. *plain loop* is not a reader: its threads decode the
-same chunks with the same libraries, without planning or checking anything. The values are synthetic: *series* resembles
-an instrument's record, *volume* and *shards* a microscope image, *era5* temperatures with gaps.
+Stored values as one NumPy array, from local files in the page cache. *plain loop* is not a reader: its threads decode
+the same chunks with the same libraries, without planning or checking anything. The values are synthetic: *series*
+resembles an instrument's record, *volume* and *shards* a microscope image, *era5* temperatures with gaps.
 """
 _REGIMES_TEXT = """
-The first read of a process, and later reads of one that drops its results (*steady*) or keeps them (*kept*): time of the
-quickest other reader divided by ours, and ours divided by the plain loop's, as geometric means.
+The first read of a process, and later reads of one that drops its results (*steady*) or keeps them (*kept*): time of
+the quickest other reader divided by ours, and ours divided by the plain loop's, as geometric means.
 """
 _XARRAY_TEXT = """
 The same arrays opened with `xarray.open_dataset`, with CF decoding; *mean* computes one number from all values. With
@@ -67,8 +67,8 @@ The same arrays opened with `xarray.open_dataset`, with CF decoding; *mean* comp
 "zarr" makes one per shard, too.
 """
 _STORES_TEXT = """
-A whole array of 393 MB in 24 shards, from a server on the same machine that delays its responses. *bare obstore* is not a
-reader: it fetches the same bytes and decodes nothing.
+A whole array of 393 MB in 24 shards, from a server on the same machine that delays its responses. *bare obstore* is not
+a reader: it fetches the same bytes and decodes nothing.
 """
 
 
@@ -104,8 +104,8 @@ def _result(run: Run, found: list[Summary]) -> str:
     slower = ", ".join(f"{s.title} ({s.mean:.2f})" for s in found if round(s.mean, 2) < 1)
     return f"""
         xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore were compared in one run
-        ({machine_text(run)}). xarray_gpuzarr read {found[0].title} {found[0].mean:.2f} times as fast as the quickest other
-        reader of each case{f", and slower {slower}" if slower else ""}. [](measurements.md) has every table.
+        ({machine_text(run)}). xarray_gpuzarr read {found[0].title} {found[0].mean:.2f} times as fast as the quickest
+        other reader of each case{f", and slower {slower}" if slower else ""}. [](measurements.md) has every table.
         To compare on your own data, run `gpuzarr bench STORE`.
     """
 

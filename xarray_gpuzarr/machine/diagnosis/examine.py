@@ -42,7 +42,7 @@ def doctor(
     thorough: bool = False,
     progress: Progress = lambda _: None,
 ) -> Diagnosis:
-    """Examine this machine: what is here, whether the GPU decodes rightly, and how fast GPU and host are.
+    """Examine this machine: what it has, whether the GPU decodes correctly, and how fast GPU and host are.
 
     The same as the command ``gpuzarr doctor``. Shows itself in a notebook; `Diagnosis.document` is for programs.
 
