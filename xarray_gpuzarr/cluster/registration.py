@@ -60,7 +60,7 @@ def _current_client() -> Any:
             "there is no cluster to prepare",
             tried="register() with the current client of distributed",
             found="no client in this process",
-            do="make one first, client = distributed.Client(...), or give one: register(client)",
+            do="create one first, client = distributed.Client(...), or pass one: register(client)",
         ) from None
 
 

@@ -45,8 +45,8 @@ class GpuZarrPlugin(WorkerPlugin):
             raise OptionError(
                 "unknown device",
                 tried=f"device={device!r}",
-                found="workers know 'auto', 'cuda', 'host', and a GPU by its number, such as 'cuda:1'",
-                do="leave device out, or give one of them",
+                found="valid options on workers: 'auto', 'cuda', 'host', or a GPU by its number, such as 'cuda:1'",
+                do="leave device out, or choose one of these",
             )
         check_options(options)
         self.settings: dict[str, Any] = {"device": device, "pool": pool, "options": options}

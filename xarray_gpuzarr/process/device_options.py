@@ -106,7 +106,7 @@ def _is_verify(verify: object) -> bool:
     return verify in (None, "first", "all", "off")
 
 
-_KNOWN_MEMORY = "the known ones are " + ", ".join(get_args(MemoryChoice))
+_KNOWN_MEMORY = "valid options: " + ", ".join(get_args(MemoryChoice))
 
 in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
 
