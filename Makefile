@@ -17,7 +17,7 @@ TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/tes
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
-COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c
+COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c xarray_gpuzarr/native/elements.h
 
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))

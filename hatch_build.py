@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread")
+_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 _REQUIRED = "XARRAY_GPUZARR_REQUIRE_COMPILER"
 
 
@@ -27,7 +27,7 @@ class CustomBuildHook(BuildHookInterface):
         """
         folder = Path(self.root) / "xarray_gpuzarr" / "native"
         source = folder / "loops.c"
-        library = folder / runpy.run_path(str(folder / "naming.py"))["file_name"](source.read_bytes())
+        library = folder / runpy.run_path(str(folder / "naming.py"))["file_name"](folder)
         why = _compile(source, library)
         for other in folder.glob("loops-*.so"):
             if why is not None or other != library:

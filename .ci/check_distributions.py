@@ -10,7 +10,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from packaging.metadata import Metadata
 
-MODULES = {".py", ".c", ".cu", ".cuh", ".json", ".typed"}
+MODULES = {".py", ".c", ".h", ".cu", ".cuh", ".json", ".typed"}
 IN_SDIST = {
     "CHANGELOG.md",
     "CITATION.cff",
@@ -79,7 +79,7 @@ sources = {
     if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
 }
 native = root / "xarray_gpuzarr" / "native"
-name = runpy.run_path(native / "naming.py")["file_name"]((native / "loops.c").read_bytes())
+name = runpy.run_path(native / "naming.py")["file_name"](native)
 (wheel,), (sdist,) = (root / "dist").glob("*.whl"), (root / "dist").glob("*.tar.gz")
 check_wheel(wheel, sources, f"xarray_gpuzarr/native/{name}")
 check_sdist(sdist, sources)

@@ -10,6 +10,7 @@ from helpers.loops import rows_taken
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.native import library, loops, why_absent
+from xarray_gpuzarr.native.naming import SOURCES
 
 DATA = counting((40, 30))
 
@@ -17,7 +18,8 @@ DATA = counting((40, 30))
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with a copy of the source and no library; what was found before is forgotten."""
-    (tmp_path / "loops.c").write_bytes(library.SOURCE.read_bytes())
+    for name in SOURCES:
+        (tmp_path / name).write_bytes(library.SOURCE.with_name(name).read_bytes())
     monkeypatch.setattr(library, "SOURCE", tmp_path / "loops.c")
     monkeypatch.delenv("XARRAY_GPUZARR_NATIVE", raising=False)
     library._found.cache_clear()
@@ -34,7 +36,7 @@ def assert_absent(why, local):
 
 
 def name_of(folder):
-    return library.file_name((folder / "loops.c").read_bytes())
+    return library.file_name(folder)
 
 
 def test_the_library_beside_its_source_is_loaded(compiled, memory):
@@ -50,10 +52,11 @@ def test_none_was_compiled(folder, local):
     assert_absent("not compiled", local)
 
 
-def test_one_of_another_source_is_not_loaded(folder, local):
+@pytest.mark.parametrize("name", SOURCES)
+def test_one_of_another_source_is_not_loaded(folder, local, name):
     stale = folder / name_of(folder)
     stale.write_bytes(b"never loaded")
-    (folder / "loops.c").write_bytes(b"int another;")
+    (folder / name).write_bytes(b"int another;")
 
     assert_absent("not compiled", local)
 
@@ -78,8 +81,11 @@ def test_the_variable_that_turns_them_off(folder, local, monkeypatch):
 
 
 def test_a_structure_is_as_long_as_its_columns(compiled):
-    """Fourteen, six and eight words: what `loops.c` declares."""
-    assert ctypes.sizeof(library.JobStruct) == 128
-    assert ctypes.sizeof(library.RowsStruct) == 48
+    """Twenty-four, eight, eight, six, six and twelve words: what `loops.c` and `elements.h` declare."""
+    assert ctypes.sizeof(library.JobStruct) == 192
+    assert ctypes.sizeof(library.RowsStruct) == 64
+    assert ctypes.sizeof(library.StageStruct) == 48
+    assert ctypes.sizeof(library.StepsStruct) == 48
+    assert ctypes.sizeof(library.StepStruct) == 96
     assert ctypes.sizeof(library.FilesStruct) == 64
     assert np.dtype(np.int64).itemsize == 8

@@ -291,15 +291,14 @@ def test_missing_chunks_and_those_that_are_left_lie_between_others(local, sharde
 
 
 def test_chunks_that_the_loops_have_no_part_in(memory):
-    """Filters, casts and single elements are read in the other way."""
-    data = counting((8, 8))
-    array = write(memory, data, chunks=(2, 2), filters=zn.Delta(dtype="<i4"))
+    """Elements that convert by stated rules are decoded in Python."""
+    CastValue = pytest.importorskip("zarr.codecs").CastValue  # noqa: N806  # older versions have none
+    data = counting((8, 8), "i4")
+    wrapped = CastValue(data_type="int16", out_of_range="wrap")
+    array = write(memory, data, chunks=(2, 2), filters=wrapped)
 
     with rows_taken() as taken:
         assert_same_bits(read_array(array, device="host"), data)
-        assert_same_bits(
-            read_array(write(MemoryStore(), data, chunks=(2, 2)), [0, 3, 4], device="host"), data[[0, 3, 4]]
-        )
 
     assert taken.n_given == 0
 

@@ -13,7 +13,7 @@ from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array, zarr_pipeline
-from xarray_gpuzarr.decoders.host import boxes
+from xarray_gpuzarr.decoders.host import blocks
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.errors import CorruptChunkError, GpuZarrError
 from xarray_gpuzarr.fetch import index_cache
@@ -126,20 +126,20 @@ def test_files_that_are_not_in_memory(tmp_path, sharded):
 def test_rows_that_are_left_are_read_as_ever(tmp_path, monkeypatch, sharded, kept):
     """Whichever they are: the loops leave all but some, as where only a part of a file is in memory."""
     array = written(tmp_path, sharded=sharded, compressors=ZstdCodec())
-    read = boxes.NativeRows.read
+    read = blocks.NativeRows.read
 
     def leaving(rows, wanted, *arguments):
         found = read(rows, wanted, *arguments)
         return type(found)(left=[row for row in wanted if row not in kept], absent=(), n_read=found.n_read)
 
-    monkeypatch.setattr(boxes.NativeRows, "read", leaving)
+    monkeypatch.setattr(blocks.NativeRows, "read", leaving)
 
     assert_same_bits(read_array(array, (slice(1, 64), slice(1, 48)), device="host"), DATA[1:64, 1:48])
 
 
 def test_paths_that_c_cannot_take(tmp_path, monkeypatch):
     array = written(tmp_path, sharded=True, compressors=ZstdCodec())
-    monkeypatch.setattr(boxes, "local_files", lambda *_arguments: None)
+    monkeypatch.setattr(blocks, "local_files", lambda *_arguments: None)
 
     assert_same_bits(read_array(array, device="host"), DATA)
 

@@ -11,6 +11,7 @@ from xarray_gpuzarr import OptionError, read_array
 from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
 from xarray_gpuzarr.native import library, loops, why_absent
+from xarray_gpuzarr.native.naming import SOURCES
 
 ENV = "XARRAY_GPUZARR_NATIVE"
 
@@ -32,7 +33,8 @@ def in_use(monkeypatch):
 def source(tmp_path, monkeypatch):
     """A source elsewhere, without a library."""
     source = tmp_path / "loops.c"
-    source.write_text("/* nothing */")
+    for name in SOURCES:
+        source.with_name(name).write_text("/* nothing */")
     monkeypatch.setattr(library, "SOURCE", source)
     return source
 
@@ -81,7 +83,7 @@ def test_a_library_of_another_source_is_not_loaded(source):
 
 
 def test_a_library_that_cannot_be_loaded_is_done_without(source):
-    source.with_name(library.file_name(source.read_bytes())).write_bytes(b"\x7fELF")
+    source.with_name(library.file_name(source.parent)).write_bytes(b"\x7fELF")
 
     assert loops() is None
     assert why_absent().startswith("OSError: ")

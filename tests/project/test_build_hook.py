@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from xarray_gpuzarr.native.library import SOURCE
-from xarray_gpuzarr.native.naming import file_name
+from xarray_gpuzarr.native.naming import SOURCES, file_name
 
 ROOT = Path(__file__).parents[2]
 COMPILER = """#!/bin/sh
@@ -28,7 +28,7 @@ def native(tmp_path):
     """The sources, and what was compiled of others."""
     native = tmp_path / "xarray_gpuzarr" / "native"
     native.mkdir(parents=True)
-    for name in ("loops.c", "naming.py"):
+    for name in (*SOURCES, "naming.py"):
         (native / name).write_bytes(SOURCE.with_name(name).read_bytes())
     (native / "loops-000000000000.so").touch()
     return native
@@ -67,7 +67,7 @@ def build(hook, version="standard"):
 def test_a_wheel_carries_the_library_and_is_for_one_platform_and_every_python(hook, native, compiler):
     data = build(hook)
 
-    name = file_name(SOURCE.read_bytes())
+    name = file_name(SOURCE.parent)
     assert data["artifacts"] == [f"/xarray_gpuzarr/native/{name}"]
     assert data["pure_python"] is False
     assert data["tag"].startswith("py3-none-")
@@ -79,7 +79,7 @@ def test_an_editable_install_finds_the_library_beside_its_source(hook, native, c
     data = build(hook, "editable")
 
     assert data == {"artifacts": [], "pure_python": True}
-    assert compiled(native) == [file_name(SOURCE.read_bytes())]
+    assert compiled(native) == [file_name(SOURCE.parent)]
 
 
 @pytest.mark.parametrize(

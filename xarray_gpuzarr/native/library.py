@@ -17,20 +17,55 @@ _AGAIN = "install it again where there is a C compiler (cc, or what CC names)"
 SOURCE = Path(__file__).with_name("loops.c")
 
 
+class StepStruct(ctypes.Structure):
+    """``step_t``: one step, of many elements side by side."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "dtype", "to", "n_values")),
+        ("_values", ctypes.c_char * 64),
+    )
+
+    def __init__(self, *, values: bytes, **numbers: int) -> None:
+        super().__init__(**numbers)
+        ctypes.memmove(ctypes.addressof(self) + StepStruct._values.offset, values, len(values))
+
+
+class StepsStruct(ctypes.Structure):
+    """``steps_t``: from stored elements to those of the output."""
+
+    _fields_ = (
+        ("steps", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("n_steps", "in_itemsize", "out_itemsize", "in_swap", "out_swap")),
+    )
+
+
+class StageStruct(ctypes.Structure):
+    """``stage_t``: what is done to a whole chunk."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "nbytes", "elementsize", "dtype", "swap")),
+        ("steps", ctypes.c_void_p),
+    )
+
+
 class JobStruct(ctypes.Structure):
     """``job_t``: one array, and where it goes."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim", "n_pieces")),
-        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "in_strides", "steps", "out_strides", "out")),
+        *((name, ctypes.c_int64) for name in ("packed_nbytes", "n_stages", "out_itemsize", "area_nbytes")),
+        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "in_strides", "every", "out_strides", "out")),
         *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
+        *((name, ctypes.c_void_p) for name in ("unshuffle", "stages", "steps", "index")),
     )
 
 
 class RowsStruct(ctypes.Structure):
-    """``rows_t``: chunks, one row each, and the boxes that they give."""
+    """``rows_t``: chunks, one row each, and the boxes or points that they give."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "direct", "boxes", "left"))
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "direct", "boxes", "left", "in_at", "out_at")
+    )
 
 
 class FilesStruct(ctypes.Structure):
@@ -103,7 +138,7 @@ def _found() -> Loops | str:
     if setting == "0":
         return f"{_ENV}=0; unset it to use them"
     try:
-        path = SOURCE.with_name(file_name(SOURCE.read_bytes()))
+        path = SOURCE.with_name(file_name(SOURCE.parent))
         if not path.exists():
             return f"they were not compiled when this package was installed; {_AGAIN}"
         return Loops(path)

@@ -19,12 +19,16 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "elements.h"
+
 enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP };
+enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */
 enum { DONE, LEFT, ABSENT };          /* what became of a row */
 enum { NO_FILE = -1, READ_OTHERWISE = -2 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32, MOST_BOX_ROWS = 1024 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
+enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 };
 
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
@@ -43,19 +47,38 @@ typedef void free_t(void *); /* what it returns is not looked at */
 typedef struct {
     int64_t in_at, out_at; /* bytes that it adds to the place of the first element, in the chunk and in the output */
     int64_t count;
+    const int64_t *index;  /* of each wanted element; NULL: they follow each other in steps, from `in_at` on */
 } piece_t;
+
+/* What is done to a whole chunk. */
+typedef struct {
+    int64_t kind;
+    int64_t nbytes;       /* that it gives */
+    int64_t elementsize;  /* of UNSHUFFLE */
+    int64_t dtype, swap;  /* of ACCUMULATE: what it adds up, and bytes whose order is reversed afterwards */
+    const steps_t *steps; /* taken before, or alone */
+} stage_t;
 
 /* One array, and where it goes. */
 typedef struct {
-    int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces;
+    int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces; /* of a chunk's elements as they are placed */
+    int64_t packed_nbytes;      /* that the compressor gives */
+    int64_t n_stages;           /* what follows it */
+    int64_t out_itemsize;
+    int64_t area_nbytes;        /* of scratch: one for each thread, two if there are stages, HEAD_NBYTES in front of each */
     const int64_t *pieces;      /* of all axes, one after another: first elements, first positions in the output, counts */
     const int64_t *first_piece; /* of each axis */
     const int64_t *in_strides;  /* of a decoded chunk, in bytes */
-    const int64_t *steps;       /* between wanted elements */
+    const int64_t *every;       /* along each axis: one wanted element of so many */
     const int64_t *out_strides; /* in bytes */
     char *out;
     void *decode, *make_context, *free_context;
     void *decode_part, *restart; /* what decodes as much as is wanted */
+    void *unshuffle;            /* C-Blosc's decoder, for stages */
+    const stage_t *stages;
+    const steps_t *steps;       /* taken by elements on their way to the output; NULL: they are copied */
+    const int64_t *const *index; /* per axis: NULL, or wanted elements, of which a piece's first element says the first;
+                                   NULL: none */
 } job_t;
 
 /* Bytes of a decoded chunk: from `first` to before `end`. */
@@ -69,6 +92,7 @@ typedef struct {
     const uint8_t *direct;      /* whether its only box is the chunk, and one run of memory in the output */
     const int64_t *boxes;       /* ndim numbers of pieces each */
     uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
+    const int64_t *in_at, *out_at; /* instead of boxes: where points lie, in bytes; `first_box` counts them */
 } rows_t;
 
 /* Where encoded chunks are stored: ranges of files in the order of rows, or a file each. */
@@ -97,7 +121,7 @@ typedef struct {
     const int64_t *chunk_shape, *n_chunks; /* of an object, along each axis */
     const int64_t *out_strides;
     const object_t *objects;
-    char *scratch, *room; /* chunk_nbytes and room_nbytes for each thread */
+    char *scratch, *room; /* areas and room_nbytes for each thread */
     int64_t n_objects, room_nbytes, max_gap_nbytes, n_threads;
     int64_t n_read; /* result: bytes */
 } objects_t;
@@ -164,9 +188,9 @@ static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_
 /* Decode what is wanted of a chunk to its place in `dst`; 0 if that is most of it, or cannot be done. */
 static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, span_t span)
 {
-    size_t wanted = (size_t)job->chunk_nbytes;
+    size_t wanted = (size_t)job->chunk_nbytes; /* only where no stage follows */
     int64_t enough = job->chunk_nbytes / 8 * 7;
-    if (!job->decode_part || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
+    if (!job->decode_part || job->n_stages || job->chunk_nbytes < LEAST_PARTED_NBYTES || job->chunk_nbytes > INT32_MAX) return 0;
     switch (job->codec) {
     case ZSTD:
         return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, wanted) &&
@@ -184,7 +208,7 @@ static int decode_part(const job_t *job, void *context, const char *src, size_t 
 
 static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst)
 {
-    size_t wanted = (size_t)job->chunk_nbytes, used = 0, found = 0;
+    size_t wanted = (size_t)job->packed_nbytes, used = 0, found = 0;
     switch (job->codec) {
     case ZSTD:
         return ((decode_zstd_t *)job->decode)(context, dst, wanted, src, nbytes) == wanted;
@@ -200,47 +224,62 @@ static int decode_chunk(const job_t *job, void *context, const char *src, size_t
     }
 }
 
-static void copy_run(char *dst, const char *src, size_t nbytes)
+/* Undo a shuffle by C-Blosc, which has the quickest code for it: as a frame of one stored block, whose header goes in front
+ * of `src`. */
+static int unshuffle(const job_t *job, const stage_t *stage, char *src, char *dst)
 {
-    if (nbytes == 64)
-        memcpy(dst, src, 64); /* of known length: no call */
-    else
-        memcpy(dst, src, nbytes);
+    uint32_t n = (uint32_t)stage->nbytes;
+    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n}; /* nbytes, blocksize, cbytes, block, stream */
+    unsigned char *at = (unsigned char *)src - BLOSC_STORED_HEAD;
+    at[0] = 2, at[1] = 1, at[2] = 0x11, at[3] = (unsigned char)stage->elementsize;
+    for (int i = 0; i < 20; i++) at[4 + i] = (unsigned char)(lengths[i / 4] >> 8 * (i % 4));
+    return ((decode_blosc_t *)job->unshuffle)(at, dst, n, 1) == (int)n;
 }
 
-#define COPY_ELEMENTS(nbytes) \
-    for (int64_t i = 0; i < n; i++) memcpy(dst + i * to, src + i * from, nbytes)
-
-static void copy_elements(char *dst, const char *src, int64_t n, int64_t from, int64_t to, int64_t itemsize)
+static int take_stage(const job_t *job, const stage_t *stage, char *src, char *dst)
 {
-    switch (itemsize) {
-    case 1: COPY_ELEMENTS(1); break;
-    case 2: COPY_ELEMENTS(2); break;
-    case 4: COPY_ELEMENTS(4); break;
-    case 8: COPY_ELEMENTS(8); break;
-    default: COPY_ELEMENTS((size_t)itemsize);
+    if (stage->kind == UNSHUFFLE) return unshuffle(job, stage, src, dst);
+    const steps_t *steps = stage->steps;
+    int64_t n = stage->nbytes / steps->out_itemsize;
+    take_steps(steps, dst, (lie_t){steps->out_itemsize, NULL}, src, (lie_t){steps->in_itemsize, NULL}, n);
+    if (stage->kind == ACCUMULATE) accumulate(dst, n, stage->dtype), swap_bytes(dst, stage->nbytes, stage->swap);
+    return 1;
+}
+
+/* Take all stages of a chunk, from one area of scratch to the other; the last one writes to `dst`, if there is one. Return
+ * where its elements are; NULL if that failed. */
+static const char *take_stages(const job_t *job, char *scratch, char *dst)
+{
+    char *from = scratch + HEAD_NBYTES, *other = from + job->area_nbytes, *to = other;
+    for (int64_t i = 0; i < job->n_stages; i++) {
+        if (dst && i + 1 == job->n_stages) to = dst;
+        if (!take_stage(job, job->stages + i, from, to)) return NULL;
+        other = from, from = to, to = other;
     }
+    return from;
 }
 
-typedef struct { int64_t extent, from, to; } axis_t;
+typedef struct { int64_t extent, from, to; const int64_t *index; } axis_t;
 
-static void place(char *dst, const char *src, const axis_t *axis, int64_t n_axes, int64_t itemsize)
+static void place(const job_t *job, char *dst, const char *src, const axis_t *axis, int64_t n_axes)
 {
-    if (n_axes > 1) {
+    lie_t in = {axis->from, axis->index}, out = {axis->to, NULL};
+    if (n_axes > 1)
         for (int64_t i = 0; i < axis->extent; i++)
-            place(dst + i * axis->to, src + i * axis->from, axis + 1, n_axes - 1, itemsize);
-    } else if (axis->from == itemsize && axis->to == itemsize) {
-        copy_run(dst, src, (size_t)(axis->extent * itemsize));
-    } else {
-        copy_elements(dst, src, axis->extent, axis->from, axis->to, itemsize);
-    }
+            place(job, dst + i * axis->to, src + (axis->index ? axis->index[i] : i) * axis->from, axis + 1, n_axes - 1);
+    else if (job->steps)
+        take_steps(job->steps, dst, out, src, in, axis->extent);
+    else
+        move_elements(dst, out, src, in, axis->extent, job->itemsize);
 }
 
 static piece_t piece_of(const job_t *job, const rows_t *rows, int64_t box, int64_t axis)
 {
     const int64_t *piece = job->pieces + job->first_piece[axis] + rows->boxes[box * job->ndim + axis];
-    int64_t in_at = piece[0] * job->in_strides[axis], out_at = piece[job->n_pieces] * job->out_strides[axis];
-    return (piece_t){in_at, out_at, piece[2 * job->n_pieces]};
+    const int64_t *index = job->index ? job->index[axis] : NULL;
+    int64_t out_at = piece[job->n_pieces] * job->out_strides[axis];
+    int64_t in_at = index ? 0 : piece[0] * job->in_strides[axis];
+    return (piece_t){in_at, out_at, piece[2 * job->n_pieces], index ? index + piece[0] : NULL};
 }
 
 static char *destination(const job_t *job, const rows_t *rows, int64_t box)
@@ -259,50 +298,84 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
         piece_t piece = piece_of(job, rows, box, i);
         chunk += piece.in_at;
         if (piece.count == 0) return;
+        if (piece.count == 1 && piece.index) chunk += piece.index[0] * job->in_strides[i];
         if (piece.count == 1) continue; /* any step may follow a single element */
-        axis_t axis = {piece.count, job->in_strides[i] * job->steps[i], job->out_strides[i]};
-        if (n && axes[n - 1].from == axis.from * axis.extent && axes[n - 1].to == axis.to * axis.extent)
+        axis_t axis = {piece.count, job->in_strides[i] * (piece.index ? 1 : job->every[i]), job->out_strides[i], piece.index};
+        if (n && !axis.index && !axes[n - 1].index && axes[n - 1].from == axis.from * axis.extent &&
+            axes[n - 1].to == axis.to * axis.extent)
             axis.extent *= axes[--n].extent;
         axes[n++] = axis;
     }
-    if (!n) axes[n++] = (axis_t){1, job->itemsize, job->itemsize};
-    place(destination(job, rows, box), chunk, axes, n, job->itemsize);
+    if (!n) axes[n++] = (axis_t){1, job->itemsize, job->out_itemsize, NULL};
+    place(job, destination(job, rows, box), chunk, axes, n);
+}
+
+/* Place points, of which a row has those from `first` on. */
+static void place_points(const job_t *job, const rows_t *rows, const char *chunk, int64_t first, int64_t end)
+{
+    lie_t in = {1, rows->in_at + first}, out = {1, rows->out_at + first};
+    if (job->steps)
+        take_steps(job->steps, job->out, out, chunk, in, end - first);
+    else
+        move_elements(job->out, out, chunk, in, end - first, job->itemsize);
+}
+
+static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
+{
+    if (first < span->first) span->first = first;
+    if (last + itemsize > span->end) span->end = last + itemsize;
+}
+
+/* The bytes that a piece wants, from the first one of its first element to that of its last. */
+static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
+{
+    int64_t stride = job->in_strides[axis];
+    if (!piece.index) return (span_t){piece.in_at, piece.in_at + (piece.count - 1) * stride * job->every[axis]};
+    span_t span = {INT64_MAX, 0};
+    for (int64_t i = 0; i < piece.count; i++) widen(&span, piece.index[i] * stride, piece.index[i] * stride, 0);
+    return span;
 }
 
 static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
 {
     span_t span = {job->chunk_nbytes, 0};
     for (int64_t box = rows->first_box[row]; box < rows->first_box[row + 1]; box++) {
-        int64_t first = 0, length = job->itemsize;
-        for (int64_t i = 0; i < job->ndim; i++) {
-            piece_t piece = piece_of(job, rows, box, i);
-            first += piece.in_at;
-            length += (piece.count - 1) * job->in_strides[i] * job->steps[i];
+        int64_t first = rows->in_at ? rows->in_at[box] : 0, last = first;
+        for (int64_t i = 0; !rows->in_at && i < job->ndim; i++) {
+            span_t piece = span_of_piece(job, piece_of(job, rows, box, i), i);
+            first += piece.first, last += piece.end;
         }
-        int64_t end = first + length;
-        if (first < span.first) span.first = first;
-        if (end > span.end) span.end = end;
+        widen(&span, first, last, job->itemsize);
     }
     return span;
 }
 
-static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch)
+/* Decode a chunk, to `dst` if there is one, else to scratch; return where its elements are, NULL if that failed. */
+static const char *decode_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch, char *dst)
 {
     const char *chunk = rows->src[row];
+    size_t nbytes = (size_t)rows->nbytes[row];
+    if (job->codec == RAW && !job->n_stages) return dst ? memcpy(dst, chunk, nbytes) : chunk;
+    char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
+    if (job->codec == RAW)
+        memcpy(to, chunk, nbytes);
+    else if ((dst || !decode_part(job, context, chunk, nbytes, to, wanted_span(job, rows, row))) &&
+             !decode_chunk(job, context, chunk, nbytes, to))
+        return NULL;
+    return job->n_stages ? take_stages(job, scratch, dst) : to;
+}
+
+static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch)
+{
     int64_t nbytes = rows->nbytes[row], box = rows->first_box[row], end = rows->first_box[row + 1];
-    if (!chunk || nbytes < 0 || (job->codec == RAW && nbytes != job->chunk_nbytes)) return 0;
-    if (job->codec != RAW) {
-        char *dst = rows->direct[row] ? destination(job, rows, box) : scratch;
-        if ((rows->direct[row] || !decode_part(job, context, chunk, (size_t)nbytes, dst, wanted_span(job, rows, row))) &&
-            !decode_chunk(job, context, chunk, (size_t)nbytes, dst))
-            return 0;
-        chunk = dst;
-    } else if (rows->direct[row]) {
-        memcpy(destination(job, rows, box), chunk, (size_t)nbytes);
-    }
-    if (!rows->direct[row])
-        for (; box < end; box++)
-            place_box(job, rows, box, chunk);
+    if (!rows->src[row] || nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
+    char *dst = rows->direct[row] ? destination(job, rows, box) : NULL;
+    const char *chunk = decode_row(job, rows, row, context, scratch, dst);
+    if (!chunk || dst) return chunk != NULL;
+    if (rows->in_at)
+        place_points(job, rows, chunk, box, end);
+    else
+        for (; box < end; box++) place_box(job, rows, box, chunk);
     return 1;
 }
 
@@ -447,11 +520,13 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
+static int64_t scratch_nbytes(const job_t *job) { return (job->area_nbytes) * (job->n_stages ? 2 : 1); }
+
 /* Lend lane number `i` its part of what all threads have. */
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)
 {
     char *room = work->files ? work->files->room + i * work->files->room_nbytes : NULL;
-    return (lane_t){work, scratch ? scratch + i * work->job->chunk_nbytes : NULL, room, -1, 0};
+    return (lane_t){work, scratch ? scratch + i * scratch_nbytes(work->job) : NULL, room, -1, 0};
 }
 
 /* Run as many threads as there are arguments, MOST_THREADS at most and the caller's among them, or fewer where no more can
@@ -482,7 +557,7 @@ static void run_lanes(work_t *work, char *scratch, int64_t n_threads)
     run_threads(run_lane, lanes, sizeof *lanes, n_threads);
 }
 
-/* Decode and place rows [row, end) on up to n_threads threads, each with chunk_nbytes of scratch; return how many are
+/* Decode and place rows [row, end) on up to n_threads threads, each with areas of scratch; return how many are
  * left. */
 int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
@@ -556,6 +631,7 @@ static void cut_axis(const box_t *box, int64_t axis, int64_t n_pieces, const tab
 static int is_direct(const job_t *job, const box_t *box, const table_t *table, const int64_t *numbers)
 {
     int64_t run = job->itemsize;
+    if (job->steps) return 0;
     for (int64_t i = job->ndim - 1; i >= 0; run *= box->all->chunk_shape[i--]) {
         int64_t length = box->all->chunk_shape[i];
         int64_t count = table->pieces[2 * table->n_pieces + table->first_piece[i] + numbers[i]];
@@ -627,7 +703,8 @@ static int read_table(const job_t *job, box_t *box, const table_t *table)
 {
     const object_t *object = box->object;
     int64_t path_at = 0;
-    rows_t rows = {table->src, table->nbytes, table->first_box, table->direct, table->boxes, table->left};
+    rows_t rows = {.src = table->src, .nbytes = table->nbytes, .first_box = table->first_box, .direct = table->direct,
+                   .boxes = table->boxes, .left = table->left};
     files_t files = {.paths = object->path, .path_at = object->offset ? NULL : &path_at,
                      .offset = object->offset ? table->offset : NULL, .room = box->room,
                      .room_nbytes = box->all->room_nbytes, .max_gap_nbytes = box->all->max_gap_nbytes};
@@ -665,7 +742,7 @@ static int read_box(const job_t *array, box_t *box)
     for (int64_t i = 0; i < ndim; i++) cut_axis(box, i, first_piece[i + 1] - first_piece[i], &table);
     job_t job = *array;
     job.n_pieces = n_pieces, job.pieces = table.pieces, job.first_piece = first_piece;
-    job.steps = box->step, job.out_strides = box->all->out_strides, job.out = box->object->out;
+    job.every = box->step, job.out_strides = box->all->out_strides, job.out = box->object->out;
     int is_done = find_ranges(box, &table, ndim, ranges);
     if (is_done) {
         fill_rows(&job, box, &table, ranges);
@@ -694,7 +771,7 @@ static void *read_objects(void *argument)
     while (!queue->is_left && (i = atomic_fetch_add(&queue->next, 1)) < all->n_objects) {
         const int64_t *slices = all->objects[i].slices;
         box_t box = {.all = all, .object = all->objects + i, .first = slices, .count = slices + ndim,
-                     .step = slices + 2 * ndim, .scratch = all->scratch + reader->number * queue->array->chunk_nbytes,
+                     .step = slices + 2 * ndim, .scratch = all->scratch + reader->number * scratch_nbytes(queue->array),
                      .room = all->room + reader->number * all->room_nbytes, .n_threads = reader->n_threads};
         if (!read_box(queue->array, &box)) queue->is_left = 1;
         atomic_fetch_add(&queue->n_read, box.n_read);

@@ -1,8 +1,12 @@
 """What the compiled library is called. The build runs this file by itself: it imports nothing of the package."""
 
 from hashlib import sha256
+from pathlib import Path
+
+SOURCES = ("loops.c", "elements.h")
 
 
-def file_name(source: bytes) -> str:
-    """Return what the library of a source is called: one of another source is never loaded."""
+def file_name(folder: Path) -> str:
+    """Return what the library of the sources in a folder is called: one of other sources is never loaded."""
+    source = b"".join((folder / name).read_bytes() for name in SOURCES)
     return f"loops-{sha256(source).hexdigest()[:12]}.so"

@@ -27,6 +27,7 @@ from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
+from xarray_gpuzarr.decoders.host.native_program import native_program
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
 from xarray_gpuzarr.frames.headers import FrameError
@@ -36,7 +37,9 @@ from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
 
+_BYTES = np.dtype(np.uint8)
 _N_SLOTS = 4
 _SLOT_NBYTES = 8 << 20
 """A share is staged in so many turns at least, unless these would be shorter: most crosses while some is decoded."""
@@ -75,7 +78,8 @@ class HostShare:
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._codec = chunk_codec(spec.codecs, spec.chunk_nbytes)
-        self._loops = loops() if source.is_local and self._codec.native is not None else None
+        self._program = native_program(spec.codecs, spec.chunk_nbytes, _BYTES, Cast(dtype=_BYTES.str))
+        self._loops = loops() if source.is_local and self._program is not None else None
         """They read and decode what they can of local files."""
         self._reading, self._taken = reading, taken
         self._is_learning = taken is not None and not n_host and not taken.is_known
@@ -181,8 +185,8 @@ class HostShare:
     def _read_local(self, pieces: Sequence[Piece], chunks: Bytes) -> Flags:
         """Let the compiled loops read and decode chunks of local files; return which are there."""
         assert self._loops is not None
-        assert self._codec.native is not None
-        arguments = self._loops, self._codec.native, self._source, pieces, chunks, self._n_threads()
+        assert self._program is not None
+        arguments = self._loops, self._program, self._source, pieces, chunks, self._n_threads()
         found: list[Looped] = []
         threads.crew.run(lambda _: found.append(read_local(*arguments)), 1)
         (looped,), present = found, np.ones(len(chunks), np.bool_)

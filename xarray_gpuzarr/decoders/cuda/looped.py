@@ -12,10 +12,11 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.decoders.cuda.batches import Piece
 from xarray_gpuzarr.decoders.host.local_files import local_files
-from xarray_gpuzarr.decoders.host.native_rows import NativeJob, NativeRows
+from xarray_gpuzarr.decoders.host.native_program import NativeProgram
+from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeJob, NativeRows, address
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.native import Loops, NativeCodec
+from xarray_gpuzarr.native import Loops
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.selection import Column
@@ -35,14 +36,15 @@ class Looped:
 
 
 def read_local(
-    loops: Loops, codec: NativeCodec, source: ByteSource, pieces: Sequence[Piece], out: Bytes, n_threads: int
+    loops: Loops, program: NativeProgram, source: ByteSource, pieces: Sequence[Piece], out: Bytes, n_threads: int
 ) -> Looped:
     """Read and decode the chunks of pieces, each to its row of `out`.
 
     Parameters
     ----------
     loops : Loops
-    codec : NativeCodec
+    program : NativeProgram
+        From encoded chunks to their bytes.
     source : ByteSource
         Local.
     pieces : sequence of Piece
@@ -53,7 +55,7 @@ def read_local(
     """
     left: list[tuple[ReadPlan, int, int]] = []
     absent: list[int] = []
-    job = NativeJob(loops, codec, _stack(*out.shape), (out.shape[1], 1), out.shape[1], out)
+    job = NativeJob(loops, program, _stack(*out.shape), (out.shape[1], 1), out)
     for part, at in _parts(pieces):
         n = len(part.nbytes)
         files = local_files(part, range(n), source.local_path, source.rule)
@@ -62,9 +64,11 @@ def read_local(
             continue
         boxes = np.zeros((n, 2), np.int64)
         boxes[:, 0] = np.arange(at, at + n)
-        rows = NativeRows(job, boxes, np.arange(n + 1), [True] * n, part.nbytes)
+        rows = NativeRows(job, Boxes(numbers=boxes, first=np.arange(n + 1), direct=[True] * n), part.nbytes)
         with threads.crew.taking(min(n, n_threads)) as n_taken:
-            found = rows.read(range(n), files, partial(buffer, "staging"), 0, n_taken)
+            scratch = buffer("scratch", program.scratch_nbytes * n_taken) if program.stages else None
+            at_scratch = 0 if scratch is None else address(scratch)
+            found = rows.read(range(n), files, partial(buffer, "staging"), at_scratch, n_taken)
         counters.add(read_nbytes=found.n_read)
         if part.spec.index is not None:
             source.check(part.keys[0])

@@ -17,12 +17,21 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.encoded import Encoded, Objects, Ranges
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
+from xarray_gpuzarr.decoders.host.local_files import local_files
+from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeRows, Points
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.fetch import Allocate, ByteSource, Pending, PendingParts, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan
+from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.counters import counters
 
 Array = npt.NDArray[Any]
+
+
+def _unstarted(source: ByteSource, _requests: Sequence[Request]) -> list[ByteSource]:
+    """Start nothing: local files are read where their bytes are decoded."""
+    return [source]
 
 
 class Block:
@@ -33,6 +42,8 @@ class Block:
         self.plan = plan
         self.offset: list[int] = plan.offset.tolist()
         self.nbytes: list[int] = plan.nbytes.tolist()
+        self.native: NativeRows | None = None
+        """The chunks as the compiled loops take them, if these are worth it."""
 
     @cached_property
     def parts(self) -> list[int]:
@@ -59,10 +70,63 @@ class Block:
 
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that take a few objects each, or a few ranges of a shard."""
+        self.native = self._native_rows()
+        n, step = len(self.offset), self.job.rows_a_call
+        if self.native is not None and step is not None:
+            yield from (self._local_task(range(at, min(at + step, n))) for at in range(0, n, step))
+            return
         for lo, hi in pairwise(self._together()):
-            yield self.part_task(self.parts[lo : hi + 1])
+            bounds = self.parts[lo : hi + 1]
+            task = self._part_task(bounds)
+            if self.native is not None and self.job.is_local:
+                task = self._local_task(range(bounds[0], bounds[-1]), task.requests)
+            yield task
 
-    def part_task(self, bounds: list[int]) -> Task:
+    def _native_rows(self) -> NativeRows | None:
+        n = len(self.offset)
+        if n == 0 or self.job.native is None or (n == 1 and not self.is_worth_a_call()):
+            return None
+        return NativeRows(self.job.native, self.given(), self.plan.nbytes)
+
+    def given(self) -> Boxes | Points:
+        """Return what chunks give, as the compiled loops take it."""
+        raise NotImplementedError
+
+    def is_worth_a_call(self) -> bool:
+        """Say whether the loops do a single chunk sooner than Python."""
+        return True
+
+    def _local_task(self, rows: range, requests: Sequence[Request] = ()) -> Task:
+        return Task(lambda workspace, pending: self._read_local(workspace, pending[0], rows), requests, _unstarted)
+
+    def _read_local(self, workspace: Workspace, source: ByteSource, rows: range) -> None:
+        """Let the compiled loops read, decode and place what they can; what they leave is read as ever."""
+        plan, job = self.plan, self.job
+        files = local_files(plan, rows, source.local_path, job.rule)
+        left: Sequence[int] = rows
+        if files is not None and self.native is not None:
+            with threads.crew.taking(job.most_threads) as n:
+                found = self.native.read(rows, files, workspace.encoded, self._scratch(workspace, rows), n)
+            counters.add(read_nbytes=found.n_read)
+            if job.spec.index is not None:
+                source.check(plan.keys[0])
+            for row in found.absent:
+                self.fill(self.rows[row])
+            left = found.left
+        if left:
+            inner = [row for row in self.parts if left[0] < row <= left[-1]]
+            tasks = [self._part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
+            if job.rows_a_call is not None:
+                job.left += tasks
+                return
+            for task in tasks:
+                task.run(workspace, task.start(source, task.requests))
+
+    def _scratch(self, workspace: Workspace, rows: range) -> int:
+        assert self.native is not None
+        return workspace.scratch_address if self.native.needs_scratch(rows) else 0
+
+    def _part_task(self, bounds: list[int]) -> Task:
         """Return a task for consecutive parts, given the rows at which they begin and end."""
         return self._object_task(bounds[0], bounds[-1]) if self.job.spec.index is None else self._range_task(bounds)
 
@@ -135,9 +199,13 @@ class Block:
         except FrameError as err:
             raise chunk_fault(self.plan, row, err) from err
 
-    def place_many(self, workspace: Workspace, chunks: Encoded) -> Sequence[int]:  # noqa: ARG002  # none here
-        """Decode and place as many chunks as can be in one go; return the rows that are left."""
-        return chunks.rows
+    def place_many(self, workspace: Workspace, chunks: Encoded) -> Sequence[int]:
+        """Let the compiled loops decode and place what they can; return the rows that are left."""
+        if self.native is None:
+            return chunks.rows
+        self.native.locate(chunks)
+        with threads.crew.taking(self.job.most_threads) as n_threads:
+            return self.native.place(chunks.rows, self._scratch(workspace, chunks.rows), n_threads)
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode one chunk and place it; raises `FrameError`."""
@@ -159,6 +227,17 @@ class PointBlock(Block):
     def _members(self, numbers: list[int]) -> slice:
         group = numbers[0]
         return slice(int(self.groups.bounds[group]), int(self.groups.bounds[group + 1]))
+
+    def given(self) -> Points:
+        """Return the points that chunks give."""
+        group, job = self.plan.row[:, 0], self.job
+        low = self.groups.bounds.take(group)
+        n = self.groups.bounds.take(group + 1) - low
+        first = np.concatenate([[0], n.cumsum()])
+        members = np.arange(first[-1]) + (low - first[:-1]).repeat(n)
+        in_at = self.groups.within.take(members, axis=0) @ np.array(job.placed_strides, np.int64)
+        out_at = self.groups.position.take(members) * job.out.strides[0]
+        return Points(in_at=in_at, out_at=out_at, first=first)
 
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value to the points of one chunk."""

@@ -19,19 +19,15 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.faults import chunk_fault, corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.encoded import Encoded
-from xarray_gpuzarr.decoders.host.job import Job, Located, Task, Workspace
-from xarray_gpuzarr.decoders.host.local_files import local_files
-from xarray_gpuzarr.decoders.host.native_rows import NativeRows
+from xarray_gpuzarr.decoders.host.job import Located, Task, Workspace
+from xarray_gpuzarr.decoders.host.native_rows import Boxes
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
-from xarray_gpuzarr.errors import CorruptChunkError
-from xarray_gpuzarr.fetch import ByteSource, Pending, PendingStream, Request
+from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
+from xarray_gpuzarr.fetch import ByteSource, PendingStream, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
-from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.selection import Column
-from xarray_gpuzarr.process import threads
-from xarray_gpuzarr.process.counters import counters
 
 Array = npt.NDArray[Any]
 
@@ -42,18 +38,8 @@ def _streams(source: ByteSource, requests: Sequence[Request]) -> list[PendingStr
     return [source.start_stream(*request) for request in requests]
 
 
-def _unstarted(source: ByteSource, _requests: Sequence[Request]) -> list[ByteSource]:
-    """Start nothing: local files are read where their bytes are decoded."""
-    return [source]
-
-
 class BoxBlock(Block):
     """One plan whose chunks fill boxes of the output."""
-
-    def __init__(self, job: Job, plan: ReadPlan) -> None:
-        super().__init__(job, plan)
-        self.native: NativeRows | None = None
-        """The chunks as the compiled loops take them, if these are worth it."""
 
     @cached_property
     def located(self) -> Located:
@@ -88,48 +74,7 @@ class BoxBlock(Block):
             for row in range(len(self.offset)):
                 yield Task(self._streamer(row), self.plan.requests(row, row + 1), _streams)
         else:
-            self.native = self._native_rows()
-            n, step = len(self.offset), self.job.rows_a_call
-            if self.native is None or step is None:
-                yield from super().read_tasks()
-            else:
-                yield from (self._local_task(range(at, min(at + step, n))) for at in range(0, n, step))
-
-    def part_task(self, bounds: list[int]) -> Task:
-        """Return a task for consecutive parts, which the compiled loops read if they are in local files."""
-        task = super().part_task(bounds)
-        if self.native is None or not self.job.is_local:
-            return task
-        return self._local_task(range(bounds[0], bounds[-1]), task.requests)
-
-    def _local_task(self, rows: range, requests: Sequence[Request] = ()) -> Task:
-        return Task(lambda workspace, pending: self._read_local(workspace, pending[0], rows), requests, _unstarted)
-
-    def _read_local(self, workspace: Workspace, source: ByteSource, rows: range) -> None:
-        """Let the compiled loops read, decode and place what they can; what they leave is read as ever."""
-        plan, job = self.plan, self.job
-        files = local_files(plan, rows, source.local_path, job.rule)
-        left: Sequence[int] = rows
-        if files is not None and self.native is not None:
-            with threads.crew.taking(job.most_threads) as n:
-                found = self.native.read(rows, files, workspace.encoded, self._scratch(workspace, rows), n)
-            counters.add(read_nbytes=found.n_read)
-            if job.spec.index is not None:
-                source.check(plan.keys[0])
-            for row in found.absent:
-                self.fill(self.rows[row])
-            left = found.left
-        if left:
-            inner = [row for row in self.parts if left[0] < row <= left[-1]]
-            tasks = [super().part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
-            if job.rows_a_call is not None:
-                job.left += tasks
-                return
-            for task in tasks:
-                task.run(workspace, task.start(source, task.requests))
-
-    def _scratch(self, workspace: Workspace, rows: range) -> int:
-        return 0 if all(self.direct[rows.start : rows.stop]) else workspace.scratch_address
+            yield from super().read_tasks()
 
     def _streamer(self, row: int) -> Callable[[Workspace, list[PendingStream]], None]:
         def run(workspace: Workspace, pending: list[PendingStream]) -> None:
@@ -173,8 +118,9 @@ class BoxBlock(Block):
         return None if joined and len(plan.offset) * nbytes < n_runs * self.job.rule.max_gap_nbytes else bounds
 
     def _raw_tasks(self, runs: Sequence[int]) -> Iterator[Task]:
-        """Read runs of raw chunks with no copy at all."""
-        longest = self.job.rule.max_raw_nbytes
+        """Read runs of raw chunks with no copy at all, whole elements at a time."""
+        itemsize = self.job.stored.itemsize
+        longest = max(1, self.job.rule.max_raw_nbytes // itemsize) * itemsize
         for lo, hi in pairwise(runs):
             total = (hi - lo) * self.job.chunk_nbytes
             for done in range(0, total, longest):
@@ -184,16 +130,27 @@ class BoxBlock(Block):
         first, total = self.out_byte[row] + done, done + nbytes
         dst = self.job.out_bytes(first, nbytes)
         # The last piece of an object of unknown length asks for all that is left, to see that it is no more.
-        to_end = self.nbytes[row] == WHOLE_OBJECT and total == self.job.chunk_nbytes
+        is_object = self.nbytes[row] == WHOLE_OBJECT
+        to_end = is_object and total == self.job.chunk_nbytes
         wanted = ByteRange(offset=self.offset[row] + done, nbytes=WHOLE_OBJECT if to_end else nbytes)
+        key = self.plan.key_of(row)
 
         def allocate(found: int) -> memoryview:
             if found != nbytes:
                 raise self._wrong_length(row, done + found)
             return dst
 
-        def run(_workspace: Workspace, pending: list[Pending]) -> None:
-            data = self.read(pending[0], allocate)
+        def start(source: ByteSource, requests: Sequence[Request]) -> list[Any]:
+            return [source.start(*requests[0]), source]
+
+        def run(_workspace: Workspace, pending: list[Any]) -> None:
+            finish, source = pending
+            try:
+                data = self.read(finish, allocate)
+            except StoreReadError:
+                if not is_object or (to_end and not done):
+                    raise
+                data = self._piece_of_all(source, row, done, nbytes)
             if data is None:
                 np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
                 return
@@ -201,7 +158,18 @@ class BoxBlock(Block):
                 copy_bytes(data, allocate(len(data)))
             self._swap(dst)
 
-        return Task(run, [(self.plan.key_of(row), wanted)])
+        return Task(run, [(key, wanted)], start)
+
+    def _piece_of_all(self, source: ByteSource, row: int, done: int, nbytes: int) -> memoryview | None:
+        """Read an object of which a piece cannot be read: it is too short, or none."""
+
+        def allocate(found: int) -> memoryview:
+            if found != self.job.chunk_nbytes:
+                raise self._wrong_length(row, found)
+            return memoryview(bytearray(found))
+
+        whole = source.start(*self.plan.requests(row, row + 1)[0])(allocate)
+        return None if whole is None else whole[done : done + nbytes]
 
     def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
         return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
@@ -214,9 +182,7 @@ class BoxBlock(Block):
         """Let the compiled loops do what they can; without them, copy raw chunks with no look at each."""
         rows = chunks.rows
         if self.native is not None:
-            self.native.locate(chunks)
-            with threads.crew.taking(self.job.most_threads) as n_threads:
-                return self.native.place(rows, self._scratch(workspace, rows), n_threads)
+            return super().place_many(workspace, chunks)
         if not self._copies_raw(rows):
             return rows
         for row in rows:
@@ -232,13 +198,16 @@ class BoxBlock(Block):
             return False
         return self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo) and all(self.whole[lo:hi])
 
-    def _native_rows(self) -> NativeRows | None:
-        plan, n = self.plan, len(self.plan.nbytes)
-        # A table costs as much as Python does for one chunk; of a longer one, the loops may decode just a part.
-        is_short = self.job.chunk_nbytes < _LEAST_PARTED_NBYTES
-        if n == 0 or (n == 1 and (is_short or self.whole[0])) or self.job.native is None:
-            return None
-        return NativeRows(self.job.native, *self.boxes(), self.direct, plan.nbytes)
+    def given(self) -> Boxes:
+        """Return the boxes that chunks give."""
+        numbers, first = self.boxes()
+        return Boxes(numbers=numbers, first=first, direct=self.direct)
+
+    def is_worth_a_call(self) -> bool:
+        """Say whether the loops do a single chunk sooner than Python: one that is changed, or decoded in part."""
+        assert self.job.program is not None
+        is_copied = self.job.program.steps is None and not self.job.has_index
+        return not is_copied or (self.job.chunk_nbytes >= _LEAST_PARTED_NBYTES and not self.whole[0])
 
     def boxes(self) -> tuple[Column, Column]:
         """Return the piece numbers of all boxes, chunk after chunk, and the first box of each chunk and behind them."""

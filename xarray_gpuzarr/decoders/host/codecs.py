@@ -25,7 +25,6 @@ from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
 from xarray_gpuzarr.decoders.host.streams import decode_at_most, decode_zstd, decode_zstd_stream
 from xarray_gpuzarr.fetch import ByteStream
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError, blosc_nbytes, declared_nbytes
-from xarray_gpuzarr.native import Codec, NativeCodec, native_codec
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     ChecksumSpec,
@@ -102,13 +101,6 @@ _FAST: dict[type, DecodeInto] = {
     Lz4Spec: _lz4,
     BloscSpec: _blosc,
 }
-_NATIVE: dict[type, Codec] = {
-    ZstdSpec: "zstd",
-    BloscSpec: "blosc",
-    Lz4Spec: "lz4",
-    ZlibSpec: "zlib",
-    GzipSpec: "gzip",
-}
 _LIBRARY_ERRORS = (
     FrameError,
     zstandard.ZstdError,
@@ -165,9 +157,6 @@ class ChunkCodec:
         self._alone = _FAST.get(type(self._stages[0])) if alone else None
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
-        name = "raw" if self.raw else _NATIVE.get(type(self._stages[0])) if alone else None
-        self.native: NativeCodec | None = native_codec(name) if name else None
-        """What the compiled loops call for a chunk, if they know it."""
         self.streams = [type(s) for s in self._stages] == [ZstdSpec]
         """Whether `from_stream` can decode a chunk."""
 

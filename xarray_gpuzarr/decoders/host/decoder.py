@@ -173,7 +173,7 @@ def _share_out(job: Job, target: Target, source: ByteSource) -> int:
     most = threads.thread_budget() if seconds >= _SERIAL_S else 1
     if most > 1 and not source.is_remote:  # else latency tells how long requests should be
         job.rule = _shared(source.rule, nbytes // most)
-    is_copied = job.codec is not None and job.codec.in_place  # which two threads do no sooner than one
+    is_copied = job.is_copied  # which two threads do no sooner than one
     job.is_local = source.is_local
     by_loops = source.is_local and target.n_chunks > 1 and seconds < (_SERIAL_S if is_copied else _LOOPS_S)
     by_loops = by_loops and job.native is not None

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
+from xarray_gpuzarr.decoders.host.native_program import NativeProgram, native_program
 from xarray_gpuzarr.decoders.host.native_rows import NativeJob
 from xarray_gpuzarr.decoders.host.placing import MOST_ROW_NBYTES, cast_array, row_dtype
 from xarray_gpuzarr.decoders.host.scratch import buffer
@@ -60,11 +61,13 @@ class Workspace:
 
     @cached_property
     def _room(self) -> Array:
-        return buffer("scratch", self._job.chunk_nbytes * self._job.most_threads)
+        job = self._job
+        nbytes = job.chunk_nbytes if job.program is None else max(job.chunk_nbytes, job.program.scratch_nbytes)
+        return buffer("scratch", nbytes * job.most_threads)
 
     @cached_property
     def scratch_address(self) -> int:
-        """Where memory lies for the decoded bytes of a chunk for each thread of the compiled loops."""
+        """Where the scratch of all threads of the compiled loops lies."""
         return address_of(memoryview(self._room))
 
     @cached_property
@@ -206,15 +209,34 @@ class Job:
         direct = placed.whole & placed.contiguous & (self.direct and self.codec is not None)
         return Located(whole=placed.whole, direct=direct, out_byte=placed.out_at)
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether chunks are neither compressed nor changed."""
+        in_place = self.codec is not None and self.codec.in_place
+        return in_place and (self.program is None or self.program.is_copied)
+
     @cached_property
     def native(self) -> NativeJob | None:
         """The read as the compiled loops take it; None if there are none, or it is nothing for them."""
-        codec, compiled = None if self.codec is None else self.codec.native, self._loops
-        only_copied = self.cast.is_copy and self.stored == self.out.dtype
-        if compiled is None or codec is None or not only_copied or self.has_index or not self._pieces:
+        program = self.program
+        if self._loops is None or program is None:
             return None
-        strides = (0,) * (self.out.ndim - len(self._strides)) + self._strides
-        return NativeJob(compiled, codec, self._pieces, strides, self.chunk_nbytes, self.out)
+        return NativeJob(self._loops, program, self._pieces, self.placed_strides, self.out)
+
+    @property
+    def placed_strides(self) -> tuple[int, ...]:
+        """Of the elements of a chunk along the axes of the output, in bytes, as the loops place them."""
+        assert self.program is not None
+        placed, stored = self.program.placed.itemsize, self.stored.itemsize
+        samples = (0,) * max(0, len(self._pieces) - len(self._strides))
+        return (*samples, *(stride // stored * placed for stride in self._strides))
+
+    @cached_property
+    def program(self) -> NativeProgram | None:
+        """What the compiled loops do to each chunk; None where there are none, or they do not know how."""
+        if self._loops is None:
+            return None
+        return native_program(self.spec.codecs, self.chunk_nbytes, self.stored, self.cast)
 
     @cached_property
     def stack(self) -> StackBoxes:

@@ -14,15 +14,17 @@ from functools import lru_cache
 from operator import mul
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.codecs import chunk_codec, decoded_rate
-from xarray_gpuzarr.decoders.host.native_rows import address
+from xarray_gpuzarr.decoders.host.codecs import decoded_rate
+from xarray_gpuzarr.decoders.host.native_program import NativeProgram, native_program
+from xarray_gpuzarr.decoders.host.native_rows import address, job_struct
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import LocalSource, ObjectSource, index_cache
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
-from xarray_gpuzarr.native import Loops, NativeCodec
-from xarray_gpuzarr.native.library import JobStruct, ObjectsStruct, ObjectStruct
+from xarray_gpuzarr.native import Loops
+from xarray_gpuzarr.native.library import ObjectsStruct, ObjectStruct
 from xarray_gpuzarr.plan.object_box import ObjectBox, object_boxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.plan.stack import StackTarget
@@ -47,31 +49,24 @@ class LittleReads:
     Parameters
     ----------
     spec : ArraySpec
-    codec : NativeCodec
+    program : NativeProgram
+    cast : Cast
     """
 
-    def __init__(self, spec: ArraySpec, codec: NativeCodec) -> None:
-        grid = spec.grid
-        self._kept = _int64(*grid.chunk_shape, *grid.chunks_per_shard, *spec.chunk_strides)
-        self.chunk_shape = ctypes.addressof(self._kept)
+    def __init__(self, spec: ArraySpec, program: NativeProgram, cast: Cast) -> None:
+        grid, stored, placed = spec.grid, spec.numpy_dtype.itemsize, program.placed.itemsize
+        strides = (stride // stored * placed for stride in spec.chunk_strides)
+        self._kept = _int64(*grid.chunk_shape, *grid.chunks_per_shard, *strides), program
+        self.chunk_shape = ctypes.addressof(self._kept[0])
         """Address; that of the chunks of a shard follows."""
-        self.job = JobStruct(
-            codec=codec.number,
-            chunk_nbytes=spec.chunk_nbytes,
-            itemsize=spec.numpy_dtype.itemsize,
-            ndim=grid.ndim,
-            in_strides=self.chunk_shape + 16 * grid.ndim,
-            decode=codec.decode,
-            make_context=codec.make_context,
-            free_context=codec.free_context,
-            decode_part=codec.decode_part,
-            restart=codec.restart,
-        )
-        self.dtype = spec.numpy_dtype
+        self.job = job_struct(program, ndim=grid.ndim, in_strides=self.chunk_shape + 16 * grid.ndim)
+        self.dtype = np.dtype(cast.dtype)
         self.chunk_nbytes = spec.chunk_nbytes
+        self.scratch_nbytes = program.scratch_nbytes
+        """Of each thread."""
         self.rate = decoded_rate(spec.codecs)
         """Bytes that a thread decodes in a second."""
-        self.is_copied = codec.number == 0
+        self.is_copied = program.is_copied
         self.room_nbytes = max(_ROOM_NBYTES, -(-spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES)
         self.n_planned = 0
         """Reads that are to be planned before the next little one."""
@@ -89,23 +84,19 @@ class LittleReads:
 
 
 @lru_cache(maxsize=128)
-def _little_reads(spec: ArraySpec) -> LittleReads | None:
+def _little_reads(spec: ArraySpec, cast: Cast) -> LittleReads | None:
     """Return what little reads of an array have in common; None if it is nothing for the loops."""
-    if spec.codecs.other or not spec.grid.ndim or not 0 < spec.chunk_nbytes <= _MOST_CHUNK_NBYTES:
+    if not spec.grid.ndim or spec.chunk_nbytes > _MOST_CHUNK_NBYTES:
         return None
-    codec = chunk_codec(spec.codecs, spec.chunk_nbytes).native
-    return None if codec is None else LittleReads(spec, codec)
+    program = native_program(spec.codecs, spec.chunk_nbytes, spec.numpy_dtype, cast)
+    return None if program is None else LittleReads(spec, program, cast)
 
 
 def common_of(spec: ArraySpec, target: BoxTarget | StackTarget, cast: Cast) -> LittleReads | None:
     """Return what little reads of an array have in common; None if a target is nothing for the loops."""
     if not target.n_chunks or any(pieces.index is not None for pieces in target.pieces):
         return None
-    return _copied(spec, cast)
-
-
-def _copied(spec: ArraySpec, cast: Cast) -> LittleReads | None:
-    return _little_reads(spec) if cast.is_copy and cast.dtype == spec.dtype else None
+    return _little_reads(spec, cast)
 
 
 @record
@@ -143,7 +134,7 @@ class LittleRead:
         Parameters
         ----------
         loops : Loops
-        out : ndarray, stored dtype, any strides
+        out : ndarray, dtype of the cast, any strides
             Of the shape of what is wanted.
         n_threads : int
 
@@ -153,7 +144,7 @@ class LittleRead:
             Bytes that were read; None if anything was left: then `out` holds anything.
         """
         common, n_objects = self.common, len(self.objects)
-        scratch = buffer("scratch", common.chunk_nbytes * n_threads)
+        scratch = buffer("scratch", common.scratch_nbytes * n_threads)
         room = buffer("staging", common.room_nbytes * n_threads)
         strides, slices = _int64(*out.strides), [*map(_slices, self.objects)]
         structs = (ObjectStruct * n_objects)(*map(_struct, self.objects, slices, _starts(self.objects, out)))
@@ -247,7 +238,7 @@ def little_box(source: ObjectSource, spec: ArraySpec, box: ObjectBox, cast: Cast
     box : ObjectBox
     cast : Cast
     """
-    common = _copied(spec, cast)
+    common = _little_reads(spec, cast)
     if common is None or not isinstance(source, LocalSource) or common.is_paused():
         return None
     one = _object(source, spec, box, (0,) * len(box.coord))

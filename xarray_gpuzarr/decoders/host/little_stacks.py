@@ -15,7 +15,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.decoders.host.job import Job, rows_a_call
 from xarray_gpuzarr.decoders.host.little import LittleReads, common_of
 from xarray_gpuzarr.decoders.host.local_files import Files, joined_paths
-from xarray_gpuzarr.decoders.host.native_rows import NativeRows, address
+from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeRows, address
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.fetch import LocalSource, ObjectChangedError, ObjectSource
@@ -105,7 +105,7 @@ class LittleStack:
     def _read(self, job: Job, paths: tuple[bytes, Column], n_threads: int) -> int | None:
         common, chunks, files = self.common, *self._table(job, *paths)
         n, step, n_read = len(chunks), rows_a_call(common.rate, common.chunk_nbytes), 0
-        scratch = buffer("scratch", common.chunk_nbytes * n_threads)
+        scratch = buffer("scratch", common.scratch_nbytes * n_threads)
         for at in range(0, n, step):
             rows = range(at, min(at + step, n))
             found = chunks.read(rows, files, lambda nbytes: buffer("staging", nbytes), address(scratch), n_threads)
@@ -142,7 +142,8 @@ class LittleStack:
             room_nbytes=self.common.room_nbytes,
             max_gap_nbytes=job.rule.max_gap_nbytes,
         )
-        return NativeRows(job.native, self._target.boxes(row), first_box, direct, nbytes.take(order)), files
+        boxes = Boxes(numbers=self._target.boxes(row), first=first_box, direct=direct.tolist())
+        return NativeRows(job.native, boxes, nbytes.take(order)), files
 
     def _is_unchanged(self) -> bool:
         try:

@@ -1,8 +1,7 @@
 """The chunks of one plan as the compiled loops take them: decoded and placed in one call, without Python's lock.
 
-Chunks of local files that are in the page cache are read in the same call, each by the thread that decodes it.
-Only what they know: one compressor or none, values that are copied, boxes with steps. All else, and every chunk that
-they leave, is decoded as ever.
+Chunks of local files that are in the page cache are read in the same call, each by the thread that decodes it. Every
+chunk that the loops leave is decoded by Python.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.local_files import Files
-from xarray_gpuzarr.native import Loops, NativeCodec
+from xarray_gpuzarr.decoders.host.native_program import NativeProgram
+from xarray_gpuzarr.native import Loops
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.selection import Column
@@ -42,10 +42,43 @@ class Found:
     """Bytes."""
 
 
+_NONE = np.zeros(0, np.int64)
+
+
+def _first_elements(pieces: AxisPieces) -> Column:
+    """Return the first wanted element of each piece, or where its elements begin in the index."""
+    if pieces.index is None:
+        return pieces.in_start
+    return pieces.out_start if pieces.index_start is None else pieces.index_start
+
+
 def address(array: Array) -> int:
     """Return where an array lies; `ndarray.ctypes` takes three times as long."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def job_struct(program: NativeProgram, **places: int) -> JobStruct:
+    """Return a read as the loops take it: what its program says, and where chunks and output lie."""
+    codec = program.codec
+    return JobStruct(
+        codec=codec.number,
+        chunk_nbytes=program.chunk_nbytes,
+        itemsize=program.placed.itemsize,
+        packed_nbytes=program.packed_nbytes,
+        n_stages=len(program.stages),
+        out_itemsize=program.out_itemsize,
+        area_nbytes=program.area_nbytes,
+        decode=codec.decode,
+        make_context=codec.make_context,
+        free_context=codec.free_context,
+        decode_part=codec.decode_part,
+        restart=codec.restart,
+        unshuffle=program.unshuffle,
+        stages=ctypes.addressof(program.stages),
+        steps=0 if program.steps is None else program.steps.address,
+        **places,
+    )
 
 
 class NativeJob:
@@ -54,49 +87,44 @@ class NativeJob:
     Parameters
     ----------
     loops : Loops
-    codec : NativeCodec
+    program : NativeProgram
     pieces : sequence of AxisPieces
-        Per axis of the output; none with an index.
+        Per axis of the output; none for points.
     strides : sequence of int
         Of the elements of a decoded chunk along these axes, in bytes.
-    chunk_nbytes : int
-        Of a decoded chunk.
     out : ndarray
     """
 
     def __init__(
         self,
         loops: Loops,
-        codec: NativeCodec,
+        program: NativeProgram,
         pieces: tuple[AxisPieces, ...],
         strides: tuple[int, ...],
-        chunk_nbytes: int,
         out: Array,
     ) -> None:
         self._loops = loops
+        self.program = program
         first = [*accumulate((len(p.count) for p in pieces), initial=0)]
-        columns = ("in_start", "out_start", "count")
-        table = np.concatenate([getattr(p, name) for name in columns for p in pieces], dtype=np.int64)
-        axes = np.array([first[:-1], strides, [p.step for p in pieces], out.strides], np.int64)
-        self._kept = table, axes
-        at = address(axes)
-        self._struct = JobStruct(
-            codec=codec.number,
-            chunk_nbytes=chunk_nbytes,
-            itemsize=out.itemsize,
-            ndim=out.ndim,
+        columns = [*map(_first_elements, pieces), *(p.out_start for p in pieces), *(p.count for p in pieces)]
+        table = np.concatenate([_NONE, *columns])
+        index = [0 if p.index is None else address(p.index) for p in pieces]
+        axes = (
+            np.array([first[:-1], strides, [p.step for p in pieces], out.strides, index], np.int64) if pieces else _NONE
+        )
+        self._kept = table, axes, pieces, out
+        at, length = address(axes), axes.strides[0]
+        self._struct = job_struct(
+            program,
+            ndim=len(pieces),
             n_pieces=first[-1],
             pieces=address(table),
             first_piece=at,
-            in_strides=at + axes.strides[0],
-            steps=at + 2 * axes.strides[0],
-            out_strides=at + 3 * axes.strides[0],
+            in_strides=at + length,
+            every=at + 2 * length,
+            out_strides=at + 3 * length,
+            index=at + 4 * length if any(index) else 0,
             out=address(out),
-            decode=codec.decode,
-            make_context=codec.make_context,
-            free_context=codec.free_context,
-            decode_part=codec.decode_part,
-            restart=codec.restart,
         )
 
     @cached_property
@@ -114,31 +142,56 @@ class NativeJob:
         return n_left
 
 
+@record
+class Boxes:
+    """What chunks give: boxes, a chunk's one after another."""
+
+    numbers: Column
+    """shape (n_boxes, ndim): piece numbers."""
+    first: Column
+    """shape (n + 1,): first box of each chunk, and of the one behind the last."""
+    direct: Sequence[bool]
+    """shape (n,): whether a chunk is wanted whole, and goes to one run of memory."""
+
+
+@record
+class Points:
+    """What chunks give: points, a chunk's one after another."""
+
+    in_at: Column
+    """shape (n_points,): where each lies in its chunk, in bytes."""
+    out_at: Column
+    """shape (n_points,): where each goes in the output, in bytes."""
+    first: Column
+    """shape (n + 1,): first point of each chunk, and of the one behind the last."""
+
+
 class NativeRows:
-    """The chunks of one plan, one row each, and the boxes that they give.
+    """The chunks of one plan, one row each, and what they give.
 
     Parameters
     ----------
     job : NativeJob
-    boxes : int64, shape (n_boxes, ndim)
-        Piece numbers, a chunk's boxes one after another.
-    first_box : int64, shape (n + 1,)
-        Of each chunk, and of the one behind the last.
-    direct : sequence of bool, shape (n,)
-        Whether a chunk may be decoded straight into the output.
+    given : Boxes or Points
     nbytes : int64, shape (n,)
         Encoded.
     """
 
-    def __init__(
-        self, job: NativeJob, boxes: Column, first_box: Column, direct: Sequence[bool], nbytes: Column
-    ) -> None:
+    def __init__(self, job: NativeJob, given: Boxes | Points, nbytes: Column) -> None:
         n = len(nbytes)
         self._job = job
-        numbers, flags, boxes = np.empty((3, n + 1), np.int64), np.empty((2, n), np.uint8), np.ascontiguousarray(boxes)
+        numbers, flags = np.empty((3, n + 1), np.int64), np.zeros((2, n), np.uint8)
         self.src, self.nbytes, self._left = numbers[0], numbers[1], flags[1]
-        numbers[1, :n], numbers[2], flags[0] = nbytes, first_box, direct
-        self._kept = numbers, flags, boxes
+        numbers[1, :n], numbers[2] = nbytes, given.first
+        boxes = in_at = out_at = _NONE
+        if isinstance(given, Points):
+            in_at, out_at = np.ascontiguousarray(given.in_at), np.ascontiguousarray(given.out_at)
+        else:
+            boxes = np.ascontiguousarray(given.numbers)
+            flags[0] = given.direct if job.program.steps is None else 0
+        self.is_direct: list[bool] = flags[0].astype(np.bool_).tolist()
+        """Whether each chunk is decoded straight into the output."""
+        self._kept = numbers, flags, boxes, in_at, out_at
         number, flag = address(numbers), address(flags)
         self._struct = RowsStruct(
             src=number,
@@ -147,11 +200,17 @@ class NativeRows:
             direct=flag,
             boxes=address(boxes),
             left=flag + n,
+            in_at=address(in_at) if isinstance(given, Points) else 0,
+            out_at=address(out_at),
         )
         self._at = ctypes.addressof(self._struct)
 
     def __len__(self) -> int:
         return len(self._left)
+
+    def needs_scratch(self, rows: range) -> bool:
+        """Say whether any of these rows is decoded to scratch."""
+        return bool(self._job.program.stages) or not all(self.is_direct[rows.start : rows.stop])
 
     def locate(self, chunks: Encoded) -> None:
         """Note where encoded chunks lie."""
@@ -165,7 +224,7 @@ class NativeRows:
         ----------
         rows : range
         scratch : int
-            Address of a decoded chunk for each thread; 0 where all rows are direct.
+            Address of the scratch of all threads; 0 where `needs_scratch` says no.
         n_threads : int
 
         Returns

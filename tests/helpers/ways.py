@@ -1,0 +1,457 @@
+"""The ways of a chunk from its file to the output on the host, each forced by name, and seen to be taken.
+
+A read chooses its way by sizes, times, threads, stores and what is in memory. Here a way is the changes that leave no
+other choice, and what must be noted while it is taken. This table, and nothing else of the tests of ways, knows how
+choices are made: who changes that changes the table, and leaves the property alone.
+"""
+
+import ctypes
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pytest
+
+from helpers.kernels.on_host import built
+from helpers.loops import require_loops, without_loops
+from xarray_gpuzarr.codec_pipeline import reading
+from xarray_gpuzarr.decoders.host import boxes, codecs, job, little, local_files, native_program
+from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host.blocks import PointBlock
+from xarray_gpuzarr.decoders.host.boxes import BoxBlock
+from xarray_gpuzarr.decoders.host.job import Job
+from xarray_gpuzarr.decoders.host.little import LittleRead
+from xarray_gpuzarr.decoders.host.little_stacks import LittleStack
+from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
+from xarray_gpuzarr.fetch import index_cache, local
+from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.native import Loops, library
+from xarray_gpuzarr.native.codecs import native_codec
+from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
+from xarray_gpuzarr.read import trunk
+
+Patch = pytest.MonkeyPatch
+Notes = Counter[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way, and how to force it.
+
+    `force` gets the patch, and the bytes of a decoded chunk. A read has taken it if anything of `seen` was noted, or if
+    that is empty. Where `reads` is 2, the second read finds what the first has learned.
+    """
+
+    force: tuple[Callable[[Patch, int], None], ...] = ()
+    seen: tuple[str, ...] = ()
+    store: Literal["local", "memory", "asked"] = "local"
+    by: Literal["read", "pipeline"] = "read"
+    reads: int = 1
+    decodes_parts: bool = False
+    """Whether damage behind what is wanted of a chunk may go unnoticed."""
+
+    @property
+    def asks_for_pieces(self) -> bool:
+        """Whether an object that was cut may be one that ends too soon, instead of a damaged one."""
+        return _ALONE in self.force or self.store == "asked"
+
+
+# ---- what forces
+
+
+def _set(target: Any, name: str, value: Any) -> Callable[[Patch, int], None]:
+    return lambda patch, _: patch.setattr(target, name, value)
+
+
+def _little(patch: Patch, _: int) -> None:
+    """Everything that can be is read without a plan; loops start threads for any of it."""
+    for name in ("CALL_S", "_SERIAL_S", "_LOOPS_S"):
+        patch.setattr(host, name, math.inf)
+    patch.setattr(little, "_MOST_OBJECTS", 10**6)
+
+
+_PLANNED = _set(host.HostDecoder, "read_little", lambda *_a, **_k: None)
+
+
+def _caller(patch: Patch, _: int) -> None:
+    """Nothing is handed to another thread of Python."""
+    patch.setattr(host, "_SERIAL_S", math.inf)
+    patch.setattr(host, "_LOOPS_S", math.inf)
+
+
+def _crew(patch: Patch, _: int) -> None:
+    """Everything is a queue of tasks, for as many threads as there may be."""
+    patch.setattr(host, "_SERIAL_S", 0)
+    patch.setattr(host, "_LOOPS_S", 0)
+    patch.setattr(host, "_LEAST_PART_NBYTES", 1)
+
+
+def _no_loops(patch: Patch, _: int) -> None:
+    without_loops(patch)
+
+
+def _options(**options: int) -> Callable[[Patch, int], None]:
+    return lambda patch, _: patch.setattr(in_force, "options", FetchOptions(**options))
+
+
+_ALONE = _PIECES = _options(max_gap_nbytes=0, max_request_nbytes=16)
+_TOGETHER = _options(max_gap_nbytes=1 << 30)
+
+
+def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:
+    """Have the loops say that they left some rows of local files, as if these were not in memory."""
+
+    def force(patch: Patch, _: int) -> None:
+        read = NativeRows.read
+
+        def leaving(rows: NativeRows, wanted: range, *more: Any) -> Found:
+            found = read(rows, wanted, *more)
+            which = [row for row in wanted if left(row) or row in found.left]
+            _notes["left"] += len(which)
+            return Found(left=which, absent=[row for row in found.absent if row not in which], n_read=found.n_read)
+
+        patch.setattr(NativeRows, "read", leaving)
+
+    return force
+
+
+_MEMORY = "return preadv2(file, &room, 1, offset, RWF_NOWAIT);"
+_SMALL = {
+    "LEAST_PARTED_NBYTES = 32 * 1024": "LEAST_PARTED_NBYTES = 1",
+    "ZSTD_BLOCK_NBYTES = 128 * 1024": "ZSTD_BLOCK_NBYTES = 1",
+    "BLOSC_LEAST_INFLATED = 32 * 1024": "BLOSC_LEAST_INFLATED = 64",
+    "MOST_STEP = 32": "MOST_STEP = 2",
+    "GRABS_A_THREAD = 8": "GRABS_A_THREAD = 1",
+}
+_FEW = {"MOST_BOX_ROWS = 1024": "MOST_BOX_ROWS = 4"}
+_SHORT_BLOCKS = {"BLOCK_ELEMENTS = 1024": "BLOCK_ELEMENTS = 3"}
+_NOWHERE = {_MEMORY: "(void)room; errno = EAGAIN; return -1;"}
+_HALF = {
+    _MEMORY: f"""
+    if (nbytes < 2 * BLOCK_NBYTES && offset) return errno = EAGAIN, -1;
+    if (nbytes >= 2 * BLOCK_NBYTES) room.iov_len = nbytes / 2 / BLOCK_NBYTES * BLOCK_NBYTES;
+    {_MEMORY}"""
+}
+
+
+@functools.cache
+def _built(changes: tuple[tuple[str, str], ...]) -> Loops:
+    """Build the loops with other constants, so that small chunks are what only large ones are."""
+    source = library.SOURCE.read_text()
+    header = library.SOURCE.with_name("elements.h").read_text()
+    source = source.replace('#include "elements.h"', header)
+    for old, new in changes:
+        assert source.count(old) == 1, f"the loops have no {old!r}"
+        source = source.replace(old, new)
+    flags = ("-O1", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
+    return Loops(built("ways.so", flags, source, ()))
+
+
+def _loops(changes: dict[str, str]) -> Callable[[Patch, int], None]:
+    def force(patch: Patch, _: int) -> None:
+        found = _built(tuple(changes.items()))
+        patch.setattr(library, "_found", lambda: found)
+
+    return force
+
+
+def _not_cached(patch: Patch, _: int) -> None:
+    patch.setattr(local, "_cached", lambda *_arguments: 0)
+
+
+_PART_TYPES = {
+    1: (ctypes.c_size_t, *3 * (ctypes.c_void_p,)),
+    2: (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
+    3: (ctypes.c_int, *2 * (ctypes.c_void_p,), *3 * (ctypes.c_int,)),
+}
+
+
+@functools.cache
+def _counting(number: int, address: int) -> Any:
+    kind = ctypes.CFUNCTYPE(*_PART_TYPES[number])
+    decode = kind(address)
+
+    def counted(*arguments: Any) -> Any:
+        _notes["part of a chunk"] += 1
+        return decode(*arguments)
+
+    return kind(counted)
+
+
+def _parts(patch: Patch, _: int) -> None:
+    """Decode no more of a chunk than is wanted, and count what does."""
+    patch.setattr(boxes, "_LEAST_PARTED_NBYTES", 0)
+
+    def counted(name: Any) -> Any:
+        codec = native_codec(name)
+        if codec is None or not codec.decode_part:
+            return codec
+        callback = _counting(codec.number, codec.decode_part)
+        return replace(codec, decode_part=ctypes.cast(callback, ctypes.c_void_p).value)
+
+    patch.setattr(native_program, "native_codec", counted)
+
+
+def _no_raw_runs(patch: Patch, _: int) -> None:
+    raw_runs = BoxBlock._raw_runs
+
+    def refused(block: BoxBlock) -> None:
+        _notes["raw run refused"] += raw_runs(block) is not None
+
+    patch.setattr(BoxBlock, "_raw_runs", refused)
+
+
+def _all_raw_runs(patch: Patch, _: int) -> None:
+    """Even where a request for several would cost less."""
+    init = Job.__init__
+
+    def ruled(one: Job, *arguments: Any, **keywords: Any) -> None:
+        init(one, *arguments, **keywords | {"rule": replace(keywords["rule"], max_gap_nbytes=0)})
+
+    patch.setattr(Job, "__init__", ruled)
+
+
+def _placed_only(patch: Patch, _: int) -> None:
+    """Nothing is decoded to its place, or copied by the row."""
+    located = Job.located
+
+    def nowhere(one: Job, rows: Any) -> Any:
+        found = located(one, rows)
+        return job.Located(whole=found.whole, direct=found.direct & False, out_byte=found.out_byte)
+
+    patch.setattr(Job, "located", nowhere)
+    patch.setattr(Job, "copies_rows", False)
+
+
+def _rows_only(patch: Patch, _: int) -> None:
+    """Nothing is decoded to its place."""
+    patch.setattr(Job, "may_be_direct", False)
+
+
+def _streamed(patch: Patch, _: int) -> None:
+    patch.setattr(job, "_STREAMED_NBYTES", 0)
+
+
+def _slow_codecs(patch: Patch, _: int) -> None:
+    """The quick call of each compressor refuses every frame."""
+
+    def refusing(_src: memoryview, _dst: memoryview) -> None:
+        _notes["decoded at most"] += 1
+        raise FrameError("refused by a test")
+
+    patch.setattr(codecs, "_FAST", dict.fromkeys(codecs._FAST, refusing))
+
+
+def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
+    """Every limit of a size is that of the chunk, or a byte beside it."""
+
+    def force(patch: Patch, chunk_nbytes: int) -> None:
+        limit = max(1, chunk_nbytes + more)
+        sizes = {
+            job: ["_STREAMED_NBYTES"],
+            boxes: ["_LEAST_PARTED_NBYTES"],
+            little: ["_MOST_CHUNK_NBYTES", "_ROOM_NBYTES"],
+            local_files: ["_ROOM_NBYTES"],
+            host: ["_SHORT_CHUNK_NBYTES", "_LEAST_PART_NBYTES"],
+            codecs: ["_ONE_SHOT_NBYTES"],
+        }
+        for module, names in sizes.items():
+            for name in names:
+                patch.setattr(module, name, limit)
+        patch.setattr(job, "CALL_S", 2 * chunk_nbytes / 0.7e9)
+
+    return force
+
+
+_ROOM_OF_ONE = (_set(little, "_ROOM_NBYTES", 1), _set(local_files, "_ROOM_NBYTES", 1))
+_A_CHUNK_A_CALL = _set(job, "CALL_S", 0)
+_LITTLE = ("little read", "little stack")
+_LEFT = ("left by the loops",)
+
+WAYS: dict[str, Way] = {
+    "as it comes": Way(),
+    "little": Way(force=(_little,), seen=_LITTLE, reads=2),
+    "little, chunk by chunk": Way(force=(_little, _A_CHUNK_A_CALL, *_ROOM_OF_ONE, _ALONE), seen=_LITTLE, reads=2),
+    "little, parts of chunks": Way(
+        force=(_little, _loops(_SMALL), _parts), seen=("part of a chunk",), reads=2, decodes_parts=True
+    ),
+    "little, too many rows": Way(force=(_little, _loops(_FEW)), seen=("little read left",), reads=2),
+    "little, not in memory": Way(force=(_little, _loops(_NOWHERE)), seen=("little read left",), reads=2),
+    "loops, caller": Way(force=(_PLANNED, _caller), seen=("rows read by the loops",)),
+    "loops, caller, a chunk a call": Way(
+        force=(_PLANNED, _caller, _A_CHUNK_A_CALL, *_ROOM_OF_ONE), seen=("rows read by the loops",)
+    ),
+    "loops, caller, parts of chunks": Way(
+        force=(_PLANNED, _caller, _loops(_SMALL), _parts), seen=("part of a chunk",), decodes_parts=True
+    ),
+    "loops, caller, blocks of three elements": Way(
+        force=(_PLANNED, _caller, _loops(_SHORT_BLOCKS)), seen=("rows read by the loops",)
+    ),
+    "loops, crew": Way(force=(_PLANNED, _crew), seen=("rows read by the loops, crew",)),
+    "loops, crew, chunks one by one": Way(force=(_PLANNED, _crew, _ALONE), seen=("rows read by the loops, crew",)),
+    "loops, crew, long requests": Way(force=(_PLANNED, _crew, _TOGETHER), seen=("rows read by the loops, crew",)),
+    "all left, caller": Way(force=(_PLANNED, _caller, _leaving(lambda _: True)), seen=("left",)),
+    "all left, crew": Way(force=(_PLANNED, _crew, _leaving(lambda _: True)), seen=("left",)),
+    "some left, caller": Way(force=(_PLANNED, _caller, _leaving(lambda row: row % 3 == 1)), seen=("left",)),
+    "some left, crew": Way(force=(_PLANNED, _crew, _ALONE, _leaving(lambda row: row % 2 == 1)), seen=("left",)),
+    "not in memory": Way(force=(_PLANNED, _crew, _loops(_NOWHERE), _not_cached), seen=_LEFT),
+    "half in memory": Way(force=(_PLANNED, _caller, _loops(_HALF)), seen=_LEFT),
+    "no loops, caller": Way(force=(_no_loops, _caller), seen=("decoded row",)),
+    "no loops, crew": Way(force=(_no_loops, _crew, _ALONE), seen=("decoded row, crew",)),
+    "no loops, rows copied": Way(force=(_no_loops, _rows_only, _no_raw_runs), seen=("row copied",)),
+    "no loops, placed": Way(force=(_no_loops, _placed_only, _no_raw_runs), seen=("placed",)),
+    "no loops, no quick codec": Way(force=(_no_loops, _slow_codecs), seen=("decoded at most",)),
+    "raw runs": Way(force=(_PLANNED, _crew, _all_raw_runs), seen=("raw run",)),
+    "raw runs in pieces": Way(force=(_PLANNED, _PIECES), seen=("raw run",)),
+    "no raw runs": Way(force=(_PLANNED, _no_raw_runs), seen=("raw run refused",)),
+    "streamed": Way(force=(_PLANNED, _streamed), seen=("streamed",)),
+    "streamed, crew, not in memory": Way(
+        force=(_PLANNED, _crew, _streamed, _loops(_NOWHERE), _not_cached), seen=("streamed",)
+    ),
+    "sizes a byte below the chunk": Way(force=(_on_the_edge(-1),)),
+    "sizes of the chunk": Way(force=(_PLANNED, _on_the_edge(0))),
+    "sizes a byte above the chunk": Way(force=(_crew, _on_the_edge(1))),
+    "from memory": Way(store="memory", seen=("rows placed by the loops", "decoded row", "raw run")),
+    "from memory, parts of chunks": Way(
+        store="memory", force=(_crew, _loops(_SMALL), _parts), seen=("part of a chunk",), decodes_parts=True
+    ),
+    "from memory, no loops": Way(store="memory", force=(_no_loops, _crew), seen=("decoded row", "raw run")),
+    "from memory, streamed": Way(store="memory", force=(_streamed,), seen=("streamed",)),
+    "asked for": Way(store="asked", seen=("rows placed by the loops", "decoded row", "raw run")),
+    "asked for, chunks one by one": Way(store="asked", force=(_ALONE,), seen=("decoded row", "raw run")),
+    "asked for, streamed": Way(store="asked", force=(_ALONE, _streamed, _no_loops), seen=("streamed",)),
+    "codec pipeline": Way(by="pipeline", seen=("by the pipeline",), reads=2),
+    "codec pipeline, little": Way(by="pipeline", force=(_little,), seen=_LITTLE, reads=2),
+    "codec pipeline, on a thread": Way(
+        by="pipeline", force=(_set(reading, "_LITTLE_S", 0), _crew), seen=("by the pipeline",)
+    ),
+}
+"""By name."""
+
+
+# ---- what is seen
+
+_notes: Notes = Counter()
+
+
+@contextmanager
+def taking(name: str, chunk_nbytes: int, n_threads: int) -> Iterator[Notes]:
+    """Force a way within a block; give what is noted meanwhile."""
+    way = WAYS[name]
+    _forget()
+    _notes.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(n_threads))
+        patch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
+        patch.setattr(little, "_PAUSE", 0)
+        patch.setattr(host, "_LOOP_THREAD_S", 1e-15)
+        _watch(patch)
+        for force in way.force:
+            force(patch, chunk_nbytes)
+        try:
+            yield _notes
+        finally:
+            _forget()
+
+
+def is_taken(name: str, notes: Notes) -> bool:
+    """Say whether a way was seen to be taken."""
+    return not WAYS[name].seen or any(notes[note] for note in WAYS[name].seen)
+
+
+def _forget() -> None:
+    """Forget what reads keep for the next ones."""
+    index_cache.cache.clear()
+    little._little_reads.cache_clear()
+    native_program.native_program.cache_clear()
+    codecs.chunk_codec.cache_clear()
+
+
+def _watch(patch: Patch) -> None:
+    _note_little(patch)
+    _note_loops(patch)
+    _note_crew(patch)
+    for kind, name, note in (
+        (BoxBlock, "decode_row", "decoded row"),
+        (PointBlock, "decode_row", "decoded row"),
+        (BoxBlock, "place_box", "placed"),
+        (BoxBlock, "_raw_task", "raw run"),
+        (Job, "copy_rows", "row copied"),
+        (Job, "_decode_by_zarr", "chunk by zarr-python"),
+        (codecs.ChunkCodec, "from_stream", "streamed"),
+        (trunk, "read_by_zarr", "all by zarr-python"),
+        (reading._Read, "carry_out", "by the pipeline"),
+    ):
+        patch.setattr(kind, name, _noting(getattr(kind, name), note))
+
+
+def _noting(do: Callable[..., Any], note: str) -> Callable[..., Any]:
+    @functools.wraps(do)
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        _notes[note] += 1
+        if _notes["crew"]:
+            _notes[f"{note}, crew"] += 1
+        return do(*arguments, **keywords)
+
+    return noting
+
+
+def _note_little(patch: Patch) -> None:
+    def noted(carry_out: Callable[..., int | None], note: str) -> Callable[..., int | None]:
+        def noting(*arguments: Any) -> int | None:
+            n_read = carry_out(*arguments)
+            _notes[note if n_read is not None else f"{note} left"] += 1
+            return n_read
+
+        return noting
+
+    patch.setattr(LittleRead, "carry_out", noted(LittleRead.carry_out, "little read"))
+    patch.setattr(LittleStack, "carry_out", noted(LittleStack.carry_out, "little stack"))
+
+
+def _note_loops(patch: Patch) -> None:
+    place_rows, read_rows, read = NativeJob.place_rows, NativeJob.read_rows, NativeRows.read
+
+    def placed(one: NativeJob, rows: int, row: int, end: int, *more: int) -> int:
+        n_left = place_rows(one, rows, row, end, *more)
+        _notes["rows placed by the loops"] += end - row - n_left
+        return n_left
+
+    def read_(one: NativeJob, rows: int, files: int, row: int, end: int, *more: int) -> int:
+        n_left = read_rows(one, rows, files, row, end, *more)
+        _notes["rows read by the loops"] += end - row - n_left
+        if _notes["crew"]:
+            _notes["rows read by the loops, crew"] += end - row - n_left
+        return n_left
+
+    patch.setattr(NativeJob, "place_rows", placed)
+    patch.setattr(NativeJob, "read_rows", read_)
+
+    def noting(rows: NativeRows, wanted: range, *more: Any) -> Found:
+        found = read(rows, wanted, *more)
+        _notes["left by the loops"] += len(found.left)
+        return found
+
+    patch.setattr(NativeRows, "read", noting)
+
+
+def _note_crew(patch: Patch) -> None:
+    run, here = host._run, host._run_here
+
+    def noting(tasks: Any, source: Any, one: Job, most: int) -> None:
+        _notes["crew" if most > 1 else "one thread"] += 1
+        run(tasks, source, one, most)
+
+    patch.setattr(host, "_run", noting)
+    patch.setattr(host, "_run_here", _noting(here, "caller"))
+
+
+def require() -> None:
+    """Skip the test where there are no loops, or no compiler to change them."""
+    require_loops()
+    for changes in (_SMALL, _FEW, _NOWHERE, _HALF):
+        _built(tuple(changes.items()))

@@ -1,0 +1,289 @@
+"""What the compiled loops do to a chunk, as data: its compressor, what follows for the whole chunk, steps of elements.
+
+Whatever is not in these tables is left to Python, a whole read at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.native import NativeCodec, native_codec
+from xarray_gpuzarr.native.library import StageStruct, StepsStruct, StepStruct
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.codecs import (
+    AsTypeSpec,
+    BloscSpec,
+    CodecPipeline,
+    DeltaSpec,
+    ElementSpec,
+    FixedScaleOffsetSpec,
+    GzipSpec,
+    Lz4Spec,
+    ScaleOffsetSpec,
+    ShuffleSpec,
+    StageSpec,
+    ZlibSpec,
+    ZstdSpec,
+    encoded_nbytes,
+)
+
+_COMPRESSORS: dict[type, Any] = {
+    ZstdSpec: "zstd",
+    BloscSpec: "blosc",
+    Lz4Spec: "lz4",
+    ZlibSpec: "zlib",
+    GzipSpec: "gzip",
+}
+_DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+"""In the order of `enum dtype`."""
+_CONVERT, _MASK, _MULTIPLY, _DIVIDE, _ADD = range(5)
+_UNSHUFFLE, _ACCUMULATE, _TAKE_STEPS = range(3)
+_MOST_MASKED = 4
+_MOST_SHUFFLED_NBYTES, _MOST_ELEMENTSIZE = 512 * 1024 * 1024, 255
+_HEAD_NBYTES, _ALIGNMENT = 32, 64
+
+_Step = tuple[int, str, str | None, tuple[Any, ...]]
+"""Kind, dtype that it is given, dtype afterwards, and numbers."""
+
+
+class _NotKnownError(Exception):
+    """The loops have nothing for it."""
+
+
+def _native(dtype: np.dtype[Any]) -> str:
+    """Return a dtype as the loops name it, without its byte order."""
+    name = "i8" if dtype.kind in "mM" else f"{dtype.kind}{dtype.itemsize}"
+    if name not in _DTYPES:
+        raise _NotKnownError
+    return name
+
+
+def _swapped(dtype: np.dtype[Any]) -> int:
+    """Return the length of what is to be reversed of each element; 0 if it has the byte order of this machine."""
+    if dtype.isnative or dtype.itemsize == 1:
+        return 0
+    return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+
+
+def _conversion(before: str, after: str) -> list[_Step]:
+    """Return the steps from one dtype to another, each of which NumPy takes as well."""
+    if before == after or (before[0] in "iu" and after[0] in "iu" and before[1:] == after[1:]):
+        return []
+    via = {"f2": "f4", "c8": "f4", "c16": "f8"}.get(after)
+    path = [before, after]
+    if before == "f2" and after not in ("f4", "b1"):
+        path = [before, "f4", *([via] if via and via != "f4" else []), after]
+    elif via and before[0] != "c" and not (before[0] == "f" and after == "f2") and before != via:
+        path = [before, via, after]
+    for one, other in pairwise(path):
+        narrows = one[0] in "fc" and other[0] in "iu"  # beyond what fits, C has no answer and NumPy has several
+        if narrows or (one[0] == "c" and other[0] != "c"):
+            raise _NotKnownError
+    return [(_CONVERT, one, other, ()) for one, other in pairwise(path)]
+
+
+def _arithmetic(kind: int, dtype: str, number: Any) -> _Step:
+    if dtype[0] not in "fc" or (dtype[0] == "c" and kind != _ADD) or number != number:  # noqa: PLR0124  # NaN
+        raise _NotKnownError
+    if isinstance(number, complex) and dtype[0] != "c":
+        raise _NotKnownError
+    return kind, dtype, None, (number,)
+
+
+def _steps_of_filter(spec: ElementSpec) -> list[_Step]:
+    """Return what decodes elements one by one; raises `_NotKnownError`."""
+    encoded, decoded = np.dtype(spec.encoded), np.dtype(spec.decoded)
+    before, after = _native(encoded), _native(decoded)
+    if isinstance(spec, AsTypeSpec):
+        return _conversion(before, after)
+    if isinstance(spec, ScaleOffsetSpec) and after[0] == "f" and before == after:
+        return [_arithmetic(_DIVIDE, after, spec.scale), _arithmetic(_ADD, after, spec.offset)]
+    if isinstance(spec, FixedScaleOffsetSpec):
+        between = _native(np.true_divide(np.zeros(0, encoded), spec.scale).dtype)
+        shift = [_arithmetic(_DIVIDE, between, spec.scale), _arithmetic(_ADD, between, spec.offset)]
+        return [*_conversion(before, between), *shift, *_conversion(between, after)]
+    raise _NotKnownError
+
+
+def _steps_of_cast(stored: np.dtype[Any], cast: Cast) -> list[_Step]:
+    """Return what a cast does to stored elements; raises `_NotKnownError`."""
+    before, after = _native(cast.seen_as(stored)), _native(np.dtype(cast.dtype))
+    steps = _conversion(before, after)
+    if cast.mask and after[0] not in "fc":
+        raise _NotKnownError
+    for at in range(0, len(cast.mask), _MOST_MASKED):
+        steps.append((_MASK, after, None, cast.mask[at : at + _MOST_MASKED]))
+    if cast.scale is not None:
+        steps.append(_arithmetic(_MULTIPLY, after, cast.scale))
+    if cast.offset is not None:
+        steps.append(_arithmetic(_ADD, after, cast.offset))
+    return steps
+
+
+class Steps:
+    """Steps as the loops take them, and the memory that they lie in."""
+
+    def __init__(self, before: np.dtype[Any], steps: Sequence[_Step], after: np.dtype[Any]) -> None:
+        self._steps = (StepStruct * len(steps))(*map(_step, steps))
+        self.struct = StepsStruct(
+            steps=ctypes.addressof(self._steps),
+            n_steps=len(steps),
+            in_itemsize=before.itemsize,
+            out_itemsize=after.itemsize,
+            in_swap=_swapped(before),
+            out_swap=_swapped(after),
+        )
+
+    @property
+    def address(self) -> int:
+        """Where the struct lies."""
+        return ctypes.addressof(self.struct)
+
+
+def _step(step: _Step) -> StepStruct:
+    kind, before, after, numbers = step
+    try:
+        values = np.array(numbers, before).tobytes()
+    except OverflowError as err:
+        raise _NotKnownError from err
+    to = _DTYPES.index(after or before)
+    return StepStruct(kind=kind, dtype=_DTYPES.index(before), to=to, n_values=len(numbers), values=values)
+
+
+@record
+class NativeProgram:
+    """What the loops do to every chunk of a read."""
+
+    codec: NativeCodec
+    packed_nbytes: int
+    """That the compressor gives."""
+    chunk_nbytes: int
+    """Of a chunk's elements as they are placed."""
+    placed: np.dtype[Any]
+    """Dtype of these."""
+    stages: ctypes.Array[StageStruct]
+    """What is done to a whole chunk, behind its compressor."""
+    unshuffle: int
+    """Address of C-Blosc's decoder; 0 where no stage needs it."""
+    steps: Steps | None
+    """What elements take on their way to the output; None if they are copied."""
+    out_itemsize: int
+    scratch_nbytes: int
+    """Of each thread."""
+    area_nbytes: int
+    kept: object
+    """What `stages` points to."""
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether chunks are neither compressed nor changed."""
+        return self.codec.number == 0 and not len(self.stages) and self.steps is None
+
+
+@lru_cache(maxsize=256)
+def native_program(codecs: CodecPipeline, chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram | None:
+    """Return what the loops do to the chunks of a read; None where they do not know how.
+
+    Parameters
+    ----------
+    codecs : CodecPipeline
+    chunk_nbytes : int
+        Of a decoded chunk.
+    stored : numpy.dtype
+        Of its elements.
+    cast : Cast
+    """
+    if codecs.other is not None or not chunk_nbytes:
+        return None
+    try:
+        return _program(list(codecs.stages), chunk_nbytes, stored, cast)
+    except _NotKnownError:
+        return None
+
+
+def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram:
+    out = np.dtype(cast.dtype)
+    placed, steps = stored, [] if cast.is_copy and stored == out else _steps_of_cast(stored, cast)
+    while stages and (fused := _fused(stages[-1], placed)) is not None:
+        spec = stages.pop()
+        assert isinstance(spec, ElementSpec)
+        placed, steps = np.dtype(spec.encoded), fused + steps
+        chunk_nbytes = _encoded(spec, chunk_nbytes)
+    is_copy = not steps and _swapped(placed) == _swapped(out)
+    compressor = stages.pop(0) if stages and type(stages[0]) in _COMPRESSORS else None
+    codec = native_codec("raw" if compressor is None else _COMPRESSORS[type(compressor)])
+    if codec is None:
+        raise _NotKnownError
+    lengths = [chunk_nbytes]
+    for spec in reversed(stages):
+        lengths.insert(0, _encoded(spec, lengths[0]))
+    kept = [*_stages(stages, lengths[1:])]
+    shuffles = any(isinstance(spec, ShuffleSpec) for spec in stages)
+    area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT
+    return NativeProgram(
+        codec=codec,
+        packed_nbytes=lengths[0],
+        chunk_nbytes=chunk_nbytes,
+        placed=placed,
+        stages=(StageStruct * len(kept))(*(struct for struct, _ in kept)),
+        unshuffle=_unshuffle() if shuffles else 0,
+        steps=None if is_copy else Steps(placed, steps, out),
+        out_itemsize=out.itemsize,
+        scratch_nbytes=area_nbytes * (2 if kept else 1),
+        area_nbytes=area_nbytes,
+        kept=kept,
+    )
+
+
+def _fused(spec: StageSpec, decoded: np.dtype[Any]) -> list[_Step] | None:
+    """Return the steps of a filter that decodes elements as they are placed; None if it is none."""
+    if not isinstance(spec, ElementSpec) or np.dtype(spec.decoded) != decoded:
+        return None
+    try:
+        return _steps_of_filter(spec)
+    except _NotKnownError:
+        return None
+
+
+def _encoded(spec: StageSpec, nbytes: int) -> int:
+    found = encoded_nbytes(spec, nbytes)
+    if found is None:
+        raise _NotKnownError
+    return found
+
+
+def _stages(stages: Sequence[StageSpec], lengths: Sequence[int]) -> Iterator[tuple[StageStruct, object]]:
+    """Return stages, given how many bytes each gives, and what they point to."""
+    for spec, nbytes in zip(stages, lengths, strict=True):
+        if isinstance(spec, ShuffleSpec):
+            if spec.elementsize > _MOST_ELEMENTSIZE or nbytes > _MOST_SHUFFLED_NBYTES:
+                raise _NotKnownError
+            yield StageStruct(kind=_UNSHUFFLE, nbytes=nbytes, elementsize=spec.elementsize), None
+        elif isinstance(spec, ElementSpec):
+            encoded, decoded = np.dtype(spec.encoded), np.dtype(spec.decoded)
+            native = decoded.newbyteorder("=")
+            if isinstance(spec, DeltaSpec):
+                steps = Steps(encoded, _conversion(_native(encoded), _native(decoded)), native)
+                kind, swap = _ACCUMULATE, _swapped(decoded)
+            else:
+                steps, kind, swap = Steps(encoded, _steps_of_filter(spec), decoded), _TAKE_STEPS, 0
+            if kind == _ACCUMULATE and native.kind not in "iu" and native.str[1:] not in ("f4", "f8"):
+                raise _NotKnownError
+            dtype = _DTYPES.index(_native(decoded))
+            yield StageStruct(kind=kind, nbytes=nbytes, dtype=dtype, swap=swap, steps=steps.address), steps
+        else:
+            raise _NotKnownError
+
+
+def _unshuffle() -> int:
+    codec = native_codec("blosc")
+    if codec is None:
+        raise _NotKnownError
+    return codec.decode

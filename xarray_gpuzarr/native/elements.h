@@ -1,0 +1,340 @@
+/* What is done to elements on their way to the output: byte order, conversion, mask, scale and offset, as NumPy does
+ * them, to the bit. Compile with -ffp-contract=off: a product that is added to is rounded before. */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Compiled for newer processors, too, where the loader can choose; sanitizers do not know that. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+#define FOR_EACH_MACHINE __attribute__((target_clones("arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_MACHINE
+#endif
+
+enum dtype { BOOL, I1, I2, I4, I8, U1, U2, U4, U8, F2, F4, F8, C8, C16, N_DTYPES };
+enum kind { CONVERT, MASK, MULTIPLY, DIVIDE, ADD };
+enum { BLOCK_ELEMENTS = 1024, MOST_ITEMSIZE = 16, MOST_MASKED = 4 };
+
+/* One step, of many elements side by side. */
+typedef struct {
+    int64_t kind, dtype; /* of the elements that it is given */
+    int64_t to;          /* of CONVERT: their dtype afterwards */
+    int64_t n_values;    /* of MASK */
+    char values[MOST_MASKED * MOST_ITEMSIZE]; /* of `dtype`: what is masked, a factor, a divisor or a summand */
+} step_t;
+
+/* From stored elements to those of the output. */
+typedef struct {
+    const step_t *steps;
+    int64_t n_steps;
+    int64_t in_itemsize, out_itemsize;
+    int64_t in_swap, out_swap; /* bytes whose order is reversed; 0: none */
+} steps_t;
+
+/* Where elements lie: `stride` bytes apart, or `stride` times what `index` says. */
+typedef struct {
+    int64_t stride;
+    const int64_t *index;
+} lie_t;
+
+static const int64_t itemsizes[N_DTYPES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16};
+
+/* A half as NumPy converts it: payloads of NaN are kept, and results rounded to even. */
+static float half_to_float(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 0x1Fu, fraction = half & 0x3FFu, bits;
+    float value;
+    if (exponent == 0x1F) {
+        bits = sign | 0x7F800000u | fraction << 13;
+    } else if (exponent) {
+        bits = sign | (exponent + 112) << 23 | fraction << 13;
+    } else if (fraction) {
+        for (exponent = 113; !(fraction & 0x400u); exponent--) fraction <<= 1;
+        bits = sign | exponent << 23 | (fraction & 0x3FFu) << 13;
+    } else {
+        bits = sign;
+    }
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Round a number of `width` bits of fraction and the given bias to a half. */
+static uint16_t rounded_half(uint64_t bits, int width, int bias)
+{
+    uint64_t magnitude = bits & ((UINT64_C(1) << (width + (bias == 127 ? 8 : 11))) - 1);
+    uint16_t sign = (uint16_t)(bits >> (bias == 127 ? 16 : 48) & 0x8000u);
+    int64_t exponent = (int64_t)(magnitude >> width) - bias;
+    uint64_t fraction = magnitude & ((UINT64_C(1) << width) - 1);
+    if (exponent == bias + 1) { /* infinite, or no number */
+        uint16_t payload = (uint16_t)(fraction >> (width - 10));
+        return (uint16_t)(sign | 0x7C00u | (fraction && !payload ? 1 : payload));
+    }
+    if (exponent > 15) return sign | 0x7C00u;
+    if (exponent < -25) return sign;
+    int shift = width - 10;
+    uint64_t kept = fraction | UINT64_C(1) << width;
+    uint64_t base = 0;
+    if (exponent < -14)
+        shift += (int)(-14 - exponent);
+    else
+        kept = fraction, base = (uint64_t)(exponent + 15) << 10;
+    uint64_t rest = kept & ((UINT64_C(1) << shift) - 1), middle = UINT64_C(1) << (shift - 1);
+    uint64_t half = base + (kept >> shift);
+    if (rest > middle || (rest == middle && (half & 1))) half++;
+    return (uint16_t)(sign | half);
+}
+
+static uint16_t float_to_half(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return rounded_half(bits, 23, 127);
+}
+
+static uint16_t double_to_half(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return rounded_half(bits, 52, 1023);
+}
+
+/* Elements lie anywhere, and are not of a type to the compiler: they are copied in and out. */
+#define EACH(in_t, out_t, result)                     \
+    for (int64_t i = 0; i < n; i++) {                 \
+        in_t x;                                       \
+        memcpy(&x, src + i * (int64_t)sizeof x, sizeof x); \
+        out_t y = result;                             \
+        memcpy(dst + i * (int64_t)sizeof y, &y, sizeof y); \
+    }
+
+typedef void convert_t(char *restrict dst, const char *restrict src, int64_t n);
+typedef struct { float real, imag; } c8_t;
+typedef struct { double real, imag; } c16_t;
+
+#define CONVERTER(in, in_t, out, out_t, result) \
+    FOR_EACH_MACHINE static void in##_to_##out(char *restrict dst, const char *restrict src, int64_t n) { EACH(in_t, out_t, result) }
+#define TO_REALS(in, in_t, x)                                                                                   \
+    CONVERTER(in, in_t, i1, int8_t, x) CONVERTER(in, in_t, i2, int16_t, x) CONVERTER(in, in_t, i4, int32_t, x)  \
+    CONVERTER(in, in_t, i8, int64_t, x) CONVERTER(in, in_t, bool, uint8_t, (x) != 0)                            \
+    CONVERTER(in, in_t, f4, float, x) CONVERTER(in, in_t, f8, double, x)
+
+TO_REALS(bool, uint8_t, x != 0)
+TO_REALS(i1, int8_t, x)
+TO_REALS(i2, int16_t, x)
+TO_REALS(i4, int32_t, x)
+TO_REALS(i8, int64_t, x)
+TO_REALS(u1, uint8_t, x)
+TO_REALS(u2, uint16_t, x)
+TO_REALS(u4, uint32_t, x)
+TO_REALS(u8, uint64_t, x)
+CONVERTER(f4, float, bool, uint8_t, x != 0)
+CONVERTER(f8, double, bool, uint8_t, x != 0)
+CONVERTER(f4, float, f8, double, x)
+CONVERTER(f8, double, f4, float, x)
+CONVERTER(f2, uint16_t, f4, float, half_to_float(x))
+CONVERTER(f2, uint16_t, bool, uint8_t, (x & 0x7FFF) != 0)
+CONVERTER(f4, float, f2, uint16_t, float_to_half(x))
+CONVERTER(f8, double, f2, uint16_t, double_to_half(x))
+CONVERTER(f4, float, c8, c8_t, ((c8_t){x, 0}))
+CONVERTER(f8, double, c16, c16_t, ((c16_t){x, 0}))
+CONVERTER(c8, c8_t, c16, c16_t, ((c16_t){x.real, x.imag}))
+CONVERTER(c16, c16_t, c8, c8_t, ((c8_t){(float)x.real, (float)x.imag}))
+
+/* Integers of one width are the same bits, signed or not. */
+#define OF_INTEGERS(in) {in##_to_bool, in##_to_i1, in##_to_i2, in##_to_i4, in##_to_i8, \
+                         in##_to_i1, in##_to_i2, in##_to_i4, in##_to_i8, NULL, in##_to_f4, in##_to_f8, NULL, NULL}
+
+/* By dtype before and after; what is missing takes two conversions, or is left to NumPy. */
+static convert_t *const converters[N_DTYPES][N_DTYPES] = {
+    [BOOL] = OF_INTEGERS(bool), [I1] = OF_INTEGERS(i1), [I2] = OF_INTEGERS(i2), [I4] = OF_INTEGERS(i4),
+    [I8] = OF_INTEGERS(i8), [U1] = OF_INTEGERS(u1), [U2] = OF_INTEGERS(u2), [U4] = OF_INTEGERS(u4),
+    [U8] = OF_INTEGERS(u8), [F2] = {[BOOL] = f2_to_bool, [F4] = f2_to_f4},
+    [F4] = {[BOOL] = f4_to_bool, [F2] = f4_to_f2, [F8] = f4_to_f8, [C8] = f4_to_c8},
+    [F8] = {[BOOL] = f8_to_bool, [F2] = f8_to_f2, [F4] = f8_to_f4, [C16] = f8_to_c16},
+    [C8] = {[C16] = c8_to_c16}, [C16] = {[C8] = c16_to_c8},
+};
+
+#define IN_PLACE(of_t, result) { char *dst = at; const char *src = at; EACH(of_t, of_t, result) }
+#define HALVES(operation) \
+    IN_PLACE(uint16_t, float_to_half(half_to_float(x) operation half_to_float(h)))
+
+/* Scale or shift elements; complex ones are only shifted, for NumPy multiplies them in more ways than one. */
+FOR_EACH_MACHINE static void compute(const step_t *step, char *at, int64_t n)
+{
+    float f; double d; uint16_t h; c8_t c; c16_t z;
+    memcpy(&f, step->values, sizeof f), memcpy(&d, step->values, sizeof d), memcpy(&h, step->values, sizeof h);
+    memcpy(&c, step->values, sizeof c), memcpy(&z, step->values, sizeof z);
+    switch (step->kind * N_DTYPES + step->dtype) {
+    case MULTIPLY * N_DTYPES + F2: HALVES(*) break;
+    case MULTIPLY * N_DTYPES + F4: IN_PLACE(float, x * f) break;
+    case MULTIPLY * N_DTYPES + F8: IN_PLACE(double, x * d) break;
+    case DIVIDE * N_DTYPES + F2: HALVES(/) break;
+    case DIVIDE * N_DTYPES + F4: IN_PLACE(float, x / f) break;
+    case DIVIDE * N_DTYPES + F8: IN_PLACE(double, x / d) break;
+    case ADD * N_DTYPES + F2: HALVES(+) break;
+    case ADD * N_DTYPES + F4: IN_PLACE(float, x + f) break;
+    case ADD * N_DTYPES + F8: IN_PLACE(double, x + d) break;
+    case ADD * N_DTYPES + C8: IN_PLACE(c8_t, ((c8_t){x.real + c.real, x.imag + c.imag})) break;
+    case ADD * N_DTYPES + C16: IN_PLACE(c16_t, ((c16_t){x.real + z.real, x.imag + z.imag})) break;
+    default: break;
+    }
+}
+
+/* Replace what equals a value by NaN: of bits, for a compiler may not take a NaN through arithmetic as it is. */
+#define MASK_REALS(of_t, bits_t, nan)                          \
+    for (int64_t i = 0; i < n; i++) {                          \
+        of_t x;                                                \
+        bits_t bits;                                           \
+        memcpy(&x, at + i * (int64_t)sizeof x, sizeof x);      \
+        memcpy(&bits, &x, sizeof bits);                        \
+        bits = x == value ? (bits_t)(nan) : bits;              \
+        memcpy(at + i * (int64_t)sizeof bits, &bits, sizeof bits); \
+    }
+
+#define MASK_COMPLEX(of_t, part_t, nan)                        \
+    for (int64_t i = 0; i < n; i++) {                          \
+        of_t x, value_;                                        \
+        part_t part = nan;                                     \
+        memcpy(&x, at + i * (int64_t)sizeof x, sizeof x);      \
+        memcpy(&value_, from, sizeof value_);                  \
+        if (x.real != value_.real || x.imag != value_.imag) continue; \
+        memcpy(at + i * (int64_t)sizeof x, &part, sizeof part); \
+        memcpy(at + i * (int64_t)sizeof x + sizeof part, &part, sizeof part); \
+    }
+
+FOR_EACH_MACHINE static void mask_value(int64_t dtype, const char *from, char *at, int64_t n)
+{
+    if (dtype == F2) {
+        uint16_t half;
+        memcpy(&half, from, sizeof half);
+        float value = half_to_float(half);
+        IN_PLACE(uint16_t, half_to_float(x) == value ? 0x7E00 : x)
+    } else if (dtype == F4) {
+        float value;
+        memcpy(&value, from, sizeof value);
+        MASK_REALS(float, uint32_t, 0x7FC00000)
+    } else if (dtype == F8) {
+        double value;
+        memcpy(&value, from, sizeof value);
+        MASK_REALS(double, uint64_t, UINT64_C(0x7FF8000000000000))
+    } else if (dtype == C8) {
+        MASK_COMPLEX(c8_t, uint32_t, 0x7FC00000)
+    } else if (dtype == C16) {
+        MASK_COMPLEX(c16_t, uint64_t, UINT64_C(0x7FF8000000000000))
+    }
+}
+
+static void take_step(const step_t *step, char *at, int64_t n)
+{
+    if (step->kind != MASK) {
+        compute(step, at, n);
+        return;
+    }
+    for (int64_t i = 0; i < step->n_values; i++)
+        mask_value(step->dtype, step->values + i * itemsizes[step->dtype], at, n);
+}
+
+FOR_EACH_MACHINE static void swap_bytes(char *at, int64_t nbytes, int64_t unit)
+{
+    switch (unit) {
+    case 2: { int64_t n = nbytes / 2; IN_PLACE(uint16_t, x << 8 | x >> 8) break; }
+    case 4: { int64_t n = nbytes / 4; IN_PLACE(uint32_t, __builtin_bswap32(x)) break; }
+    case 8: { int64_t n = nbytes / 8; IN_PLACE(uint64_t, __builtin_bswap64(x)) break; }
+    default: break;
+    }
+}
+
+#define MOVE(itemsize, to, from) \
+    for (int64_t i = 0; i < n; i++) memcpy(to, from, itemsize)
+#define MOVE_ITEMS(itemsize)                                                                                      \
+    if (in.index && out.index)                                                                                    \
+        MOVE(itemsize, dst + out.index[i] * out.stride, src + in.index[i] * in.stride);                           \
+    else if (in.index)                                                                                            \
+        MOVE(itemsize, dst + i * out.stride, src + in.index[i] * in.stride);                                      \
+    else if (out.index)                                                                                           \
+        MOVE(itemsize, dst + out.index[i] * out.stride, src + i * in.stride);                                     \
+    else                                                                                                          \
+        MOVE(itemsize, dst + i * out.stride, src + i * in.stride)
+
+/* Copy elements from where they lie to where they lie. */
+static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64_t n, int64_t itemsize)
+{
+    if (!in.index && !out.index && in.stride == itemsize && out.stride == itemsize) {
+        if (n * itemsize == 64)
+            memcpy(dst, src, 64); /* of known length: no call */
+        else
+            memcpy(dst, src, (size_t)(n * itemsize));
+        return;
+    }
+    switch (itemsize) {
+    case 1: MOVE_ITEMS(1); break;
+    case 2: MOVE_ITEMS(2); break;
+    case 4: MOVE_ITEMS(4); break;
+    case 8: MOVE_ITEMS(8); break;
+    default: MOVE_ITEMS((size_t)itemsize);
+    }
+}
+
+static lie_t behind(lie_t lie, int64_t n) { return lie.index ? (lie_t){lie.stride, lie.index + n} : lie; }
+
+/* Bring up to BLOCK_ELEMENTS elements to the output, which is written once: it is hardly in a cache. */
+static void take_block(const steps_t *all, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
+{
+    char one[BLOCK_ELEMENTS * MOST_ITEMSIZE], other[BLOCK_ELEMENTS * MOST_ITEMSIZE];
+    int is_run = !out.index && out.stride == all->out_itemsize && !all->out_swap;
+    const char *from = src;
+    char *room = one;
+    if (in.index || in.stride != all->in_itemsize || all->in_swap || !all->n_steps || all->steps->kind != CONVERT) {
+        move_elements(room, (lie_t){all->in_itemsize, NULL}, src, in, n, all->in_itemsize);
+        swap_bytes(room, n * all->in_itemsize, all->in_swap);
+        from = room;
+    }
+    for (int64_t i = 0; i < all->n_steps; i++) {
+        const step_t *step = all->steps + i;
+        if (step->kind != CONVERT) {
+            take_step(step, room, n);
+            continue;
+        }
+        room = is_run && i + 1 == all->n_steps ? dst : from == one ? other : one;
+        converters[step->dtype][step->to](room, from, n);
+        from = room;
+    }
+    swap_bytes(room, n * all->out_itemsize, all->out_swap);
+    if (room != dst) move_elements(dst, out, room, (lie_t){all->out_itemsize, NULL}, n, all->out_itemsize);
+}
+
+/* Bring elements to the output, block by block that stays in the core's nearest cache. */
+static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
+{
+    for (int64_t at = 0; at < n; at += BLOCK_ELEMENTS) {
+        int64_t some = n - at < BLOCK_ELEMENTS ? n - at : BLOCK_ELEMENTS;
+        take_block(all, out.index ? dst : dst + at * out.stride, behind(out, at),
+                   in.index ? src : src + at * in.stride, behind(in, at), some);
+    }
+}
+
+#define ACCUMULATE(of_t)                                  \
+    {                                                     \
+        of_t sum = 0;                                     \
+        for (int64_t i = 0; i < n; i++) {                 \
+            of_t x;                                       \
+            memcpy(&x, at + i * (int64_t)sizeof x, sizeof x); \
+            sum = i ? (of_t)(sum + x) : x;                \
+            memcpy(at + i * (int64_t)sizeof x, &sum, sizeof sum); \
+        }                                                 \
+        break;                                            \
+    }
+
+/* Replace each element by the sum of it and all before. */
+static void accumulate(char *at, int64_t n, int64_t dtype)
+{
+    switch (dtype) {
+    case I1: case U1: ACCUMULATE(uint8_t)
+    case I2: case U2: ACCUMULATE(uint16_t)
+    case I4: case U4: ACCUMULATE(uint32_t)
+    case I8: case U8: ACCUMULATE(uint64_t)
+    case F4: ACCUMULATE(float)
+    case F8: ACCUMULATE(double)
+    default: break;
+    }
+}
