@@ -65,15 +65,15 @@ def _short(text: str) -> str:
 
 
 class GpuZarrWarning(UserWarning):
-    """Something works, but costs more than it has to; says what to do, once in a process."""
+    """Something works, but is slower than it could be; says what to do, once per process."""
 
 
 class OptionError(GpuZarrError, ValueError):
-    """A keyword or an environment variable has a value outside its closed set."""
+    """A keyword or an environment variable has an invalid value."""
 
 
 class ArrayTypeError(OptionError, TypeError):
-    """What is to be read is no array of the kind that can be."""
+    """An array of another kind was expected, such as a zarr array instead of a path."""
 
 
 class SelectionError(GpuZarrError, IndexError):
@@ -89,11 +89,11 @@ class UnsupportedCodecError(GpuZarrError, NotImplementedError):
 
 
 class DeviceUnavailableError(GpuZarrError, RuntimeError):
-    """``device="cuda"`` was asked for and something that it needs is missing."""
+    """``device="cuda"`` or ``storage="gds"`` needs something that is missing."""
 
 
 class StoreReadError(GpuZarrError, OSError):
-    """A store failed, refused, or returned fewer bytes than it was asked for."""
+    """A store failed, refused, or did not return the bytes that it was asked for."""
 
 
 class ShardIndexError(GpuZarrError, ValueError):
@@ -105,11 +105,11 @@ class CorruptChunkError(GpuZarrError, ValueError):
 
 
 class DeviceMemoryError(GpuZarrError, MemoryError):
-    """Device memory, or pinned host memory, does not suffice."""
+    """There is too little device memory or pinned host memory."""
 
 
 class HostMemoryError(GpuZarrError, MemoryError):
-    """Memory of the host does not suffice for a result, or for one chunk."""
+    """There is too little host memory for a result or a chunk."""
 
 
 class CudaError(GpuZarrError, RuntimeError):

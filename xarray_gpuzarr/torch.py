@@ -50,16 +50,16 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
     Parameters
     ----------
     batches : Batches
-        From now on, its epochs are chosen here.
+        Choose its epochs through this dataset from now on.
     convert : callable, optional
-        From a batch, an `xarray.Dataset`, to what the loader gives; `tensors` if left out.
+        Converts a batch, an `xarray.Dataset`, to what the loader returns. By default `tensors`.
 
     Notes
     -----
-    Each pass, an ``iter()`` of a loader, is the next epoch, whoever reads it. Worker processes share the cores of this
-    one, unless ``XARRAY_GPUZARR_NUM_THREADS`` is set. They cannot use a GPU that was used before they were forked off:
-    batches on a GPU want ``num_workers=0``. These are made for the stream that is PyTorch's current one when the first
-    of a pass is asked for.
+    Each ``iter()`` of a loader starts the next epoch, with or without worker processes. Workers share the cores of this
+    process, unless ``XARRAY_GPUZARR_NUM_THREADS`` is set. Forked workers cannot use a GPU that this process has used,
+    so use ``num_workers=0`` for batches on a GPU. These belong to the stream that is PyTorch's current one when the
+    first batch of an epoch is asked for.
     """
 
     def __init__(self, batches: Batches, convert: Callable[[Dataset], Any] = tensors) -> None:

@@ -46,16 +46,17 @@ _HEAD = """# All measurements
 
 <!-- Written by `python -m benchmarks.page` from benchmarks/results. Do not edit. -->"""
 _ABOUT = """
-The tables behind [](performance.md). `make performance` writes both pages anew from the newest files of results.
-`make bench` measures on a host, `make bench-full` reads published workloads in their full size, `make bench-gpu`
-measures on a GPU ([how](gpu-proof.md)). `benchmarks/README.md` says what is measured and how.
+The tables behind [](performance.md). `make performance` generates both pages from the newest result files. `make bench`
+measures on a host, `make bench-full` reads published workloads at full size, and `make bench-gpu` measures on a GPU
+([how](gpu-proof.md)). `benchmarks/README.md` describes what is measured and how.
 """
 _COLUMNS = """
-*peer / ours*: time of the quickest other reader over ours; above 1, ours is quicker. *extra MB*: the most that is
-allocated at once during the first read of a fresh process, less the result. *plain loop*: threads that read and decode
-the same chunks with the same libraries, and plan and check nothing; no limit, since a reader that uses caches better is
-quicker, and its ratio below 1. */ bare*: time over that of the slowest row of the table that is no reader, such as a
-client that decodes nothing, our reader on files that are behind no server, or one stage alone; no limit either.
+*peer / ours*: time of the quickest other reader divided by ours; above 1, ours is quicker. *extra MB*: the most memory
+that is allocated at once during the first read of a fresh process, minus the result. *plain loop*: threads that read
+and decode the same chunks with the same libraries, without planning or checking anything. It is not a lower limit: a
+reader that uses caches better has a ratio below 1. */ bare*: time divided by that of the slowest row of the table that
+is not a reader, such as a client that decodes nothing, our reader on local files, or one stage alone. It is not a limit
+either.
 """
 
 
@@ -136,40 +137,40 @@ def _published(runs: dict[str, Run]) -> list[str]:
 
 
 _REGIMES_TEXT = """
-*first*: the first read of a new process, which has imported and opened before; what a library does only once it is
-asked to read is in it. *steady*: the process reads on and drops each result. *kept*: it reads on and keeps its results,
-the last GiB of them, so that a read finds nothing of theirs free.
+*first*: the first read of a new process, after imports and opening; it includes what a library prepares at its first
+read. *steady*: later reads of a process that drops each result. *kept*: later reads of a process that keeps the last
+GiB of its results, so that reads cannot reuse their memory.
 """
 _PLAIN_TEXT = """
-`array[selection]` of plain zarr, by zarr-python's codec pipelines, by that of zarrs and by ours ([](zarr.md)): all of
-an array (*read*), 32 inner chunks at random (*chunk*), a plane across each axis (*plane*), 16 crops of 64³ elements or
-of four fields (*crop*), one after another. *read_array* is our reader without zarr-python around it.
+`array[selection]` in zarr-python, with its own codec pipelines, that of zarrs and ours ([](zarr.md)): a whole array
+(*read*), 32 random inner chunks (*chunk*), a plane across each axis (*plane*), 16 crops of 64³ elements or of four
+fields (*crop*), one after another. *read_array* is our reader without zarr-python around it.
 """
 _TRAINING_TEXT = """
-Batches of 16 crops of one float32 array, zstd, in an order without any pattern, to a loop that does nothing with them.
-Places are the same for all loaders and take no account of chunks; xbatcher reads through xarray's engine "zarr". All
-but plain xbatcher, which reads sample after sample, have the samples of two batches under way at once. More is better.
+Batches of 16 crops of one float32 array, zstd, in random order, to a loop that does nothing with them. All loaders read
+the same crops, whose places ignore chunk boundaries. xbatcher reads through xarray's engine "zarr". Plain xbatcher
+reads one sample after another; all others read the samples of two batches at once. More is better.
 """
 _SATURATION_TEXT = """
-Batches of chunks that lie on the device already, decoded to it: what no reader can exceed. Of each number of chunks, on
-all streams together, the quickest number of streams.
+Batches of chunks that are already on the device, decoded on it: no reader can be faster. For each total number of
+chunks, the quickest number of streams is shown.
 """
 _STORES_TEXT = """
-The server is on the same machine. Without a line between them it takes its share of the cores, and what shows is how
-much a reader leaves to it: a bare client does nothing with what it gets. Behind a line of 5 Gbit/s all have time, and
-what shows is whether a reader keeps the line busy. Where it says *to a GPU*, the CUDA engine reads: everything is
-real but the GPU, which does nothing, so bytes come as far as pinned memory.
+The server runs on the same machine. Without a modelled line, it competes with the reader for cores, so the tables show
+how much a reader leaves to it; a bare client does nothing with what it receives. With a line of 5 Gbit/s there is time
+to spare, and the tables show whether a reader keeps the line busy. *to a GPU* means the CUDA engine: everything is real
+except the GPU, which does nothing, so bytes come as far as pinned memory.
 """
 _COST_TEXT = """
-CPU time of the thread that gives a shard to a GPU, on a device that does nothing: [](gpu-status.md) says what it means.
+CPU time of the thread that hands a shard to a GPU, with a device that does nothing. [](gpu-status.md) explains it.
 """
 _BLOG_TEXT = """
-What is compared elsewhere: zarr-python into NumPy, zarr-python into CuPy, and code of its own, each reading shard by
-shard and computing 76 products of every shard with itself. Below, the host reads such an array.
+The published comparison: zarr-python into NumPy, zarr-python into CuPy, and custom code, each reading shard by shard
+and computing 76 products of every shard with itself. Below, the host reads such an array.
 """
 _TIMED_TEXT = """
-**Modelled: no number below is a GPU's.** The CUDA engine is the real one and so are the files; copies, chunks and
-kernels take as long as a table of assumptions says (`benchmarks/timed/rates.py`), in real time. What shows is how much
-of it the engine does side by side. The bound is the slowest resource, were it never to wait; *idle* is the share of the
-time in which a resource did nothing.
+**Modelled: no number below comes from a GPU.** The CUDA engine and the files are real. Copies, chunks and kernels take
+as long as a table of assumptions says (`benchmarks/timed/rates.py`), in real time. The table shows how well the engine
+overlaps them. The bound is the slowest resource if it never had to wait; *idle* is the share of time in which a
+resource did nothing.
 """

@@ -47,28 +47,28 @@ _HEAD = """# Performance
 
 <!-- Written by `python -m benchmarks.page` from benchmarks/results. Do not edit. -->"""
 _NOT_YET = """:::{important}
-**On a GPU: not measured yet.** [](gpu-proof.md) has the commands. What follows is the host decoder.
+**On a GPU: not measured yet.** [](gpu-proof.md) has the commands. This page is about decoding on the CPU.
 :::"""
 _SUMMARY_TEXT = """
-Time of the quickest other reader over ours; above 1, ours is quicker; geometric means.
+The table shows the time of the quickest other reader divided by ours, as geometric means. Above 1, ours is quicker.
 """
 _ARRAYS_TEXT = """
-Stored values as one NumPy array, from local files in the page cache. *plain loop* is no reader: threads that decode the
-same chunks by the same libraries, and plan and check nothing. Values are made up: *series* like an instrument's record,
-*volume* and *shards* like a microscope's image, *era5* like temperatures with gaps.
+Stored values as one NumPy array, from local files in the page cache. *plain loop* is not a reader: its threads decode
+the same chunks with the same libraries, without planning or checking anything. The values are synthetic: *series*
+resembles an instrument's record, *volume* and *shards* a microscope image, *era5* temperatures with gaps.
 """
 _REGIMES_TEXT = """
-The first read of a process, and those of one that reads on and drops its results (*steady*) or keeps them: time of the
-quickest other reader over ours, and ours over the plain loop's; geometric means.
+The first read of a process, and later reads of one that drops its results (*steady*) or keeps them (*kept*): time of
+the quickest other reader divided by ours, and ours divided by the plain loop's, as geometric means.
 """
 _XARRAY_TEXT = """
-Rows of the same key, as `xarray.open_dataset` gives them, decoded by CF; *mean* is one number of all of them.
-*chunks={}* makes a dask task for each shard with our engine, and for each inner chunk with engine "zarr", where
-*chunks=shards* makes one a shard.
+The same arrays opened with `xarray.open_dataset`, with CF decoding; *mean* computes one number from all values. With
+*chunks={}*, our engine makes a dask task per shard and engine "zarr" one per inner chunk. With *chunks=shards*, engine
+"zarr" makes one per shard, too.
 """
 _STORES_TEXT = """
-One array of 393 MB in 24 shards, whole, from a server on the same machine that answers late. *bare obstore* is no
-reader: it fetches the same bytes and decodes nothing.
+A whole array of 393 MB in 24 shards, from a server on the same machine that delays its responses. *bare obstore* is not
+a reader: it fetches the same bytes and decodes nothing.
 """
 
 
@@ -103,10 +103,10 @@ def _result(run: Run, found: list[Summary]) -> str:
     """Return a sentence that says what was compared, and the result."""
     slower = ", ".join(f"{s.title} ({s.mean:.2f})" for s in found if round(s.mean, 2) < 1)
     return f"""
-        Reads to host memory by xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore,
-        compared in one run ({machine_text(run)}): ours read {found[0].title} {found[0].mean:.2f} times as fast as the
-        quickest other reader of each case{f", and slower {slower}" if slower else ""}. [](measurements.md) has every
-        table; `gpuzarr bench STORE` compares on a store of yours.
+        xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore were compared in one run
+        ({machine_text(run)}). xarray_gpuzarr read {found[0].title} {found[0].mean:.2f} times as fast as the quickest
+        other reader of each case{f", and slower {slower}" if slower else ""}. [](measurements.md) has every table.
+        To compare on your own data, run `gpuzarr bench STORE`.
     """
 
 

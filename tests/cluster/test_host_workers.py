@@ -162,7 +162,7 @@ def test_registering_without_any_client_says_so():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert "OptionError: there is no cluster to prepare\n  tried: register() with the current client" in done.stderr
-    assert "  do:    make one first, client = distributed.Client(...)" in done.stderr
+    assert "  do:    create one first, client = distributed.Client(...)" in done.stderr
     assert "During handling" not in done.stderr
 
 

@@ -213,7 +213,7 @@ def test_whole_shards_are_read_up_to_the_limit(bench_of, capsys):
         (["--nbytes", "many"], "found: not a size such as 268435456, 256 MB or 1GiB"),
         (["--nbytes", "0"], "--nbytes must be at least 1"),
         (["--rounds", "0"], "--rounds must be at least 1"),
-        (["--readers", "nonesuch"], "found: the known ones are zarr default; gpuzarr"),
+        (["--readers", "nonesuch"], "found: valid readers: zarr default; gpuzarr"),
         (["--group", "nonesuch"], "StoreReadError: cannot open"),
     ],
 )

@@ -312,7 +312,7 @@ def test_the_document_has_all_that_a_gpu_answers(gpu, tmp_path, capsys):
     assert document["machine"]["gpu"]["versions"] == VERSIONS
     assert document["answers"][0]["name"] == "zstd, short"
     assert UUID not in out.read_text()
-    assert "Does the GPU decode rightly?" in capsys.readouterr().out
+    assert "Does the GPU decode correctly?" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(host, tmp_path, capsys):
@@ -530,7 +530,7 @@ def test_every_question_has_an_answer(gpu):
     found = questions.questions_section(gpu.api, 0.01)
 
     assert found.failures == []
-    assert found.facts["zstd, streams at offset 7"] == "10 decoded rightly"
+    assert found.facts["zstd, streams at offset 7"] == "10 decoded correctly"
     assert "deflate, streams at offset 1" not in found.facts  # nvCOMP says that it does not take them
     assert found.facts["scratch memory for zstd"] == "no more than the formula says, asked 4 times"
     assert "zstd frame, with a content checksum" in found.facts

@@ -122,8 +122,8 @@ def test_the_process_environment_is_read_at_each_call(monkeypatch):
         ({"batch_nbytes": True}, "at least 1"),
         ({"batch_nbytes": 0}, "at least 1"),
         ({"scratch_nbytes": 0}, "at least 1"),
-        ({"memory": "managed"}, "the known ones are auto, pool, async, current"),
-        ({"memory": None}, "the known ones are auto, pool, async, current"),
+        ({"memory": "managed"}, "valid options: auto, pool, async, current"),
+        ({"memory": None}, "valid options: auto, pool, async, current"),
     ],
 )
 def test_an_unusable_value_is_refused_by_name(options, found):

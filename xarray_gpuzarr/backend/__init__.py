@@ -55,29 +55,29 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         ----------
         filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
         device : "auto", "cuda", "cuda:1" (any number), "host" or "workers"
-            Where chunks are decoded and where arrays live. "auto" is CUDA if this machine can use it, else host.
-            "cuda" is the current GPU of the thread that reads, "cuda:1" the same GPU for all threads, counted among
-            those that the process sees: a worker of dask-cuda calls its own one 0. "workers" is CUDA on dask's
-            workers, from a client that need not have a GPU.
+            Where chunks are decoded and where arrays are stored. "auto" uses the GPU if this machine has a usable one,
+            and the host otherwise. "cuda" is the current GPU of the thread that reads. "cuda:1" is that GPU for all
+            threads, counted among those that the process sees; on dask-cuda, each worker's own GPU is number 0.
+            "workers" uses the GPUs of dask's workers, from a client that may have none.
         storage : "auto", "posix" or "gds"
             How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
-            Storage ("gds"). "auto" is "gds" where a calibration says that it is quicker on this machine, kvikio can do
-            it, and the host need not see the bytes. Other stores, and reads on the host, know one way only.
+            Storage ("gds"). "auto" uses "gds" if a calibration found it quicker on this machine, kvikio supports it,
+            and the host does not need to see the bytes. It has no effect on other stores and on reads to the host.
         mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
             As for `xarray.open_dataset`.
         group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members
             As for `xarray.open_zarr`.
         mode : "r"
-            Nothing is written: other modes are refused.
+            The engine only reads; other modes raise an error.
         store : xarray.backends.ZarrStore, optional
-            A group that is open already, read in place of `filename_or_obj`.
+            A group that is already open, to read instead of `filename_or_obj`.
         engine : str, optional
-            Without effect, as in xarray's zarr engine.
+            Has no effect, as in xarray's zarr engine.
 
         Raises
         ------
         OptionError, DeviceUnavailableError
-            `device` or `storage` is unknown, or cannot be used here; `mode` is not "r"; `store` is none.
+            `device` or `storage` is unknown or cannot be used here, `mode` is not "r", or `store` is not a store.
         MetadataError
             The stored metadata of an array is malformed.
         """
@@ -133,9 +133,8 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
     ) -> dict[str, Dataset]:
         """Open all groups below a group, by path.
 
-        Keywords, also those of `DecodeOptions`, are as for `open_dataset`. But `group` may be a pattern, such as
-        ``"/*/sweep_0"``, which matches as in ``xarray.DataTree.match``: then the groups that match are opened, and
-        those above them, by their paths from the root.
+        Keywords are as for `open_dataset`. In addition, `group` may be a pattern such as ``"/*/sweep_0"``, as in
+        ``xarray.DataTree.match``. Then matching groups and their parents are opened, with their paths from the root.
         """
         from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # likewise
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415

@@ -20,13 +20,13 @@ from xarray_gpuzarr.errors import GpuZarrError
 
 _EXAMPLES = """\
 examples:
-  gpuzarr demo                               invented weather: write, read, compare, measure, draw
-  gpuzarr demo --source era5.nc              the same with a file of yours, rewritten as sharded Zarr
+  gpuzarr demo                               made-up weather: write, read, compare, measure, draw
+  gpuzarr demo --source era5.nc              the same with your own file, rewritten as sharded Zarr
   gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
   gpuzarr info s3://bucket/era5.zarr --group 2024 --storage-options anon=true
-  gpuzarr doctor                             what is here, is it right, how fast is it
-  gpuzarr doctor --calibrate                 the same, and measure which reads the GPU is to decode
-  gpuzarr bench era5.zarr                    this engine, zarr-python, zarrs and TensorStore on a store of yours
+  gpuzarr doctor                             what this machine has, whether it decodes correctly, how fast
+  gpuzarr doctor --calibrate                 the same, and measure which reads the GPU should decode
+  gpuzarr bench era5.zarr                    compare readers on your own store: this engine, zarr-python, ...
 
 in Python:
   xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={})
@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; shtab makes shell completions of it."""
     parser = argparse.ArgumentParser(
         prog="gpuzarr",
-        description="Read sharded Zarr through xarray with one task per shard, decoded where the result lives.",
+        description="Read sharded Zarr through xarray, one task per shard, on a GPU or on the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -112,25 +112,27 @@ def parser() -> argparse.ArgumentParser:
         "--dir",
         type=Path,
         default=Path("demo"),
-        help="where the store and the picture go, in place of older ones (demo)",
+        help="folder for the store and the picture; older ones are replaced (demo)",
     )
     demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)
     demo.set_defaults(run=_run_demo)
 
-    info = commands.add_parser("info", help="say how a store is laid out and where it would be decoded")
+    info = commands.add_parser("info", help="show how a store is laid out and where it would be decoded")
     info_store = info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
     info.add_argument("--group", default="", help="path of a group inside the store")
-    info.add_argument("--gpu-memory", metavar="SIZE", default="80 GB", help="of the GPU that tasks are to fit (80 GB)")
-    info.add_argument("--all", action="store_true", help="tables of all variables and all groups, however many")
-    info.add_argument("--json", action="store_true", help="print all of it as one JSON document")
+    info.add_argument(
+        "--gpu-memory", metavar="SIZE", default="80 GB", help="GPU memory that tasks should fit into (80 GB)"
+    )
+    info.add_argument("--all", action="store_true", help="show all variables and groups in full, however many")
+    info.add_argument("--json", action="store_true", help="print everything as one JSON document")
     info.set_defaults(run=_run_info)
 
-    bench = commands.add_parser("bench", help="compare the readers that are installed on a store of yours")
+    bench = commands.add_parser("bench", help="compare the installed readers on your own store")
     bench_store = bench.add_argument("store", metavar="STORE", help="a path or URL that zarr-python can open")
     bench.add_argument("--group", default="", help="path of a group inside the store")
-    bench.add_argument("--variable", help="array to read (the largest that this engine reads)")
-    bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to so much, uncompressed (256 MB)")
-    bench.add_argument("--rounds", type=int, default=5, help="timed reads of each reader (5)")
+    bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
+    bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
+    bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each reader (5)")
     bench.add_argument(
         "--readers",
         nargs="+",
@@ -141,12 +143,12 @@ def parser() -> argparse.ArgumentParser:
     out = bench.add_argument("--out", type=Path, help="also write every timing to this JSON file")
     bench.set_defaults(run=_run_bench)
 
-    doctor = commands.add_parser("doctor", help="say what this machine has, whether it decodes rightly, and how fast")
-    doctor.add_argument("--calibrate", action="store_true", help="measure which reads the GPU is to decode (minutes)")
-    doctor.add_argument("--thorough", action="store_true", help="ask nvCOMP alone, and read damaged chunks (minutes)")
+    doctor = commands.add_parser("doctor", help="show what this machine has, if it decodes correctly, and how fast")
+    doctor.add_argument("--calibrate", action="store_true", help="measure which reads the GPU should decode (minutes)")
+    doctor.add_argument("--thorough", action="store_true", help="also test nvCOMP alone and damaged chunks (minutes)")
     form = doctor.add_mutually_exclusive_group()
     document = form.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write all of it as JSON, or to a file"
+        "--json", nargs="?", const="-", metavar="FILE", help="write everything as JSON, to standard output or a file"
     )
     form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
     doctor.set_defaults(run=_run_doctor)

@@ -84,8 +84,8 @@ def _chosen(parts: Sequence[str] | None) -> list[ArrayReader]:
         raise OptionError(
             "no reader is named like that",
             tried=f"--readers {' '.join(parts or ())}",
-            found="the known ones are " + "; ".join(READERS),
-            do="give a part of one of these names",
+            found="valid readers: " + "; ".join(READERS),
+            do="pass part of one of these names",
         )
     return chosen
 

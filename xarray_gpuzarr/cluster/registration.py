@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 def register(client: Any = None, *, device: str = "auto", pool: bool = False, **options: Any) -> Any:
     """Prepare all workers, and those that come later, for reading with this engine.
 
-    Workers read without it as well; then the first reads check, compile and allocate. Calling it again
-    with the same arguments does nothing, with others replaces what was set.
+    You can work without it; then the first reads check, compile and allocate. Calling it again with the same arguments
+    does nothing, and with other arguments replaces the settings.
 
     Parameters
     ----------
     client : distributed.Client, optional
-        Of a `LocalCluster`, a `LocalCUDACluster` or any other cluster; the current one if left out.
+        Client of a `LocalCluster`, a `LocalCUDACluster` or any other cluster. By default the current client.
     device : "auto", "cuda", "cuda:1" (any number, as each worker counts its GPUs) or "host"
-        "cuda" refuses workers that cannot use a GPU; "auto" leaves them as they are.
+        "cuda" raises an error if a worker cannot use a GPU; "auto" leaves such workers unchanged.
     pool : bool
-        Let reads, RMM and CuPy use one pool on workers that have none. Pools that dask-cuda or you have installed stay
-        in use either way, and CuPy allocates from them.
+        Install one pool for reads, RMM and CuPy on workers that have no pool. Pools that dask-cuda or you have
+        installed stay in use in any case, and CuPy allocates from them.
     **options
         Fields of `ResourceOptions`, such as ``slot_nbytes``, for the workers.
 
@@ -38,9 +38,9 @@ def register(client: Any = None, *, device: str = "auto", pool: bool = False, **
     Raises
     ------
     OptionError
-        An unknown option or an unusable value; no client, and none that is current.
+        An option is unknown or has an invalid value, or there is no current client.
     DeviceUnavailableError
-        A worker has not what it needs; says which and what. No worker keeps the plugin then.
+        A worker lacks something; the message names both. Then no worker keeps the plugin.
     """
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
@@ -60,7 +60,7 @@ def _current_client() -> Any:
             "there is no cluster to prepare",
             tried="register() with the current client of distributed",
             found="no client in this process",
-            do="make one first, client = distributed.Client(...), or give one: register(client)",
+            do="create one first, client = distributed.Client(...), or pass one: register(client)",
         ) from None
 
 

@@ -20,14 +20,14 @@ from xarray_gpuzarr.process.configuration import check_options
 
 
 class GpuZarrPlugin(WorkerPlugin):
-    """Checks GPU and nvCOMP, shares a pool, builds kernels, takes streams and pinned memory; cleans up behind itself.
+    """Worker plugin that checks the GPU, shares a memory pool, builds kernels and reserves streams and pinned memory.
 
     Parameters
     ----------
     device : "auto", "cuda", "cuda:1" (any number, as the worker counts its GPUs) or "host"
-        "cuda" fails on a worker that cannot use a GPU; "auto" leaves such a worker as it is.
+        "cuda" raises an error on a worker that cannot use a GPU; "auto" leaves such a worker unchanged.
     pool : bool
-        Install a pool for reads, RMM and CuPy on a worker that has none.
+        Install one pool for reads, RMM and CuPy on a worker that has no pool.
     **options
         Fields of `ResourceOptions`.
 
@@ -45,8 +45,8 @@ class GpuZarrPlugin(WorkerPlugin):
             raise OptionError(
                 "unknown device",
                 tried=f"device={device!r}",
-                found="workers know 'auto', 'cuda', 'host', and a GPU by its number, such as 'cuda:1'",
-                do="leave device out, or give one of them",
+                found="valid options on workers: 'auto', 'cuda', 'host', or a GPU by its number, such as 'cuda:1'",
+                do="leave device out, or choose one of these",
             )
         check_options(options)
         self.settings: dict[str, Any] = {"device": device, "pool": pool, "options": options}

@@ -72,8 +72,8 @@ def check_options(options: Mapping[str, object]) -> None:
         raise OptionError(
             "unknown option",
             tried=", ".join(sorted(unknown)),
-            found="the known ones are " + ", ".join(sorted(_FETCHING | _RESOURCES)),
-            do="give one of them",
+            found="valid options: " + ", ".join(sorted(_FETCHING | _RESOURCES)),
+            do="choose one of these",
         )
     for in_force, names in _RECORDS:
         in_force.chosen({name: options[name] for name in options if name in names})

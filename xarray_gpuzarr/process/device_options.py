@@ -30,38 +30,37 @@ class ResourceOptions:
     Raises
     ------
     OptionError
-        A value is of the wrong type, too small, or not among the known ones.
+        A value has the wrong type, is too small, or is not a valid choice.
     """
 
     slot_nbytes: int = 40 * _MIB
-    """Length of a pinned staging slot in bytes, at least 64 KiB; short reads have shorter ones. A chunk that is longer
-    crosses in pieces."""
+    """Size of a pinned staging slot in bytes, at least 64 KiB; short reads use smaller ones. A longer chunk is copied
+    in pieces."""
     n_slots: int = 3
     """Pinned staging slots of each read, at least 2: one is filled while the device reads another."""
     batch_nbytes: int = 128 * _MIB
-    """Decoded bytes that a batch of short chunks has: what the host does for a batch should not count."""
+    """Decoded bytes in a batch of short chunks. Large enough that the host's work for a batch does not matter."""
     batch_chunks: int | None = None
-    """Chunks that a batch of longer ones has, where memory suffices; batches of short ones have multiples of it. None:
-    as many as the device decodes at once: 528, until reads have shown more."""
+    """Chunks in a batch of long chunks, if memory suffices; batches of short chunks have a multiple of it. None: as
+    many as the device decodes at once, which is taken to be 528 until reads have shown more."""
     scratch_nbytes: int | None = None
-    """Device memory in bytes that batches of one read may need besides results. None: three quarters of the device's,
-    divided by the reads that run at once, three at least. It is taken in runs that may be a sixteenth longer."""
+    """Device memory in bytes for the batches of one read, besides its result. None: three quarters of the device's
+    memory, divided by the reads that run at once (at least three). Allocations may be a sixteenth larger."""
     memory: MemoryChoice = "auto"
-    """RMM resource that device memory is taken from. ``auto``: the caller's current one, unless that is a plain
-    `CudaMemoryResource`, whose every allocation stalls the device; then as ``async``. ``async``: a private
-    `CudaAsyncMemoryResource`, or as ``pool`` where the driver has none. ``pool``: a private `PoolMemoryResource` that
-    grows. ``current``: the caller's current one, whatever it is."""
+    """RMM resource for device memory. ``auto``: the caller's current one, unless that is a plain `CudaMemoryResource`,
+    which stalls the device at each allocation; then like ``async``. ``async``: a private `CudaAsyncMemoryResource`, or
+    like ``pool`` if the driver does not support it. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
+    always the caller's current one."""
     calibration: str | None = None
-    """Path of a file that says how fast this machine's host and device decode. With it, threads of the host decode
-    chunks of a read, or all, where that is sooner. None: what ``gpuzarr doctor --calibrate`` has kept in the cache
-    folder for such a GPU and host, else what reads of this process have taken; ``off``: nothing, so that the device
-    decodes all that it can."""
+    """Path of a file that records how fast host and device decode on this machine. The host then decodes some or all
+    chunks of a read if that is quicker. None: the calibration that ``gpuzarr doctor --calibrate`` saved for this GPU
+    and host, otherwise the times of earlier reads in this process. ``off``: the device decodes everything it can."""
 
     verify: Verify | None = None
-    """Which of the chunks that the device decodes the host decodes as well, from the same bytes, to compare. ``first``:
-    one of each array in each process. A number from 0 to 1: that share of them, by chance. ``all``, ``off``. Where the
-    two differ, the read is repeated on the host, and the array stays there. None: ``first`` on GPUs of an architecture
-    that nobody is known to have run this engine on, else ``off``."""
+    """Which chunks the host decodes as well as the device, from the same bytes, to compare. ``first``: one chunk of
+    each array in each process. A number from 0 to 1: a random share of this size. ``all`` or ``off``. If the two
+    differ, the read is repeated on the host, which then decodes this array. None: ``first`` on GPU architectures for
+    which no run of this engine is known, otherwise ``off``."""
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
@@ -107,7 +106,7 @@ def _is_verify(verify: object) -> bool:
     return verify in (None, "first", "all", "off")
 
 
-_KNOWN_MEMORY = "the known ones are " + ", ".join(get_args(MemoryChoice))
+_KNOWN_MEMORY = "valid options: " + ", ".join(get_args(MemoryChoice))
 
 in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
 

@@ -13,7 +13,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """How stores are asked for bytes.
+    """How bytes are requested from stores.
 
     Raises
     ------
@@ -22,16 +22,16 @@ class FetchOptions:
     """
 
     max_gap_nbytes: int | None = None
-    """Unwanted bytes between two chunks of a shard that are read rather than skipped; None: 64 KiB in local files,
+    """Largest gap in bytes between two chunks of a shard that is read rather than skipped. None: 64 KiB in local files,
     1 MiB elsewhere."""
     max_request_nbytes: int | None = None
-    """Longest request that is made of several chunks. A shard that is no longer than four of them, decoded, and not in
-    a local file, is asked for as a whole with its index. None: 4 MiB; in local files 2 MiB, and 8 MiB of bytes that are
-    read to where they stay: raw ones straight into the result, all on their way to a GPU."""
+    """Longest request in bytes that covers several chunks. A shard of at most four times this size, decoded, is
+    requested whole with its index, unless it is a local file. None: 4 MiB; in local files 2 MiB, or 8 MiB for raw bytes
+    that are read straight into the result and for bytes bound for a GPU."""
     max_requests: int = 64
-    """Requests that this process has under way at once, to all stores that are not local files."""
+    """Concurrent requests of this process to stores other than local files."""
     index_cache_nbytes: int = 64 * _MIB
-    """Memory for the indexes of shards that were read before; 0: none is kept."""
+    """Memory in bytes for cached shard indexes. 0: none are cached."""
 
     def __post_init__(self) -> None:
         for name, least in {"max_gap_nbytes": 0, "max_request_nbytes": 1}.items():

@@ -98,7 +98,7 @@ _MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 
 def _malformed(path: str, err: Exception) -> MetadataError:
     return MetadataError(
-        f"the metadata of array '/{path}' make no sense",
+        f"invalid metadata for array '/{path}'",
         tried="its shapes, dtype, fill value and codecs",
         found=f"{type(err).__name__}: {err}",
         do="check the array's metadata (zarr.json or .zarray) against the Zarr specification",

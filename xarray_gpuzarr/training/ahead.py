@@ -136,7 +136,7 @@ class Ahead:
             raise GpuZarrError(
                 "these batches are read in another process",
                 tried=f"the next batch in process {os.getpid()}, of an iterator of process {shared.process}",
-                found="threads do not survive a fork, so nobody reads here",
+                found="threads do not survive a fork, so nothing reads ahead in this process",
                 do="call iter() in the process that wants batches",
             )
         shared.bell.wait_until(lambda: number in shared.found or number in shared.failed or shared.stopped)

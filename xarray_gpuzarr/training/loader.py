@@ -18,9 +18,9 @@ from xarray_gpuzarr.training.template import Template
 
 
 class Batches:
-    """Batches of samples of a dataset; `xarray_gpuzarr.batches` makes them.
+    """Batches of samples of a dataset, made by `xarray_gpuzarr.batches`.
 
-    Each ``iter()`` begins the next epoch. Holds no thread and no open file, and pickles as the dataset does.
+    Each ``iter()`` starts the next epoch. It holds no threads or open files, and can be pickled if the dataset can.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Batches:
         return self._template.nbytes * self._order.batch
 
     def explain(self) -> str:
-        """Say how each variable is read, a line for each, and why if not by one plan for all samples of a read."""
+        """Return how each variable is read, one line each, and why if not with one plan for all samples of a read."""
         cuts = self._template.cuts
         width = max(len(str(name)) for name in cuts)
         ways = {str(name): (cut.source.way, cut.source.why) for name, cut in cuts.items()}
@@ -129,7 +129,7 @@ class Batches:
         return 0 if self._progress.begun else self._progress.batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next ``iter()`` begin the epoch of a number; without, each begins the one after the last.
+        """Choose the epoch that the next ``iter()`` starts; by default it is the one after the last.
 
         Raises
         ------

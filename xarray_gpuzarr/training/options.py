@@ -36,55 +36,56 @@ def batches(  # noqa: PLR0913
 ) -> Batches:
     """Cut a dataset into samples and return them in batches, for training.
 
-    A sample is a box of the dataset. A batch is a dataset with a dimension ``sample`` before all others: sample ``i``
-    of it is what ``ds.isel(...)`` gives for its box, coordinates, attributes and missing values included. Variables
-    without any dimension of `sizes` come along as they are.
+    A sample is a box of the dataset. A batch is a dataset with a new first dimension ``sample``. Sample ``i`` equals
+    what ``ds.isel(...)`` returns for its box, including coordinates, attributes and missing values. Variables that have
+    none of the dimensions in `sizes` are included unchanged.
 
     Parameters
     ----------
     ds : xarray.Dataset
-        Opened with this engine, lazily or with dask, from one store or several; also after ``isel`` and ``sel``. What
-        dask computes, and what others have opened, works as well, but is read by them.
+        Opened with this engine, lazily or with dask, from one store or several; ``isel`` and ``sel`` may have been
+        applied. Variables that dask computes, or that another engine opened, work too, but are read more slowly.
     sizes : mapping of dimension to int
-        Elements of a sample along each dimension that is cut. Others are taken whole.
+        Elements of a sample along each dimension that is cut. Other dimensions are taken whole.
     batch : int
-        Samples of a batch.
+        Number of samples in a batch.
     stride : mapping of dimension to int, optional
-        Elements between the starts of samples, where they are not to lie side by side. Samples that would stick out of
-        the dataset are left out.
+        Elements between the starts of samples; by default their size, so that samples are side by side. Samples that
+        would extend beyond the dataset are left out.
     random : int, optional
-        Draw so many boxes in each epoch instead, wherever they fit, each with equal chance.
+        Instead, draw this many boxes in each epoch, at uniformly random places.
     positions : mapping of dimension to int array of shape (n,), optional
-        Take the samples that begin there instead; one start for each sample along every dimension of `sizes`.
+        Instead, take the samples that start at these positions: one start for each sample along every dimension of
+        `sizes`.
     shuffle : bool
-        Draw the order of samples anew in each epoch. Every order has the same chance, unless there is a `window`.
+        Shuffle the samples anew in each epoch. All orders are equally likely, unless there is a `window`.
     window : int or str, optional
-        Bytes of samples, such as ``"1 GiB"``, that are read at once and kept until their batches are handed
-        over. With `shuffle`, samples are drawn from one window at a time, and a window holds samples of few shards:
-        chunks that its samples share are decoded once, and the samples of a batch are less independent.
+        Bytes of samples, such as ``"1 GiB"``, that are read at once and kept until their batches are handed over. With
+        `shuffle`, samples are drawn from one window at a time, and a window holds samples of few shards. So chunks that
+        they share are decoded once, but the samples of a batch are less independent.
     seed : int
-        What orders and boxes are drawn from. They are the same for the same seed, however much is read ahead.
+        Seed of random orders and boxes. They depend on nothing else but the arguments and the epoch.
     prefetch : int
-        Batches, or windows, that are read ahead on other threads; 0 reads when a batch is asked for.
+        Batches, or windows, that are read ahead on other threads. 0: read when a batch is asked for.
     memory : int or str, optional
-        Bytes that results of reads which are not handed over yet may take; fewer are read ahead if need be. Processes
-        of this rank share it. By default a quarter of the free memory of the host, which ranks that ``torchrun`` has
-        started there share too, but at least one result; on a device, as `prefetch` says.
+        Limit in bytes, or text such as ``"2 GiB"``, for results that are read ahead but not handed over yet; at least
+        one result is always read. Processes of this rank share it. By default a quarter of the free memory of the host,
+        which ranks that ``torchrun`` has started there share; on a GPU only `prefetch` limits them.
     drop_last : bool
-        Leave out batches that are not full, and let all ranks have as many.
+        Leave out batches that are not full, and give all ranks the same number of batches.
     rank, world_size : int, optional
-        Which part of the samples is read here. By default those of ``torch.distributed`` when an epoch begins, if it
-        is initialised by then, else 0 and 1.
+        Which part of the samples this process reads. By default the values of ``torch.distributed`` when an epoch
+        starts, if it is initialised, otherwise 0 and 1.
 
     Returns
     -------
     Batches
-        Each ``iter()`` of it goes through the next epoch.
+        Each ``iter()`` starts the next epoch.
 
     Raises
     ------
     OptionError
-        A value that cannot be used, samples that do not fit, or no batch at all.
+        A value is invalid, samples do not fit into the dataset, or there is not a single batch.
 
     Examples
     --------

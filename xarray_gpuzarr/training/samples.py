@@ -139,8 +139,8 @@ def choose_samples(
         raise OptionError(
             "samples are asked for in two ways",
             tried=", ".join(f"{name}=" for name in named),
-            found="stride= is a lattice, random= draws boxes by lot, positions= takes them as given",
-            do="give one of them, or none for boxes side by side",
+            found="stride= makes a regular grid of boxes, random= draws boxes at random, positions= takes those given",
+            do="choose one of these, or none for boxes side by side",
         )
     spans = {dim: lengths[dim] - n + 1 for dim, n in sizes.items()}
     if random is not None:
@@ -198,8 +198,8 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
         raise OptionError(
             f"unknown dimensions in {name}=",
             tried=f"{name}= with " + ", ".join(map(repr, unknown)),
-            found="the known ones are " + ", ".join(map(repr, known)),
-            do="give dimensions that are known",
+            found="valid dimensions: " + ", ".join(map(repr, known)),
+            do="use dimensions of the dataset",
         )
     return value
 

@@ -70,8 +70,8 @@ class DatasetAccessor(Accessor):
     def device(self) -> Device | None:
         """Where this engine's variables live, or will once they are read; None if none came from it.
 
-        "cuda" as soon as one variable does, "cuda:1" if all that do were opened so. A variable that was loaded counts
-        if it lies on the GPU.
+        "cuda" if any variable does, or "cuda:1" if all that do were opened with it. A loaded variable counts if it is
+        on the GPU.
         """
         return device_of(self._dataset.variables)
 
@@ -86,9 +86,9 @@ class DatasetAccessor(Accessor):
         return explanation(dataset_rows(self._dataset), self.device)
 
     def to_host(self) -> Dataset:
-        """Return the dataset with NumPy arrays: what lies on the GPU is copied, all else is unchanged.
+        """Return the dataset with NumPy arrays: arrays on the GPU are copied, everything else is unchanged.
 
-        Arrays in memory are copied now; dask arrays and lazily opened variables when they are computed or loaded.
+        Arrays in memory are copied now, dask arrays and lazy variables when they are computed or loaded.
         """
         variables = {name: host_variable(v) for name, v in self._dataset.variables.items()}
         return self._dataset._replace(variables)  # public ways compare, and so load, coordinates
@@ -96,14 +96,13 @@ class DatasetAccessor(Accessor):
     def load(self) -> Dataset:
         """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.
 
-        xarray reads one lazy variable after another. Those in object stores are read side by side here, up to 32 at a
-        time, so that many small variables take hardly longer than one. Local files and dask arrays are loaded by
-        xarray.
+        xarray reads lazy variables one after another. This method reads those in object stores concurrently, up to 32
+        at a time, so that many small variables take hardly longer than one. xarray loads local files and dask arrays.
 
         Raises
         ------
         Exception
-            What a read raises. Variables that were read before stay loaded.
+            A read failed. Variables that were read before it stay loaded.
         """
         load_together(self._dataset.variables.values())
         return self._dataset.load()

@@ -13,7 +13,7 @@ def answers_section(api: DeviceApi) -> Section:
     wrong = [answer for answer in found if not answer.passed]
     return Section(
         name="answers",
-        title="Does the GPU decode rightly?",
+        title="Does the GPU decode correctly?",
         columns=("test", "", "ms", "MB/s"),
         rows=[
             (a.name, "right" if a.passed else "WRONG", f"{a.seconds * 1e3:.2f}", _rate(a.nbytes, a.seconds))

@@ -42,7 +42,7 @@ def doctor(
     thorough: bool = False,
     progress: Progress = lambda _: None,
 ) -> Diagnosis:
-    """Examine this machine: what is here, whether the GPU decodes rightly, and how fast GPU and host are.
+    """Examine this machine: what it has, whether the GPU decodes correctly, and how fast GPU and host are.
 
     The same as the command ``gpuzarr doctor``. Shows itself in a notebook; `Diagnosis.document` is for programs.
 
@@ -99,7 +99,7 @@ def _of_device(
     api: DeviceApi, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort
 ) -> Iterator[Section]:
     progress("known answers")
-    yield from _told("answers", "Does the GPU decode rightly?", lambda: iter([answers_section(api)]))
+    yield from _told("answers", "Does the GPU decode correctly?", lambda: iter([answers_section(api)]))
     progress("copies")
     yield from _told("copies", "How fast are copies, and a read?", lambda: iter([copies_section(api, effort.sizes)]))
     if thorough:
@@ -127,7 +127,7 @@ def _examined(device: str, *, needs_gpu: bool) -> Device:
         raise OptionError(
             "this machine is examined, not workers",
             tried="device='workers'",
-            found="a client examines nothing on its workers",
+            found="doctor examines this machine, not the workers of a cluster",
             do="run doctor there: client.run(xarray_gpuzarr.doctor)",
         )
     found = resolve_device("cuda" if needs_gpu and device == "auto" else device)
@@ -135,7 +135,7 @@ def _examined(device: str, *, needs_gpu: bool) -> Device:
         raise DeviceUnavailableError(
             "only a GPU is examined so",
             tried=f"device={device!r}, with a calibration or thorough questions",
-            found="both ask a GPU",
+            found="both need a GPU",
             do="leave them out, or leave device out on a machine with a GPU",
         )
     return found

@@ -54,7 +54,7 @@ def _alignments(api: DeviceApi, scale: float) -> Iterator[Fact]:
         least = api.nvcomp.alignment(fmt).source
         for shift in (s for s in _SHIFTS if s % least == 0):
             wrong = _decoded(api, fmt, [stream] * n, values.tobytes(), shift)
-            yield f"{fmt}, streams at offset {shift}", f"{n} decoded rightly", wrong
+            yield f"{fmt}, streams at offset {shift}", f"{n} decoded correctly", wrong
 
 
 def _decoded(api: DeviceApi, fmt: Format, streams: list[bytes], expected: bytes, shift: int = 0) -> str:
@@ -75,7 +75,7 @@ def _frames(api: DeviceApi, scale: float) -> Iterator[Fact]:
     }
     for name, (content, codec) in frames.items():
         wrong = _decoded(api, "zstd", [bytes(codec.encode(content))] * 8, content)
-        yield f"zstd frame, {name}", "decoded rightly", wrong
+        yield f"zstd frame, {name}", "decoded correctly", wrong
 
 
 def _scratch(api: DeviceApi) -> Fact:
