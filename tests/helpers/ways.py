@@ -202,7 +202,7 @@ def _all_raw_runs(patch: Patch, _: int) -> None:
 
 
 def _placed_only(patch: Patch, _: int) -> None:
-    """Nothing is decoded to its place, or copied by the row."""
+    """Nothing is decoded to its place."""
     located = Job.located
 
     def nowhere(one: Job, rows: Any) -> Any:
@@ -210,12 +210,6 @@ def _placed_only(patch: Patch, _: int) -> None:
         return job.Located(whole=found.whole, direct=found.direct & False, out_byte=found.out_byte)
 
     patch.setattr(Job, "located", nowhere)
-    patch.setattr(Job, "copies_rows", False)
-
-
-def _rows_only(patch: Patch, _: int) -> None:
-    """Nothing is decoded to its place."""
-    patch.setattr(Job, "may_be_direct", False)
 
 
 def _streamed(patch: Patch, _: int) -> None:
@@ -288,7 +282,6 @@ WAYS: dict[str, Way] = {
     "half in memory": Way(force=(_PLANNED, _caller, _loops(_HALF)), seen=_LEFT),
     "no loops, caller": Way(force=(_no_loops, _caller), seen=("decoded row",)),
     "no loops, crew": Way(force=(_no_loops, _crew, _ALONE), seen=("decoded row, crew",)),
-    "no loops, rows copied": Way(force=(_no_loops, _rows_only, _no_raw_runs), seen=("row copied",)),
     "no loops, placed": Way(force=(_no_loops, _placed_only, _no_raw_runs), seen=("placed",)),
     "no loops, no quick codec": Way(force=(_no_loops, _slow_codecs), seen=("decoded at most",)),
     "raw runs": Way(force=(_PLANNED, _crew, _all_raw_runs), seen=("raw run",)),
@@ -366,7 +359,6 @@ def _watch(patch: Patch) -> None:
         (PointBlock, "decode_row", "decoded row"),
         (BoxBlock, "place_box", "placed"),
         (BoxBlock, "_raw_task", "raw run"),
-        (Job, "copy_rows", "row copied"),
         (Job, "_decode_by_zarr", "chunk by zarr-python"),
         (codecs.ChunkCodec, "from_stream", "streamed"),
         (trunk, "read_by_zarr", "all by zarr-python"),

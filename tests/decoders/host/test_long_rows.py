@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders.host import job as host_job
 from xarray_gpuzarr.decoders.host import placing
 
 pytestmark = pytest.mark.every_decoder
@@ -27,9 +26,8 @@ def items(monkeypatch):
         asked.append(nbytes)
         return np.dtype((np.void, nbytes))
 
-    for module in (placing, host_job):
-        monkeypatch.setattr(module, "MOST_ROW_NBYTES", LIMIT)
-        monkeypatch.setattr(module, "row_dtype", noting)
+    monkeypatch.setattr(placing, "MOST_ROW_NBYTES", LIMIT)
+    monkeypatch.setattr(placing, "row_dtype", noting)
     yield asked
     assert max(asked, default=0) <= LIMIT
 

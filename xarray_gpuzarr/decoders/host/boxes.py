@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import chunk_fault, corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
-from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.job import Located, Task, Workspace
 from xarray_gpuzarr.decoders.host.native_rows import Boxes
 from xarray_gpuzarr.decoders.host.placing import place
@@ -90,9 +89,7 @@ class BoxBlock(Block):
                     codec.from_stream(stream, self._destination(row) if direct else workspace.scratch)
                 except FrameError as err:
                     raise chunk_fault(self.plan, row, err) from err
-            if direct:
-                self._swap(self._destination(row))
-            else:
+            if not direct:
                 self.place_chunk(workspace, workspace.chunk, row)
 
         return run
@@ -156,7 +153,6 @@ class BoxBlock(Block):
                 return
             if data is not dst:
                 copy_bytes(data, allocate(len(data)))
-            self._swap(dst)
 
         return Task(run, [(key, wanted)], start)
 
@@ -173,30 +169,6 @@ class BoxBlock(Block):
 
     def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
         return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
-
-    def _swap(self, dst: memoryview) -> None:
-        if self.job.swap:
-            np.frombuffer(dst, self.job.out.dtype).byteswap(inplace=True)
-
-    def place_many(self, workspace: Workspace, chunks: Encoded) -> Sequence[int]:
-        """Let the compiled loops do what they can; without them, copy raw chunks with no look at each."""
-        rows = chunks.rows
-        if self.native is not None:
-            return super().place_many(workspace, chunks)
-        if not self._copies_raw(rows):
-            return rows
-        for row in rows:
-            data = chunks[row]
-            assert data is not None
-            self.job.copy_rows(data, self.out_byte[row])
-        return ()
-
-    def _copies_raw(self, rows: range) -> bool:
-        """Say whether raw chunks of the right length are copied whole."""
-        job, lo, hi = self.job, rows.start, rows.stop
-        if job.codec is None or not job.codec.raw or not job.copies_rows:
-            return False
-        return self.nbytes[lo:hi] == [job.chunk_nbytes] * (hi - lo) and all(self.whole[lo:hi])
 
     def given(self) -> Boxes:
         """Return the boxes that chunks give."""
@@ -218,11 +190,7 @@ class BoxBlock(Block):
         """Decode straight into the output where the chunk is one run of memory there, else through scratch."""
         job = self.job
         if self.direct[row] and job.codec is not None:
-            dst = self._destination(row)
-            job.codec.into(src, dst)
-            self._swap(dst)
-        elif job.copies_rows and self.whole[row] and job.codec is not None:
-            job.copy_rows(job.decoded(workspace, src), self.out_byte[row])
+            job.codec.into(src, self._destination(row))
         else:
             self.place_chunk(workspace, job.decode(workspace, src), row)
 

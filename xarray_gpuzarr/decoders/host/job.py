@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram, native_program
 from xarray_gpuzarr.decoders.host.native_rows import NativeJob
-from xarray_gpuzarr.decoders.host.placing import MOST_ROW_NBYTES, cast_array, row_dtype
+from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
@@ -143,19 +142,12 @@ class Job:
         self.chunk_nbytes = spec.chunk_nbytes
         axes = spec.axes
         in_order = axes == tuple(range(len(axes)))
-        same_width = self.stored.newbyteorder("=") == out.dtype.newbyteorder("=")
-        self.swap = self.stored != out.dtype
-        """Whether chunks that are decoded straight into the output have the other byte order."""
-        self.direct = cast.is_copy and same_width and in_order and out.flags.c_contiguous
+        self.direct = cast.is_copy and self.stored == out.dtype and in_order and out.flags.c_contiguous
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
         self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
-        self._row_nbytes = self.stored.itemsize * prod(spec.grid.chunk_shape[-1:])
-        has_rows = len(axes) > 1 and self._row_nbytes <= MOST_ROW_NBYTES
-        self._copies = cast.is_copy and not self.swap and in_order and has_rows
         pieces = () if isinstance(target, PointTarget) else target.pieces
         # Samples, which a stack has in front, are as if cut into chunks of one.
         self._box_shape = (1,) * (len(pieces) - len(axes)) + spec.grid.chunk_shape
-        self._rows_shape, self._rows_strides = self._box_shape[:-1], out.strides[:-1]
         self.has_index = any(p.index is not None for p in pieces)
         self._target, self._pieces = target, pieces
         self.most_threads = 1
@@ -196,12 +188,6 @@ class Job:
     def may_be_direct(self) -> bool:
         """Whether any chunk may be decoded straight into the output."""
         return self.direct and self.codec is not None and self.places.may_be_runs
-
-    @cached_property
-    def copies_rows(self) -> bool:
-        """Whether chunks are only copied, and their elements along the last axis are one run of memory there."""
-        strides = self.out.strides
-        return self._copies and self.out.size > 0 and min(strides) > 0 and strides[-1] == self.out.itemsize
 
     def located(self, rows: Column) -> Located:
         """Say where boxes go, given the numbers of their pieces, shape (n, k); not for points."""
@@ -262,26 +248,6 @@ class Job:
     def fill(self, numbers: Sequence[int]) -> None:
         """Write the fill value to a box of the output."""
         self.out[self.out_key(numbers)] = self.fill_scalar
-
-    def copy_rows(self, data: memoryview, at: int) -> None:
-        """Copy a whole decoded chunk to byte `at` of the output; only if `copies_rows`.
-
-        Copies whole rows along the last axis, as `placing.copy_rows` does, in as few calls as can be: with many threads
-        and small chunks, what Python does between two copies is what they wait for.
-        """
-        shape, row = self._rows_shape, self._row
-        np.ndarray(shape, row, self._span, at, self._rows_strides)[...] = np.ndarray(shape, row, data)
-
-    @cached_property
-    def _row(self) -> np.dtype[np.void]:
-        return row_dtype(self._row_nbytes)
-
-    @cached_property
-    def _span(self) -> Array:
-        """The output as bytes, those between its elements included."""
-        out = self.out
-        nbytes = sum((n - 1) * stride for n, stride in zip(out.shape, out.strides, strict=True)) + out.itemsize
-        return as_strided(out.view(np.uint8), (nbytes,), (1,))
 
     @cached_property
     def _out_run(self) -> Array:
