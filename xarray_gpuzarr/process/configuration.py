@@ -32,7 +32,7 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
         RMM: one pool for reads and for what is computed from them. Needs a GPU.
     **options
         Fields of `FetchOptions` and `ResourceOptions`; those left out go back to the environment's value or the
-        default.
+        default. Sizes may carry a unit: ``"64 KiB"``, ``"2GB"``.
 
     Returns
     -------
@@ -47,10 +47,10 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     Examples
     --------
     >>> import xarray_gpuzarr
-    >>> xarray_gpuzarr.configure(max_requests=32, index_cache_nbytes=2**20)["max_requests"]
-    32
-    >>> xarray_gpuzarr.configure()["max_requests"]  # the default again
-    64
+    >>> xarray_gpuzarr.configure(max_requests=32, index_cache_nbytes="1 MiB")["index_cache_nbytes"]
+    1048576
+    >>> xarray_gpuzarr.configure()["index_cache_nbytes"]  # the default again
+    67108864
     """
     check_options(options)
     for in_force, names in _RECORDS:
