@@ -29,7 +29,7 @@ SOAK_SECONDS = 180
 
 .PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
-	performance docs notebooks fresh-notebooks package gpu-environments clean help
+	performance docs notebooks fresh-notebooks package cross workflows gpu-environments clean help
 
 help: ## Say what the targets do
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
@@ -104,7 +104,7 @@ types: $(VENV)/.installed ## Check types
 layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
-check: lint types layers test test-oldest package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
+check: lint types layers workflows test test-oldest cross package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
 
 kernel-counts: $(VENV)/.installed ## Count what the kernels' machine code executes, by arithmetic; write docs/kernels.md
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernel-counts]'
@@ -128,8 +128,14 @@ bench-smoke: $(VENV)/.installed ## One case of each kind on tiny data, to see th
 gpu-environments: $(VENV)/bin/python ## Let pip resolve every environment for GPUs; let the real CuPy be serialized
 	.ci/try-gpu-environments
 
-package: $(VENV)/.installed ## Build wheel and sdist, install the wheel into an empty environment, use it there
+package: $(VENV)/.release ## Build wheel and sdist, install the wheel into an empty environment, use it there
 	.ci/try-package
+
+cross: $(VENV)/.release ## Compile the loops for all platforms that have wheels with them
+	.ci/cross
+
+workflows: $(VENV)/.release ## Check the workflows of .github by their schema
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 docs: $(VENV)/.docs ## Build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
@@ -178,4 +184,8 @@ $(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[release]'
 	@touch $@

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import runpy
 import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-from packaging.tags import platform_tags
 
 _FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 _REQUIRED = "XARRAY_GPUZARR_REQUIRE_COMPILER"
@@ -44,6 +47,8 @@ class CustomBuildHook(BuildHookInterface):
 
 def _compile(source: Path, library: Path) -> str | None:
     """Compile; return why that failed, None if it did not."""
+    if sys.platform == "win32":
+        return "they are written for Linux and macOS, not for Windows"
     compiler, *options = shlex.split(os.environ.get("CC") or "cc")
     found = shutil.which(compiler)
     if found is None:
@@ -62,5 +67,9 @@ def _compile(source: Path, library: Path) -> str | None:
 
 
 def _platform() -> str:
-    """Return the tag of this machine; whether the library fits all Linuxes of one, nobody has looked."""
-    return next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
+    """Return the tag of this machine, or of what cibuildwheel builds for.
+
+    Which Linuxes a library fits, and so the tag that an index takes, is for auditwheel to say.
+    """
+    found = sysconfig.get_platform().replace("universal2", platform.machine())  # one machine's, whatever Python is for
+    return re.sub(r"[-.]", "_", found)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from xarray_gpuzarr.cluster import GpuZarrPlugin, register, stats
     from xarray_gpuzarr.codec_pipeline import CodecPipeline, NDBuffer, zarr_pipeline
     from xarray_gpuzarr.codec_pipeline.explanation import explain
+    from xarray_gpuzarr.cuda.configuration import configure
     from xarray_gpuzarr.errors import (
         ArrayTypeError,
         CorruptChunkError,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         UnsupportedCodecError,
     )
     from xarray_gpuzarr.machine.diagnosis import doctor
-    from xarray_gpuzarr.process.configuration import configure
     from xarray_gpuzarr.process.device_options import ResourceOptions
     from xarray_gpuzarr.process.fetch_options import FetchOptions
     from xarray_gpuzarr.process.progress_bar import progress
@@ -77,7 +77,7 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
     "NDBuffer": "codec_pipeline",
     "ResourceOptions": "process.device_options",
     "batches": "training",
-    "configure": "process.configuration",
+    "configure": "cuda.configuration",
     "doctor": "machine.diagnosis",
     "explain": "codec_pipeline.explanation",
     "progress": "process.progress_bar",

@@ -210,7 +210,7 @@ def test_whole_shards_are_read_up_to_the_limit(bench_of, capsys):
     [
         (["--variable", "when"], "found: variables that this engine reads: small, t"),
         (["--variable", "nonesuch"], "tried: variable 'nonesuch'"),
-        (["--nbytes", "many"], "found: not a size such as 268435456, 256 MB or 1GiB"),
+        (["--nbytes", "many"], "found: not a size such as 67108864, 64 MiB or 2GB"),
         (["--nbytes", "0"], "--nbytes must be at least 1"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--readers", "nonesuch"], "found: valid readers: zarr default; gpuzarr"),

@@ -1,77 +1,11 @@
-"""The options of reads on a GPU: sizes in words, the environment, and what is refused."""
+"""The options of reads on a GPU: the environment, and what is refused."""
 
 import os
-import string
-from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.device_options import ResourceOptions
-from xarray_gpuzarr.process.settings import parse_nbytes
-
-FACTORS = {
-    "": 1,
-    "B": 1,
-    "kB": 1_000,
-    "MB": 1_000_000,
-    "GB": 1_000_000_000,
-    "TB": 1_000_000_000_000,
-    "KiB": 1_024,
-    "MiB": 1_048_576,
-    "GiB": 1_073_741_824,
-    "TiB": 1_099_511_627_776,
-}
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        ("64 MiB", 67_108_864),
-        ("2GB", 2_000_000_000),
-        ("65536", 65_536),
-        (" 1.5 gib ", 1_610_612_736),
-        (".5kb", 500),
-        ("0.1 KiB", 102),
-        ("3.TB", 3_000_000_000_000),
-    ],
-)
-def test_a_size_may_carry_a_unit(text, nbytes):
-    assert parse_nbytes(text) == nbytes
-
-
-@given(
-    number=st.integers(0, 10**15),
-    unit=st.sampled_from(list(FACTORS)),
-    flips=st.lists(st.booleans(), min_size=3, max_size=3),
-    space=st.sampled_from(["", " ", "\t", "  "]),
-)
-def test_units_mean_the_same_in_any_case(number, unit, flips, space):
-    cased = "".join(c.swapcase() if flip else c for c, flip in zip(unit, flips, strict=False))
-
-    assert parse_nbytes(f"{number}{space}{cased}{space}") == number * FACTORS[unit]
-
-
-@given(
-    whole=st.integers(0, 10**9),
-    digits=st.text(string.digits, min_size=1, max_size=12),
-    unit=st.sampled_from(["kB", "GiB"]),
-)
-def test_fractions_of_a_unit_are_rounded_down_to_bytes(whole, digits, unit):
-    exact = (whole + Fraction(int(digits), 10 ** len(digits))) * FACTORS[unit]
-
-    assert parse_nbytes(f"{whole}.{digits} {unit}") <= exact < parse_nbytes(f"{whole}.{digits} {unit}") + 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", " ", "MiB", "-1", "+1", "1e6", "1 PB", "64 M", "1,5 GB", "1 2", "1..2", ".", "٣ MB", "1_000", "1 KİB", "nan"],
-)
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValueError, match=r".*"):
-        parse_nbytes(text)
 
 
 def test_defaults_hold_where_the_environment_says_nothing():

@@ -1,5 +1,6 @@
 """The floors of the house: who may import whom, and what importing the package brings in."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,14 @@ def test_floors_import_only_from_below():
     result = run(lint, "--no-cache")
 
     assert result.returncode == 0, result.stdout
+
+
+def test_no_module_hides_from_the_floors_whom_it_imports():
+    hidden = re.compile(r"import_module\(f?[\"']xarray_gpuzarr")
+    modules = (ROOT / "xarray_gpuzarr").rglob("*.py")
+
+    # The package itself looks its names up when they are first used, and nobody imports it.
+    assert [path for path in modules if hidden.search(path.read_text())] == [ROOT / "xarray_gpuzarr" / "__init__.py"]
 
 
 def imported_by(statement):

@@ -13,7 +13,7 @@ from xarray import Dataset, DataTree
 from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.common import datatree_from_dict_with_io_cleanup
 
-from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`  # noqa: F401
+from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`, also where arrays are unpickled  # noqa: F401
 
 
 class GpuZarrBackendEntrypoint(BackendEntrypoint):

@@ -14,7 +14,6 @@ import numpy as np
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`, where arrays are unpickled  # noqa: F401
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
 from xarray_gpuzarr.fetch import StoreSource

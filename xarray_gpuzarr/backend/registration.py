@@ -5,7 +5,6 @@ Importing this registers the accessors; `xarray_gpuzarr` and `backend` see to it
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from xarray import register_dataarray_accessor, register_dataset_accessor, register_datatree_accessor
@@ -31,7 +30,9 @@ class LazyAccessor:
         return getattr(self._body(), attribute)
 
     def _body(self) -> Any:
-        return getattr(import_module("xarray_gpuzarr.backend.accessor"), self._name)  # which imports zarr and dask
+        from xarray_gpuzarr.backend import accessor  # noqa: PLC0415  # which imports zarr and dask
+
+        return getattr(accessor, self._name)
 
 
 register_dataset_accessor("gpuzarr")(LazyAccessor("DatasetAccessor"))

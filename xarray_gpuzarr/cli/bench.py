@@ -24,7 +24,7 @@ from xarray_gpuzarr.cli.terminal import (
 )
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
-from xarray_gpuzarr.process.settings import parse_nbytes
+from xarray_gpuzarr.process.sizes import parse_nbytes
 
 _TITLES = {
     "read": "stored values, as one array",
@@ -44,11 +44,8 @@ def run_bench(options: argparse.Namespace) -> int:
         The store cannot be opened.
     """
     readers = _chosen(options.readers)
-    try:
-        most_nbytes = parse_nbytes(options.nbytes)
-    except ValueError:
-        found = "not a size such as 268435456, 256 MB or 1GiB"
-        raise OptionError("unusable size", tried=f"--nbytes {options.nbytes!r}", found=found, do="mend it") from None
+    tried = f"--nbytes {options.nbytes!r}"
+    most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
     if options.out is not None:
         _require_file(options.out)
     address = address_of(options)

@@ -23,11 +23,11 @@ from xarray_gpuzarr.backend.opening import open_group
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
 from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
-from xarray_gpuzarr.errors import DeviceMemoryError, OptionError
+from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
-from xarray_gpuzarr.process.settings import parse_nbytes
+from xarray_gpuzarr.process.sizes import parse_nbytes
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
 _MOST_FILES = 20_000
@@ -166,15 +166,8 @@ def _print_tables(explained: Explanation, ours: list[tuple[Row, LazyArray]], gpu
 
 
 def _gpu_nbytes(text: str) -> int:
-    try:
-        return parse_nbytes(text)
-    except ValueError:
-        raise OptionError(
-            "unusable memory of a GPU",
-            tried=f"--gpu-memory {text!r}",
-            found="not a size such as 80GB, 24 GiB or 8000000000",
-            do="leave it out, or give a size",
-        ) from None
+    tried = f"--gpu-memory {text!r}"
+    return parse_nbytes(text, "unusable memory of a GPU", tried=tried, do="leave it out, or give a size")
 
 
 def _block_shape(row: Row) -> tuple[int, ...]:

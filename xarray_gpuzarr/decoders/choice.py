@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
+import copyreg
 import importlib.util
 import os
 import re
 from collections.abc import Callable
 from functools import cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders.faults import no_direct_files
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
 from xarray_gpuzarr.decoders.workers.decoder import WorkersDecoder
+from xarray_gpuzarr.decoders.workers.stand_in import CupyStandIn
 from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
 from xarray_gpuzarr.fetch import Storage
 from xarray_gpuzarr.process.advice import advise
@@ -194,7 +197,9 @@ def decoder_for(device: str) -> Decoder:
     number = _number(resolved)
     if number is not None:
         return cast("CudaDecoder", decoder_for("cuda")).of_device(number)
-    decoder: Decoder = importlib.import_module("xarray_gpuzarr.decoders.cuda").CudaDecoder()
+    from xarray_gpuzarr.decoders import cuda  # noqa: PLC0415  # its kernels, plans and checks
+
+    decoder: Decoder = cuda.CudaDecoder()
     return decoder if resolved == "cuda" else WorkersDecoder(decoder, missing_for_cuda, lambda: decoder_for("cuda"))
 
 
@@ -227,3 +232,17 @@ def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or
             if decoder.why_unusable() is None:
                 raise
     return read(decoder_for("host"))
+
+
+def _unpack(host: npt.NDArray[Any]) -> Any:
+    """Return a CuPy array where there is a GPU; schedulers that have none pass a stand-in on."""
+    if missing_for_cuda():
+        return CupyStandIn(host)
+    from xarray_gpuzarr.decoders import cuda  # noqa: PLC0415  # likewise
+
+    api = cuda.native_device()
+    with api.activate():
+        return api.array(host)
+
+
+copyreg.pickle(CupyStandIn, lambda stand_in: (_unpack, (stand_in.get(),)))

@@ -1,8 +1,7 @@
-"""`configure`: one function for all settings of a process; `device_options` and `fetch_options` explain them."""
+"""All settings of a process, whichever record they belong to; `device_options` and `fetch_options` explain them."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -22,43 +21,17 @@ _RECORDS: tuple[tuple[InForce[Any], frozenset[str]], ...] = (
 )
 
 
-def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
-    """Set, for this process and from the next read on, how stores are asked for bytes and what memory a GPU may give.
-
-    Parameters
-    ----------
-    share : bool
-        Also make the memory resource of reads RMM's current one on the current device, and let CuPy allocate through
-        RMM: one pool for reads and for what is computed from them. Needs a GPU.
-    **options
-        Fields of `FetchOptions` and `ResourceOptions`; those left out go back to the environment's value or the
-        default.
-
-    Returns
-    -------
-    dict
-        All options that are in force now, as keywords of this function.
+def choose_options(options: Mapping[str, object]) -> None:
+    """Put options in force, from the next read on; those left out go back to the environment's value or the default.
 
     Raises
     ------
     OptionError
         An unknown name or an unusable value. Nothing has changed then.
-
-    Examples
-    --------
-    >>> import xarray_gpuzarr
-    >>> xarray_gpuzarr.configure(max_requests=32, index_cache_nbytes=2**20)["max_requests"]
-    32
-    >>> xarray_gpuzarr.configure()["max_requests"]  # the default again
-    64
     """
     check_options(options)
     for in_force, names in _RECORDS:
         in_force.choose({name: options[name] for name in options if name in names})
-    if share:
-        device = importlib.import_module("xarray_gpuzarr.cuda.device")  # imports CuPy and RMM
-        device.native_device().share("always")
-    return options_in_force()
 
 
 def options_in_force() -> dict[str, Any]:

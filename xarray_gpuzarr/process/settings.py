@@ -10,35 +10,12 @@ import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.process.sizes import parse_nbytes
 
 _PREFIX = "XARRAY_GPUZARR_"
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
-_UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
-
-
-def parse_nbytes(text: str) -> int:
-    """Return a size such as ``"64 MiB"`` in bytes, rounded down.
-
-    Parameters
-    ----------
-    text : str
-        A decimal number and, in any case, nothing, B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or TiB (of 1024).
-
-    Raises
-    ------
-    ValueError
-        The text is not of that form.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", text, re.ASCII | re.IGNORECASE)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(text)
-    return int(Fraction(match[1]) * unit)
 
 
 def given_numbers(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
@@ -71,24 +48,35 @@ def variable(name: str) -> str:
 
 def unusable(name: str, tried: str, found: str) -> OptionError:
     """Return the error of a setting that cannot be used."""
-    return OptionError(
-        f"unusable option {name!r}",
-        tried=tried,
-        found=found,
-        do=f"change {name}, or unset {variable(name)}, to get the default",
-    )
+    return OptionError(_headline(name), tried=tried, found=found, do=_do(name))
 
 
 def _parse_number(name: str, text: str) -> int:
     tried = f"{variable(name)}={text!r}"
-    if name.endswith("nbytes"):
-        try:
-            return parse_nbytes(text)
-        except ValueError:
-            raise unusable(name, tried, "not a size such as 67108864, 64 MiB or 2GB") from None
+    if _is_size(name):
+        return parse_nbytes(text, _headline(name), tried=tried, do=_do(name))
     if not re.fullmatch(r"[0-9]+", text):
         raise unusable(name, tried, "not a whole number")
     return int(text)
+
+
+def _in_bytes(name: str, value: object) -> object:
+    """Return the value of a setting, a size that is written as text in bytes."""
+    if not (_is_size(name) and isinstance(value, str)):
+        return value
+    return parse_nbytes(value, _headline(name), tried=f"{name}={value!r}", do=_do(name))
+
+
+def _is_size(name: str) -> bool:
+    return name.endswith("nbytes")
+
+
+def _headline(name: str) -> str:
+    return f"unusable option {name!r}"
+
+
+def _do(name: str) -> str:
+    return f"change {name}, or unset {variable(name)}, to get the default"
 
 
 class InForce[Options]:
@@ -116,14 +104,16 @@ class InForce[Options]:
         return options
 
     def chosen(self, options: Mapping[str, object]) -> Options:
-        """Return the record that the environment asks for, changed as `options` says.
+        """Return the record that the environment asks for, changed as `options` says; sizes may be texts with a unit.
 
         Raises
         ------
         OptionError
             An unusable value.
         """
-        changed: Options = replace(self._kind.from_environment(), **options)
+        changed: Options = replace(
+            self._kind.from_environment(), **{name: _in_bytes(name, value) for name, value in options.items()}
+        )
         return changed
 
     def choose(self, options: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from xarray import Dataset
 
 from xarray_gpuzarr.errors import ArrayTypeError, OptionError
-from xarray_gpuzarr.process.settings import parse_nbytes
+from xarray_gpuzarr.process.sizes import parse_nbytes
 from xarray_gpuzarr.training.budget import Budget
 from xarray_gpuzarr.training.loader import Batches
 from xarray_gpuzarr.training.order import Order, require_batches
@@ -166,15 +166,7 @@ def _require_bool(name: str, value: Any) -> bool:
 
 def _nbytes(name: str, value: Any) -> int:
     if isinstance(value, str):
-        try:
-            value = parse_nbytes(value)
-        except ValueError:
-            raise OptionError(
-                f"unusable {name}=",
-                tried=f"{name}={value!r}"[:200],
-                found="not a size such as 67108864, 64 MiB or 2GB",
-                do=f"give {name}= such a size",
-            ) from None
+        value = parse_nbytes(value, f"unusable {name}=", tried=f"{name}={value!r}", do=f"give {name}= such a size")
     return require_whole(name, value, 1)
 
 

@@ -6,7 +6,6 @@ put NumPy blocks beside CuPy's where it pads or fills.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ _VALUES = ("T", "dtype", "flags", "imag", "itemsize", "nbytes", "ndim", "real", 
 
 
 class CupyStandIn(NDArrayOperatorsMixin):
-    """A NumPy array that poses as CuPy's, and becomes one where it is unpickled beside a GPU.
+    """A NumPy array that poses as CuPy's, and becomes one where it is unpickled beside a GPU (by `decoders.choice`).
 
     Parameters
     ----------
@@ -66,9 +65,6 @@ class CupyStandIn(NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return f"CupyStandIn(shape={self.shape}, dtype={self.dtype})"
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _unpack, (self._host,)
-
     def __dask_tokenize__(self) -> tuple[object, ...]:
         return (type(self).__qualname__, self._host)
 
@@ -91,12 +87,3 @@ def _posing(what: Any) -> Any:
 
 def _has_arrays(results: Sequence[Any]) -> bool:
     return any(isinstance(result, np.ndarray | np.generic) for result in results)
-
-
-def _unpack(host: npt.NDArray[Any]) -> Any:
-    """Return a CuPy array where there is a GPU; schedulers that have none pass a stand-in on."""
-    if importlib.import_module("xarray_gpuzarr.decoders.choice").missing_for_cuda():
-        return CupyStandIn(host)
-    api = importlib.import_module("xarray_gpuzarr.decoders.cuda").native_device()
-    with api.activate():
-        return api.array(host)

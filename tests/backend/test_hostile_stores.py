@@ -1,0 +1,105 @@
+"""Stores that were made to reach what is beside them, or to run code: nothing is read there, and nothing runs."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.data.datasets import open_ours
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SECRET = np.arange(1.0, 9.0)
+OUTSIDE = ["..", "../s", "./../s", "a/../../s", "..\\s", "/s", "{beside}/s"]
+GROUP = {2: {"zarr_format": 2}, 3: {"zarr_format": 3, "node_type": "group", "attributes": {}}}
+
+
+def with_consolidated(path, zarr_format, name, array):
+    """Write a group whose consolidated metadata have one array under a name, and groups above it."""
+    above = [name[:i] for i, character in enumerate(name) if character == "/" and i]
+    group = GROUP[zarr_format]
+    path.mkdir(exist_ok=True)
+    if zarr_format == 2:
+        metadata = {f"{key}.zgroup": group for key in ("", *(f"{folder}/" for folder in above))}
+        metadata |= {f"{name}/.zarray": array, f"{name}/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
+        (path / ".zgroup").write_text(json.dumps(group))
+        (path / ".zmetadata").write_text(json.dumps({"zarr_consolidated_format": 1, "metadata": metadata}))
+    else:
+        inline = {"kind": "inline", "must_understand": False, "metadata": dict.fromkeys(above, group) | {name: array}}
+        (path / "zarr.json").write_text(json.dumps(group | {"consolidated_metadata": inline}))
+
+
+def values_of(opener, path):
+    """Return all values that a store gives, as bytes."""
+    opened = opener(str(path), engine="gpuzarr", device="host", consolidated=True)
+    nodes = opened.subtree if isinstance(opened, xr.DataTree) else [opened]
+    return b"".join(variable.values.tobytes() for node in nodes for variable in node.variables.values())
+
+
+@pytest.fixture(params=[2, 3])
+def beside(request, tmp_path):
+    """A folder with a secret array, the array's metadata, and the format of both."""
+    dimensions = {"dimension_names": ["x"]} if request.param == 3 else {}
+    zarr.create_array(tmp_path / "s", data=SECRET, zarr_format=request.param, compressors=None, **dimensions)
+    name = "zarr.json" if request.param == 3 else ".zarray"
+    return tmp_path, json.loads((tmp_path / "s" / name).read_text()), request.param
+
+
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree])
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_name_in_metadata_leads_out_of_a_store(beside, opener, name):
+    folder, array, zarr_format = beside
+    with_consolidated(folder / "h.zarr", zarr_format, name.format(beside=folder), array)
+
+    try:
+        got = values_of(opener, folder / "h.zarr")
+    except (ValueError, FileNotFoundError) as refused:
+        got = str(refused).encode()
+
+    assert SECRET[1:].tobytes() not in got
+
+
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree])
+def test_the_same_metadata_read_what_lies_inside(beside, opener):
+    folder, array, zarr_format = beside
+    with_consolidated(folder, zarr_format, "s", array)
+
+    assert SECRET[1:].tobytes() in values_of(opener, folder)
+
+
+class Touch:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.skipif(not hasattr(zarr.errors, "PickleCodecDisabledError"), reason="this zarr-python unpickles")
+@pytest.mark.every_combination
+@pytest.mark.parametrize("dtype", ["<f8", "|O"])
+@pytest.mark.parametrize("place", ["filters", "compressor"])
+@pytest.mark.parametrize("behind", [None, "vlen-utf8", "shuffle"])
+def test_no_pickle_runs(tmp_path, dtype, place, behind):
+    first = [{"id": behind}] if behind else []
+    document = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": dtype, "fill_value": 0, "order": "C"}
+    if place == "filters":
+        document |= {"filters": [*first, {"id": "pickle"}], "compressor": None}
+    else:
+        document |= {"filters": first or None, "compressor": {"id": "pickle"}}
+    array = tmp_path / "h.zarr" / "t"
+    array.mkdir(parents=True)
+    (array.parent / ".zgroup").write_text(json.dumps(GROUP[2]))
+    (array / ".zarray").write_text(json.dumps(document))
+    (array / ".zattrs").write_text(json.dumps({"_ARRAY_DIMENSIONS": ["x"]}))
+    (array / "0").write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
+
+    with pytest.raises(Exception, match=r"pickle|No Zarr data type"):
+        open_ours(array.parent).t.values  # noqa: B018
+
+    assert not (tmp_path / "ran").exists()
