@@ -21,7 +21,7 @@ def files(folder):
 
 
 assert files(installed) == files(sources), files(installed) ^ files(sources)
-assert {path.suffix for path in files(installed)} == {".py", ".c", ".cu", ".cuh", ".json", ".typed"}
+assert {path.suffix for path in files(installed)} == {".py", ".c", ".h", ".cu", ".cuh", ".json", ".typed"}
 
 assert len(list(installed.rglob("*.so"))) == (kind == "compiled")
 assert (loops() is not None) == (kind == "compiled"), why_absent()
