@@ -114,3 +114,18 @@ def rows_taken() -> Iterator[Taken]:
         patch.setattr(NativeJob, "place_rows", place)
         patch.setattr(NativeJob, "read_rows", read)
         yield taken
+
+
+@contextmanager
+def loops_calls() -> Iterator[list[int]]:
+    """Note how many chunks of local files each call of the loops is given."""
+    noted: list[int] = []
+    read_rows = NativeJob.read_rows
+
+    def noting(job: NativeJob, rows: int, files: int, row: int, end: int, *more: int) -> int:
+        noted.append(end - row)
+        return read_rows(job, rows, files, row, end, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeJob, "read_rows", noting)
+        yield noted

@@ -5,10 +5,11 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.loops import leaving_all, require_loops
+from helpers.loops import leaving_all, loops_calls, require_loops, without_loops
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
 
@@ -49,6 +50,29 @@ def test_threads_of_a_read(memory, most, selection, n_threads, shards):
 
     np.testing.assert_array_equal(found, data[np.ix_(*(np.arange(64)[axis] for axis in selection))])
     assert most == [n_threads]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_chunks_that_are_next_to_nothing_encoded_are_shared_out(local, most, monkeypatch, compiled):
+    """A part of a shard is no longer than what each of four threads takes in four turns."""
+    if compiled:
+        require_loops()
+    else:
+        without_loops(monkeypatch)
+    rows, place = [], Block.place
+    monkeypatch.setattr(host, "_LOOPS_S", 0)
+    monkeypatch.setattr(host, "_LEAST_PART_NBYTES", 1)
+    monkeypatch.setattr(Block, "place", lambda self, w, chunks: (rows.append(len(chunks.rows)), place(self, w, chunks)))
+    data = np.ones((2048, 64), "i4")
+    array = write(local, data, chunks=(16, 64), shards=(1024, 64))
+
+    with loops_calls() as calls:
+        assert_same_bits(read_array(array, device="host"), data)
+
+    assert most == [4]
+    found = calls if compiled else rows
+    assert sum(found) == 128
+    assert max(found) == 128 // 4 // 4
 
 
 def test_short_chunks_are_read_by_one_thread(memory, most):

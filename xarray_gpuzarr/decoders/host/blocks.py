@@ -47,9 +47,9 @@ class Block:
 
     @cached_property
     def parts(self) -> list[int]:
-        """Rows at which parts begin and end: what is read at once."""
+        """Rows at which parts begin and end: what is read at once, and decoded by one thread."""
         parts: list[int] = self.plan.cut(self.job.rule).tolist()
-        return parts
+        return [*(row for lo, hi in pairwise(parts) for row in range(lo, hi, self.job.rows_a_part)), parts[-1]]
 
     @cached_property
     def rows(self) -> list[list[int]]:
@@ -136,9 +136,10 @@ class Block:
         if rule.max_together == 1 or len(parts) <= 2 or self.job.spec.index is None:
             return list(range(len(parts)))
         ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
-        cuts, limit = [0], rule.max_nbytes
+        cuts, limit, most = [0], rule.max_nbytes, self.job.rows_a_part
         for part, end in enumerate(ends):
-            if part > cuts[-1] and (end > limit or part - cuts[-1] == rule.max_together):
+            is_full = part - cuts[-1] == rule.max_together or parts[part + 1] - parts[cuts[-1]] > most
+            if part > cuts[-1] and (end > limit or is_full):
                 cuts.append(part)
                 limit = ends[part - 1] + rule.max_nbytes
         return [*cuts, len(ends)]

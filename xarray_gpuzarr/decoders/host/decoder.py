@@ -173,6 +173,7 @@ def _share_out(job: Job, target: Target, source: ByteSource) -> int:
     most = threads.thread_budget() if seconds >= _SERIAL_S else 1
     if most > 1 and not source.is_remote:  # else latency tells how long requests should be
         job.rule = _shared(source.rule, nbytes // most)
+        job.rows_a_part = _rows_a_part(target.n_chunks // most, rate, spec.chunk_nbytes)
     is_copied = job.is_copied  # which two threads do no sooner than one
     job.is_local = source.is_local
     by_loops = source.is_local and target.n_chunks > 1 and seconds < (_SERIAL_S if is_copied else _LOOPS_S)
@@ -193,6 +194,12 @@ def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
     """Shorten the parts of a small read, so that each thread gets some of its share of `nbytes`."""
     longest = max(_LEAST_PART_NBYTES, nbytes // _PARTS_A_THREAD)
     return replace(rule, max_nbytes=min(rule.max_nbytes, longest))
+
+
+def _rows_a_part(share: int, rate: float, chunk_nbytes: int) -> int:
+    """Say how many chunks a thread takes at once of its share: encoded, they may be as good as nothing."""
+    least = -(-_LEAST_PART_NBYTES // chunk_nbytes)
+    return max(least, min(share // _PARTS_A_THREAD, rows_a_call(rate, chunk_nbytes)))
 
 
 def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:

@@ -42,6 +42,9 @@ CALL_S = 20e-3
 """Decoding that a thread of the loops does in one call: Ctrl-C, and others who want the core, wait for its end."""
 
 
+_ANY = 2**62
+
+
 def rows_a_call(rate: float, chunk_nbytes: int) -> int:
     """Return how many chunks the loops get at once, of which one thread decodes `rate` bytes a second."""
     return max(1, int(CALL_S * rate / chunk_nbytes))
@@ -154,6 +157,8 @@ class Job:
         """Threads of the compiled loops that one thread of Python may be joined by, itself among them."""
         self.is_local = False
         """Whether the objects are local files."""
+        self.rows_a_part = _ANY
+        """Chunks that one thread decodes before it asks for more."""
         self.rows_a_call: int | None = None
         """Chunks of local files that the compiled loops get at once, where one thread of Python reads them all."""
         self.left: list[Task] = []
