@@ -28,7 +28,7 @@ TEST_FLAGS ?=
 SOAK_SECONDS = 180
 
 .PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
-	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
+	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs notebooks fresh-notebooks package gpu-environments clean help
 
 help: ## Say what the targets do
@@ -105,10 +105,6 @@ layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
 check: lint types layers test test-oldest package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
-
-kernel-counts: $(VENV)/.installed ## Count what the kernels' machine code executes, by arithmetic; write docs/kernels.md
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernel-counts]'
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.kernel_counts --page docs/kernels.md
 
 bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
