@@ -112,7 +112,7 @@ bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (mi
 bench-full: $(VENV)/.installed ## The same with published workloads in their full size (hours; 32 GB of memory and disk)
 	$(BIN)/python -m benchmarks --full $(BENCH_FLAGS)
 
-bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device: what stands still? (four minutes)
+bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device: what stands still? (a minute)
 	$(BIN)/python -m benchmarks.timed $(BENCH_FLAGS)
 
 performance: $(VENV)/.installed ## Write docs/performance.md, its figures and docs/measurements.md from the newest results

@@ -9,7 +9,6 @@ from benchmarks.arrays.published import Figure, Source
 from benchmarks.arrays.workloads import SELECTED, SELECTIONS
 from benchmarks.report import facts_text, geometric_mean, milliseconds, samples_per_second, speedups
 from benchmarks.results import CaseRows, Row
-from benchmarks.timed.report import COLUMNS, cells
 
 _GROUPS = (
     ("arrays", "gpuzarr", "/read"),
@@ -169,15 +168,26 @@ def _remark(row: Row) -> str:
     return "; ".join(filter(None, (facts_text(row), ended))).replace("|", "\\|")
 
 
+_IDLE = ("decoder idle", "copy engine idle", "fetch idle")
+
+
 def timed_table(cases: Sequence[CaseRows]) -> str:
-    """Return what a modelled device delivered: a line for each workload and number of threads."""
+    """Return what a modelled device delivered: a line for each array and number of threads."""
     lines = (
-        (case.name.removeprefix("timed/"), row.name, *cells(row, case))
+        (
+            case.name.removeprefix("timed/"),
+            row.name,
+            milliseconds(row.wall_s),
+            f"{row.rate / 1e9:.2f}",
+            *(f"{float(row.facts[column]):.0%}" for column in _IDLE),
+            f"{slowest.name}, {slowest.rate / 1e9:.1f} GB/s",
+            f"{slowest.wall_s / row.wall_s:.0%}",
+        )
         for case in cases
         for row in case.rows
-        if row.side == "ours" and row.samples
+        if row.side == "ours" and (slowest := case.bare)
     )
-    return markdown_table(("workload", "reads", *COLUMNS), lines, n_text=2)
+    return markdown_table(("shards", "reads", "ms", "GB/s", *_IDLE, "bound", "of bound"), lines, n_text=2)
 
 
 def saturation_table(cases: Sequence[CaseRows]) -> str:

@@ -16,8 +16,8 @@ from obstore.store import S3Store
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
-from benchmarks.host_cost.null_device import NullDevice
 from benchmarks.range_server import LoggedRequest, RangeServer
+from benchmarks.timed.device import ModelledDevice
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.machine.bench.readers import PIPELINES
@@ -89,7 +89,7 @@ def open_local(_: RangeServer, path: Path, variable: str) -> Read:
 
 def open_to_device(server: RangeServer, path: Path, variable: str) -> Read:
     """Open an array for the CUDA engine: all bytes come to pinned memory, and nothing is decoded."""
-    device = NullDevice()
+    device = ModelledDevice()
     stored = stored_array(zarr.open_array(_obstore(server, path), path=variable, mode="r"))
     return lambda selection: read(stored, selection, CudaDecoder(lambda: device.as_api))
 
