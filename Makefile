@@ -106,7 +106,7 @@ layers: $(VENV)/.installed ## Check that no floor imports from one above it
 
 check: lint types layers test test-oldest package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
 
-bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (minutes)
+bench: $(VENV)/.installed ## Compare with zarr-python, zarrs, TensorStore and zarrista (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 bench-full: $(VENV)/.installed ## The same with published workloads in their full size (hours; 32 GB of memory and disk)

@@ -168,8 +168,8 @@ What is compared elsewhere: zarr-python into NumPy, zarr-python into CuPy, and c
 shard and computing 76 products of every shard with itself. Below, the host reads such an array.
 """
 _TIMED_TEXT = """
-**Modelled: no number below is a GPU's.** The CUDA engine is the real one; files, copies, chunks and kernels take as long as
-a table of assumptions says (`benchmarks/timed/rates.py`), by a clock that stands still while the engine runs. What shows
-is how much of it the engine does side by side. The bound is the slowest resource, were it never to wait; *idle* is the
+**Modelled: no number below is a GPU's.** The CUDA engine is the real one; files, copies, chunks and kernels take as long
+as a table of assumptions says (`benchmarks/timed/rates.py`), by a clock that stands still while the engine runs. What
+shows is how much of it the engine does side by side. The bound is the slowest resource, were it never to wait; *idle* is the
 share of the time in which a resource did nothing.
 """

@@ -27,6 +27,7 @@ from benchmarks.remote.readers import (
     open_local,
     open_ours,
     open_to_device,
+    require,
     s3_store,
     wanted,
 )
@@ -153,6 +154,7 @@ def _latency_case(workload: Workload, latency_ms: int, folder: Path, *, with_lin
         def prepare(name: str, served: Served) -> Ready:
             if name == _BARE:
                 return _prepare_client(served, path, workload.variable)
+            require(name)
             read = {**READERS, _LOCAL: open_local}[name](served.server, path, workload.variable)
             if not np.array_equal(read(...), expected):
                 raise WrongValuesError("other values than were stored")
@@ -235,6 +237,7 @@ def _requests_case(workload: Workload, folder: Path) -> Case:
         path = _written(workload, folder)
 
         def prepare(name: str, served: Served) -> Ready:
+            require(name)
             read = READERS[name](served.server, path, workload.variable)
             facts = {}
             for what, selection in selections.items():

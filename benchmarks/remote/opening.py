@@ -17,12 +17,16 @@ from zarr.storage import ObjectStore
 
 from benchmarks.measure import Case, Contestant, Ready, Shared, WrongValuesError
 from benchmarks.range_server import RangeServer
-from benchmarks.remote.readers import s3_store
+from benchmarks.remote.readers import require, rustytree_store, s3_store
 
 _LATENCY_S = 0.05
 _NBYTES = 1
 """Bytes per second say nothing of opening."""
-_ENGINES = {"xarray, zarr engine": ("zarr", {}), "gpuzarr": ("gpuzarr", {"device": "host"})}
+_ENGINES = {
+    "xarray, zarr engine": ("zarr", {}),
+    "rustytree": ("rustytree", {}),
+    "gpuzarr": ("gpuzarr", {"device": "host"}),
+}
 
 type Open = Callable[..., Any]
 
@@ -78,8 +82,12 @@ def _case(what: str, write: Callable[..., None], open_it: Open, folder: Path, *,
 
 
 def _prepare(open_it: Open, path: Path, engine: str, keywords: dict[str, Any], server: RangeServer) -> Ready:
+    require(engine)
+
     def opened() -> Any:
-        store = ObjectStore(s3_store(server.url, path), read_only=True)
+        store: Any = ObjectStore(s3_store(server.url, path), read_only=True)
+        if engine == "rustytree":
+            store, keywords["storage_options"] = rustytree_store(server.url, path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metadata that are not consolidated
             return open_it(store, engine=engine, **keywords)

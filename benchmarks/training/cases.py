@@ -26,6 +26,8 @@ _EACH_SECONDS = 10.0
 _MEANINGFUL_SCALE = 0.01
 _CHUNKS = {"64 kB": (1, 128, 128), "1 MB": (4, 256, 256)}
 _CROPS = ((1, 256, 256), (4, 64, 64))
+_FIELDS = (1, 1024, 1024)
+"""Whole fields of chunks of 1 MB, each once."""
 _N_BATCHES, _N_SERVED, _N_TINY = 16, 6, 2
 """Batches of a run: of local files, behind a server, and only to see that it runs."""
 
@@ -45,10 +47,10 @@ def cases(scale: float, folder: Path, crew: Crew) -> list[Case]:
     crew : Crew
         Where loaders have a process each.
     """
-    every = product((False, True), _workloads(), _CROPS)
+    crops = [*product(_workloads(), _CROPS), *((workload, _FIELDS) for workload in list(_workloads())[2:])]
     found = [
         _case(scale, folder / "served" / "stores", crew, workload, crop, is_served=is_served)
-        for is_served, workload, crop in every
+        for is_served, (workload, crop) in product((False, True), crops)
     ]
     return found if scale >= _MEANINGFUL_SCALE else found[:: len(found) - 1]
 

@@ -13,6 +13,7 @@ import zarr
 from helpers.stores.s3_server import BUCKET, S3Server
 from hypothesis import example, given
 from hypothesis import strategies as st
+from zarr.codecs.numcodecs import Zlib
 
 from xarray_gpuzarr.cli import bench as command
 from xarray_gpuzarr.cli import main
@@ -113,6 +114,8 @@ def test_readers_in_processes_of_their_own_agree(path, tmp_path, capsys):
 def test_every_reader_reads_the_same_box(path, name):
     location, box = Location(store=path, group="g", variable="t"), (slice(0, 8), slice(0, 16))
     reader = READERS[name]
+    if reader.needs:
+        pytest.importorskip(reader.needs[0])
     engine = {"read": {"mask_and_scale": False}, "load": {}}[reader.operation]
     with xr.open_dataset(path, engine="zarr", group="g", consolidated=False, chunks=None, **engine) as stock:
         expected = stock["t"].values[box]
@@ -160,6 +163,17 @@ def test_readers_that_cannot_take_part_are_named_and_are_no_failure(bench_of, ca
 def test_tensorstore_is_compared_on_local_folders(path):
     with pytest.raises(ReaderAbsentError, match="local folders"):
         READERS["TensorStore"].open(Location(store="memory://s.zarr", variable="t"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"zarr_format": 2}, "reads Zarr v3 only"), ({"compressors": Zlib()}, "codec numcodecs.zlib is not supported")],
+)
+def test_zarrista_takes_no_part_where_it_cannot_read(tmp_path, options, said):
+    pytest.importorskip("zarrista")
+    zarr.create_array(tmp_path, name="t", shape=8, dtype="i4", **options)
+    with pytest.raises(ReaderAbsentError, match=said):
+        READERS["zarrista"].open(Location(store=str(tmp_path), variable="t"))
 
 
 @pytest.mark.parametrize(

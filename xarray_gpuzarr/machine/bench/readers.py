@@ -141,6 +141,19 @@ def _open_tensorstore(location: Location) -> ReadBox:
     return lambda box: np.asarray(store[box].read(order="C").result())
 
 
+def _open_zarrista(location: Location) -> ReadBox:
+    folder = location.local_folder()
+    if not (folder / "zarr.json").exists():
+        raise ReaderAbsentError("reads Zarr v3 only")
+    zarrista = importlib.import_module("zarrista")
+    store = importlib.import_module("zarrista.store").FilesystemStore(folder)
+    try:
+        array = zarrista.Array.open(store)
+    except importlib.import_module("zarrista.exceptions").ArrayCreateError as error:  # a codec that it lacks
+        raise ReaderAbsentError(str(error)) from error
+    return lambda box: array[box].to_numpy()
+
+
 def _gpuzarr_opener(device: Device) -> Callable[[Location], ReadBox]:
     def open_gpuzarr(location: Location) -> ReadBox:
         array = location.open_array()
@@ -254,6 +267,7 @@ def _our_pipeline(name: str, device: Device, settings: Mapping[str, object]) -> 
 _READERS = (
     *(_zarr_by(pipeline) for pipeline in PIPELINES),
     ArrayReader(name="TensorStore", operation="read", open=_open_tensorstore, needs=("tensorstore", "tensorstore")),
+    ArrayReader(name="zarrista", operation="read", open=_open_zarrista, needs=("zarrista", "zarrista")),
     _gpuzarr("gpuzarr", "host"),
     _our_pipeline("gpuzarr pipeline", "host", _OURS),
     ArrayReader(name="zarr enable_gpu", operation="read", open=_open_zarr, device="cuda", settings=_GPU_ZARR),

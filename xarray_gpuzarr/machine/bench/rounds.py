@@ -25,7 +25,20 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.machine.bench.child import FirstRead, Sample, first_read, sample
 from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Location, Operation, ReaderAbsentError
 
-_PACKAGES = ("xarray-gpuzarr", "zarr", "numcodecs", "zarrs", "tensorstore", "xarray", "dask", "numpy", "imagecodecs")
+_PACKAGES = (
+    *(
+        "xarray-gpuzarr",
+        "zarr",
+        "numcodecs",
+        "zarrs",
+        "tensorstore",
+        "zarrista",
+        "xarray",
+        "dask",
+        "numpy",
+        "imagecodecs",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
