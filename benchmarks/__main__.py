@@ -27,7 +27,7 @@ from benchmarks.results import Results, default_out
 from benchmarks.training import cases as training
 
 CaseBuilder = Callable[[float, Path], Sequence[Case]]
-"""Returns cases at a scale; stores go to the folder."""
+"""Returns cases at a scale, a share of the elements: 1 for results that mean something. Stores go to the folder."""
 
 _SMOKE_SCALE = 1e-3
 MORE_CASES: tuple[CaseBuilder, ...] = (

@@ -34,15 +34,7 @@ _LATENCY_S, _BYTES_PER_S = 0.03, 200e6
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements, and of the tasks; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     era5 = ERA5 if scale == 1 else ERA5.scaled(scale)
     return [
         *(_mean_case(era5, folder, n_workers) for n_workers in (1, 2)),

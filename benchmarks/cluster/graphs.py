@@ -24,15 +24,7 @@ _STEPS = {"open": "open the dataset", "graph": "build its mean()", "optimize": "
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the shards.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     return [_graph_case(max(10, round(n * scale)), n, step, folder) for n in _N_SHARDS for step in _STEPS]
 
 

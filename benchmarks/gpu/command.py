@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.gpu.device import Gpu, NativeGpu
+from benchmarks.gpu.device import Gpu
 from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
 from benchmarks.measure import AbsentError, Case, Session
 from benchmarks.report import print_case
@@ -51,7 +51,7 @@ class Command:
         )
         return parser
 
-    def run(self, options: argparse.Namespace, make_gpu: MakeGpu = NativeGpu) -> Results | None:
+    def run(self, options: argparse.Namespace, make_gpu: MakeGpu = Gpu) -> Results | None:
         """Run the chosen cases and write results; None if there is no GPU, or nothing is named so, which is said."""
         try:
             gpu = make_gpu()

@@ -51,15 +51,7 @@ Read = Callable[[zarr.Array[Any]], Any]
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     if scale < _MEANINGFUL_SCALE:  # a process for each number is too long only to see that it runs
         return [_case(WORKLOADS["none"].scaled(scale), folder, STORES[::2])]
     return [_case(w if scale == 1 else w.scaled(scale), folder, STORES) for w in WORKLOADS.values()]

@@ -123,13 +123,7 @@ class NullReads:
 
 
 def cases(scale: float, _folder: Path) -> list[Case]:
-    """Return the case of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Below 0.01, the longest read is short.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     longest = N_SHARDS if scale >= _MEANINGFUL_SCALE else 2
     return [
         Case(

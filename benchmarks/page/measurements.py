@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.arrays.published import BLOG_SOURCE, HEFTIE_SOURCE, ZARRS_SOURCES
 from benchmarks.page.figures import arrays_of
 from benchmarks.page.regimes import regime_run, regimes_table
 from benchmarks.page.runs import Run, described, folded, prose
@@ -10,7 +9,6 @@ from benchmarks.page.tables import (
     best_peers,
     concurrency_table,
     plain_zarr_table,
-    published_table,
     samples_table,
     saturation_table,
     study_table,
@@ -124,14 +122,13 @@ def _published(runs: dict[str, Run]) -> list[str]:
     parts: list[str] = []
     run, in_chunks = runs["host"], runs.get("chunks", runs["host"])
     if blog := run.named("blog/read"):
-        parts += ["### The GPU blog's array", prose(_BLOG_TEXT), published_table([BLOG_SOURCE]), best_peers(blog)]
+        parts += ["### The GPU blog's array", prose(_BLOG_TEXT), best_peers(blog)]
     volumes = [case for case in run.named("zarrs-") if case not in run.of("chunks")]
     if volumes:
-        parts += ["### The volume of zarrs", published_table(ZARRS_SOURCES)]
+        parts += ["### The volume of zarrs", prose(_ZARRS_TEXT)]
         parts += [best_peers(volumes), *_own(in_chunks, runs), concurrency_table(in_chunks.of("chunks"))]
     if studied := run.named("study "):
-        parts += ["### Compressors and chunk sizes", "One uint16 volume in 128³ chunks."]
-        parts += [published_table([HEFTIE_SOURCE]), study_table(studied)]
+        parts += ["### Compressors and chunk sizes", prose(_STUDY_TEXT), study_table(studied)]
     return parts
 
 
@@ -164,12 +161,17 @@ _COST_TEXT = """
 CPU time of the thread that gives a shard to a GPU, on a device that does nothing: [](gpu-status.md) says what it means.
 """
 _BLOG_TEXT = """
-What is compared elsewhere: zarr-python into NumPy, zarr-python into CuPy, and code of its own, each reading shard by
-shard and computing 76 products of every shard with itself. Below, the host reads such an array.
+The array of [GPU-accelerated Zarr](https://github.com/TomAugspurger/cuda-streams-sample), read on the host.
+"""
+_ZARRS_TEXT = """
+Of [zarr_benchmarks](https://github.com/LDeakin/zarr_benchmarks): shapes, chunks and codecs are theirs, values are ours.
+"""
+_STUDY_TEXT = """
+One uint16 volume in 128³ chunks, after the [HEFTIE benchmarks](https://heftieproject.github.io/zarr-benchmarks).
 """
 _TIMED_TEXT = """
-**Modelled: no number below is a GPU's.** The CUDA engine is the real one; files, copies, chunks and kernels take as long
-as a table of assumptions says (`benchmarks/timed/rates.py`), by a clock that stands still while the engine runs. What
-shows is how much of it the engine does side by side. The bound is the slowest resource, were it never to wait; *idle* is the
-share of the time in which a resource did nothing.
+**Modelled: no number below is a GPU's.** The CUDA engine is the real one; files, copies, chunks and kernels take as
+long as a table of assumptions says (`benchmarks/timed/rates.py`), by a clock that stands still while the engine runs.
+What shows is how much of it the engine does side by side. The bound is the slowest resource, were it never to wait;
+*idle* is the share of the time in which a resource did nothing.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.arrays.published import Figure, Source
 from benchmarks.arrays.workloads import SELECTED, SELECTIONS
 from benchmarks.report import facts_text, geometric_mean, milliseconds, samples_per_second, speedups
 from benchmarks.results import CaseRows, Row
@@ -248,20 +247,3 @@ def study_table(cases: Sequence[CaseRows]) -> str:
         times = [milliseconds(row.wall_s) if (row := case.row(name)) else "" for name in names]
         rows.append((case.name.removeprefix("study ").partition("/")[0], f"{ratio:.2f}", *times))
     return markdown_table(("128³ unless said", "ratio", *(f"{name}, ms" for name in names)), rows)
-
-
-def published_table(sources: Sequence[Source]) -> str:
-    """Return what others have published, with where and when."""
-    rows = [(source.workload, ", ".join(map(_figure, source.figures)), source.machine) for source in sources]
-    origin = list(dict.fromkeys(f"[{s.title}]({s.url}), {s.date}" for s in sources))
-    table = markdown_table(("published elsewhere, on other data", "time", "machine"), rows, n_text=3)
-    return f"{table}\n\nSource: {'; '.join(origin)}."
-
-
-def _figure(figure: Figure) -> str:
-    note = f" ({figure.note})" if figure.note else ""
-    return f"{figure.reader} {_seconds(figure.seconds)}{note}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{milliseconds(seconds)} ms"

@@ -75,15 +75,7 @@ _TO_DEVICE = "gpuzarr, obstore, to a GPU that does nothing"
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     latencies = LATENCIES_MS if scale >= _MEANINGFUL_SCALE else LATENCIES_MS[1:2]
     shards = [w if scale == 1 else w.scaled(scale) for w in SHARDS.values()]
     volume = VOLUME if scale == 1 else VOLUME.scaled(scale)

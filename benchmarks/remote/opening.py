@@ -32,15 +32,7 @@ type Open = Callable[..., Any]
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Not used: what takes time is the number of requests.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     del scale
     return [
         _case(what, write, open_it, folder, consolidated=consolidated)

@@ -36,17 +36,7 @@ _SHARDS = (16, 512, 512)
 
 
 def cases(scale: float, folder: Path, crew: Crew) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    crew : Crew
-        Where loaders have a process each.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     crops = [*product(_workloads(), _CROPS), *((workload, _FIELDS) for workload in list(_workloads())[2:])]
     found = [
         _case(scale, folder / "served" / "stores", crew, workload, crop, is_served=is_served)

@@ -31,7 +31,7 @@ from xarray_gpuzarr.stored.cf import Cast
 
 
 class SimulatedGpu:
-    """Stands in for `benchmarks.gpu.device.NativeGpu`."""
+    """Stands in for `benchmarks.gpu.device.Gpu`."""
 
     device = "cuda"
 
