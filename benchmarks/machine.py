@@ -94,3 +94,8 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "absent"
+
+
+def default_out(kind: str) -> Path:
+    """Return where results of a kind go, by today's date."""
+    return Path(__file__).parent / "results" / f"{kind}-{datetime.now(UTC).date()}.json"

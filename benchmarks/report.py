@@ -8,7 +8,7 @@ from math import prod
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import CaseRows, Row
+from xarray_gpuzarr.machine.bench.results import CaseRows, Row
 
 Cell = Callable[[Row, CaseRows], str]
 

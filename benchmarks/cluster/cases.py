@@ -24,8 +24,9 @@ from zarr.storage import LocalStore
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, Workload
 from benchmarks.cluster.slow_store import SlowStore
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared, WrongValuesError
-from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, Chunking, Location, open_variable
+from benchmarks.shared import Shared
+from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, AbsentError, Chunking, Location, open_variable
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
 _CHUNKINGS: tuple[Chunking, ...] = ("chunks=shards", "chunks={}")
 _N_TASKS = 1000

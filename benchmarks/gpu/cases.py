@@ -33,10 +33,10 @@ from benchmarks.gpu.readers import (
 )
 from benchmarks.gpu.stages import RecordedReads, count_calls
 from benchmarks.host.boxes import object_boxes
-from benchmarks.measure import Case, Contestant, Ready
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.machine.bench.readers import ArrayReader
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.read import stored_array
 
 _THREE_WAYS = (("NumPy", "zarr default"), ("CuPy", "zarr enable_gpu"), ("custom", "gpuzarr cuda"))

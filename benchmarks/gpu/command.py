@@ -13,10 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.gpu.device import Gpu
-from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
-from benchmarks.measure import AbsentError, Case, Session
+from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about, default_out
 from benchmarks.report import print_case
-from benchmarks.results import COPY_ROW, Results, default_out
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.results import COPY_ROW, Results
+from xarray_gpuzarr.machine.bench.session import Case, Session
 from xarray_gpuzarr.machine.diagnosis.device import going_by
 
 MakeGpu = Callable[[], Gpu]

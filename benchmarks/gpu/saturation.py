@@ -19,8 +19,10 @@ from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu.ceilings import FORMATS, resident, side_by_side
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
 from benchmarks.gpu.device import Gpu
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared
 from benchmarks.page.tables import saturation_table
+from benchmarks.shared import Shared
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.machine.diagnosis.resident import Resident
 
 CODECS = ("zstd 3", "lz4", "gzip 5", "zlib 5")

@@ -17,9 +17,9 @@ from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.readers import open_array
-from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.results import Sample
 from xarray_gpuzarr import configure, read_array
+from xarray_gpuzarr.machine.bench.results import Sample
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 _MIB = 2**20
 _IN_FORCE = "XARRAY_GPUZARR_CALIBRATION"

@@ -24,11 +24,11 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.child import allocated_nbytes
-from benchmarks.measure import Case, Contestant, Ready
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import fsspec_store, s3_store
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.machine.bench.readers import PIPELINES
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 STORES = ("local", "obstore local", "obstore S3", "fsspec S3")
 READERS = ("zarr default", "zarr Fused", "gpuzarr host")

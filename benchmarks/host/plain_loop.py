@@ -25,7 +25,7 @@ from benchmarks.arrays.stores import cache_directory
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.chunk_table import ChunkTable, chunk_table
 from benchmarks.host.task import Array, Opened, Task
-from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
+from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.process import host_memory
 
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -105,7 +105,7 @@ class PlainLoop:
 
     Raises
     ------
-    ReaderAbsentError
+    AbsentError
         There is no C compiler, or no decoder for the workload.
     """
 
@@ -149,7 +149,7 @@ class PlainLoop:
 def _library(workload: Workload) -> _Library:
     family = workload.compressor.family
     if family not in _LIBRARIES:
-        raise ReaderAbsentError(f"written for {', '.join(_LIBRARIES)}")
+        raise AbsentError(f"written for {', '.join(_LIBRARIES)}")
     return _LIBRARIES[family]
 
 
@@ -188,7 +188,7 @@ def _address(module: str, name: str) -> int | None:
         library = ctypes.CDLL(import_module(module).__file__)
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     except (ImportError, OSError, AttributeError) as err:
-        raise ReaderAbsentError(f"no {name} in {module}") from err
+        raise AbsentError(f"no {name} in {module}") from err
 
 
 @cache
@@ -199,13 +199,13 @@ def _compiled() -> ctypes._NamedFuncPointer:
     if not built.exists():
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if compiler is None:
-            raise ReaderAbsentError("no C compiler")
+            raise AbsentError("no C compiler")
         built.parent.mkdir(parents=True, exist_ok=True)
         new = built.with_suffix(f".{os.getpid()}")
         command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-o", str(new), str(_SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ReaderAbsentError(f"{compiler}: {done.stderr.strip()[:200]}")
+            raise AbsentError(f"{compiler}: {done.stderr.strip()[:200]}")
         new.replace(built)
     function = ctypes.CDLL(str(built)).read_and_place
     function.argtypes, function.restype = [ctypes.POINTER(_Job)], ctypes.c_int

@@ -18,9 +18,9 @@ from benchmarks.arrays.workloads import SELECTIONS, Operation
 from benchmarks.host.boxes import object_boxes, whole_box
 from benchmarks.host.plain_loop import open_plain_loop
 from benchmarks.host.task import Array, Opened, Task
-from benchmarks.results import Side
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
+from xarray_gpuzarr.machine.bench.results import Side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

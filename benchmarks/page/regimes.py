@@ -8,7 +8,7 @@ from benchmarks.arrays.workloads import REGIMES
 from benchmarks.page.runs import Run
 from benchmarks.page.tables import PLAIN_LOOP, markdown_table
 from benchmarks.report import geometric_mean, milliseconds
-from benchmarks.results import CaseRows
+from xarray_gpuzarr.machine.bench.results import CaseRows
 
 _OURS = "gpuzarr"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.arrays.workloads import SELECTED, SELECTIONS
 from benchmarks.report import facts_text, geometric_mean, milliseconds, samples_per_second, speedups
-from benchmarks.results import CaseRows, Row
+from xarray_gpuzarr.machine.bench.results import CaseRows, Row
 
 _GROUPS = (
     ("arrays", "gpuzarr", "/read"),

@@ -19,7 +19,6 @@ import zarr
 
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import SERIES, Workload
-from benchmarks.measure import Case, Contestant, Ready, Shared, WrongValuesError
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import (
     READERS,
@@ -31,8 +30,10 @@ from benchmarks.remote.readers import (
     s3_store,
     wanted,
 )
-from benchmarks.results import Side
+from benchmarks.shared import Shared
 from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.machine.bench.results import Side
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 from xarray_gpuzarr.process.counters import counters
 
 LATENCIES_MS = (0, 10, 50)

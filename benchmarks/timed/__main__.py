@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.machine import about
+from benchmarks.machine import about, default_out
 from benchmarks.page.tables import timed_table
-from benchmarks.results import Results, Row, Sample, default_out
 from benchmarks.timed.auto import N_CORES, Machine
 from benchmarks.timed.bounds import call_s, decoding_bound, idle_shares
 from benchmarks.timed.rates import Rates, rates_of
+from xarray_gpuzarr.machine.bench.results import Results, Row, Sample
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray
 

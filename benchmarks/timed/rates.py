@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.results import CaseRows
+from xarray_gpuzarr.machine.bench.results import CaseRows
 
 _MS, _US = 1e-3, 1e-6
 RATIO = 5.3

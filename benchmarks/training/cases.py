@@ -12,13 +12,15 @@ from pathlib import Path
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import VOLUME, Workload
 from benchmarks.host import child as host_child
-from benchmarks.host.cases import Crew
-from benchmarks.host.child import Fingerprint
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared, WrongValuesError
 from benchmarks.range_server import RangeServer
+from benchmarks.shared import Shared
 from benchmarks.training import child
 from benchmarks.training.feeds import BATCH, Feed
 from benchmarks.training.loaders import LOADERS, Loader
+from xarray_gpuzarr.machine.bench.child import Fingerprint
+from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
 LATENCY_MS = 10
 _EACH_SECONDS = 10.0

@@ -10,10 +10,10 @@ import numpy as np
 import zarr
 
 from benchmarks.host import child
-from benchmarks.host.child import Fingerprint
 from benchmarks.host.task import Array, Opened
 from benchmarks.training.feeds import Feed
 from benchmarks.training.loaders import LOADERS
+from xarray_gpuzarr.machine.bench.child import Fingerprint
 
 
 def open_feed(name: str, feed: Feed) -> Fingerprint:

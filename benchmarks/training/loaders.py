@@ -23,11 +23,11 @@ from zarr.storage import LocalStore, ObjectStore
 
 from benchmarks.host.task import Array
 from benchmarks.remote.readers import s3_store
-from benchmarks.results import Side
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from xarray_gpuzarr import batches
 from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.machine.bench.readers import PIPELINES, ReaderAbsentError
+from xarray_gpuzarr.machine.bench.readers import PIPELINES, AbsentError
+from xarray_gpuzarr.machine.bench.results import Side
 
 Epoch = Callable[[], Iterator[Array]]
 """Begins to read all batches of a feed, in order."""
@@ -149,7 +149,7 @@ def _open_insitubatch(feed: Feed) -> Callable[[], Iterator[tuple[Array, Array]]]
     """Open it as global a shuffle as it has: all chunks in one block, which it decodes once each and holds."""
     shape, variable = feed.workload.shape, feed.workload.variable
     if feed.crop != (1, *shape[1:]) or feed.n_samples != shape[0]:
-        raise ReaderAbsentError("gives whole samples of an axis, in an order of its own")
+        raise AbsentError("gives whole samples of an axis, in an order of its own")
     found = importlib.import_module("insitubatch")
     store = ObjectStore(s3_store(feed.url, feed.path), read_only=True) if feed.url else LocalStore(feed.path)
     geometries = found.open_geometries(store, variables=[variable])

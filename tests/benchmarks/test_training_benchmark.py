@@ -11,15 +11,14 @@ from helpers.here_and_now import HereAndNow
 
 from benchmarks import __main__ as command
 from benchmarks.arrays.stores import write_workload
-from benchmarks.host import cases as host_cases
-from benchmarks.host.cases import Crew
-from benchmarks.measure import Session
 from benchmarks.range_server import RangeServer
-from benchmarks.results import Results
 from benchmarks.training import cases, child, loaders
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from benchmarks.training.loaders import LOADERS
-from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
+from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.results import Results
+from xarray_gpuzarr.machine.bench.session import Session
 
 WORKLOAD = replace(cases._ARRAY, name="tiny", shape=(8, 30, 40), chunks=(2, 10, 10), codec="zstd 1")
 LAYOUTS = {"chunks": WORKLOAD, "shards": replace(WORKLOAD, chunks=(1, 5, 10), shards=(4, 10, 20))}
@@ -40,7 +39,7 @@ def url(folder):
 def here(monkeypatch):
     """Let loaders run in this process."""
 
-    monkeypatch.setattr(host_cases, "_process", HereAndNow)
+    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
     with settings_taken_back():
         yield
 
@@ -87,7 +86,7 @@ def test_samples_in_another_order_are_those_of_the_feed(folder, url, layout, ser
 
 
 def test_a_loader_of_whole_samples_takes_no_part_where_crops_are_asked_for(folder):
-    with pytest.raises(ReaderAbsentError, match="whole samples"):
+    with pytest.raises(AbsentError, match="whole samples"):
         LOADERS["insitubatch"].open(feed_of("chunks", folder))
 
 

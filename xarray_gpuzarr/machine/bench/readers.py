@@ -39,7 +39,7 @@ _GPU_BUFFERS = {"buffer": "zarr.buffer.gpu.Buffer", "ndbuffer": "zarr.buffer.gpu
 """What `zarr.config.enable_gpu` sets."""
 
 
-class ReaderAbsentError(Exception):
+class AbsentError(Exception):
     """A reader cannot take part here; the message says why."""
 
 
@@ -75,12 +75,12 @@ class Location:
 
         Raises
         ------
-        ReaderAbsentError
+        AbsentError
             The store is not a local folder.
         """
         folder = Path(self.store) / self.array_path
         if not folder.is_dir():
-            raise ReaderAbsentError("compared on local folders only")
+            raise AbsentError("compared on local folders only")
         return folder
 
 
@@ -92,7 +92,7 @@ class ArrayReader:
     """What tables call it."""
     operation: Operation
     open: Callable[[Location], ReadBox]
-    """May raise `ReaderAbsentError`, and whatever the library raises."""
+    """May raise `AbsentError`, and whatever the library raises."""
     ours: bool = False
     device: Device = "host"
     """Where results live."""
@@ -144,13 +144,13 @@ def _open_tensorstore(location: Location) -> ReadBox:
 def _open_zarrista(location: Location) -> ReadBox:
     folder = location.local_folder()
     if not (folder / "zarr.json").exists():
-        raise ReaderAbsentError("reads Zarr v3 only")
+        raise AbsentError("reads Zarr v3 only")
     zarrista = importlib.import_module("zarrista")
     store = importlib.import_module("zarrista.store").FilesystemStore(folder)
     try:
         array = zarrista.Array.open(store)
     except importlib.import_module("zarrista.exceptions").ArrayCreateError as error:  # a codec that it lacks
-        raise ReaderAbsentError(str(error)) from error
+        raise AbsentError(str(error)) from error
     return lambda box: array[box].to_numpy()
 
 
