@@ -26,7 +26,7 @@ _EACH_SECONDS = 15.0
 """Time for the runs of one reader in one case: the slowest ones have fewer rounds."""
 _FIRST_ROUNDS = 3
 """Of first reads, each of which takes a process."""
-_READING_ON = ("zarr Fused", "zarrs", "TensorStore", "zarrista", "gpuzarr", "plain loop")
+_READING_ON = ("zarr Fused", "zarrs", "TensorStore", "zarrista", "gpuzarr")
 """Readers that are compared in every regime."""
 
 

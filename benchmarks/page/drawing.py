@@ -85,8 +85,6 @@ def dots(cases: Sequence[CaseRows], labels: Sequence[str], title: str) -> Figure
         middle, low, high = np.array([value for _, value in found]).T
         axes.hlines(places, low, high, color=colour, alpha=0.3, linewidth=3)
         mark: dict[str, Any] = {"s": 58 if colour == OURS else 38, "linewidths": 0}
-        if colour == BARE:
-            mark = {"s": 110, "linewidths": 2}
         axes.scatter(middle, places, color=colour, label=shown[name], zorder=3, marker=marker, **mark)
     axes.set_xscale("log")
     plain_numbers(axes)

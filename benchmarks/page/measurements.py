@@ -50,10 +50,9 @@ measures on a GPU ([how](gpu-proof.md)). `benchmarks/README.md` says what is mea
 """
 _COLUMNS = """
 *peer / ours*: time of the quickest other reader over ours; above 1, ours is quicker. *extra MB*: the most that is
-allocated at once during the first read of a fresh process, less the result. *plain loop*: threads that read and decode
-the same chunks with the same libraries, and plan and check nothing; no limit, since a reader that uses caches better is
-quicker, and its ratio below 1. */ bare*: time over that of the slowest row of the table that is no reader, such as a
-client that decodes nothing, our reader on files that are behind no server, or one stage alone; no limit either.
+allocated at once during the first read of a fresh process, less the result. */ bare*: time over that of the slowest row
+of the table that is no reader, such as a client that decodes nothing, our reader on files that are behind no server, or
+one stage alone; no limit either.
 """
 
 

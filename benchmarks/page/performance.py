@@ -53,13 +53,12 @@ _SUMMARY_TEXT = """
 Time of the quickest other reader over ours; above 1, ours is quicker; geometric means.
 """
 _ARRAYS_TEXT = """
-Stored values as one NumPy array, from local files in the page cache. *plain loop* is no reader: threads that decode the
-same chunks by the same libraries, and plan and check nothing. Values are made up: *series* like an instrument's record,
-*volume* and *shards* like a microscope's image, *era5* like temperatures with gaps.
+Stored values as one NumPy array, from local files in the page cache. Values are made up: *series* like an instrument's
+record, *volume* and *shards* like a microscope's image, *era5* like temperatures with gaps.
 """
 _REGIMES_TEXT = """
 The first read of a process, and those of one that reads on and drops its results (*steady*) or keeps them: time of the
-quickest other reader over ours, and ours over the plain loop's; geometric means.
+quickest other reader over ours; geometric means.
 """
 _XARRAY_TEXT = """
 Rows of the same key, as `xarray.open_dataset` gives them, decoded by CF; *mean* is one number of all of them.

@@ -19,7 +19,6 @@ _GROUPS = (
     ("batches for training", "gpuzarr batches, no dask", "training/"),
 )
 """Title, reader of ours, and a part of the names of its cases."""
-PLAIN_LOOP = "plain loop"
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int = 1) -> str:
@@ -60,18 +59,16 @@ def _summary(title: str, ratios: Sequence[float]) -> Summary:
 
 
 def best_peers(cases: Sequence[CaseRows]) -> str:
-    """Return one line for each case and reader of ours: against the best peer and, for reads, the plain loop."""
-    columns = ["", "reader", "best peer", "its ms", "our ms", "peer / ours", "extra MB", "GB/s", "ours / plain loop"]
+    """Return one line for each case and reader of ours, against the best peer."""
+    columns = ("", "reader", "best peer", "its ms", "our ms", "peer / ours", "extra MB", "GB/s")
     lines = [line for case in cases for line in _against_best(case)]
-    n = len(columns) if any(line[-1] for line in lines) else -1
-    return markdown_table(columns[:n], (line[:n] for line in lines), n_text=3)
+    return markdown_table(columns, lines, n_text=3)
 
 
 def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
     peer = case.best("peer")
     for row in case.rows:
         if row.side == "ours" and row.samples and peer is not None:
-            loop = case.row(PLAIN_LOOP) if case.about["operation"] == "read" else None
             yield (
                 case.name,
                 _short(row.name),
@@ -81,7 +78,6 @@ def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
                 f"{peer.wall_s / row.wall_s:.2f}",
                 "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
                 f"{row.rate / 1e9:.2f}",
-                "" if loop is None else f"{row.wall_s / loop.wall_s:.2f}",
             )
 
 
@@ -240,7 +236,7 @@ def samples_table(cases: Sequence[CaseRows]) -> str:
 
 def study_table(cases: Sequence[CaseRows]) -> str:
     """Return the compressor study: ratio, and the time of every reader."""
-    names = list(dict.fromkeys(row.name for case in cases for row in case.rows))
+    names = list(dict.fromkeys(row.name for case in cases for row in case.without_bare().rows))
     rows = []
     for case in cases:
         ratio = case.about["nbytes"] / case.about["stored_nbytes"]

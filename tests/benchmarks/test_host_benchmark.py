@@ -1,4 +1,4 @@
-"""The benchmark's readers, plain loop and stores on tiny arrays: every one gives the values that were stored."""
+"""The benchmark's readers and stores on tiny arrays: every one gives the values that were stored."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS, CONCURRENCIES, ZARR
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, READ_ON, REGIMES, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
 from benchmarks.host import cases as host_cases
-from benchmarks.host import child, chunk_table, plain_loop
+from benchmarks.host import child
 from benchmarks.host.boxes import boxes_of
 from benchmarks.host.cases import HostCase, SharedStore
 from benchmarks.host.readers import READERS, Reader
@@ -119,31 +119,6 @@ def test_selections_touch_what_they_say():
     assert boxes_of("read", ERA5) == ()
 
 
-def test_without_a_compiler_there_is_no_plain_loop(folder, monkeypatch):
-    plain_loop._compiled.cache_clear()
-    monkeypatch.setattr(plain_loop.shutil, "which", lambda _: None)
-    monkeypatch.setattr(plain_loop, "cache_directory", lambda: folder / "nothing-built")
-    with pytest.raises(AbsentError, match="no C compiler"):
-        opened(folder, LAYOUTS["runs"], "read", "plain loop")
-    plain_loop._compiled.cache_clear()
-
-
-@pytest.mark.parametrize("codec", ["none", "zstd 3"])
-def test_chunks_in_order_are_read_straight_into_the_array(folder, codec):
-    layout = replace(LAYOUTS["runs"], codec=codec)
-    loop = plain_loop.PlainLoop(layout, write_workload(layout, folder) / layout.variable)
-    assert (loop._job.in_order, plain_loop._is_in_order(EDGES)) == (1, False)
-    np.testing.assert_array_equal(loop.read(), expected(folder, layout, "read"))
-
-
-def test_long_raw_chunks_are_read_in_pieces(folder, monkeypatch):
-    monkeypatch.setattr(chunk_table, "_PART_NBYTES", 300)
-    layout = replace(LAYOUTS["runs"], codec="none", chunks=(200,))
-    loop = plain_loop.PlainLoop(layout, write_workload(layout, folder) / layout.variable)
-    assert loop._job.n_parts == 9
-    np.testing.assert_array_equal(loop.read(), expected(folder, layout, "read"))
-
-
 # ---- compressors and workloads
 
 
@@ -189,7 +164,6 @@ def test_no_two_cases_have_one_name_and_all_can_be_tiny(full):
     assert len(names) == len(set(names))
     for workload in workloads:
         assert workload.scaled(1e-3).nbytes < max(10**7, workload.nbytes / 400)
-        assert workload.compressor.family in plain_loop._LIBRARIES
 
 
 def test_reduced_workloads_are_the_same_kind_and_fit_two_cores():

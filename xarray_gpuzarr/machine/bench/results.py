@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 Facts = Mapping[str, float | str]
 Side = Literal["ours", "peer", "bare"]
-"""``"bare"`` is no reader: one stage alone, a plain loop, a client that decodes nothing. Readers may be quicker."""
+"""``"bare"`` is no reader: one stage alone, a client that decodes nothing. Readers may be quicker."""
 Status = Literal["not run", "measured", "absent", "failed", "out of time"]
 
 COPY_ROW = ("ceilings", "device to device copy")
