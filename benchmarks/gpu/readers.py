@@ -111,16 +111,6 @@ def _open_dask(gpu: Gpu, stored: Stored, *, n_threads: int) -> Read:
     return run
 
 
-def _open_blocks(gpu: Gpu, stored: Stored) -> Read:
-    variable = open_variable(location_of(stored), "gpuzarr", "chunks={}", device=gpu.device)
-
-    def run() -> Any:
-        with dask.config.set(scheduler="threads", num_workers=4):
-            return variable.data.persist()
-
-    return run
-
-
 def _open_nvcomp(gpu: Gpu, stored: Stored) -> Read:
     """Read shards whole, upload them, and decode their chunks in batches with nvCOMP's own Python classes."""
     cupy = gpu.cupy()
@@ -165,7 +155,6 @@ OURS_DASK = tuple(
     for n in (1, 2, 4)
 )
 OURS_UPLOAD = _uploaded("gpuzarr")
-OURS_BLOCKS = Reader(name="the same, 4 threads, blocks kept apart", side="ours", open=_open_blocks)
 PEERS = (
     _shipped("zarr enable_gpu"),
     _shipped("zarr enable_gpu, kvikio"),

@@ -16,11 +16,11 @@ from benchmarks.host.boxes import boxes_of
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
 from xarray_gpuzarr.machine.bench import crew as processes
-from xarray_gpuzarr.machine.bench.child import Fingerprint
+from xarray_gpuzarr.machine.bench.child import Reference
 from xarray_gpuzarr.machine.bench.crew import Crew
 from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.machine.bench.results import Peak, Sample
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 _EACH_SECONDS = 15.0
 """Time for the runs of one reader in one case: the slowest ones have fewer rounds."""
@@ -81,7 +81,7 @@ class SharedStore:
         self._crew = crew
         self._folder = folder
         self._with_memory = with_memory
-        self._reference: Fingerprint | None = None
+        self._reference = Reference()
 
     @functools.cached_property
     def task(self) -> Task:
@@ -126,9 +126,7 @@ class SharedStore:
         if absent:
             raise AbsentError(absent)
         found = self._crew.ask(child.open_task, reader.name, self.task)
-        self._reference = self._reference or found
-        if not found.agrees_with(self._reference):
-            raise WrongValuesError(f"other values than the first reader: {found}, expected {self._reference}")
+        self._reference.check(reader.name, found)
         return Ready(
             measure=functools.partial(self._measure, reader.name),
             close=functools.partial(self._crew.ask, child.close, reader.name),

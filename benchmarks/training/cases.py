@@ -17,10 +17,10 @@ from benchmarks.shared import Shared
 from benchmarks.training import child
 from benchmarks.training.feeds import BATCH, Feed
 from benchmarks.training.loaders import LOADERS, Loader
-from xarray_gpuzarr.machine.bench.child import Fingerprint
+from xarray_gpuzarr.machine.bench.child import Reference
 from xarray_gpuzarr.machine.bench.crew import Crew
 from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 LATENCY_MS = 10
 _EACH_SECONDS = 10.0
@@ -74,14 +74,14 @@ def _contestants(feed: Feed, crew: Crew, *, is_served: bool) -> list[Contestant]
     """Return the loaders; their processes start."""
     here = replace(feed, path=write_workload(feed.workload, feed.path))
     crew.start(loader.name for loader in LOADERS.values() if not loader.why_absent())
-    comparing = _Comparing(here, crew)
+    reference = Reference()
     shared = Shared(partial(_serving, here.path.parent.parent, is_served=is_served), len(LOADERS))
     return [
         Contestant(
             name=loader.name,
             side=loader.side,
             nbytes=feed.nbytes,
-            prepare=partial(shared.prepare, partial(comparing.prepare, loader)),
+            prepare=partial(shared.prepare, partial(_prepare, here, crew, reference, loader)),
         )
         for loader in LOADERS.values()
     ]
@@ -97,30 +97,12 @@ def _serving(folder: Path, *, is_served: bool) -> Iterator[str]:
         yield server.url
 
 
-class _Comparing:
-    """Loaders of one feed, each of which must give what the first one has given.
-
-    Parameters
-    ----------
-    feed : Feed
-    crew : Crew
-    """
-
-    def __init__(self, feed: Feed, crew: Crew) -> None:
-        self._feed = feed
-        self._crew = crew
-        self._reference: Fingerprint | None = None
-
-    def prepare(self, loader: Loader, url: str) -> Ready:
-        """Let a loader read once, on a process of its own."""
-        absent = loader.why_absent()
-        if absent:
-            raise AbsentError(absent)
-        found = self._crew.ask(child.open_feed, loader.name, replace(self._feed, url=url))
-        self._reference = self._reference or found
-        if not found.agrees_with(self._reference):
-            raise WrongValuesError(f"other values than the first loader: {found}, expected {self._reference}")
-        return Ready(
-            measure=partial(self._crew.ask, host_child.sample, loader.name),
-            close=partial(self._crew.ask, host_child.close, loader.name),
-        )
+def _prepare(here: Feed, crew: Crew, reference: Reference, loader: Loader, url: str) -> Ready:
+    """Let a loader read once, on a process of its own; it must give what the first one has given."""
+    if absent := loader.why_absent():
+        raise AbsentError(absent)
+    reference.check(loader.name, crew.ask(child.open_feed, loader.name, replace(here, url=url)))
+    return Ready(
+        measure=partial(crew.ask, host_child.sample, loader.name),
+        close=partial(crew.ask, host_child.close, loader.name),
+    )

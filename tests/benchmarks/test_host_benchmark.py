@@ -12,6 +12,7 @@ import xarray as xr
 import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
+from helpers.stores.range_server import RangeServer
 
 from benchmarks import __main__ as command
 from benchmarks.__main__ import main
@@ -26,7 +27,6 @@ from benchmarks.host.cases import HostCase, SharedStore
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
 from benchmarks.page.runs import load
-from benchmarks.range_server import RangeServer
 from xarray_gpuzarr.machine.bench.child import Fingerprint
 from xarray_gpuzarr.machine.bench.crew import Crew, process
 from xarray_gpuzarr.machine.bench.readers import AbsentError
@@ -229,8 +229,8 @@ def test_other_values_and_failures_are_rows(folder, here, monkeypatch):
     said = {row.name: (row.status, row.note.partition(":")[0]) for row in found.rows}
     assert said == {
         "first": ("measured", ""),
-        "other": ("failed", "other values than the first reader"),
-        "nan": ("failed", "other values than the first reader"),
+        "other": ("failed", "other values than first"),
+        "nan": ("failed", "other values than first"),
         "broken": ("failed", "OSError"),
         "remote": ("absent", "local folders only"),
     }

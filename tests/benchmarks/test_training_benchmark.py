@@ -8,10 +8,10 @@ import pytest
 import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
+from helpers.stores.range_server import RangeServer
 
 from benchmarks import __main__ as command
 from benchmarks.arrays.stores import write_workload
-from benchmarks.range_server import RangeServer
 from benchmarks.training import cases, child, loaders
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from benchmarks.training.loaders import LOADERS

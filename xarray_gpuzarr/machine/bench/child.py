@@ -19,6 +19,7 @@ import zarr
 
 from xarray_gpuzarr.machine.bench.readers import READERS, Box, Location
 from xarray_gpuzarr.machine.bench.results import Peak, Sample
+from xarray_gpuzarr.machine.bench.session import WrongValuesError
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -51,6 +52,19 @@ class Fingerprint:
         """Say whether two results are the same; scalars, such as means, may differ by the order of summation."""
         same_form = (self.dtype, self.shape, self.checksum) == (other.dtype, other.shape, other.checksum)
         return same_form and bool(np.isclose(self.scalar, other.scalar, rtol=1e-9, atol=0, equal_nan=True))
+
+
+class Reference:
+    """What the first contestant of a case has given, and the others have to give."""
+
+    def __init__(self) -> None:
+        self._first: tuple[str, Fingerprint] | None = None
+
+    def check(self, name: str, found: Fingerprint) -> None:
+        """Raise `WrongValuesError` if somebody gave something else than the first one."""
+        first, expected = self._first = self._first or (name, found)
+        if not found.agrees_with(expected):
+            raise WrongValuesError(f"other values than {first}: {found.dtype} {found.shape}")
 
 
 _readings: dict[str, Callable[[], Any]] = {}

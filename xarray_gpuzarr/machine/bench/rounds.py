@@ -17,11 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.machine.bench.child import Fingerprint, first_read, sample
+from xarray_gpuzarr.machine.bench.child import Reference, first_read, sample
 from xarray_gpuzarr.machine.bench.crew import Crew
 from xarray_gpuzarr.machine.bench.readers import AbsentError, ArrayReader, Box, Location, Operation
 from xarray_gpuzarr.machine.bench.results import CaseRows, Results, Row
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Progress, Ready, Session, WrongValuesError
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Progress, Ready, Session
 
 _PACKAGES = (
     *(
@@ -151,7 +151,7 @@ class _Comparison:
         self._crew = crew
         self._what = location, box
         self._nbytes = nbytes
-        self._reference: tuple[str, Fingerprint] | None = None
+        self._reference = Reference()
 
     def contestants(self, readers: Sequence[ArrayReader]) -> list[Contestant]:
         """Return the readers; their processes start."""
@@ -170,9 +170,7 @@ class _Comparison:
         if absent := reader.why_absent():
             raise AbsentError(absent)
         found, peak = self._crew.ask(first_read, reader.name, *self._what)
-        name, expected = self._reference = self._reference or (reader.name, found)
-        if not found.agrees_with(expected):
-            raise WrongValuesError(f"other values than {name}: {found.dtype} {found.shape}")
+        self._reference.check(reader.name, found)
         return Ready(measure=partial(self._crew.ask, sample, reader.name), peak=lambda: peak)
 
 
