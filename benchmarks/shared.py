@@ -1,8 +1,9 @@
-"""What contestants of one case share."""
+"""What contestants of one case share, and how long a call takes."""
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -48,3 +49,10 @@ class Shared[T]:
         self._n_users -= 1
         if self._n_users == 0:
             self._stack.close()
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began

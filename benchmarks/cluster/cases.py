@@ -6,8 +6,7 @@ Clusters are started when a case prepares, on loopback, and end with it.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from zarr.storage import LocalStore
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, Workload
 from benchmarks.cluster.slow_store import SlowStore
-from benchmarks.shared import Shared
+from benchmarks.shared import Shared, seconds
 from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, AbsentError, Chunking, Location, open_variable
 from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
@@ -54,12 +53,6 @@ def _started(**options: Any) -> Iterator[Client]:
         Client(cluster, set_as_default=False) as c,
     ):
         yield c
-
-
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 # ---- a mean
@@ -102,7 +95,7 @@ def _prepare_mean(
     expected.append(value)
     if not np.isclose(value, expected[0], rtol=1e-6):
         raise WrongValuesError(f"mean {value}, expected {expected[0]}")
-    return Ready(measure=lambda: _timed(client.compute(mean).result))
+    return Ready(measure=lambda: seconds(client.compute(mean).result))
 
 
 def _require_zarrs() -> None:
@@ -158,7 +151,7 @@ def _prepare_tasks(array: da.Array, client: Client) -> Ready:
             wait(client.persist(array))
 
     run()
-    return Ready(measure=lambda: _timed(run) / array.npartitions)
+    return Ready(measure=lambda: seconds(run) / array.npartitions)
 
 
 def _write_vector(folder: Path, n: int) -> Path:
@@ -206,4 +199,4 @@ def _prepare_slow(path: Path, variable: str, client: Client) -> Ready:
     store = SlowStore(LocalStore(path), latency_s=_LATENCY_S, bytes_per_s=_BYTES_PER_S)
     mean = xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host")[variable].mean().data
     client.compute(mean).result()
-    return Ready(measure=lambda: _timed(client.compute(mean).result))
+    return Ready(measure=lambda: seconds(client.compute(mean).result))

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arrays.workloads import SELECTED, SELECTIONS
-from benchmarks.report import facts_text, geometric_mean, milliseconds, samples_per_second, speedups
+from benchmarks.report import (
+    geometric_mean,
+    markdown_table,
+    milliseconds,
+    rows_table,
+    samples_per_second,
+    short,
+    speedups,
+)
 from xarray_gpuzarr.machine.bench.results import CaseRows, Row
 
 _GROUPS = (
@@ -19,15 +27,6 @@ _GROUPS = (
     ("batches for training", "gpuzarr batches, no dask", "training/"),
 )
 """Title, reader of ours, and a part of the names of its cases."""
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int = 1) -> str:
-    """Return a table; the first columns are text, the others numbers, on the right."""
-    found = list(rows)
-    if not found:
-        return ""
-    rule = ["---" if i < n_text else "---:" for i in range(len(columns))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +70,14 @@ def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
         if row.side == "ours" and row.samples and peer is not None:
             yield (
                 case.name,
-                _short(row.name),
-                _short(peer.name),
+                short(row.name),
+                short(peer.name),
                 milliseconds(peer.wall_s),
                 milliseconds(row.wall_s),
                 f"{peer.wall_s / row.wall_s:.2f}",
                 "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
                 f"{row.rate / 1e9:.2f}",
             )
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("xarray ").replace("chunks={}", "`chunks={}`")
 
 
 _PLAIN = ("zarr default", "zarr Fused", "zarrs", "gpuzarr pipeline", "gpuzarr")
@@ -128,39 +123,6 @@ def plain_zarr_table(cases: Sequence[CaseRows]) -> str:
 def titled_table(case: CaseRows, title: str = "") -> str:
     """Return all rows of one case below its name and what it is about."""
     return f"**{title or case.name}**: {case.summary}\n\n{rows_table(case)}"
-
-
-def rows_table(case: CaseRows) -> str:
-    """Return all rows of one case; columns that nothing is known for are left out."""
-    stored = case.about.get("stored_nbytes") if case.about.get("operation") == "stages" else None
-    columns = {
-        "reader": [_short(row.name) for row in case.rows],
-        "ms": [_timed(row, lambda r: milliseconds(r.wall_s)) for row in case.rows],
-        "min to max": [_timed(row, lambda r: " to ".join(map(milliseconds, r.spread_s))) for row in case.rows],
-        "GB/s": [_timed(row, lambda r: f"{r.rate / 1e9:.2f}") if row.nbytes else "" for row in case.rows],
-        "stored GB/s": [_timed(row, lambda r: f"{stored / r.wall_s / 1e9:.2f}") if stored else "" for row in case.rows],
-        "CPU ms": ["" if row.cpu_s is None else milliseconds(row.cpu_s) for row in case.rows],
-        "extra MB": ["" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}" for row in case.rows],
-        "/ bare": [_of_bare(row, case) for row in case.rows],
-        "": [_remark(row) for row in case.rows],
-    }
-    known = {name: cells for name, cells in columns.items() if any(cells)}
-    return markdown_table(list(known), zip(*known.values(), strict=True))
-
-
-def _timed(row: Row, cell: object) -> str:
-    assert callable(cell)
-    return str(cell(row)) if row.samples else ""
-
-
-def _of_bare(row: Row, case: CaseRows) -> str:
-    found = case.of_bare(row) if row.samples else None
-    return "" if found is None else f"{found:.2f}"
-
-
-def _remark(row: Row) -> str:
-    ended = "" if row.status == "measured" else f"{row.status}: {row.note}".removesuffix(": ")
-    return "; ".join(filter(None, (facts_text(row), ended))).replace("|", "\\|")
 
 
 _IDLE = ("decoder idle", "copy engine idle", "fetch idle")

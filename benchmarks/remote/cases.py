@@ -7,7 +7,6 @@ itself, what is measured is who uses least of them. Behind a line of limited rat
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from benchmarks.remote.readers import (
     s3_store,
     wanted,
 )
-from benchmarks.shared import Shared
+from benchmarks.shared import Shared, seconds
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.machine.bench.results import Side
 from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
@@ -191,9 +190,7 @@ def _device_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
 
 def _timed(run: Callable[[], object]) -> float:
     index_cache.cache.clear()
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    return seconds(run)
 
 
 def _prepare_client(served: Served, path: Path, variable: str) -> Ready:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,7 @@ from zarr.storage import ObjectStore
 
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import require, rustytree_store, s3_store
-from benchmarks.shared import Shared
+from benchmarks.shared import Shared, seconds
 from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
 _LATENCY_S = 0.05
@@ -91,13 +90,7 @@ def _prepare(open_it: Open, path: Path, engine: str, keywords: dict[str, Any], s
     n_requests = len(server.requests())
     if not found.identical(open_it(path, engine="zarr")):
         raise WrongValuesError("opened otherwise than from a local file by xarray's engine")
-    return Ready(measure=partial(_timed, opened), facts={"requests": n_requests})
-
-
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    return Ready(measure=partial(seconds, opened), facts={"requests": n_requests})
 
 
 def _open_and_load(store: Any, **keywords: Any) -> xr.Dataset:

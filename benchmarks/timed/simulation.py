@@ -59,10 +59,6 @@ class Operation:
     end_s: float | None = None
     """None as long as it was not reached."""
 
-    def has_ended(self, now: float) -> bool:
-        """Say whether it has ended by now, as far as the simulation has caught up."""
-        return self.end_s is not None and self.end_s <= now
-
 
 class Slots:
     """What operations occupy: so many of a kind, which take parts in the order in which these ask."""
