@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from xarray_gpuzarr.decoders.cost.calibration import processor
+from xarray_gpuzarr.machine.bench.rounds import version_of
 
 HOST_PACKAGES = (
     "xarray-gpuzarr",
@@ -65,7 +65,7 @@ def about(module: str, settings: dict[str, object], packages: Sequence[str] = HO
         "settings": settings,
         "machine": machine(),
         "revision": revision(),
-        "versions": {"python": platform.python_version(), **{package: _version(package) for package in packages}},
+        "versions": {"python": platform.python_version(), **{package: version_of(package) for package in packages}},
     }
 
 
@@ -87,13 +87,6 @@ def revision() -> str:
         return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"
 
 
 def default_out(kind: str) -> Path:

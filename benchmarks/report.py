@@ -37,7 +37,7 @@ def rows_table(case: CaseRows, *, compared: bool = False, copy_rate: float | Non
     best = case.best("peer") if compared else None
     stored = case.about.get("stored_nbytes") if case.about.get("operation") == "stages" else None
     columns = {
-        "reader": [short(row.name) for row in case.rows],
+        "reader": [row.name if compared else short(row.name) for row in case.rows],
         "ms": [_timed(row, lambda r: milliseconds(r.wall_s)) for row in case.rows],
         "min to max": [_timed(row, lambda r: " to ".join(map(milliseconds, r.spread_s))) for row in case.rows],
         "GB/s": [_timed(row, lambda r: f"{r.rate / 1e9:.2f}") if row.nbytes else "" for row in case.rows],

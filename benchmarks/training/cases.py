@@ -39,7 +39,8 @@ _SHARDS = (16, 512, 512)
 
 def cases(scale: float, folder: Path, crew: Crew) -> list[Case]:
     """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
-    crops = [*product(_workloads(), _CROPS), *((workload, _FIELDS) for workload in list(_workloads())[2:])]
+    *shorter, plain, sharded = _workloads()
+    crops = [*product(shorter, _CROPS), *product((plain, sharded), (_FIELDS, *_CROPS))]
     found = [
         _case(scale, folder / "served" / "stores", crew, workload, crop, is_served=is_served)
         for is_served, (workload, crop) in product((False, True), crops)

@@ -144,7 +144,7 @@ def test_cases_are_every_store_crop_and_place(tmp_path):
 
     assert len(set(names)) == 20
     assert names[0] == "training/1x256x256 of chunks of 64 kB"
-    assert names[-1] == "training/1x1024x1024 of chunks of 1 MB in shards, 10 ms"
+    assert names[-1] == "training/4x64x64 of chunks of 1 MB in shards, 10 ms"
     assert [workload.chunk_nbytes for workload in cases._workloads()] == [2**16, 2**16, 2**20, 2**20]
     assert [case.name for case in cases.cases(1e-3, tmp_path, Crew())] == [names[0], names[-1]]
 

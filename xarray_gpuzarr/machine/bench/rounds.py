@@ -69,7 +69,7 @@ class BenchResult:
             "box": [[part.start, part.stop] for part in self.box],
             "nbytes": self.stored_nbytes,
             "machine": {"n_cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
-            "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+            "versions": {"python": platform.pythonversion_of(), **{name: version_of(name) for name in _PACKAGES}},
             "rows": [_row_json(operation, row) for operation, case in self.cases.items() for row in case.rows],
         }
 
@@ -86,7 +86,8 @@ def _row_json(operation: Operation, row: Row) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Return the version of a distribution that is installed, or "absent"."""
     try:
         return version(package)
     except PackageNotFoundError:
