@@ -69,7 +69,7 @@ class BenchResult:
             "box": [[part.start, part.stop] for part in self.box],
             "nbytes": self.stored_nbytes,
             "machine": {"n_cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
-            "versions": {"python": platform.pythonversion_of(), **{name: version_of(name) for name in _PACKAGES}},
+            "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
             "rows": [_row_json(operation, row) for operation, case in self.cases.items() for row in case.rows],
         }
 
