@@ -28,7 +28,7 @@ TEST_FLAGS ?=
 SOAK_SECONDS = 180
 
 .PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
-	profile-gpu proof-gpu sanitize-gpu kernel-counts lint types layers check bench bench-full bench-timed bench-smoke \
+	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs notebooks fresh-notebooks package cross workflows gpu-environments clean help
 
 help: ## Say what the targets do
@@ -106,17 +106,13 @@ layers: $(VENV)/.installed ## Check that no floor imports from one above it
 
 check: lint types layers workflows test test-oldest cross package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
 
-kernel-counts: $(VENV)/.installed ## Count what the kernels' machine code executes, by arithmetic; write docs/kernels.md
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[kernel-counts]'
-	PYTHONPATH=tests $(BIN)/python -m benchmarks.kernel_counts --page docs/kernels.md
-
-bench: $(VENV)/.installed ## Compare with zarr-python, zarrs and TensorStore (minutes)
+bench: $(VENV)/.installed ## Compare with zarr-python, zarrs, TensorStore and zarrista (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 bench-full: $(VENV)/.installed ## The same with published workloads in their full size (hours; 32 GB of memory and disk)
 	$(BIN)/python -m benchmarks --full $(BENCH_FLAGS)
 
-bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device: what stands still? (four minutes)
+bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device: what stands still? (a minute)
 	$(BIN)/python -m benchmarks.timed $(BENCH_FLAGS)
 
 performance: $(VENV)/.installed ## Write docs/performance.md, its figures and docs/measurements.md from the newest results

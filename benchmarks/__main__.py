@@ -16,18 +16,19 @@ from benchmarks.arrays.workloads import WORKLOADS
 from benchmarks.cluster import cases as cluster
 from benchmarks.cluster import graphs
 from benchmarks.host import copies
-from benchmarks.host.cases import Crew, host_cases, measured
+from benchmarks.host.cases import host_cases, measured
 from benchmarks.host_cost import cases as host_cost
-from benchmarks.machine import about
-from benchmarks.measure import Case, Session
+from benchmarks.machine import about, default_out
 from benchmarks.remote import cases as remote
 from benchmarks.remote import opening
 from benchmarks.report import print_case, print_summary
-from benchmarks.results import Results, default_out
 from benchmarks.training import cases as training
+from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.results import Results
+from xarray_gpuzarr.machine.bench.session import Case, Session
 
 CaseBuilder = Callable[[float, Path], Sequence[Case]]
-"""Returns cases at a scale; stores go to the folder."""
+"""Returns cases at a scale, a share of the elements: 1 for results that mean something. Stores go to the folder."""
 
 _SMOKE_SCALE = 1e-3
 MORE_CASES: tuple[CaseBuilder, ...] = (

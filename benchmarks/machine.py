@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from xarray_gpuzarr.decoders.cost.calibration import processor
+from xarray_gpuzarr.machine.bench.rounds import version_of
 
 HOST_PACKAGES = (
     "xarray-gpuzarr",
@@ -20,6 +20,9 @@ HOST_PACKAGES = (
     "numcodecs",
     "zarrs",
     "tensorstore",
+    "zarrista",
+    "rustytree-xarray",
+    "insitubatch",
     "xbatcher",
     "xarray",
     "dask",
@@ -62,7 +65,7 @@ def about(module: str, settings: dict[str, object], packages: Sequence[str] = HO
         "settings": settings,
         "machine": machine(),
         "revision": revision(),
-        "versions": {"python": platform.python_version(), **{package: _version(package) for package in packages}},
+        "versions": {"python": platform.python_version(), **{package: version_of(package) for package in packages}},
     }
 
 
@@ -86,8 +89,6 @@ def revision() -> str:
         return "unknown"
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"
+def default_out(kind: str) -> Path:
+    """Return where results of a kind go, by today's date."""
+    return Path(__file__).parent / "results" / f"{kind}-{datetime.now(UTC).date()}.json"

@@ -1,86 +1,80 @@
-"""Results as tables for people: one a case, as soon as it is done, and a summary at the end."""
+"""Results as tables for people, in Markdown: one a case, as soon as it is done, and a summary at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.results import CaseRows, Row
-
-Cell = Callable[[Row, CaseRows], str]
+from xarray_gpuzarr.machine.bench.results import CaseRows, Row
 
 
 def print_case(case: CaseRows, console: Console, *, copy_rate: float | None = None) -> None:
-    """Print one case: the quickest reader of each side in bold; columns that nothing is known for are left out.
-
-    Parameters
-    ----------
-    case : CaseRows
-    console : rich.console.Console
-    copy_rate : float or None
-        Bytes a second that a copy within the device reads and writes.
-    """
-    console.print(_title(case), style="bold", highlight=False, markup=False)
-    timed = [row for row in case.rows if row.samples]
-    if timed:
-        table = Table("reader")
-        columns = _columns(copy_rate)
-        cells = {name: [cell(row, case) for row in timed] for name, cell in columns.items()}
-        known = {name: column for name, column in cells.items() if any(column)}
-        for name in known:
-            table.add_column(name, justify="right")
-        best = {id(case.best(side)) for side in ("ours", "peer")}
-        for i, row in enumerate(timed):
-            table.add_row(
-                row.name, *(column[i] for column in known.values()), style="bold" if id(row) in best else None
-            )
-        console.print(table)
-    for row in case.rows:
-        for line in _lines_below(row):
-            style = "red" if row.status == "failed" else None
-            console.print(f"  {row.name}: {line}", style=style, highlight=False, markup=False)
-
-
-def _title(case: CaseRows) -> str:
+    """Print one case; `copy_rate` is the bytes a second that a copy within the device reads and writes."""
     nbytes, stored = case.about.get("nbytes"), case.about.get("stored_nbytes")
     size = f"; {nbytes / 1e6:.1f} MB, ratio {nbytes / stored:.1f}" if nbytes and stored else ""
-    return f"{case.name}: {case.summary}{size}"
+    console.print(f"{case.name}: {case.summary}{size}", style="bold", highlight=False, markup=False)
+    print(rows_table(case, compared=True, copy_rate=copy_rate), end="\n\n", file=console.file)
 
 
-def _lines_below(row: Row) -> list[str]:
-    """Return what does not fit a table: facts, and why there are no times, or not more of them."""
-    ended = "" if row.status == "measured" else " ".join(filter(None, (row.status, row.note and f"({row.note})")))
-    return [line for line in (facts_text(row), ended) if line]
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int = 1) -> str:
+    """Return a table; the first columns are text, the others numbers, on the right."""
+    found = list(rows)
+    if not found:
+        return ""
+    rule = ["---" if i < n_text else "---:" for i in range(len(columns))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *found))
+
+
+def short(name: str) -> str:
+    return name.removeprefix("xarray ").replace("chunks={}", "`chunks={}`")
+
+
+def rows_table(case: CaseRows, *, compared: bool = False, copy_rate: float | None = None) -> str:
+    """Return all rows of one case, `compared` with the best peer; columns that nothing is known for are left out."""
+    best = case.best("peer") if compared else None
+    stored = case.about.get("stored_nbytes") if case.about.get("operation") == "stages" else None
+    columns = {
+        "reader": [row.name if compared else short(row.name) for row in case.rows],
+        "ms": [_timed(row, lambda r: milliseconds(r.wall_s)) for row in case.rows],
+        "min to max": [_timed(row, lambda r: " to ".join(map(milliseconds, r.spread_s))) for row in case.rows],
+        "GB/s": [_timed(row, lambda r: f"{r.rate / 1e9:.2f}") if row.nbytes else "" for row in case.rows],
+        "stored GB/s": [_timed(row, lambda r: f"{stored / r.wall_s / 1e9:.2f}") if stored else "" for row in case.rows],
+        "samples/s": [_timed(row, lambda r: samples_per_second(r, case)) if compared else "" for row in case.rows],
+        "CPU ms": ["" if row.cpu_s is None else milliseconds(row.cpu_s) for row in case.rows],
+        "extra MB": ["" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}" for row in case.rows],
+        "/ best peer": [_timed(row, lambda r: f"{r.wall_s / best.wall_s:.2f}") if best else "" for row in case.rows],
+        "/ bare": [_of_bare(row, case) for row in case.rows],
+        "of copy": [_timed(row, lambda r: _share(r.moved_rate, copy_rate)) for row in case.rows],
+        "": [_remark(row) for row in case.rows],
+    }
+    known = {name: cells for name, cells in columns.items() if any(cells)}
+    return markdown_table(list(known), zip(*known.values(), strict=True))
+
+
+def _timed(row: Row, cell: Callable[[Row], str]) -> str:
+    return cell(row) if row.samples else ""
+
+
+def _share(rate: float | None, of: float | None) -> str:
+    return f"{rate / of:.2f}" if rate and of else ""
+
+
+def _of_bare(row: Row, case: CaseRows) -> str:
+    found = case.of_bare(row) if row.samples else None
+    return "" if found is None else f"{found:.2f}"
+
+
+def _remark(row: Row) -> str:
+    ended = "" if row.status == "measured" else f"{row.status}: {row.note}".removesuffix(": ")
+    return "; ".join(filter(None, (facts_text(row), ended))).replace("|", "\\|")
 
 
 def facts_text(row: Row) -> str:
     """Return what else is known of a row, in a line."""
     return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.facts.items())
-
-
-def _columns(copy_rate: float | None) -> Mapping[str, Cell]:
-    """Return the columns of a table: name -> what stands there, empty if it is not known."""
-    return {
-        "ms": lambda row, _: milliseconds(row.wall_s),
-        "min-max": lambda row, _: "-".join(map(milliseconds, row.spread_s)),
-        "GB/s": lambda row, _: f"{row.rate / 1e9:.2f}" if row.nbytes else "",
-        "stored GB/s": _stored_rate,
-        "samples/s": samples_per_second,
-        "CPU ms": lambda row, _: "" if row.cpu_s is None else milliseconds(row.cpu_s),
-        "extra MB": lambda row, _: "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
-        "/ best peer": lambda row, case: _ratio(row, case.best("peer")),
-        "/ bare": lambda row, case: "" if case.of_bare(row) is None else f"{case.of_bare(row):.2f}",
-        "of copy": lambda row, _: f"{row.moved_rate / copy_rate:.2f}" if row.moved_rate and copy_rate else "",
-    }
-
-
-def _stored_rate(row: Row, case: CaseRows) -> str:
-    """Return the rate of stored bytes, where stages are taken apart: the blog's raw rate."""
-    stored = case.about.get("stored_nbytes")
-    return f"{stored / max(row.wall_s, 1e-9) / 1e9:.2f}" if stored and case.about.get("operation") == "stages" else ""
 
 
 def samples_per_second(row: Row, case: CaseRows) -> str:
@@ -93,10 +87,6 @@ def milliseconds(seconds: float) -> str:
     """Return a time in milliseconds with about three digits."""
     ms = seconds * 1e3
     return f"{ms:.{0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 1 else 3}f}"
-
-
-def _ratio(row: Row, other: Row | None) -> str:
-    return f"{row.wall_s / other.wall_s:.2f}" if other else ""
 
 
 def speedups(cases: Sequence[CaseRows]) -> dict[str, dict[str, float]]:

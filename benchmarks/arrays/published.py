@@ -16,28 +16,6 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """What somebody has published."""
-
-    reader: str
-    seconds: float
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where a workload and its figures come from."""
-
-    title: str
-    url: str
-    date: str
-    """Of the version that was read."""
-    machine: str
-    workload: str
-    figures: tuple[Figure, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """One published workload in two sizes."""
 
@@ -49,7 +27,8 @@ class Pair:
         return self.full if full else self.reduced
 
 
-# ---- the GPU blog: 8 shards x 400 chunks x 1.024 MB of float32, read and multiplied
+# ---- the GPU blog: 8 shards x 400 chunks x 1.024 MB of float32, read and multiplied; read November 2026 at
+# https://github.com/TomAugspurger/cuda-streams-sample, commit 8898c89
 
 BLOG_PRODUCTS = 76
 """Products of each shard with itself that the blog computes: `compute_matmul` of cuda-streams-sample."""
@@ -69,19 +48,7 @@ BLOG = Pair(
         shards=(50 * 256_000,),
     ),
 )
-BLOG_SOURCE = Source(
-    title="GPU-accelerated Zarr, and its code: TomAugspurger/cuda-streams-sample, zarr_shards.py",
-    url="https://github.com/TomAugspurger/cuda-streams-sample",
-    date="commit 8898c89, read November 2026",
-    machine="a GPU that the text does not name; the shapes are those of the code's H100 settings",
-    workload="8 shards x 400 chunks x 1.024 MB of float32, zstd, ratio 5.3; reading and computing; 3.28 GB",
-    figures=(
-        Figure(reader="Zarr/NumPy", seconds=19.892, note='its author calls the CPU comparison "bunk": untuned'),
-        Figure(reader="Zarr/CuPy", seconds=3.407),
-        Figure(reader="custom/CuPy", seconds=0.478),
-    ),
-)
-# ---- the volume benchmark of zarrs: no codec, blosclz, blosclz in shards
+# ---- the volume benchmark of zarrs: no codec, blosclz, blosclz in shards; https://github.com/LDeakin/zarr_benchmarks
 
 _ZARRS = replace(
     VOLUME,
@@ -116,32 +83,7 @@ def _smaller(full: Workload) -> Pair:
 
 
 ZARRS_VOLUMES = tuple(map(_smaller, (_ZARRS, _ZARRS_BLOSCLZ, _ZARRS_SHARDS)))
-_ZARRS_TITLE = "zarr_benchmarks, read all"
-_RYZEN = "AMD Ryzen 5900X, 64 GB, SSD, disk cache cleared"
-
-
-def _zarrs_source(workload: str, zarrs: float, tensorstore: float, zarr_python: float) -> Source:
-    return Source(
-        title=_ZARRS_TITLE,
-        url="https://github.com/LDeakin/zarr_benchmarks",
-        date="measurements/benchmark_read_all.md, zarrs 0.17, TensorStore 0.1.67, zarr-python 3.0.0b1, 2024",
-        machine=_RYZEN,
-        workload=workload,
-        figures=(
-            Figure(reader="zarrs (Rust)", seconds=zarrs),
-            Figure(reader="TensorStore", seconds=tensorstore),
-            Figure(reader="zarr-python", seconds=zarr_python),
-        ),
-    )
-
-
-ZARRS_SOURCES = (
-    _zarrs_source("8.6 GB of uint16, no codec, 256^3 chunks", 2.45, 3.17, 3.45),
-    _zarrs_source("the same, blosclz 9 bitshuffle", 2.17, 2.92, 3.33),
-    _zarrs_source("the same, 32^3 chunks in 256^3 shards", 1.72, 2.10, 29.36),
-)
-
-# ---- the compressor study of HEFTIE: one volume, many compressors
+# ---- the compressor study of HEFTIE: one volume, many compressors; https://heftieproject.github.io/zarr-benchmarks
 
 _STUDY = replace(VOLUME, name="study", shape=(806, 629, 629))
 _STUDY_REDUCED_SHAPE = (256, 384, 384)
@@ -156,18 +98,6 @@ _STUDY_CODECS = (
 )
 _STUDY_CHUNKS = (32, 64, 256)
 _STUDY_V2 = ("blosc zstd 3 shuffle", "zstd 3", "gzip 5")
-HEFTIE_SOURCE = Source(
-    title="HEFTIE Zarr benchmarks",
-    url="https://heftieproject.github.io/zarr-benchmarks",
-    date="read November 2026",
-    machine="Intel Xeon w9-3475X, SSD",
-    workload="uint16 806 x 629 x 629, 638 MB, blosc zstd 3 shuffle, 128^3 chunks",
-    figures=(
-        Figure(reader="zarr-python 2", seconds=0.83),
-        Figure(reader="zarr-python 3", seconds=0.53),
-        Figure(reader="TensorStore", seconds=0.26),
-    ),
-)
 
 
 def study() -> tuple[Pair, ...]:

@@ -6,8 +6,7 @@ Clusters are started when a case prepares, on loopback, and end with it.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,8 +23,9 @@ from zarr.storage import LocalStore
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, Workload
 from benchmarks.cluster.slow_store import SlowStore
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared, WrongValuesError
-from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, Chunking, Location, open_variable
+from benchmarks.shared import Shared, seconds
+from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, AbsentError, Chunking, Location, open_variable
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
 _CHUNKINGS: tuple[Chunking, ...] = ("chunks=shards", "chunks={}")
 _N_TASKS = 1000
@@ -34,15 +34,7 @@ _LATENCY_S, _BYTES_PER_S = 0.03, 200e6
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements, and of the tasks; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     era5 = ERA5 if scale == 1 else ERA5.scaled(scale)
     return [
         *(_mean_case(era5, folder, n_workers) for n_workers in (1, 2)),
@@ -61,12 +53,6 @@ def _started(**options: Any) -> Iterator[Client]:
         Client(cluster, set_as_default=False) as c,
     ):
         yield c
-
-
-def _timed(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
 
 
 # ---- a mean
@@ -109,7 +95,7 @@ def _prepare_mean(
     expected.append(value)
     if not np.isclose(value, expected[0], rtol=1e-6):
         raise WrongValuesError(f"mean {value}, expected {expected[0]}")
-    return Ready(measure=lambda: _timed(client.compute(mean).result))
+    return Ready(measure=lambda: seconds(client.compute(mean).result))
 
 
 def _require_zarrs() -> None:
@@ -165,7 +151,7 @@ def _prepare_tasks(array: da.Array, client: Client) -> Ready:
             wait(client.persist(array))
 
     run()
-    return Ready(measure=lambda: _timed(run) / array.npartitions)
+    return Ready(measure=lambda: seconds(run) / array.npartitions)
 
 
 def _write_vector(folder: Path, n: int) -> Path:
@@ -213,4 +199,4 @@ def _prepare_slow(path: Path, variable: str, client: Client) -> Ready:
     store = SlowStore(LocalStore(path), latency_s=_LATENCY_S, bytes_per_s=_BYTES_PER_S)
     mean = xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host")[variable].mean().data
     client.compute(mean).result()
-    return Ready(measure=lambda: _timed(client.compute(mean).result))
+    return Ready(measure=lambda: seconds(client.compute(mean).result))

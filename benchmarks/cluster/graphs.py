@@ -15,24 +15,16 @@ import xarray as xr
 import zarr
 from zarr.storage import LocalStore
 
-from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.results import Facts, Side
 from xarray_gpuzarr.errors import GpuZarrWarning
+from xarray_gpuzarr.machine.bench.results import Facts, Side
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 _N_SHARDS = (1_000, 10_000, 100_000)
 _STEPS = {"open": "open the dataset", "graph": "build its mean()", "optimize": "let dask optimize that"}
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the shards.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     return [_graph_case(max(10, round(n * scale)), n, step, folder) for n in _N_SHARDS for step in _STEPS]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.gpu.cases import Cases
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
-from benchmarks.gpu.device import NativeGpu
+from benchmarks.gpu.device import Gpu
 
 COMMAND = Command(
     module="benchmarks.gpu",
@@ -18,7 +18,7 @@ COMMAND = Command(
 )
 
 
-def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = NativeGpu) -> int:
+def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = Gpu) -> int:
     """Run the chosen cases; return 1 if something failed, 2 if nothing could be run, else 0."""
     return exit_status(COMMAND.run(COMMAND.parser().parse_args(arguments), make_gpu))
 

@@ -22,7 +22,6 @@ from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.kernels import kernel_contestants
 from benchmarks.gpu.readers import (
     OURS,
-    OURS_BLOCKS,
     OURS_DASK,
     OURS_UPLOAD,
     OURS_XARRAY,
@@ -33,10 +32,9 @@ from benchmarks.gpu.readers import (
 )
 from benchmarks.gpu.stages import RecordedReads, count_calls
 from benchmarks.host.boxes import object_boxes
-from benchmarks.measure import Case, Contestant, Ready
-from xarray_gpuzarr import read_array
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.machine.bench.readers import ArrayReader
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.read import stored_array
 
 _THREE_WAYS = (("NumPy", "zarr default"), ("CuPy", "zarr enable_gpu"), ("custom", "gpuzarr cuda"))
@@ -82,7 +80,6 @@ class Cases:
             blog.case("blog, cold", "the same, not in the page cache", 50, self._cold),
             Case(name="kernels", summary="alone, on resident data", seconds=25, contestants=self._kernels),
             *self._chunk_sizes(),
-            blog.case("shards", "of the blog's array, by read_array", 15, self._shards),
             *(self._codec(codec) for codec in ("none", "gzip 5", "lz4", "zlib 5")),
             *self._volumes(),
             self._era5(),
@@ -102,13 +99,7 @@ class Cases:
 
     def _warm(self) -> list[Contestant]:
         reads = self.blog
-        blocks = Contestant(name=OURS_BLOCKS.name, nbytes=reads.workload.nbytes, prepare=self._prepare_blocks)
-        return [*map(reads.contestant, READERS), blocks, reads.upload(), reads.nvcomp()]
-
-    def _prepare_blocks(self) -> Ready:
-        run = OURS_BLOCKS.open(self._gpu, self.blog.stored)
-        self.blog.check(run().compute())
-        return Ready(measure=lambda: wall_seconds(self._gpu, run))
+        return [*map(reads.contestant, READERS), reads.upload(), reads.nvcomp()]
 
     def _cold(self) -> list[Contestant]:
         readers = (OURS, OURS_DASK[-1], *(r for r in READERS if r.side == "peer"), OURS_UPLOAD)
@@ -149,19 +140,6 @@ class Cases:
         run = on_device if reader.device == "cuda" else on_host
         run()
         return Ready(measure=lambda: wall_seconds(self._gpu, run))
-
-    def _shards(self) -> list[Contestant]:
-        def prepare(n: int) -> Ready:
-            array = open_array(self.blog.stored)
-            box = slice(0, n * self.blog.workload.whole[0])
-            return Ready(
-                measure=lambda: wall_seconds(self._gpu, lambda: read_array(array, box, device=self._gpu.device))
-            )
-
-        each = self.blog.shard_nbytes
-        return [
-            Contestant(name=f"{n} of 8", nbytes=n * each, prepare=functools.partial(prepare, n)) for n in (1, 2, 4, 8)
-        ]
 
     # ---- each stage alone, and where the time goes
 

@@ -14,8 +14,8 @@ from benchmarks.gpu.clocks import device_seconds, wall_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.memory import Workspace
 from benchmarks.gpu.stores import Stored
-from benchmarks.measure import Contestant, Ready, WrongValuesError
-from benchmarks.results import COPY_ROW, Sample
+from xarray_gpuzarr.machine.bench.results import COPY_ROW, Sample
+from xarray_gpuzarr.machine.bench.session import Contestant, Ready, WrongValuesError
 from xarray_gpuzarr.machine.diagnosis.resident import FORMATS, Resident, resident_streams
 
 

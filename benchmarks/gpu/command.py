@@ -12,11 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.gpu.device import Gpu, NativeGpu
-from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
-from benchmarks.measure import AbsentError, Case, Session
+from benchmarks.gpu.device import Gpu
+from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about, default_out
 from benchmarks.report import print_case
-from benchmarks.results import COPY_ROW, Results, default_out
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.results import COPY_ROW, Results
+from xarray_gpuzarr.machine.bench.session import Case, Session
 from xarray_gpuzarr.machine.diagnosis.device import going_by
 
 MakeGpu = Callable[[], Gpu]
@@ -51,7 +52,7 @@ class Command:
         )
         return parser
 
-    def run(self, options: argparse.Namespace, make_gpu: MakeGpu = NativeGpu) -> Results | None:
+    def run(self, options: argparse.Namespace, make_gpu: MakeGpu = Gpu) -> Results | None:
         """Run the chosen cases and write results; None if there is no GPU, or nothing is named so, which is said."""
         try:
             gpu = make_gpu()

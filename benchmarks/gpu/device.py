@@ -1,24 +1,24 @@
 """What the benchmark asks of a GPU beside `DeviceApi`: times, whole arrays, a copy within it, and what it is called.
 
-The tests put the simulator behind the same protocol, so that the benchmark's own code runs where there is no GPU.
+The tests put the simulator in its place, so that the benchmark's own code runs where there is no GPU.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
-from benchmarks.measure import AbsentError
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Stream
 from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.stored.cf import Cast
 
 Values = npt.NDArray[Any]
@@ -26,64 +26,7 @@ Values = npt.NDArray[Any]
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-class Gpu(Protocol):
-    """One GPU that reads are measured on."""
-
-    @property
-    def api(self) -> DeviceApi:
-        """What the decoder runs on."""
-
-    @property
-    def device(self) -> str:
-        """What readers of ours are told as ``device``."""
-
-    def about(self) -> dict[str, object]:
-        """Return name, driver and the like, for the report."""
-
-    def cupy(self) -> Any:
-        """Return the module, for peers; raise `AbsentError` if arrays here are not CuPy's."""
-
-    def mark(self, stream: Stream) -> Any:
-        """Note the time at which a stream has done what it has been given so far."""
-
-    def seconds(self, first: Any, last: Any) -> float:
-        """Return the time between two marks, once both have been reached."""
-
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
-
-    def copy_within(self, to: Address, start: Address, nbytes: int, stream: Stream) -> None:
-        """Copy device memory."""
-
-    def put(self, values: Values) -> Any:
-        """Return a device array of values that lie in ordinary host memory."""
-
-    def same(self, found: Any, expected: Any) -> bool:
-        """Say whether two device arrays hold the same values; NaN equals NaN."""
-
-    def upload(self, values: Values) -> Any:
-        """Return a device array of values in ordinary host memory, brought up as the decoder does it."""
-
-    def product(self, values: Any) -> Any:
-        """Enqueue the product of a device array with itself, all of its elements in a row; return it."""
-
-    def tidy(self) -> None:
-        """Give back memory that only array libraries hold on to."""
-
-    def start_worker(self, n_threads: int) -> AbstractContextManager[Client]:
-        """Start a cluster of one worker that has this GPU; raise `AbsentError` if that is not installed."""
-
-    def busy(self, first: float, last: float) -> float:
-        """Return the share of the time, between two seconds since the epoch, in which the GPU ran a kernel.
-
-        Raises
-        ------
-        AbsentError
-            The driver does not say.
-        """
-
-
-class NativeGpu:
+class Gpu:
     """The first GPU, through CuPy."""
 
     device = "cuda"
@@ -172,7 +115,13 @@ class NativeGpu:
             yield client
 
     def busy(self, first: float, last: float) -> float:
-        """Ask NVML, which samples it."""
+        """Return the share of the time, between two seconds since the epoch, in which the GPU ran a kernel, by NVML.
+
+        Raises
+        ------
+        AbsentError
+            The driver does not say.
+        """
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:

@@ -18,10 +18,9 @@ import zarr
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.stores import Stored
 from benchmarks.host.boxes import whole_box
-from benchmarks.measure import AbsentError
-from benchmarks.results import Side
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
-from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Location, ReaderAbsentError, open_variable
+from xarray_gpuzarr.machine.bench.readers import AbsentError, ArrayReader, Box, Location, open_variable
+from xarray_gpuzarr.machine.bench.results import Side
 
 Read = Callable[[], Any]
 ReadBox = Callable[[Box], Any]
@@ -62,11 +61,8 @@ def open_boxes(gpu: Gpu, stored: Stored, reader: ArrayReader) -> ReadBox:
     if absent is not None or (reader.needs and not _is_there(reader.needs[0])):
         raise AbsentError(absent or f"not installed: {reader.needs}")
     settings: Mapping[str, object] = reader.settings
-    try:
-        with zarr.config.set(dict(settings)):
-            read_box = reader.open(location_of(stored))
-    except ReaderAbsentError as error:
-        raise AbsentError(str(error)) from error
+    with zarr.config.set(dict(settings)):
+        read_box = reader.open(location_of(stored))
 
     def read(box: Box) -> Any:
         with zarr.config.set(dict(settings)):
@@ -115,16 +111,6 @@ def _open_dask(gpu: Gpu, stored: Stored, *, n_threads: int) -> Read:
     return run
 
 
-def _open_blocks(gpu: Gpu, stored: Stored) -> Read:
-    variable = open_variable(location_of(stored), "gpuzarr", "chunks={}", device=gpu.device)
-
-    def run() -> Any:
-        with dask.config.set(scheduler="threads", num_workers=4):
-            return variable.data.persist()
-
-    return run
-
-
 def _open_nvcomp(gpu: Gpu, stored: Stored) -> Read:
     """Read shards whole, upload them, and decode their chunks in batches with nvCOMP's own Python classes."""
     cupy = gpu.cupy()
@@ -169,7 +155,6 @@ OURS_DASK = tuple(
     for n in (1, 2, 4)
 )
 OURS_UPLOAD = _uploaded("gpuzarr")
-OURS_BLOCKS = Reader(name="the same, 4 threads, blocks kept apart", side="ours", open=_open_blocks)
 PEERS = (
     _shipped("zarr enable_gpu"),
     _shipped("zarr enable_gpu, kvikio"),

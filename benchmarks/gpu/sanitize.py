@@ -20,12 +20,12 @@ from zarr.storage import MemoryStore
 
 from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
 from benchmarks.arrays.workloads import Workload
-from benchmarks.gpu.device import Gpu, NativeGpu
+from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.kernels import kernel_contestants
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import Stored, write
-from benchmarks.measure import AbsentError
 from xarray_gpuzarr import configure, read_array
+from xarray_gpuzarr.machine.bench.readers import AbsentError
 
 _SCALE = 1e-3
 CODECS = (
@@ -48,7 +48,7 @@ FILTERS = {
 """Dtype of an array, and its filters."""
 
 
-def main(make_gpu: Callable[[], Gpu] = NativeGpu) -> int:
+def main(make_gpu: Callable[[], Gpu] = Gpu) -> int:
     """Launch everything; return 1 if a read gave other values than were stored, 2 if there is no GPU, else 0."""
     configure(calibration="off", memory="current", slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 16, batch_chunks=1)
     try:

@@ -18,9 +18,11 @@ from benchmarks.arrays.published import BLOG
 from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu.ceilings import FORMATS, resident, side_by_side
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
-from benchmarks.gpu.device import Gpu, NativeGpu
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared
+from benchmarks.gpu.device import Gpu
 from benchmarks.page.tables import saturation_table
+from benchmarks.shared import Shared
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.machine.diagnosis.resident import Resident
 
 CODECS = ("zstd 3", "lz4", "gzip 5", "zlib 5")
@@ -123,7 +125,7 @@ COMMAND = Command(
 )
 
 
-def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = NativeGpu) -> int:
+def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = Gpu) -> int:
     """Measure; return 1 if something failed, 2 if there is no GPU, else 0."""
     results = COMMAND.run(COMMAND.parser().parse_args(arguments), make_gpu)
     if results is not None:

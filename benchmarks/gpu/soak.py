@@ -23,13 +23,12 @@ import numpy as np
 from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
 from benchmarks.arrays.workloads import SERIES, VOLUME, Workload
 from benchmarks.gpu.command import Command, MakeGpu
-from benchmarks.gpu.device import Gpu, NativeGpu
+from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import Stored, write
-from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about
-from benchmarks.measure import AbsentError
-from benchmarks.results import default_out
+from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about, default_out
 from xarray_gpuzarr import configure, read_array
+from xarray_gpuzarr.machine.bench.readers import AbsentError
 
 _MIB = 2**20
 _WARM_SHARE = 0.4
@@ -189,7 +188,7 @@ COMMAND = Command(
 )
 
 
-def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = NativeGpu) -> int:
+def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = Gpu) -> int:
     """Soak; return 1 if a value was wrong or memory grew, 2 if there is no GPU, else 0."""
     parser = COMMAND.parser()
     parser.add_argument("--seed", type=int, default=0, help="number of the first round (0)")

@@ -15,11 +15,11 @@ from typing import Any
 from benchmarks.gpu.cases import Cases
 from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
-from benchmarks.gpu.device import Gpu, NativeGpu
+from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.readers import open_array
-from benchmarks.measure import Case, Contestant, Ready
-from benchmarks.results import Sample
 from xarray_gpuzarr import configure, read_array
+from xarray_gpuzarr.machine.bench.results import Sample
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 _MIB = 2**20
 _IN_FORCE = "XARRAY_GPUZARR_CALIBRATION"
@@ -74,7 +74,7 @@ COMMAND = Command(
 )
 
 
-def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = NativeGpu) -> int:
+def main(arguments: Sequence[str] | None = None, make_gpu: MakeGpu = Gpu) -> int:
     """Measure; return 1 if something failed, 2 if there is no GPU, else 0."""
     options = COMMAND.parser().parse_args(arguments)
     os.environ[_IN_FORCE] = "off"  # it would decide where "device" decodes

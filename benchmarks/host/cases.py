@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +13,21 @@ from benchmarks.arrays.stores import stored_nbytes, write_workload
 from benchmarks.arrays.workloads import READ_ON, REGIMES, SELECTED, SELECTIONS, Operation, Regime, Workload
 from benchmarks.host import child
 from benchmarks.host.boxes import boxes_of
-from benchmarks.host.child import Fingerprint
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, WrongValuesError
-from benchmarks.results import Peak, Sample
-from xarray_gpuzarr.machine.bench.readers import ReaderAbsentError
+from xarray_gpuzarr.machine.bench import crew as processes
+from xarray_gpuzarr.machine.bench.child import Reference
+from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.results import Peak, Sample
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 _EACH_SECONDS = 15.0
 """Time for the runs of one reader in one case: the slowest ones have fewer rounds."""
 _FIRST_ROUNDS = 3
 """Of first reads, each of which takes a process."""
-_READING_ON = ("zarr Fused", "zarrs", "TensorStore", "gpuzarr", "plain loop")
+_READING_ON = ("zarr Fused", "zarrs", "TensorStore", "zarrista", "gpuzarr")
 """Readers that are compared in every regime."""
-
-
-def _process() -> ProcessPoolExecutor:
-    """Return a process that is spawned, not forked, when it is first asked."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-
-
-class Crew:
-    """The processes of all readers, started when first needed and kept until `stop`."""
-
-    def __init__(self) -> None:
-        self._processes: dict[str, ProcessPoolExecutor] = {}
-
-    def start(self, names: Iterable[str]) -> None:
-        """Start processes that do not run yet; they import side by side."""
-        for name in names:
-            if name not in self._processes:
-                self._processes[name] = _process()
-                self._processes[name].submit(os.getpid)
-
-    def ask[T](self, do: Callable[..., T], reader: str, *arguments: object) -> T:
-        """Call a function of `child` in the process of a reader."""
-        try:
-            return self._processes[reader].submit(do, reader, *arguments).result()
-        except ReaderAbsentError as error:
-            raise AbsentError(str(error)) from error
-
-    def stop(self) -> None:
-        """End all processes."""
-        for process in self._processes.values():
-            process.shutdown(cancel_futures=True)
-        self._processes.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +81,7 @@ class SharedStore:
         self._crew = crew
         self._folder = folder
         self._with_memory = with_memory
-        self._reference: Fingerprint | None = None
+        self._reference = Reference()
 
     @functools.cached_property
     def task(self) -> Task:
@@ -159,9 +126,7 @@ class SharedStore:
         if absent:
             raise AbsentError(absent)
         found = self._crew.ask(child.open_task, reader.name, self.task)
-        self._reference = self._reference or found
-        if not found.agrees_with(self._reference):
-            raise WrongValuesError(f"other values than the first reader: {found}, expected {self._reference}")
+        self._reference.check(reader.name, found)
         return Ready(
             measure=functools.partial(self._measure, reader.name),
             close=functools.partial(self._crew.ask, child.close, reader.name),
@@ -171,11 +136,11 @@ class SharedStore:
     def _measure(self, name: str) -> Sample:
         if self._case.regime != "first":
             return self._crew.ask(child.sample, name)
-        with _process() as process:
+        with processes.process() as process:
             return process.submit(child.first_sample, name, self.task).result()
 
     def _peak(self, name: str) -> Peak | None:
-        with _process() as process:
+        with processes.process() as process:
             try:
                 return process.submit(child.first_peak, name, self.task).result()
             except Exception:  # noqa: BLE001 - peers raise anything; the row keeps its times

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import tempfile
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -21,26 +20,8 @@ import zarr
 from benchmarks.arrays.workloads import Regime
 from benchmarks.host.readers import READERS
 from benchmarks.host.task import Opened, Task
-from benchmarks.results import Peak, Sample
-from xarray_gpuzarr.machine.bench.child import checksum
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
-    """What a result is compared by."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    checksum: int
-    """CRC-32 of the values, all NaN alike; 0 for a scalar."""
-    scalar: float
-    """The value of a scalar, else 0."""
-
-    def agrees_with(self, other: Fingerprint) -> bool:
-        """Say whether two results are the same; means may differ by the order of summation."""
-        same_form = (self.dtype, self.shape, self.checksum) == (other.dtype, other.shape, other.checksum)
-        return same_form and bool(np.isclose(self.scalar, other.scalar, rtol=1e-9, atol=0))
-
+from xarray_gpuzarr.machine.bench.child import Fingerprint, timed
+from xarray_gpuzarr.machine.bench.results import Peak, Sample
 
 _KEPT_NBYTES = 2**30
 """Results that a process keeps in the regime of that name, and at least one."""
@@ -88,9 +69,7 @@ def keep(name: str, opened: Opened, nbytes: int, regime: Regime | None = None) -
     result = opened.values()
     n_kept = max(1, _KEPT_NBYTES // max(1, result.nbytes)) if regime == "kept" else 0
     _readings[name] = _Reading(opened=opened, nbytes=nbytes, regime=regime, results=deque(maxlen=n_kept))
-    scalar = float(result) if result.ndim == 0 else 0.0
-    number = 0 if result.ndim == 0 else checksum(result)
-    return Fingerprint(dtype=result.dtype.str, shape=result.shape, checksum=number, scalar=scalar)
+    return Fingerprint.of(result)
 
 
 def sample(reader: str) -> Sample:
@@ -107,7 +86,7 @@ def sample(reader: str) -> Sample:
         reading.opened.run()
     else:
         _back_memory(reading.nbytes)
-    result, took = _timed(reading.opened)
+    result, took = timed(reading.opened.run)
     reading.results.append(result)
     return took
 
@@ -116,15 +95,7 @@ def first_sample(reader: str, task: Task) -> Sample:
     """Open a store, and read on the clock for the first time; for a new process."""
     opened = _open(reader, task)
     _back_memory(_most_nbytes(task))
-    return _timed(opened)[1]
-
-
-def _timed(opened: Opened) -> tuple[Any, Sample]:
-    gc.collect()
-    cpu, wall = time.process_time(), time.perf_counter()
-    result = opened.run()
-    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    return result, Sample(wall_s=wall_s, cpu_s=cpu_s)
+    return timed(opened.run)[1]
 
 
 def close(reader: str) -> None:

@@ -24,11 +24,11 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.child import allocated_nbytes
-from benchmarks.measure import Case, Contestant, Ready
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import fsspec_store, s3_store
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.machine.bench.readers import PIPELINES
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 STORES = ("local", "obstore local", "obstore S3", "fsspec S3")
 READERS = ("zarr default", "zarr Fused", "gpuzarr host")
@@ -51,15 +51,7 @@ Read = Callable[[zarr.Array[Any]], Any]
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     if scale < _MEANINGFUL_SCALE:  # a process for each number is too long only to see that it runs
         return [_case(WORKLOADS["none"].scaled(scale), folder, STORES[::2])]
     return [_case(w if scale == 1 else w.scaled(scale), folder, STORES) for w in WORKLOADS.values()]

@@ -1,4 +1,4 @@
-"""All readers of the host, and what each does with a store: the shipped registry, and the plain loop.
+"""All readers of the host, and what each does with a store: the shipped registry.
 
 How a library opens an array and reads a box of it stands in `xarray_gpuzarr.machine.bench.readers`, which
 ``gpuzarr bench`` uses too; here it becomes a whole read, a read in pieces, or a mean. Readers to a GPU are in
@@ -16,11 +16,10 @@ import numpy as np
 
 from benchmarks.arrays.workloads import SELECTIONS, Operation
 from benchmarks.host.boxes import object_boxes, whole_box
-from benchmarks.host.plain_loop import open_plain_loop
 from benchmarks.host.task import Array, Opened, Task
-from benchmarks.results import Side
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
 from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
+from xarray_gpuzarr.machine.bench.results import Side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +110,6 @@ def _from_shipped(reader: ArrayReader) -> Reader:
 
 
 READERS: Mapping[str, Reader] = {
-    reader.name: reader
-    for reader in (
-        *(_from_shipped(reader) for reader in SHIPPED.values() if reader.device == "host"),
-        Reader(name="plain loop", side="bare", operations=("read",), open=open_plain_loop),
-    )
+    reader.name: reader for reader in (_from_shipped(reader) for reader in SHIPPED.values() if reader.device == "host")
 }
 """Name -> reader, in the order in which they start; the first one's values are the reference."""

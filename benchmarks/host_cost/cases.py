@@ -1,6 +1,6 @@
 """What a shard costs the host of a GPU: planning it and giving the device its work, with nothing to wait for.
 
-The real decoder reads through a device that does nothing and a store that is all headers (`null_device`), on one
+The real decoder reads through a device that does nothing and a store that is all headers (`timed`), on one
 thread. Counted is all that the host does for a shard but I/O and the copying of its bytes: parsing and checking the
 index, planning, handing requests over, checking frames, tables, launches, receipts. A read of one shard also pays for
 the read itself; a shard of a long read is what one costs in a pipeline. Caches are warm, and time is that of the
@@ -24,11 +24,12 @@ from time import thread_time
 from typing import Any
 
 from benchmarks.gpu.stages import count_calls
-from benchmarks.host_cost.null_device import NullDevice, header_array
 from benchmarks.host_cost.stopwatch import Stopwatch
-from benchmarks.measure import Case, Contestant, Ready
+from benchmarks.timed.device import ModelledDevice
+from benchmarks.timed.headers import header_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, decode, receipts, staging
 from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.plan import read_plan as plan
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
@@ -84,7 +85,7 @@ class NullReads:
 
     def __init__(self, layout: Layout, n_shards: int) -> None:
         self._clock = Stopwatch(_REST, thread_time)
-        self._device = NullDevice()
+        self._device = ModelledDevice()
         self._decoder = CudaDecoder(lambda: self._device.as_api)
         self._per_shard = layout.chunks_per_shard[0] * layout.chunk_shape[0]
         self._stored = header_array(n_shards, layout.chunks_per_shard, layout.chunk_shape)
@@ -122,13 +123,7 @@ class NullReads:
 
 
 def cases(scale: float, _folder: Path) -> list[Case]:
-    """Return the case of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Below 0.01, the longest read is short.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     longest = N_SHARDS if scale >= _MEANINGFUL_SCALE else 2
     return [
         Case(

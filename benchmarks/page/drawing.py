@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks.results import CaseRows, Row
+from xarray_gpuzarr.machine.bench.results import CaseRows, Row
 
 INK = "#7b7b7b"
 """Text and axes: a contrast of 4.2 to white and of 4.4 to the dark of the pages."""
@@ -85,8 +85,6 @@ def dots(cases: Sequence[CaseRows], labels: Sequence[str], title: str) -> Figure
         middle, low, high = np.array([value for _, value in found]).T
         axes.hlines(places, low, high, color=colour, alpha=0.3, linewidth=3)
         mark: dict[str, Any] = {"s": 58 if colour == OURS else 38, "linewidths": 0}
-        if colour == BARE:
-            mark = {"s": 110, "linewidths": 2}
         axes.scatter(middle, places, color=colour, label=shown[name], zorder=3, marker=marker, **mark)
     axes.set_xscale("log")
     plain_numbers(axes)

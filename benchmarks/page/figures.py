@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawn
 
 from benchmarks.page.drawing import BARE, OURS, PEER, STYLE, WIDTH, dots, looks
 from benchmarks.page.runs import Run
-from benchmarks.results import CaseRows
+from xarray_gpuzarr.machine.bench.results import CaseRows
 
 _OTHERS = ("blog", "zarrs-", "study")
 """How names of published workloads begin; they have tables."""
@@ -21,7 +21,7 @@ _RATE = "GB of values a second (right is quicker)"
 def arrays_of(cases: Sequence[CaseRows]) -> list[CaseRows]:
     """Return the cases of the first figure."""
     read = [case for case in cases if case.about.get("operation") == "read" and case.regime is None]
-    return [case for case in read if not case.name.startswith(_OTHERS)]
+    return [case.without_bare() for case in read if not case.name.startswith(_OTHERS)]
 
 
 def draw_arrays(cases: Sequence[CaseRows]) -> Drawn | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.arrays.published import BLOG_SOURCE, HEFTIE_SOURCE, ZARRS_SOURCES
 from benchmarks.page.figures import arrays_of
 from benchmarks.page.regimes import regime_run, regimes_table
 from benchmarks.page.runs import Run, described, folded, prose
@@ -10,7 +9,6 @@ from benchmarks.page.tables import (
     best_peers,
     concurrency_table,
     plain_zarr_table,
-    published_table,
     samples_table,
     saturation_table,
     study_table,
@@ -52,11 +50,9 @@ measures on a host, `make bench-full` reads published workloads at full size, an
 """
 _COLUMNS = """
 *peer / ours*: time of the quickest other reader divided by ours; above 1, ours is quicker. *extra MB*: the most memory
-that is allocated at once during the first read of a fresh process, minus the result. *plain loop*: threads that read
-and decode the same chunks with the same libraries, without planning or checking anything. It is not a lower limit: a
-reader that uses caches better has a ratio below 1. */ bare*: time divided by that of the slowest row of the table that
-is not a reader, such as a client that decodes nothing, our reader on local files, or one stage alone. It is not a limit
-either.
+that is allocated at once during the first read of a fresh process, minus the result. */ bare*: time divided by that of
+the slowest row of the table that is not a reader, such as a client that decodes nothing, our reader on local files, or
+one stage alone. It is not a limit.
 """
 
 
@@ -125,14 +121,13 @@ def _published(runs: dict[str, Run]) -> list[str]:
     parts: list[str] = []
     run, in_chunks = runs["host"], runs.get("chunks", runs["host"])
     if blog := run.named("blog/read"):
-        parts += ["### The GPU blog's array", prose(_BLOG_TEXT), published_table([BLOG_SOURCE]), best_peers(blog)]
+        parts += ["### The GPU blog's array", prose(_BLOG_TEXT), best_peers(blog)]
     volumes = [case for case in run.named("zarrs-") if case not in run.of("chunks")]
     if volumes:
-        parts += ["### The volume of zarrs", published_table(ZARRS_SOURCES)]
+        parts += ["### The volume of zarrs", prose(_ZARRS_TEXT)]
         parts += [best_peers(volumes), *_own(in_chunks, runs), concurrency_table(in_chunks.of("chunks"))]
     if studied := run.named("study "):
-        parts += ["### Compressors and chunk sizes", "One uint16 volume in 128³ chunks."]
-        parts += [published_table([HEFTIE_SOURCE]), study_table(studied)]
+        parts += ["### Compressors and chunk sizes", prose(_STUDY_TEXT), study_table(studied)]
     return parts
 
 
@@ -165,12 +160,17 @@ _COST_TEXT = """
 CPU time of the thread that hands a shard to a GPU, with a device that does nothing. [](gpu-status.md) explains it.
 """
 _BLOG_TEXT = """
-The published comparison: zarr-python into NumPy, zarr-python into CuPy, and custom code, each reading shard by shard
-and computing 76 products of every shard with itself. Below, the host reads such an array.
+The array of [GPU-accelerated Zarr](https://github.com/TomAugspurger/cuda-streams-sample), read on the host.
+"""
+_ZARRS_TEXT = """
+Of [zarr_benchmarks](https://github.com/LDeakin/zarr_benchmarks): shapes, chunks and codecs are theirs, values are ours.
+"""
+_STUDY_TEXT = """
+One uint16 volume in 128³ chunks, after the [HEFTIE benchmarks](https://heftieproject.github.io/zarr-benchmarks).
 """
 _TIMED_TEXT = """
-**Modelled: no number below comes from a GPU.** The CUDA engine and the files are real. Copies, chunks and kernels take
-as long as a table of assumptions says (`benchmarks/timed/rates.py`), in real time. The table shows how well the engine
-overlaps them. The bound is the slowest resource if it never had to wait; *idle* is the share of time in which a
-resource did nothing.
+**Modelled: no number below comes from a GPU.** The CUDA engine is real. Reads, copies, chunks and kernels take as long
+as a table of assumptions says (`benchmarks/timed/rates.py`), on a clock that stands still while the engine runs. The
+table shows how well the engine overlaps them. The bound is the slowest resource if it never had to wait; *idle* is the
+share of time in which a resource did nothing.
 """

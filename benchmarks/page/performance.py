@@ -6,7 +6,7 @@ from benchmarks.page.figures import FIGURES, arrays_of
 from benchmarks.page.regimes import regime_run, regimes_summary
 from benchmarks.page.runs import Run, machine_text, prose
 from benchmarks.page.tables import Summary, markdown_table, summaries
-from benchmarks.results import CaseRows
+from xarray_gpuzarr.machine.bench.results import CaseRows
 
 
 def page(runs: dict[str, Run]) -> str:
@@ -53,13 +53,12 @@ _SUMMARY_TEXT = """
 The table shows the time of the quickest other reader divided by ours, as geometric means. Above 1, ours is quicker.
 """
 _ARRAYS_TEXT = """
-Stored values as one NumPy array, from local files in the page cache. *plain loop* is not a reader: its threads decode
-the same chunks with the same libraries, without planning or checking anything. The values are synthetic: *series*
-resembles an instrument's record, *volume* and *shards* a microscope image, *era5* temperatures with gaps.
+Stored values as one NumPy array, from local files in the page cache. The values are synthetic: *series* resembles an
+instrument's record, *volume* and *shards* a microscope image, *era5* temperatures with gaps.
 """
 _REGIMES_TEXT = """
 The first read of a process, and later reads of one that drops its results (*steady*) or keeps them (*kept*): time of
-the quickest other reader divided by ours, and ours divided by the plain loop's, as geometric means.
+the quickest other reader divided by ours, as geometric means.
 """
 _XARRAY_TEXT = """
 The same arrays opened with `xarray.open_dataset`, with CF decoding; *mean* computes one number from all values. With

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from benchmarks.arrays.workloads import REGIMES
 from benchmarks.page.runs import Run
-from benchmarks.page.tables import PLAIN_LOOP, markdown_table
+from benchmarks.page.tables import markdown_table
 from benchmarks.report import geometric_mean, milliseconds
-from benchmarks.results import CaseRows
+from xarray_gpuzarr.machine.bench.results import CaseRows
 
 _OURS = "gpuzarr"
 
@@ -19,38 +19,31 @@ def regime_run(runs: dict[str, Run]) -> Run:
 
 
 def regimes_summary(cases: Sequence[CaseRows]) -> str:
-    """Return a line for each regime: against the best peer, on average and at worst, and against the plain loop."""
+    """Return a line for each regime: against the best peer, on average and at worst."""
     lines = []
     for regime in REGIMES:
         chosen = [case for case in cases if case.regime == regime]
         peers = {case.about["workload"]["name"]: ratio for case in chosen if (ratio := _peer_over_ours(case))}
-        loops = [ratio for case in chosen if (ratio := _ours_over_loop(case))]
         if peers:
             worst = min(peers, key=peers.__getitem__)
             mean = f"{geometric_mean(list(peers.values())):.2f}"
-            loop = f"{geometric_mean(loops):.2f}" if loops else ""
-            lines.append((regime, str(len(peers)), mean, f"{peers[worst]:.2f} ({worst})", loop))
-    return markdown_table(("", "cases", "peer / ours", "worst", "ours / plain loop"), lines)
+            lines.append((regime, str(len(peers)), mean, f"{peers[worst]:.2f} ({worst})"))
+    return markdown_table(("", "cases", "peer / ours", "worst"), lines)
 
 
 def regimes_table(cases: Sequence[CaseRows]) -> str:
     """Return the time of every reader: a line for each workload and regime."""
-    chosen = [case for case in cases if case.regime]
+    chosen = [case.without_bare() for case in cases if case.regime]
     names = list(dict.fromkeys(row.name for case in chosen for row in case.rows))
     lines = []
     for case in chosen:
         times = [milliseconds(row.wall_s) if (row := case.row(name)) else "" for name in names]
-        ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (_peer_over_ours(case), _ours_over_loop(case))]
-        lines.append((case.name, *times, *ratios))
-    columns = ("", *(f"{name}, ms" for name in names), "peer / ours", "ours / plain loop")
+        ratio = _peer_over_ours(case)
+        lines.append((case.name, *times, "" if ratio is None else f"{ratio:.2f}"))
+    columns = ("", *(f"{name}, ms" for name in names), "peer / ours")
     return markdown_table(columns, lines)
 
 
 def _peer_over_ours(case: CaseRows) -> float | None:
     ours, peer = case.row(_OURS), case.best("peer")
     return peer.wall_s / ours.wall_s if ours and peer else None
-
-
-def _ours_over_loop(case: CaseRows) -> float | None:
-    ours, loop = case.row(_OURS), case.row(PLAIN_LOOP)
-    return ours.wall_s / loop.wall_s if ours and loop else None

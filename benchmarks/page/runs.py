@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import CaseRows
+from xarray_gpuzarr.machine.bench.results import CaseRows
 
 RESULTS = Path(__file__).parents[1] / "results"
 KINDS = ("host", "host-full", "chunks", "plain-zarr", "training", "steady", "timed", "saturation", "gpu")
@@ -64,6 +64,8 @@ def described(run: Run) -> str:
     machine, settings = run.about["machine"], run.about["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in run.about["versions"].items() if version != "absent")
     scale = "" if settings.get("scale", 1) == 1 else f" at a scale of {settings['scale']:g}"
+    if run.about.get("modelled"):
+        return prose(f"Revision {run.about['revision']}; `{run.about['command']}` computes it again.")
     text = f"""
         Measured on {machine_text(run)}, with {machine["memory_nbytes"] / 2**30:.0f} GiB of memory{scale}: medians of up
         to {settings["rounds"]} interleaved rounds, files in the page cache. Revision {run.about["revision"]}, load

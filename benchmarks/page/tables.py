@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.arrays.published import Figure, Source
 from benchmarks.arrays.workloads import SELECTED, SELECTIONS
-from benchmarks.report import facts_text, geometric_mean, milliseconds, samples_per_second, speedups
-from benchmarks.results import CaseRows, Row
-from benchmarks.timed.report import COLUMNS, cells
+from benchmarks.report import (
+    geometric_mean,
+    markdown_table,
+    milliseconds,
+    rows_table,
+    samples_per_second,
+    short,
+    speedups,
+)
+from xarray_gpuzarr.machine.bench.results import CaseRows, Row
 
 _GROUPS = (
     ("arrays", "gpuzarr", "/read"),
@@ -21,16 +27,6 @@ _GROUPS = (
     ("batches for training", "gpuzarr batches, no dask", "training/"),
 )
 """Title, reader of ours, and a part of the names of its cases."""
-PLAIN_LOOP = "plain loop"
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, n_text: int = 1) -> str:
-    """Return a table; the first columns are text, the others numbers, on the right."""
-    found = list(rows)
-    if not found:
-        return ""
-    rule = ["---" if i < n_text else "---:" for i in range(len(columns))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,33 +58,26 @@ def _summary(title: str, ratios: Sequence[float]) -> Summary:
 
 
 def best_peers(cases: Sequence[CaseRows]) -> str:
-    """Return one line for each case and reader of ours: against the best peer and, for reads, the plain loop."""
-    columns = ["", "reader", "best peer", "its ms", "our ms", "peer / ours", "extra MB", "GB/s", "ours / plain loop"]
+    """Return one line for each case and reader of ours, against the best peer."""
+    columns = ("", "reader", "best peer", "its ms", "our ms", "peer / ours", "extra MB", "GB/s")
     lines = [line for case in cases for line in _against_best(case)]
-    n = len(columns) if any(line[-1] for line in lines) else -1
-    return markdown_table(columns[:n], (line[:n] for line in lines), n_text=3)
+    return markdown_table(columns, lines, n_text=3)
 
 
 def _against_best(case: CaseRows) -> Iterable[tuple[str, ...]]:
     peer = case.best("peer")
     for row in case.rows:
         if row.side == "ours" and row.samples and peer is not None:
-            loop = case.row(PLAIN_LOOP) if case.about["operation"] == "read" else None
             yield (
                 case.name,
-                _short(row.name),
-                _short(peer.name),
+                short(row.name),
+                short(peer.name),
                 milliseconds(peer.wall_s),
                 milliseconds(row.wall_s),
                 f"{peer.wall_s / row.wall_s:.2f}",
                 "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}",
                 f"{row.rate / 1e9:.2f}",
-                "" if loop is None else f"{row.wall_s / loop.wall_s:.2f}",
             )
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("xarray ").replace("chunks={}", "`chunks={}`")
 
 
 _PLAIN = ("zarr default", "zarr Fused", "zarrs", "gpuzarr pipeline", "gpuzarr")
@@ -136,48 +125,26 @@ def titled_table(case: CaseRows, title: str = "") -> str:
     return f"**{title or case.name}**: {case.summary}\n\n{rows_table(case)}"
 
 
-def rows_table(case: CaseRows) -> str:
-    """Return all rows of one case; columns that nothing is known for are left out."""
-    stored = case.about.get("stored_nbytes") if case.about.get("operation") == "stages" else None
-    columns = {
-        "reader": [_short(row.name) for row in case.rows],
-        "ms": [_timed(row, lambda r: milliseconds(r.wall_s)) for row in case.rows],
-        "min to max": [_timed(row, lambda r: " to ".join(map(milliseconds, r.spread_s))) for row in case.rows],
-        "GB/s": [_timed(row, lambda r: f"{r.rate / 1e9:.2f}") if row.nbytes else "" for row in case.rows],
-        "stored GB/s": [_timed(row, lambda r: f"{stored / r.wall_s / 1e9:.2f}") if stored else "" for row in case.rows],
-        "CPU ms": ["" if row.cpu_s is None else milliseconds(row.cpu_s) for row in case.rows],
-        "extra MB": ["" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.1f}" for row in case.rows],
-        "/ bare": [_of_bare(row, case) for row in case.rows],
-        "": [_remark(row) for row in case.rows],
-    }
-    known = {name: cells for name, cells in columns.items() if any(cells)}
-    return markdown_table(list(known), zip(*known.values(), strict=True))
-
-
-def _timed(row: Row, cell: object) -> str:
-    assert callable(cell)
-    return str(cell(row)) if row.samples else ""
-
-
-def _of_bare(row: Row, case: CaseRows) -> str:
-    found = case.of_bare(row) if row.samples else None
-    return "" if found is None else f"{found:.2f}"
-
-
-def _remark(row: Row) -> str:
-    ended = "" if row.status == "measured" else f"{row.status}: {row.note}".removesuffix(": ")
-    return "; ".join(filter(None, (facts_text(row), ended))).replace("|", "\\|")
+_IDLE = ("decoder idle", "copy engine idle", "fetch idle")
 
 
 def timed_table(cases: Sequence[CaseRows]) -> str:
-    """Return what a modelled device delivered: a line for each workload and number of threads."""
+    """Return what a modelled device delivered: a line for each array and number of threads."""
     lines = (
-        (case.name.removeprefix("timed/"), row.name, *cells(row, case))
+        (
+            case.name.removeprefix("timed/"),
+            row.name,
+            milliseconds(row.wall_s),
+            f"{row.rate / 1e9:.2f}",
+            *(f"{float(row.facts[column]):.0%}" for column in _IDLE),
+            f"{slowest.name}, {slowest.rate / 1e9:.1f} GB/s",
+            f"{slowest.wall_s / row.wall_s:.0%}",
+        )
         for case in cases
         for row in case.rows
-        if row.side == "ours" and row.samples
+        if row.side == "ours" and (slowest := case.bare)
     )
-    return markdown_table(("workload", "reads", *COLUMNS), lines, n_text=2)
+    return markdown_table(("shards", "reads", "ms", "GB/s", *_IDLE, "bound", "of bound"), lines, n_text=2)
 
 
 def saturation_table(cases: Sequence[CaseRows]) -> str:
@@ -231,27 +198,10 @@ def samples_table(cases: Sequence[CaseRows]) -> str:
 
 def study_table(cases: Sequence[CaseRows]) -> str:
     """Return the compressor study: ratio, and the time of every reader."""
-    names = list(dict.fromkeys(row.name for case in cases for row in case.rows))
+    names = list(dict.fromkeys(row.name for case in cases for row in case.without_bare().rows))
     rows = []
     for case in cases:
         ratio = case.about["nbytes"] / case.about["stored_nbytes"]
         times = [milliseconds(row.wall_s) if (row := case.row(name)) else "" for name in names]
         rows.append((case.name.removeprefix("study ").partition("/")[0], f"{ratio:.2f}", *times))
     return markdown_table(("128³ unless said", "ratio", *(f"{name}, ms" for name in names)), rows)
-
-
-def published_table(sources: Sequence[Source]) -> str:
-    """Return what others have published, with where and when."""
-    rows = [(source.workload, ", ".join(map(_figure, source.figures)), source.machine) for source in sources]
-    origin = list(dict.fromkeys(f"[{s.title}]({s.url}), {s.date}" for s in sources))
-    table = markdown_table(("published elsewhere, on other data", "time", "machine"), rows, n_text=3)
-    return f"{table}\n\nSource: {'; '.join(origin)}."
-
-
-def _figure(figure: Figure) -> str:
-    note = f" ({figure.note})" if figure.note else ""
-    return f"{figure.reader} {_seconds(figure.seconds)}{note}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{milliseconds(seconds)} ms"

@@ -7,7 +7,6 @@ itself, what is measured is who uses least of them. Behind a line of limited rat
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ import zarr
 
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import SERIES, Workload
-from benchmarks.measure import Case, Contestant, Ready, Shared, WrongValuesError
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import (
     READERS,
@@ -27,11 +25,14 @@ from benchmarks.remote.readers import (
     open_local,
     open_ours,
     open_to_device,
+    require,
     s3_store,
     wanted,
 )
-from benchmarks.results import Side
+from benchmarks.shared import Shared, seconds
 from xarray_gpuzarr.fetch import index_cache
+from xarray_gpuzarr.machine.bench.results import Side
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 from xarray_gpuzarr.process.counters import counters
 
 LATENCIES_MS = (0, 10, 50)
@@ -74,15 +75,7 @@ _TO_DEVICE = "gpuzarr, obstore, to a GPU that does nothing"
 
 
 def cases(scale: float, folder: Path) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    """
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     latencies = LATENCIES_MS if scale >= _MEANINGFUL_SCALE else LATENCIES_MS[1:2]
     shards = [w if scale == 1 else w.scaled(scale) for w in SHARDS.values()]
     volume = VOLUME if scale == 1 else VOLUME.scaled(scale)
@@ -153,6 +146,7 @@ def _latency_case(workload: Workload, latency_ms: int, folder: Path, *, with_lin
         def prepare(name: str, served: Served) -> Ready:
             if name == _BARE:
                 return _prepare_client(served, path, workload.variable)
+            require(name)
             read = {**READERS, _LOCAL: open_local}[name](served.server, path, workload.variable)
             if not np.array_equal(read(...), expected):
                 raise WrongValuesError("other values than were stored")
@@ -196,9 +190,7 @@ def _device_case(workload: Workload, latency_ms: int, folder: Path) -> Case:
 
 def _timed(run: Callable[[], object]) -> float:
     index_cache.cache.clear()
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    return seconds(run)
 
 
 def _prepare_client(served: Served, path: Path, variable: str) -> Ready:
@@ -235,6 +227,7 @@ def _requests_case(workload: Workload, folder: Path) -> Case:
         path = _written(workload, folder)
 
         def prepare(name: str, served: Served) -> Ready:
+            require(name)
             read = READERS[name](served.server, path, workload.variable)
             facts = {}
             for what, selection in selections.items():

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import obstore
 import tensorstore
+import xarray as xr
 import zarr
 from obstore.store import S3Store
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
-from benchmarks.host_cost.null_device import NullDevice
 from benchmarks.range_server import LoggedRequest, RangeServer
+from benchmarks.timed.device import ModelledDevice
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.machine.bench.readers import PIPELINES
+from xarray_gpuzarr.machine.bench.readers import PIPELINES, AbsentError
 from xarray_gpuzarr.read import read, stored_array
 
 _KEYS = {"access_key_id": "bench", "secret_access_key": "bench", "region": "us-east-1"}
@@ -49,6 +51,11 @@ def fsspec_store(server: RangeServer, path: Path) -> FsspecStore:
     return FsspecStore.from_url(f"s3://stores/{path.name}", storage_options=options, read_only=True)
 
 
+def rustytree_store(url: str, path: Path) -> tuple[str, dict[str, str]]:
+    """Return the same store as rustytree takes it, an address and options: it knows no folders below a bucket."""
+    return f"s3://{path.name}", {**_KEYS, "endpoint": f"{url}/stores", "allow_http": "true"}
+
+
 def _obstore(server: RangeServer, path: Path) -> ObjectStore[S3Store]:
     return ObjectStore(s3_store(server.url, path), read_only=True)
 
@@ -73,12 +80,26 @@ def _open_tensorstore(server: RangeServer, path: Path, variable: str) -> Read:
 
 open_ours: Open = partial(_open_ours, _obstore)
 
+
+def _open_rustytree(server: RangeServer, path: Path, variable: str) -> Read:
+    store, options = rustytree_store(server.url, path)
+    opened = xr.open_dataset(store, engine="rustytree", cache=False, storage_options=options)[variable].variable
+    return lambda selection: opened[selection].values
+
+
 READERS: Mapping[str, Open] = {
     "gpuzarr, obstore": open_ours,
     "gpuzarr, s3fs": partial(_open_ours, fsspec_store),
     **{f"zarr {pipeline}, obstore": partial(_open_zarr, pipeline) for pipeline in PIPELINES},
     "TensorStore": _open_tensorstore,
+    "rustytree": _open_rustytree,
 }
+
+
+def require(name: str) -> None:
+    """Raise `AbsentError` if a reader is not installed."""
+    if name == "rustytree" and not find_spec("rustytree"):
+        raise AbsentError("not installed (pip install rustytree-xarray)")
 
 
 def open_local(_: RangeServer, path: Path, variable: str) -> Read:
@@ -89,7 +110,7 @@ def open_local(_: RangeServer, path: Path, variable: str) -> Read:
 
 def open_to_device(server: RangeServer, path: Path, variable: str) -> Read:
     """Open an array for the CUDA engine: all bytes come to pinned memory, and nothing is decoded."""
-    device = NullDevice()
+    device = ModelledDevice()
     stored = stored_array(zarr.open_array(_obstore(server, path), path=variable, mode="r"))
     return lambda selection: read(stored, selection, CudaDecoder(lambda: device.as_api))
 

@@ -1,97 +1,147 @@
-"""``python -m benchmarks.timed``: run it from the root of the repository."""
+"""``python -m benchmarks.timed``: what of a modelled device stands still while the CUDA engine reads to it.
+
+Shards of several kinds, without dask and by several of its threads, on the clock of `auto`: it stands still while the
+engine runs, so runs repeat exactly. Run it from the root of the repository.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
+from benchmarks.machine import about, default_out
+from benchmarks.page.tables import timed_table
+from benchmarks.timed.auto import N_CORES, Machine
+from benchmarks.timed.bounds import call_s, decoding_bound, idle_shares
+from benchmarks.timed.rates import Rates, rates_of
+from xarray_gpuzarr.machine.bench.results import Results, Row, Sample
+from xarray_gpuzarr.process.device_options import in_force
+from xarray_gpuzarr.read import StoredArray
 
-from benchmarks.arrays.stores import cache_directory
-from benchmarks.arrays.workloads import Workload
-from benchmarks.machine import about
-from benchmarks.measure import Session
-from benchmarks.results import Results, default_out
-from benchmarks.timed.cases import Setup, TimedReads
-from benchmarks.timed.device import TimedDevice
-from benchmarks.timed.engine import installed
-from benchmarks.timed.rates import rates_of
-from benchmarks.timed.report import print_hardware, print_timed
-from benchmarks.timed.training import TimedTraining
-from benchmarks.timed.workloads import FEED, WORKLOADS
-from benchmarks.training.feeds import Feed
+NO_DASK = "no dask"
+_N_BEFORE = 2
+"""Reads that make streams and learn what the device decodes at once, before the one that counts."""
 
-_SMOKE_SCALE = 1e-4
-_MODELLED_CORES = 16
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """An array, so long that beginnings and ends matter little."""
+
+    name: str
+    codec: str = "zstd"
+    chunk_nbytes: int = 1_024_000
+    n_chunks: int
+    """Of a shard."""
+    n_shards: int
+
+    @property
+    def nbytes(self) -> int:
+        """Decoded bytes."""
+        return self.chunk_nbytes * self.n_chunks * self.n_shards
+
+    @property
+    def summary(self) -> str:
+        """One line for the report."""
+        codec = "no codec" if self.codec == "none" else self.codec
+        return f"{codec}, {self.n_shards} shards x {self.n_chunks} chunks x {self.chunk_nbytes / 1e6:.3g} MB"
+
+
+SHARDS = (
+    Shards(name="published", n_chunks=400, n_shards=8),
+    Shards(name="64 kB chunks", chunk_nbytes=64_000, n_chunks=3200, n_shards=8),
+    Shards(name="4 MB chunks", chunk_nbytes=4_096_000, n_chunks=100, n_shards=8),
+    Shards(name="raw", codec="none", n_chunks=100, n_shards=16),
+    Shards(name="small shards", n_chunks=4, n_shards=128),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the chosen cases; return 1 if something failed, 2 if nothing is named so, else 0."""
+    """Read the chosen arrays; return 2 if nothing is named so, else 0."""
     options = _parser().parse_args(arguments)
-    known = {w.name: w for w in WORKLOADS} | {FEED.workload.name: FEED}
-    chosen = [each for name, each in known.items() if any(word in name for word in options.case or [""])]
+    chosen = [each for each in SHARDS if any(word in each.name for word in options.case or [""])]
     if not chosen:
-        print(f"nothing is named like {options.case}; known: {', '.join(known)}", file=sys.stderr)
+        print(f"nothing is named like {options.case}; known: {', '.join(s.name for s in SHARDS)}", file=sys.stderr)
         return 2
     if options.smoke:
-        options.rounds, chosen = 1, [each.scaled(_SMOKE_SCALE) for each in chosen]
-    results = _run(chosen, options)
-    return int(any(row.status == "failed" for row in results.rows))
-
-
-def _run(chosen: Sequence[Workload | Feed], options: argparse.Namespace) -> Results:
-    modelled_fetch = options.fetch == "modelled"
-    n_cores = options.cores or (_MODELLED_CORES if modelled_fetch else None)
-    rates, console = rates_of(options.rates), Console(width=None if sys.stdout.isatty() else 160)
-    settings = {"case": options.case, "rounds": options.rounds, "fetch": options.fetch, "cores": n_cores}
-    description = about("benchmarks.timed", settings) | {"modelled": True, "rates": asdict(rates)}
-    out = options.out or (
-        None if options.smoke else default_out("timed" if options.fetch == "real" else "timed-modelled-fetch")
-    )
-    results = Results(description, out)
-    with console.status("") as status:
-        session = Session(results, n_rounds=options.rounds, progress=status.update)
-        for calls, slots in itertools.product(options.calls, options.slots or [rates.n_decoding]):
-            device = TimedDevice(replace(rates, in_turn=calls == "in-turn", n_decoding=slots))
-            with installed(device, n_cores) as decoder:
-                setup = Setup(
-                    device=device,
-                    decoder=decoder,
-                    folder=cache_directory(),
-                    n_threads=options.threads,
-                    modelled_fetch=modelled_fetch,
-                )
-                for each in chosen:
-                    timed = TimedTraining(setup, each) if isinstance(each, Feed) else TimedReads(setup, each)
-                    print_timed(session.run(timed.case), console)
-    print_hardware(results.cases, console)
+        chosen = [replace(each, n_shards=2, n_chunks=min(each.n_chunks, 8)) for each in chosen]
+    rates = rates_of(options.rates)
+    description = about("benchmarks.timed", {"case": options.case, "rounds": 1})
+    out = options.out or (None if options.smoke else default_out("timed"))
+    results = Results(description | {"modelled": True, "rates": asdict(rates)}, out)
+    for calls, slots in itertools.product(options.calls, options.slots or [rates.n_decoding]):
+        hardware = replace(rates, in_turn=calls == "in-turn", n_decoding=slots)
+        for shards in chosen:
+            _run(shards, hardware, options.threads, results)
     results.finished = True
     results.save()
-    if out is not None:
-        console.print(f"written: {out}")
-    return results
+    print(timed_table(results.cases), *([f"written: {out}"] if out else []), sep="\n")
+    return 0
+
+
+def _run(shards: Shards, rates: Rates, n_threads: Sequence[int], results: Results) -> None:
+    """Read one array in every way, on a device of its own."""
+    name = f"timed/{shards.name}, {rates.hardware}"
+    description = {"operation": "timed", "modelled": True, "hardware": rates.hardware, "nbytes": shards.nbytes}
+    results.begin(name, shards.summary, description)
+    row = Row(case=name, name="", nbytes=shards.nbytes)
+    machine = Machine(rates)
+    with machine.running():
+        in_force.choose({"calibration": "off"})  # the host decodes nothing
+        stored = machine.stored(shards.codec, shards.chunk_nbytes, shards.n_chunks, shards.n_shards)
+        for n in (0, *n_threads):
+            seconds, facts = _timed(machine, stored, shards, n)
+            reads = f"{n} thread{'s'[: n > 1]}" if n else NO_DASK
+            results.sample(replace(row, name=reads, facts=facts), Sample(wall_s=seconds))
+        for resource, seconds in _bounds(machine):
+            results.sample(replace(row, name=resource, side="bare"), Sample(wall_s=seconds))
+
+
+def _timed(machine: Machine, stored: StoredArray, shards: Shards, n_threads: int) -> tuple[float, Mapping[str, float]]:
+    """Return how long one read takes, by so many threads of dask, and what stood still."""
+    machine.decoder.close()
+    for _ in range(_N_BEFORE):
+        machine.by_shards(stored, shards.n_shards, n_threads)
+    device = machine.device
+    assert device.simulation is not None
+    for noted in (device.simulation.intervals, device.decoded, machine.fetches):
+        noted.clear()
+    start_s = machine.clock.now()
+    seconds = machine.by_shards(stored, shards.n_shards, n_threads)
+    span = start_s, start_s + seconds
+    idle = idle_shares(device.simulation.intervals, machine.fetches, span, machine.rates.slots)
+    return seconds, {f"{resource} idle": round(share, 4) for resource, share in idle.items()}
+
+
+def _bounds(machine: Machine) -> Iterator[tuple[str, float]]:
+    """Return the seconds that each resource needs at least for what was last asked of it."""
+    rates, simulation = machine.rates, machine.device.simulation
+    assert simulation is not None
+    decoding = call_s if rates.in_turn else decoding_bound
+    yield "decoder", decoding(machine.device.decoded, rates.n_decoding)
+    # Kernels that follow the blocks of zstd frames only wait.
+    for resource, what, wait_s in (("copy engine", "upload", 0.0), ("kernels", "kernel", rates.kernel_latency_s)):
+        intervals = [i for i in simulation.intervals if i.resource == what and i.what != "zstd_blocks"]
+        yield resource, sum(i.end_s - i.start_s - wait_s for i in intervals)
+    yield "fetch", sum(end_s - start_s for start_s, end_s in machine.fetches) / N_CORES
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.timed", description="Let the CUDA engine read to a modelled device."
     )
-    parser.add_argument("--case", nargs="+", metavar="PART", help="workloads whose name contains one of these")
+    parser.add_argument("--case", nargs="+", metavar="PART", help="arrays whose name contains one of these")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2, 4, 8], help="of dask (default 1 2 4 8)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each kind (default 5)")
-    parser.add_argument("--fetch", choices=("real", "modelled"), default="real", help="modelled: files cost no core")
-    parser.add_argument("--cores", type=int, help="cores that the engine believes to have (modelled fetch: 16)")
     parser.add_argument(
         "--calls", nargs="+", choices=("overlap", "in-turn"), default=["overlap"], help="that decode (default overlap)"
     )
     parser.add_argument("--slots", nargs="+", type=int, help="chunks that are decoded at once (default 528)")
     parser.add_argument("--rates", type=Path, help="results of benchmarks.gpu.saturation (default: what is assumed)")
     parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/timed-<date>.json)")
-    parser.add_argument("--smoke", action="store_true", help="tiny data, one round; writes JSON only with --out")
+    parser.add_argument("--smoke", action="store_true", help="short arrays; writes JSON only with --out")
     return parser
 
 

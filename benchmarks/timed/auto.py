@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,8 +24,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.host_cost.null_device import HeaderStore, header_array
-from benchmarks.timed.device import TimedDevice
+from benchmarks.timed.device import ModelledDevice
+from benchmarks.timed.headers import HeaderStore, header_array
 from benchmarks.timed.rates import Rates as DeviceRates
 from benchmarks.timed.rates import rates_of
 from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
@@ -65,14 +64,6 @@ GRID = Grid()
 MOST_SLOWER = {"learnt": 1.03, "calibrated": 1.05}
 """Of auto, over the better side, by what it goes by."""
 SIDES = ("device", "host", "auto")
-
-
-class ModelledDevice(TimedDevice):
-    """Pinned memory is as long as it is asked for, and nobody touches it or waits for it."""
-
-    def allocate_pinned(self, nbytes: int) -> Any:
-        """Return memory that the system has not given yet."""
-        return SimpleNamespace(array=np.zeros(nbytes, np.uint8))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +115,14 @@ class Machine:
     def __init__(self, rates: DeviceRates | None = None) -> None:
         self.clock = VirtualClock()
         self.crew = VirtualCrew(self.clock)
-        self.device = ModelledDevice(rates, self.clock)
+        self.rates = rates or DeviceRates()
+        self.device = ModelledDevice(self.rates, self.clock)
         self.decoder = cuda.CudaDecoder(lambda: self.device.as_api)
         self._host: Decoder = HostDecoder()
         self.n_decoded = 0
         """Chunks that the host has decoded."""
+        self.fetches: list[tuple[float, float]] = []
+        """When reads of files began and ended, those of indexes not among them."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -158,9 +152,20 @@ class Machine:
 
         return self.clock.run([job] * n_threads)
 
+    def by_shards(self, stored: StoredArray, n_shards: int, n_threads: int) -> float:
+        """Return how long threads of dask take that read shard after shard to the device; none of them: one read."""
+        length = stored.shape[0] // n_shards
+        wanted = iter([slice(n * length, (n + 1) * length) for n in range(n_shards)] if n_threads else [...])
+
+        def job() -> None:
+            for each in wanted:
+                read(stored, each, self.decoder)
+
+        return self.clock.run([job] * max(1, n_threads))
+
     def stored(self, codec: str, chunk_nbytes: int, n_chunks: int, n_shards: int = 1) -> StoredArray:
         """Return an array of shards of so many chunks."""
-        machine, rates = self, self.device.rates
+        machine, rates = self, self.rates
 
         class Store(HeaderStore):
             def start_edge(self, key: str, location: str, nbytes: int) -> Any:
@@ -176,7 +181,7 @@ class Machine:
                 finish = super().start(key, wanted, version)
 
                 def timed(allocate: Allocate) -> memoryview | None:
-                    machine.crew.spend(rates.lane_s(wanted.nbytes))
+                    machine.fetches.append(machine.crew.spend(rates.lane_s(wanted.nbytes)))
                     return finish(allocate)
 
                 return timed

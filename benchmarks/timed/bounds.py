@@ -9,8 +9,6 @@ from benchmarks.timed.simulation import Group, Interval
 
 Span = tuple[float, float]
 """Start and end in seconds."""
-RESOURCES = ("decoder", "copy engine", "kernels", "fetch")
-"""What bounds reads, and what may stand still."""
 
 
 def call_s(groups: Sequence[Group], n_slots: int) -> float:

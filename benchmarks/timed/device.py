@@ -1,9 +1,9 @@
-"""`DeviceApi` of a device that decodes nothing and takes as long as one might that does.
+"""`DeviceApi` of a device that decodes nothing: calls take as long as on one that does, or no time at all.
 
 What the host is told of every batch is that all went well: the lengths that it expects are read from the tables that it
-uploads. Calls keep their thread as long as CUDA's might, busy and holding Python's lock: what the simulation itself
-needs is part of that, and what it needs beyond is counted. Checksums of decoded bytes, which gzip and zlib have, cannot
-be answered: there are no decoded bytes.
+uploads. With rates, calls keep their thread as long as CUDA's might, and streams and engines are simulated. Without,
+what is left of a read is the host's own work. Checksums of decoded bytes, which gzip and zlib have, cannot be answered:
+there are no decoded bytes.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.host_cost.null_device import NullDevice, NullNvcomp
 from benchmarks.timed.bounds import call_s
-from benchmarks.timed.clock import Clock, WallClock
-from benchmarks.timed.memory import DeviceBytes
 from benchmarks.timed.rates import RATIO, Rates
 from benchmarks.timed.simulation import Group, Operation, Simulation, Stream
+from benchmarks.timed.virtual_clock import Clock
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import Bytes, Kernel
+from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Kernel
 from xarray_gpuzarr.cuda.axes import MAX_TILE, N_THREADS
-from xarray_gpuzarr.cuda.nvcomp import Batch
+from xarray_gpuzarr.cuda.nvcomp import Alignment, Batch, zstd_temp_nbytes
 
 Words = npt.NDArray[np.uint64]
 
+_TOTAL_NBYTES = 80 * 10**9
 _TILE_ELEMENTS = 16 * N_THREADS
 """Of what a block of threads handles; boxes are placed in tiles of up to `MAX_TILE`, mostly nearly that."""
 _N_UPLOADS_KNOWN = 32
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-class TimedEvent:
+class ModelledEvent:
     """A point in a stream."""
 
     __slots__ = ("operation",)
@@ -47,31 +48,20 @@ class TimedEvent:
         self.operation: Operation | None = None
 
 
-class TimedArray(np.ndarray[Any, Any]):
-    """An array without elements of its own: all have the address of one. Frees its memory on its stream."""
-
-    address = Address(0)
-    owner: object = None
-
-
 class _Memory:
     """Memory that nobody follows the address of."""
 
-    __slots__ = ("_device", "_stream", "address", "nbytes")
+    __slots__ = ("_device", "address", "nbytes")
 
-    def __init__(self, device: TimedDevice, address: Address, nbytes: int, stream: Stream) -> None:
+    def __init__(self, device: ModelledDevice, address: Address, nbytes: int) -> None:
         self._device = device
-        self._stream = stream
         self.address = address
         self.nbytes = nbytes
 
     def free(self) -> None:
-        with self._device.taking(self._device.rates.host.free_s):
-            self._device.memory.free(self.nbytes, self._stream)
+        self._device.take("free_s")
 
-    def free_behind(self, consumer: Stream, on: Stream) -> None:
-        self._device.simulation.hold(on, consumer.last)
-        self._stream = on
+    def free_behind(self, consumer: object, on: object) -> None:  # noqa: ARG002  # nobody else gets it
         self.free()
 
 
@@ -85,40 +75,64 @@ class _OfThread(threading.local):
         """Columns that kernels will have written, by address."""
 
 
-class TimedDevice(NullDevice):
-    """`DeviceApi` whose operations take their time.
+class ModelledDevice:
+    """A device that decodes nothing.
 
     Parameters
     ----------
-    rates : Rates
-    clock : Clock
+    rates : Rates or None
+        How long operations and calls take; None: no time at all, and nothing of them is noted down.
+    clock : Clock or None
+        Needed with rates.
     """
 
+    index = 0
+    identity = None
+
     def __init__(self, rates: Rates | None = None, clock: Clock | None = None) -> None:
-        super().__init__()
-        self.rates = rates or Rates()
-        self.clock = clock or WallClock()
-        self.simulation = Simulation(self.rates.slots, self.clock)
-        self.memory = DeviceBytes(self.simulation)
-        self.nvcomp = TimedNvcomp(self)
+        self.rates = rates
+        self._clock = clock
+        self.simulation = None if rates is None or clock is None else Simulation(rates.slots, clock)
+        self.nvcomp = ModelledNvcomp(self)
         self.ratio = RATIO
         """Of decoded to encoded bytes, of all that is decoded."""
         self.decoded: list[Group] = []
-        """All chunks that calls were given."""
-        self.overrun_s = 0.0
-        """What calls took longer than they should, all threads together: the simulation is slower than a driver."""
+        """All chunks that calls were given, by their times."""
+        self.enter_range: Callable[[str], AbstractContextManager[object]] = lambda _name: _NOTHING
+        """What profilers would be told; nobody listens, until this is replaced."""
+        self._handles = itertools.count(1)
+        self._addresses = itertools.count(1 << 40, 1 << 36)
         self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self._consumer = self.stream()
-        self._addresses = itertools.count(1 << 40, 1 << 36)
         self._of_thread = _OfThread()
 
-    def taking(self, seconds: float) -> _Taking:
-        """Return what lets a ``with`` block take at least so long."""
-        return _Taking(self, seconds)
+    @property
+    def as_api(self) -> DeviceApi:
+        """Itself: the members that reads of chunks use."""
+        return cast("DeviceApi", self)
+
+    def take(self, call: str) -> None:
+        """Keep the calling thread busy for as long as a call of CUDA's does: a field of `HostCosts`."""
+        if self.rates is not None and self._clock is not None:
+            self._clock.spin(self._clock.now() + getattr(self.rates.host, call))
+
+    def activate(self) -> AbstractContextManager[object]:
+        """There is nothing to activate."""
+        return _NOTHING
+
+    def range(self, name: str) -> AbstractContextManager[object]:
+        """Tell `enter_range`."""
+        return self.enter_range(name)
+
+    def memory_nbytes(self) -> tuple[int, int]:
+        """Return the memory of a large GPU."""
+        return _TOTAL_NBYTES, _TOTAL_NBYTES
+
+    # ---- streams and events
 
     def stream(self) -> Stream:
         """Return a new stream."""
-        stream = self.simulation.stream()
+        stream = Stream(next(self._handles))
         self._streams[stream.handle] = stream
         return stream
 
@@ -130,96 +144,107 @@ class TimedDevice(NullDevice):
         """Return one stream for all threads, as CUDA's legacy default stream is; nobody works on it."""
         return self._consumer
 
-    def consuming(self, stream: Stream) -> AbstractContextManager[None]:  # noqa: ARG002
+    def consuming(self, _stream: Stream) -> AbstractContextManager[None]:
         """Change nothing: there is one such stream."""
-        return nullcontext()
+        return _NOTHING
 
-    def event(self, *, timed: bool = False) -> TimedEvent:  # noqa: ARG002
+    def event(self, *, timed: bool = False) -> ModelledEvent:  # noqa: ARG002
         """Return a new event."""
-        return TimedEvent()
+        return ModelledEvent()
 
-    def elapsed_s(self, first: TimedEvent, last: TimedEvent) -> float:
+    def elapsed_s(self, first: ModelledEvent, last: ModelledEvent) -> float:
         """Return the seconds between two events that were reached; 0 if there was nothing before one of them."""
         start, end = first.operation, last.operation
         return (end.end_s or 0.0) - (start.end_s or 0.0) if start is not None and end is not None else 0.0
 
-    def record(self, event: TimedEvent, stream: Stream) -> None:
+    def record(self, event: ModelledEvent, stream: Stream) -> None:
         """Move an event to the end of a stream."""
-        with self.taking(self.rates.host.record_s):
-            event.operation = stream.last
+        event.operation = stream.last
+        self.take("record_s")
 
-    def wait(self, stream: Stream, event: TimedEvent) -> None:
+    def wait(self, stream: Stream, event: ModelledEvent) -> None:
         """Let a stream wait for an event."""
-        with self.taking(self.rates.host.record_s):
+        if self.simulation is not None:
             self.simulation.hold(stream, event.operation)
+        self.take("record_s")
 
     def synchronize(self, of: Stream) -> None:
         """Sleep until a stream is idle."""
-        self.simulation.wait_for(of.last)
+        if self.simulation is not None:
+            self.simulation.wait_for(of.last)
 
-    def synchronize_event(self, of: TimedEvent) -> None:
+    def synchronize_event(self, of: ModelledEvent) -> None:
         """Sleep until an event is reached."""
-        self.simulation.wait_for(of.operation)
+        if self.simulation is not None:
+            self.simulation.wait_for(of.operation)
 
-    def allocate(self, nbytes: int, stream: Stream) -> _Memory:
+    # ---- memory
+
+    def allocate(self, nbytes: int, _stream: Any) -> _Memory:
         """Return addresses of nothing."""
-        with self.taking(self.rates.host.allocate_s):
-            self.memory.take(nbytes, stream)
-            return _Memory(self, Address(next(self._addresses)), nbytes, stream)
+        self.take("allocate_s")
+        return _Memory(self, Address(next(self._addresses)), nbytes)
 
     def allocate_pinned(self, nbytes: int) -> Any:
-        """Return ordinary host memory, touched."""
-        with self.taking(self.rates.host.pinned_s_per_nbyte * nbytes):
-            pinned = super().allocate_pinned(nbytes)
-            pinned.array[::4096] = 0
-            return pinned
+        """Return ordinary host memory that the system has not given yet."""
+        return SimpleNamespace(array=np.zeros(nbytes, np.uint8))
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> TimedArray:
-        """Return an array without elements of its own."""
-        memory = self.allocate(math.prod(shape) * dtype.itemsize, stream)
-        array = self.array_in(memory, shape, dtype, None)
-        weakref.finalize(array, memory.free).atexit = False
-        return array
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any) -> Any:
+        """Return an array without elements."""
+        return self.array_in(self.allocate(math.prod(shape) * dtype.itemsize, stream), shape, dtype, None)
 
-    def array_in(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> TimedArray:
-        """Return an array without elements of its own, which keeps `owner` alive."""
-        one = np.zeros(1, dtype)
-        array = np.lib.stride_tricks.as_strided(one, shape, (0,) * len(shape)).view(TimedArray)
-        array.address, array.owner = memory.address, owner
-        return array
+    def array_in(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
+        """Return an array without elements, which keeps `owner` alive."""
+        return SimpleNamespace(shape=shape, dtype=dtype, address=memory.address, owner=owner)
+
+    def address(self, array: Any) -> Address:
+        """Return the address of nothing."""
+        return Address(array.address)
+
+    def trim(self) -> None:
+        """Nothing was kept."""
+
+    def why_no_files(self) -> str:
+        """Say why no file is read straight into device memory."""
+        return "this is no device"
+
+    # ---- work
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Let the engine that copies up take its time."""
-        with self.taking(self.rates.host.copy_s):
-            self._of_thread.uploads.append((to, data))
-            self._copy("upload", data.nbytes, stream)
+        self._of_thread.uploads.append((to, data))
+        self._copy("upload", data.nbytes, stream)
 
     def download(self, into: Bytes, start: Address, stream: Stream) -> None:
         """Let the engine that copies down take its time; say of every stream that it was decoded."""
-        with self.taking(self.rates.host.copy_s):
-            into[:] = 0
-            answers = self._of_thread.answers
-            for address in [a for a in answers if start <= a < start + len(into)]:
-                column = answers.pop(address)
-                into[address - start :][: column.nbytes].view(np.uint64)[:] = column
-            self._copy("download", into.nbytes, stream)
+        into[:] = 0
+        answers = self._of_thread.answers
+        for address in [a for a in answers if start <= a < start + len(into)]:
+            column = answers.pop(address)
+            into[address - start :][: column.nbytes].view(np.uint64)[:] = column
+        self._copy("download", into.nbytes, stream)
 
     def _copy(self, engine: str, nbytes: int, stream: Stream) -> None:
-        self.simulation.enqueue(stream, engine, [(1, self.rates.copy_s(nbytes))], engine)
+        if self.simulation is not None and self.rates is not None:
+            self.simulation.enqueue(stream, engine, [(1, self.rates.copy_s(nbytes))], engine)
+            self.take("copy_s")
+
+    def build(self, _kernels: object) -> None:
+        """Nothing is built."""
 
     def launch(self, kernel: Kernel, n_blocks: int, _n_threads: int, args: Sequence[int], stream: Stream) -> None:
         """Let a kernel take its time."""
-        with self.taking(self.rates.host.launch_s):
-            if kernel.name == "blosclz":
-                table, n, actual, _ = args
-                self.decode("blosclz", self.column(table + 24 * n, n), actual, stream)
-                return
-            seconds = self._seconds(kernel, n_blocks, args)
-            self.simulation.enqueue(stream, "kernel", [(1, seconds)], kernel.name)
+        if kernel.name == "blosclz":
+            table, n, actual, _ = args
+            self.decode("blosclz", self.column(table + 24 * n, n), actual, stream)
+        elif self.simulation is not None:
+            self.simulation.enqueue(stream, "kernel", [(1, self._seconds(kernel, n_blocks, args))], kernel.name)
+        self.take("launch_s")
 
     def _seconds(self, kernel: Kernel, n_blocks: int, args: Sequence[int]) -> float:
         """Return how long a kernel takes, by the bytes that it moves, as far as arguments and tables tell."""
         rates = self.rates
+        assert rates is not None
         match kernel.name:
             case "move" | "unshuffle":
                 table, n = args[:2]
@@ -239,6 +264,8 @@ class TimedDevice(NullDevice):
     def decode(self, fmt: str, nbytes: Words, actual: int, stream: Stream) -> None:
         """Let streams of one format take slots of the decoder; they will be said to have the length they should."""
         self._of_thread.answers[actual] = nbytes
+        if self.simulation is None or self.rates is None:
+            return
         groups = [(n, self.rates.decoding_s(fmt, length, self.ratio)) for n, length in runs(nbytes)]
         self.decoded += groups
         if self.rates.in_turn:
@@ -253,39 +280,26 @@ class TimedDevice(NullDevice):
         raise LookupError(f"nothing was uploaded to {address:#x} by this thread lately")
 
 
-class _Taking:
-    """A call of the driver; written out because ``contextlib`` takes nearly as long as what it measures."""
+class ModelledNvcomp:
+    """Answers what decoding asks before a batch, and decodes nothing."""
 
-    __slots__ = ("_device", "_until_s")
-
-    def __init__(self, device: TimedDevice, seconds: float) -> None:
+    def __init__(self, device: ModelledDevice) -> None:
         self._device = device
-        self._until_s = device.clock.now() + seconds
+        self._alignment = Alignment(source=1, output=1, temp=1)
 
-    def __enter__(self) -> None:
-        """Do nothing: the clock runs already."""
+    def temp_nbytes(self, fmt: str, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:  # noqa: ARG002
+        """Return what nvCOMP would answer."""
+        return zstd_temp_nbytes(n_chunks, total_nbytes) if fmt == "zstd" else 0
 
-    def __exit__(self, *_: object) -> None:
-        device, until_s = self._device, self._until_s
-        late_s = device.clock.now() - until_s
-        if late_s > 0:
-            device.overrun_s += late_s
-        else:
-            device.clock.spin(until_s)
-
-
-class TimedNvcomp(NullNvcomp):
-    """Decodes nothing, and takes its time."""
-
-    def __init__(self, device: TimedDevice) -> None:
-        super().__init__()
-        self._device = device
+    def alignment(self, _fmt: str) -> Alignment:
+        """Return that no address matters."""
+        return self._alignment
 
     def decompress(self, fmt: str, batch: Batch, *, n_chunks: int, stream: int, **_scratch: int) -> None:
         """Let every stream of the batch take a slot of the decoder."""
         device = self._device
-        with device.taking(device.rates.host.decompress_s):
-            device.decode(fmt, device.column(batch.capacity, n_chunks), batch.actual, device.stream_of(stream))
+        device.decode(fmt, device.column(batch.capacity, n_chunks), batch.actual, device.stream_of(stream))
+        device.take("decompress_s")
 
 
 def runs(nbytes: Words) -> list[tuple[int, int]]:

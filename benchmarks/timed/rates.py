@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.results import CaseRows
+from xarray_gpuzarr.machine.bench.results import CaseRows
 
 _MS, _US = 1e-3, 1e-6
 RATIO = 5.3
@@ -48,8 +48,6 @@ class HostCosts:
     """nvCOMP launches several kernels."""
     record_s: float = 2 * _US
     """Also of letting a stream wait."""
-    pinned_s_per_nbyte: float = 0.3e-9
-    """Locking pages, assumed; only warm-ups do it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +80,8 @@ class Rates:
     """Bytes read and written a second: 0.6 of the 3.35 TB/s of an H100's memory; assumed."""
     check_s: float = 20 * _US
     """Threads that follow the blocks of zstd frames, some ten dependent reads each; assumed."""
-    n_lanes: int = 8
-    """Reads at once of modelled files; assumed."""
     lane_rate: float = 5.7e9
-    """Bytes a second of each: one thread's, from the page cache (the same blog)."""
+    """Bytes a second of each thread that reads a file, from the page cache (the same blog)."""
     lane_latency_s: float = 10 * _US
     host: HostCosts = field(default_factory=HostCosts)
 
@@ -107,9 +103,8 @@ class Rates:
 
     @property
     def slots(self) -> dict[str, int]:
-        """What is occupied: parts of the device, and lanes of modelled files."""
-        decode = 1 if self.in_turn else self.n_decoding
-        return {"upload": 1, "download": 1, "decode": decode, "kernel": 1, "lane": self.n_lanes}
+        """What is occupied: parts of the device."""
+        return {"upload": 1, "download": 1, "decode": 1 if self.in_turn else self.n_decoding, "kernel": 1}
 
     @property
     def hardware(self) -> str:
@@ -117,7 +112,7 @@ class Rates:
         return f"calls {'in turn' if self.in_turn else 'overlap'}, {self.n_decoding} slots"
 
     def lane_s(self, nbytes: int) -> float:
-        """Return how long a modelled file needs for a read."""
+        """Return how long a thread needs for a read of a file."""
         return self.lane_latency_s + nbytes / self.lane_rate
 
 

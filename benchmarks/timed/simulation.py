@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from benchmarks.timed.clock import Clock
+from benchmarks.timed.virtual_clock import Clock
 
 Group = tuple[int, float]
 """So many parts of an operation, each of which occupies one slot for so many seconds."""
@@ -58,10 +58,6 @@ class Operation:
     followers: list[Operation] = field(default_factory=list)
     end_s: float | None = None
     """None as long as it was not reached."""
-
-    def has_ended(self, now: float) -> bool:
-        """Say whether it has ended by now, as far as the simulation has caught up."""
-        return self.end_s is not None and self.end_s <= now
 
 
 class Slots:
@@ -108,16 +104,11 @@ class Simulation:
         self._slots = {name: Slots(n) for name, n in slots.items()}
         self._clock = clock
         self._lock = threading.Lock()
-        self._handles = count(1)
         self._order = count()
         self._known: list[tuple[float, int, Operation]] = []
         """Operations of which it is known when they are reached. A heap."""
         self.intervals: list[Interval] = []
         """All that was occupied, in the order in which it was reached; some of it may not have happened yet."""
-
-    def stream(self) -> Stream:
-        """Return a new stream."""
-        return Stream(next(self._handles))
 
     def enqueue(self, stream: Stream, resource: str, groups: Sequence[Group], what: str) -> Operation:
         """Give a stream an operation that occupies slots of a resource."""
@@ -137,12 +128,6 @@ class Simulation:
             operation = Operation(stream, next(self._order), now)
             self._await(operation, awaited)
             self._append(operation)
-
-    def catch_up(self) -> float:
-        """Let happen what happens until now; return what time that is."""
-        with self._lock:
-            self._advance(now := self._clock.now())
-            return now
 
     def wait_for(self, operation: Operation | None) -> bool:
         """Let the calling thread sleep until an operation has ended; return whether it had to."""

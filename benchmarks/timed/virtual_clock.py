@@ -11,8 +11,22 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from itertools import count
+from typing import Protocol
 
 from xarray_gpuzarr.process.threads import Work, thread_budget
+
+
+class Clock(Protocol):
+    """Says what time it is, and lets time pass."""
+
+    def now(self) -> float:
+        """Return seconds since whenever; never less than before."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass without using a core."""
+
+    def spin(self, until_s: float) -> None:
+        """Let time pass as a thread does that is busy inside a call of CUDA."""
 
 
 class VirtualClock:
@@ -147,10 +161,13 @@ class VirtualCrew:
             self._runs.remove(run)
             del self._of_thread.run
 
-    def spend(self, seconds: float) -> None:
-        """Let the calling task, or thread, take so long."""
+    def spend(self, seconds: float) -> tuple[float, float]:
+        """Let the calling task, or thread, take so long; return when it begins and ends."""
         run: _Run | None = getattr(self._of_thread, "run", None)
+        start_s = self._clock.now()
         if run is None:
             self._clock.sleep(seconds)
         else:
-            run.free[run.at] = max(run.free[run.at], self._clock.now()) + seconds
+            start_s = max(run.free[run.at], start_s)
+            run.free[run.at] = start_s + seconds
+        return start_s, start_s + seconds

@@ -12,13 +12,15 @@ from pathlib import Path
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import VOLUME, Workload
 from benchmarks.host import child as host_child
-from benchmarks.host.cases import Crew
-from benchmarks.host.child import Fingerprint
-from benchmarks.measure import AbsentError, Case, Contestant, Ready, Shared, WrongValuesError
 from benchmarks.range_server import RangeServer
+from benchmarks.shared import Shared
 from benchmarks.training import child
 from benchmarks.training.feeds import BATCH, Feed
 from benchmarks.training.loaders import LOADERS, Loader
+from xarray_gpuzarr.machine.bench.child import Reference
+from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 LATENCY_MS = 10
 _EACH_SECONDS = 10.0
@@ -26,6 +28,8 @@ _EACH_SECONDS = 10.0
 _MEANINGFUL_SCALE = 0.01
 _CHUNKS = {"64 kB": (1, 128, 128), "1 MB": (4, 256, 256)}
 _CROPS = ((1, 256, 256), (4, 64, 64))
+_FIELDS = (1, 1024, 1024)
+"""Whole fields of chunks of 1 MB, each once."""
 _N_BATCHES, _N_SERVED, _N_TINY = 16, 6, 2
 """Batches of a run: of local files, behind a server, and only to see that it runs."""
 
@@ -34,21 +38,12 @@ _SHARDS = (16, 512, 512)
 
 
 def cases(scale: float, folder: Path, crew: Crew) -> list[Case]:
-    """Return the cases of this module.
-
-    Parameters
-    ----------
-    scale : float
-        Share of the elements; 1 for results that mean something.
-    folder : pathlib.Path
-        Cache of stores.
-    crew : Crew
-        Where loaders have a process each.
-    """
-    every = product((False, True), _workloads(), _CROPS)
+    """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
+    *shorter, plain, sharded = _workloads()
+    crops = [*product(shorter, _CROPS), *product((plain, sharded), (_FIELDS, *_CROPS))]
     found = [
         _case(scale, folder / "served" / "stores", crew, workload, crop, is_served=is_served)
-        for is_served, workload, crop in every
+        for is_served, (workload, crop) in product((False, True), crops)
     ]
     return found if scale >= _MEANINGFUL_SCALE else found[:: len(found) - 1]
 
@@ -80,14 +75,14 @@ def _contestants(feed: Feed, crew: Crew, *, is_served: bool) -> list[Contestant]
     """Return the loaders; their processes start."""
     here = replace(feed, path=write_workload(feed.workload, feed.path))
     crew.start(loader.name for loader in LOADERS.values() if not loader.why_absent())
-    comparing = _Comparing(here, crew)
+    reference = Reference()
     shared = Shared(partial(_serving, here.path.parent.parent, is_served=is_served), len(LOADERS))
     return [
         Contestant(
             name=loader.name,
             side=loader.side,
             nbytes=feed.nbytes,
-            prepare=partial(shared.prepare, partial(comparing.prepare, loader)),
+            prepare=partial(shared.prepare, partial(_prepare, here, crew, reference, loader)),
         )
         for loader in LOADERS.values()
     ]
@@ -103,30 +98,12 @@ def _serving(folder: Path, *, is_served: bool) -> Iterator[str]:
         yield server.url
 
 
-class _Comparing:
-    """Loaders of one feed, each of which must give what the first one has given.
-
-    Parameters
-    ----------
-    feed : Feed
-    crew : Crew
-    """
-
-    def __init__(self, feed: Feed, crew: Crew) -> None:
-        self._feed = feed
-        self._crew = crew
-        self._reference: Fingerprint | None = None
-
-    def prepare(self, loader: Loader, url: str) -> Ready:
-        """Let a loader read once, on a process of its own."""
-        absent = loader.why_absent()
-        if absent:
-            raise AbsentError(absent)
-        found = self._crew.ask(child.open_feed, loader.name, replace(self._feed, url=url))
-        self._reference = self._reference or found
-        if not found.agrees_with(self._reference):
-            raise WrongValuesError(f"other values than the first loader: {found}, expected {self._reference}")
-        return Ready(
-            measure=partial(self._crew.ask, host_child.sample, loader.name),
-            close=partial(self._crew.ask, host_child.close, loader.name),
-        )
+def _prepare(here: Feed, crew: Crew, reference: Reference, loader: Loader, url: str) -> Ready:
+    """Let a loader read once, on a process of its own; it must give what the first one has given."""
+    if absent := loader.why_absent():
+        raise AbsentError(absent)
+    reference.check(loader.name, crew.ask(child.open_feed, loader.name, replace(here, url=url)))
+    return Ready(
+        measure=partial(crew.ask, host_child.sample, loader.name),
+        close=partial(crew.ask, host_child.close, loader.name),
+    )

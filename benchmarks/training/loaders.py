@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
-from zarr.storage import ObjectStore
+from zarr.storage import LocalStore, ObjectStore
 
 from benchmarks.host.task import Array
 from benchmarks.remote.readers import s3_store
-from benchmarks.results import Side
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from xarray_gpuzarr import batches
 from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.machine.bench.readers import PIPELINES
+from xarray_gpuzarr.machine.bench.readers import PIPELINES, AbsentError
+from xarray_gpuzarr.machine.bench.results import Side
 
 Epoch = Callable[[], Iterator[Array]]
 """Begins to read all batches of a feed, in order."""
@@ -39,7 +39,9 @@ class Loader:
 
     name: str
     side: Side = "peer"
-    open: Callable[[Feed], Epoch]
+    open: Callable[[Feed], Callable[[], Iterator[Any]]]
+    in_order: bool = True
+    """Whether batches come in the order of the feed; else an epoch gives pairs, of samples' numbers and samples."""
     needs: str = ""
     """Module that has to be installed."""
     settings: Mapping[str, object] = field(default_factory=lambda: {"codec_pipeline.path": PIPELINES["default"]})
@@ -143,11 +145,34 @@ def _open_tensorstore(feed: Feed) -> Epoch:
     return lambda: _ahead(start, feed.boxes)
 
 
+def _open_insitubatch(feed: Feed) -> Callable[[], Iterator[tuple[Array, Array]]]:
+    """Open it as global a shuffle as it has: all chunks in one block, which it decodes once each and holds."""
+    shape, variable = feed.workload.shape, feed.workload.variable
+    if feed.crop != (1, *shape[1:]) or feed.n_samples != shape[0]:
+        raise AbsentError("gives whole samples of an axis, in an order of its own")
+    found = importlib.import_module("insitubatch")
+    store = ObjectStore(s3_store(feed.url, feed.path), read_only=True) if feed.url else LocalStore(feed.path)
+    geometries = found.open_geometries(store, variables=[variable])
+    split = found.split_by_chunk(geometries[variable], fractions=(1.0, 0.0, 0.0))
+
+    def epoch() -> Iterator[tuple[Array, Array]]:
+        options = {"batch_size": BATCH, "block_chunks": split.n_chunks, "prefetch_depth": PREFETCH}
+        dataset = found.InSituDataset(store, split, geometries=geometries, **options)  # anew: it keeps what it decoded
+        try:
+            for batch in dataset.train:
+                yield batch.sample_indices, batch.arrays[variable][:, None]
+        finally:
+            dataset.close()
+
+    return epoch
+
+
 _LOADERS = (
     Loader(name="zarr default, threads", open=_open_zarr),
     Loader(name="TensorStore, futures", open=_open_tensorstore, needs="tensorstore"),
     Loader(name="xbatcher", open=_open_xbatcher, needs="xbatcher"),
     Loader(name="xbatcher, threads", open=_open_xbatcher_threads, needs="xbatcher"),
+    Loader(name="insitubatch", open=_open_insitubatch, needs="insitubatch", in_order=False),
     Loader(name="gpuzarr batches, no dask", side="ours", open=partial(_open_ours, None)),
     Loader(name="gpuzarr batches, chunks={}", side="ours", open=partial(_open_ours, {})),
 )

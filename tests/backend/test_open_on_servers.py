@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 import xarray as xr
 from helpers.compare import assert_same_dataset
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
 from zarr.storage import ZipStore
-
-from benchmarks.range_server import RangeServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu import proof, saturation, soak, tune
 from benchmarks.gpu.soak import Found
-from benchmarks.measure import AbsentError
+from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.machine.diagnosis.resident import Workspace, resident_streams
 from xarray_gpuzarr.process.device_options import in_force, resource_options
 

@@ -1,15 +1,12 @@
 """The benchmark of the host's own work: a device that does nothing, a store of headers, and time split by stages."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.host_cost import __main__ as command
-from benchmarks.host_cost import cases as host_cost
 from benchmarks.host_cost.cases import LAYOUTS, Layout, NullReads
-from benchmarks.host_cost.null_device import NullDevice
 from benchmarks.host_cost.stopwatch import Stopwatch
+from benchmarks.timed.device import ModelledNvcomp
 from xarray_gpuzarr.decoders.cuda import staging
 from xarray_gpuzarr.decoders.cuda.by_host import ByHost
 from xarray_gpuzarr.decoders.cuda.staging import Stager
@@ -41,9 +38,9 @@ def test_layouts_are_shards_of_400_chunks_of_a_published_length(layout):
 @pytest.mark.parametrize("n_shards", [1, 3])
 def test_every_frame_is_given_to_the_device(monkeypatch, n_shards):
     given = []
-    decompress = type(NullDevice().nvcomp).decompress
+    decompress = ModelledNvcomp.decompress
     monkeypatch.setattr(
-        type(NullDevice().nvcomp),
+        ModelledNvcomp,
         "decompress",
         lambda *args, **sizes: (given.append(sizes["n_chunks"]), decompress(*args, **sizes)),
     )
@@ -77,28 +74,6 @@ def test_stages_are_told_apart_and_listening_ends():
     }
     assert (snapshot.decode_shard_index, plan.coalesce, staging.find_streams, vars(Stager)["stage"]) == before
     assert set(reads.seconds(2)) == {"batches and the rest"}
-
-
-def test_command_writes_what_it_prints(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(host_cost, "LAYOUTS", (SMALL,))
-    out = tmp_path / "cost.json"
-
-    assert command.main(["--rounds", "2", "--out", str(out)]) == 0
-
-    (case,) = json.loads(out.read_text())["cases"]
-    names = [row["reader"] for row in case["rows"]]
-    assert {"small, the only shard", "small, one of 32 shards", "small, one of 32 shards: tables"} <= set(names)
-    assert all(row["status"] == "measured" and len(row["wall_s"]) == 2 for row in case["rows"])
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in names)
-
-
-def test_profile_names_functions(capsys, monkeypatch):
-    monkeypatch.setattr(host_cost, "LAYOUTS", (SMALL,))
-
-    assert command.main(["--rounds", "1", "--profile"]) == 0
-
-    assert "decode_shard_index" in capsys.readouterr().out
 
 
 def test_time_inside_a_label_is_its_own(stopwatch, clock):

@@ -1,4 +1,4 @@
-"""The modelled device of the benchmarks: exact times by a clock that goes when somebody waits, and real runs."""
+"""The modelled device of the benchmarks: exact times by a clock that goes when somebody waits, and reads by it."""
 
 import json
 import math
@@ -11,21 +11,17 @@ from helpers.still_clock import StillClock
 
 from benchmarks.page import measurements
 from benchmarks.page.runs import load
-from benchmarks.results import CaseRows, Results, Row, Sample
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.bounds import call_s, covered, decoding_bound, idle_shares
-from benchmarks.timed.device import TimedDevice, runs
-from benchmarks.timed.engine import installed
+from benchmarks.timed.device import ModelledDevice, runs
 from benchmarks.timed.rates import HostCosts, Rates, rates_of
 from benchmarks.timed.simulation import Interval
-from benchmarks.timed.workloads import FEED
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
-from xarray_gpuzarr.decoders import choice, cuda
 from xarray_gpuzarr.decoders.cuda.by_host import ByHost
-from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.machine.bench.results import CaseRows, Results, Row, Sample
 
-FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0, pinned_s_per_nbyte=0)
+FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0)
 RATES = Rates(
     n_decoding=4,
     decoding={"zstd": ((1000, 1.0), (3000, 3.0)), "blosclz": ((1000, 0.5), (2000, 1.0))},
@@ -45,7 +41,7 @@ def clock():
 
 @pytest.fixture
 def device(clock):
-    return TimedDevice(RATES, clock)
+    return ModelledDevice(RATES, clock)
 
 
 # ---- the device
@@ -91,7 +87,7 @@ def test_chunks_take_as_long_as_their_length_says(device, clock):
 
 def decoding_took(clock, nbytes, *, n_calls=1, ratio=5.3, **rates):
     """Return how long calls take that share out chunks of a length, each call on a stream of its own."""
-    device = TimedDevice(Rates(copy_latency_s=0, copy_rate=math.inf, host=FREE_CALLS, **rates), clock)
+    device = ModelledDevice(Rates(copy_latency_s=0, copy_rate=math.inf, host=FREE_CALLS, **rates), clock)
     device.ratio = ratio
     streams = [device.stream() for _ in range(n_calls)]
     for n, stream in enumerate(streams):
@@ -232,7 +228,7 @@ def test_an_event_that_was_never_recorded_holds_nobody(device, clock):
 
 
 def test_calls_keep_their_thread_busy(clock):
-    device = TimedDevice(Rates(host=HostCosts(allocate_s=1, copy_s=2, record_s=4, free_s=8)), clock)
+    device = ModelledDevice(Rates(host=HostCosts(allocate_s=1, copy_s=2, record_s=4, free_s=8)), clock)
     stream = device.stream()
 
     memory = device.allocate(16, stream)
@@ -242,38 +238,6 @@ def test_calls_keep_their_thread_busy(clock):
 
     assert clock.time == 1 + 2 + 4 + 8
     assert clock.slept == []
-    assert device.overrun_s == 0
-
-
-def test_freed_memory_is_taken_until_its_stream_has_passed_but_for_the_stream_itself(device, clock):
-    stream, other = device.stream(), device.stream()
-    memory = device.allocate(100, stream)
-    device.upload(memory.address, np.zeros(100, np.uint8), stream)
-    memory.free()
-
-    device.allocate(100, other)
-    assert device.memory.nbytes == 200
-    again = device.allocate(60, stream)
-    assert device.memory.nbytes == 200
-    clock.time = 1.5
-    device.allocate(10, other)
-    assert device.memory.nbytes == 100 + 60 + 10
-    again.free()
-    device.allocate(1, other)
-    assert device.memory.nbytes == 100 + 10 + 1
-    assert device.memory.peak_nbytes == 200
-
-
-def test_an_array_gives_its_memory_back(device):
-    array = device.empty((3, 5), np.dtype("f4"), device.consumer_stream())
-    view = array[1:].reshape(-1)
-    assert (array.shape, array.dtype, device.address(array) > 0) == ((3, 5), np.dtype("f4"), True)
-
-    del array
-    assert device.memory.nbytes == 60
-    del view
-    device.allocate(1, device.stream())
-    assert device.memory.nbytes == 1
 
 
 def test_lengths_are_told_run_by_run():
@@ -410,96 +374,76 @@ def test_the_bound_is_the_slowest_resource_that_was_measured():
     assert CaseRows(name="", rows=rows[:1]).bare is None
 
 
+# ---- without rates
+
+
+def test_without_rates_nothing_takes_any_time_and_all_went_well():
+    device = ModelledDevice()
+    stream = device.stream()
+    receipt = decompress(device, stream, [3000, 1000])
+    into = np.full(16, 255, np.uint8)
+
+    device.launch(Kernel(file="checksum.cu", name="checksum"), 1, 256, (0, 1, 1, 0), stream)
+    device.download(into, receipt, stream)
+    device.synchronize(stream)
+
+    assert into.view(np.uint64).tolist() == [3000, 1000]
+    assert stream.last is None
+    assert device.decoded == []
+
+
 # ---- the command
 
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """Return a call of the command on tiny data that returns what it has written."""
-    monkeypatch.setenv("GPUZARR_BENCH_DIR", str(tmp_path / "stores"))
+    """Return a call of the command on short arrays that returns what it has written."""
+    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
 
     def run(*arguments):
         out = tmp_path / "timed.json"
-        written = ["--out", str(out)]
-        assert main(["--smoke", "--threads", "1", "2", *written, *arguments]) == 0
-        document = json.loads(out.read_text())
-        assert all(row["status"] == "measured" for case in document["cases"] for row in case["rows"])
-        return document
+        assert main(["--smoke", "--threads", "1", "2", "--out", str(out), *arguments]) == 0
+        return json.loads(out.read_text())
 
     return run
 
 
-def test_command_reads_every_workload_and_the_page_has_it(command, tmp_path, capsys):
+def test_command_reads_every_array_and_the_page_has_it(command, tmp_path, capsys):
     document = command()
 
     assert document["finished"]
     assert document["modelled"]
-    names = [case["name"] for case in document["cases"]]
-    workloads = ("published", "64 kB chunks", "4 MB chunks", "raw", "volume", "small shards")
-    assert names == [f"timed/{name}, calls overlap, 528 slots" for name in (*workloads, "training")]
-    for case in document["cases"][:-1]:
+    arrays = ("published", "64 kB chunks", "4 MB chunks", "raw", "small shards")
+    assert [case["name"] for case in document["cases"]] == [
+        f"timed/{name}, calls overlap, 528 slots" for name in arrays
+    ]
+    for case in document["cases"]:
         assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in names)
     timed = load(tmp_path / "timed.json")
     text = measurements.page({"host": replace(timed, cases=[]), "timed": timed})
     assert "no number below is a GPU's" in text
-    assert re.search(r"\| small shards, calls overlap, 528 slots \| 2 threads \| .+ GB/s \| \d+% \|", text)
+    line = r"\| small shards, calls overlap, 528 slots \| 2 threads \| .+ GB/s \| \d+% \|"
+    assert re.search(line, text)
+    assert re.search(line, capsys.readouterr().out)
 
 
-def test_command_compares_hardware(command, capsys):
-    document = command("--case", "small", "--calls", "overlap", "in-turn", "--slots", "1", "4")
+def test_bounds_are_those_of_what_was_asked_for(command):
+    cases = command("--case", "published", "raw", "--calls", "overlap", "in-turn", "--slots", "1", "4")["cases"]
+    bounds = {(c["name"], r["reader"]): r["median_s"] for c in cases for r in c["rows"] if r["side"] == "bare"}
 
-    hardware = [f"calls {calls}, {n} slots" for calls in ("overlap", "in turn") for n in (1, 4)]
-    assert [case["name"] for case in document["cases"]] == [f"timed/small shards, {each}" for each in hardware]
-    bounds = [row["median_s"] for case in document["cases"] for row in case["rows"] if row["reader"] == "decoder"]
-    assert bounds == [pytest.approx(4 * bounds[1]), bounds[1], pytest.approx(4 * bounds[1]), bounds[1]]
-    printed = capsys.readouterr().out
-    assert re.search(r"small shards │ 2 threads +(│ +[\d.]+ / [\d.]+ \d+% +){4}│", printed)
-
-
-def test_the_model_that_is_trained_is_a_bound_and_a_resource_of_its_own(command):
-    (case,) = command("--case", "training")["cases"]
-    rows = {row["reader"]: row for row in case["rows"]}
-
-    assert list(rows) == ["batches, 0 ahead", "batches, 2 ahead", "decoder", "copy engine", "kernels", "fetch", "model"]
-    assert rows["batches, 0 ahead"]["median_s"] > rows["model"]["median_s"] > rows["decoder"]["median_s"]
-    assert rows["kernels"]["median_s"] < rows["model"]["median_s"]
-    assert rows["batches, 2 ahead"]["nbytes"] == FEED.scaled(1e-4).nbytes
+    for calls in ("overlap", "in turn"):
+        # 16 chunks of 30 ms: all on one slot, or on four.
+        assert bounds[f"timed/published, calls {calls}, 1 slots", "decoder"] == pytest.approx(16 * 0.030)
+        assert bounds[f"timed/published, calls {calls}, 4 slots", "decoder"] == pytest.approx(4 * 0.030)
+        raw = f"timed/raw, calls {calls}, 4 slots"
+        assert bounds[raw, "decoder"] == 0
+        assert bounds[raw, "copy engine"] > 16 * 1_024_000 / 50e9
+        assert bounds[raw, "fetch"] > 16 * 1_024_000 / 5.7e9 / 16
+    for case in cases:
+        slowest = max(r["median_s"] for r in case["rows"] if r["side"] == "bare")
+        assert all(r["median_s"] >= slowest for r in case["rows"] if r["side"] == "ours")
 
 
-def test_the_device_is_there_only_as_long_as_it_is_asked_for(device):
-    before = choice.missing_for_cuda, threads.n_cores, cuda.CudaDecoder
-
-    with installed(device, 16) as decoder:
-        assert choice.decoder_for("cuda") is decoder
-        assert choice.resolve_device("auto") == "cuda"
-        assert threads.n_cores() == 16
-
-    assert (choice.missing_for_cuda, threads.n_cores, cuda.CudaDecoder) == before
-    assert choice.decoder_for.cache_info().currsize == 0
-
-
-def test_modelled_files_have_what_the_host_looks_at(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
-
-    document = command("--fetch", "modelled", "--case", "64 kB", "volume")
-
-    assert document["settings"]["cores"] == 16
-    bounds = {name: [] for name in ("fetch", "copy engine")}
-    for row in (row for case in document["cases"] for row in case["rows"] if row["reader"] in bounds):
-        bounds[row["reader"]].append(row["median_s"])
-    shards = sum(file.stat().st_size for file in (tmp_path / "stores").glob("*/data/c/**/*") if file.is_file())
-    assert sum(bounds["fetch"]) == pytest.approx(shards / (8 * 5.7e9))
-    assert sum(bounds["copy engine"]) == pytest.approx(shards / 50e9)
-
-
-def test_real_files_are_not_decoded_by_the_host(command, monkeypatch):
-    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
-
-    command("--case", "published", "volume")
-
-
-def test_command_knows_its_workloads(capsys):
+def test_command_knows_its_arrays(capsys):
     assert main(["--case", "nonsense"]) == 2
     assert "published" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The simulation behind the modelled device of the benchmarks: exact times of made-up operations, and brute force."""
 
 import heapq
+import itertools
 import threading
 import time
 
@@ -9,7 +10,9 @@ from helpers.still_clock import StillClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.timed.simulation import Simulation, Slots
+from benchmarks.timed.simulation import Simulation, Slots, Stream
+
+HANDLES = itertools.count(1)
 
 
 @pytest.fixture
@@ -115,7 +118,7 @@ def ends_by_brute_force(program):
 def test_streams_and_events_are_honoured_as_by_brute_force(program):
     clock = StillClock()
     simulation = Simulation(N_SLOTS, clock)
-    streams = [simulation.stream() for _ in range(3)]
+    streams = [Stream(next(HANDLES)) for _ in range(3)]
     operations = []
 
     for stream, resource, n, seconds, later, awaited in program:
@@ -128,7 +131,7 @@ def test_streams_and_events_are_honoured_as_by_brute_force(program):
 
 
 def test_one_copy_engine_serves_all_streams_one_after_another(simulation):
-    one, other = simulation.stream(), simulation.stream()
+    one, other = Stream(next(HANDLES)), Stream(next(HANDLES))
 
     first = simulation.enqueue(one, "upload", [(1, 3.0)], "")
     second = simulation.enqueue(other, "upload", [(1, 2.0)], "")
@@ -137,7 +140,7 @@ def test_one_copy_engine_serves_all_streams_one_after_another(simulation):
 
 
 def test_two_streams_share_slots(simulation):
-    one, other = simulation.stream(), simulation.stream()
+    one, other = Stream(next(HANDLES)), Stream(next(HANDLES))
 
     first = simulation.enqueue(one, "decode", [(3, 10.0)], "")
     second = simulation.enqueue(other, "decode", [(2, 4.0)], "")
@@ -148,7 +151,7 @@ def test_two_streams_share_slots(simulation):
 
 
 def test_who_is_reached_first_is_served_first_even_if_it_was_given_later(simulation, clock):
-    busy, free = simulation.stream(), simulation.stream()
+    busy, free = Stream(next(HANDLES)), Stream(next(HANDLES))
     simulation.enqueue(busy, "upload", [(1, 10.0)], "")
     late = simulation.enqueue(busy, "decode", [(4, 5.0)], "")
     clock.time = 2
@@ -159,7 +162,7 @@ def test_who_is_reached_first_is_served_first_even_if_it_was_given_later(simulat
 
 
 def test_work_of_a_stream_runs_in_order_on_whatever_resource(simulation):
-    stream = simulation.stream()
+    stream = Stream(next(HANDLES))
 
     operations = [simulation.enqueue(stream, name, [(1, 2.0)], "") for name in ("upload", "kernel", "decode", "kernel")]
 
@@ -167,7 +170,7 @@ def test_work_of_a_stream_runs_in_order_on_whatever_resource(simulation):
 
 
 def test_what_was_awaited_once_holds_only_later_work(simulation):
-    copies, work = simulation.stream(), simulation.stream()
+    copies, work = Stream(next(HANDLES)), Stream(next(HANDLES))
     copied = simulation.enqueue(copies, "upload", [(1, 7.0)], "")
     before = simulation.enqueue(work, "kernel", [(1, 1.0)], "")
     simulation.hold(work, copied)
@@ -177,7 +180,7 @@ def test_what_was_awaited_once_holds_only_later_work(simulation):
 
 
 def test_a_wait_sleeps_until_the_operation_has_ended_and_no_longer(simulation, clock):
-    stream, other = simulation.stream(), simulation.stream()
+    stream, other = Stream(next(HANDLES)), Stream(next(HANDLES))
     simulation.enqueue(stream, "upload", [(1, 3.0)], "")
     last = simulation.enqueue(stream, "kernel", [(1, 4.0)], "")
     simulation.enqueue(other, "kernel", [(1, 0.5)], "")
@@ -203,7 +206,7 @@ def test_threads_may_enqueue_side_by_side():
     lasts = []
 
     def enqueue():
-        stream = simulation.stream()
+        stream = Stream(next(HANDLES))
         lasts.append([simulation.enqueue(stream, "upload", [(1, SlowSeconds(1))], "") for _ in range(20)][-1])
 
     started = [threading.Thread(target=enqueue) for _ in range(4)]

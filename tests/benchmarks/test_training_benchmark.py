@@ -8,17 +8,17 @@ import pytest
 import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
+from helpers.stores.range_server import RangeServer
 
 from benchmarks import __main__ as command
 from benchmarks.arrays.stores import write_workload
-from benchmarks.host import cases as host_cases
-from benchmarks.host.cases import Crew
-from benchmarks.measure import Session
-from benchmarks.range_server import RangeServer
-from benchmarks.results import Results
-from benchmarks.training import cases, loaders
+from benchmarks.training import cases, child, loaders
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from benchmarks.training.loaders import LOADERS
+from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.results import Results
+from xarray_gpuzarr.machine.bench.session import Session
 
 WORKLOAD = replace(cases._ARRAY, name="tiny", shape=(8, 30, 40), chunks=(2, 10, 10), codec="zstd 1")
 LAYOUTS = {"chunks": WORKLOAD, "shards": replace(WORKLOAD, chunks=(1, 5, 10), shards=(4, 10, 20))}
@@ -39,7 +39,7 @@ def url(folder):
 def here(monkeypatch):
     """Let loaders run in this process."""
 
-    monkeypatch.setattr(host_cases, "_process", HereAndNow)
+    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
     with settings_taken_back():
         yield
 
@@ -49,7 +49,7 @@ def feed_of(layout, folder, crop=(3, 6, 8), n_batches=3):
     return Feed(workload=LAYOUTS[layout], path=path, crop=crop, n_batches=n_batches)
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("loader", [name for name, loader in LOADERS.items() if loader.in_order])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("served", [False, True])
 def test_every_loader_gives_the_crops_of_the_feed(folder, url, loader, layout, served):
@@ -66,6 +66,28 @@ def test_every_loader_gives_the_crops_of_the_feed(folder, url, loader, layout, s
     wanted = np.stack([values[box] for batch in feed.boxes for box in batch]).reshape(3, BATCH, *feed.crop)
     np.testing.assert_array_equal(np.stack(found), wanted, strict=True)
     np.testing.assert_array_equal(np.stack(again), wanted, strict=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("served", [False, True])
+def test_samples_in_another_order_are_those_of_the_feed(folder, url, layout, served):
+    pytest.importorskip("insitubatch")
+    workload = replace(LAYOUTS[layout], shape=(32, 30, 40))
+    path = write_workload(workload, folder)
+    feed = Feed(workload=workload, path=path, url=url if served else "", crop=(1, 30, 40), n_batches=2)
+    wanted = np.stack([workload.values()[box] for batch in feed.boxes for box in batch])
+    found = []
+
+    with settings_taken_back(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child.child, "keep", lambda _, opened, *__: found.append(opened.values()))
+        child.open_feed("insitubatch", feed)
+
+    np.testing.assert_array_equal(found[0], wanted, strict=True)
+
+
+def test_a_loader_of_whole_samples_takes_no_part_where_crops_are_asked_for(folder):
+    with pytest.raises(AbsentError, match="whole samples"):
+        LOADERS["insitubatch"].open(feed_of("chunks", folder))
 
 
 def test_crops_lie_inside_and_none_comes_twice(folder):
@@ -120,7 +142,7 @@ def test_a_case_compares_what_loaders_give(here, tmp_path, monkeypatch):
 def test_cases_are_every_store_crop_and_place(tmp_path):
     names = [case.name for case in cases.cases(1, tmp_path, Crew())]
 
-    assert len(set(names)) == 16
+    assert len(set(names)) == 20
     assert names[0] == "training/1x256x256 of chunks of 64 kB"
     assert names[-1] == "training/4x64x64 of chunks of 1 MB in shards, 10 ms"
     assert [workload.chunk_nbytes for workload in cases._workloads()] == [2**16, 2**16, 2**20, 2**20]

@@ -19,6 +19,7 @@ from helpers.compare import assert_same_bits, assert_same_dataset
 from helpers.data.corpus import counting, write
 from helpers.data.datasets import ENCODING, weather
 from helpers.every_pair import usually
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS, fsspec_s3, obstore_s3
 from helpers.stores.s3_server import BUCKET, S3Server
 from obstore.store import LocalStore as ObstoreLocal
@@ -27,7 +28,6 @@ from s3fs import S3FileSystem
 from zarr.api import asynchronous
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
-from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import StoreReadError, zarr_pipeline
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]

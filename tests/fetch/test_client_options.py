@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import zarr
 from helpers.data.corpus import write
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import obstore_options, s3fs_options
 from helpers.stores.s3_server import REGION
 from obstore.store import HTTPStore, S3Store
 from s3fs import S3FileSystem
 from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
-from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.fetch import byte_source, index_cache
 

@@ -9,11 +9,11 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 from helpers.data.damage import assert_explains
 from helpers.stores.fakes import ScriptedStore, is_data
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import obstore_http, s3fs_options
 from zarr.abc.store import SuffixByteRequest
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
-from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import GpuZarrError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import index_cache
 

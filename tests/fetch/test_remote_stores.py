@@ -16,13 +16,13 @@ from distributed import Client
 from helpers.compare import assert_same_bits, assert_same_dataset, assert_same_values
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.data.datasets import ENCODING, weather
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS, fsspec_s3, obstore_s3, s3fs_options
 from helpers.stores.s3_server import BUCKET, S3Server
 from obstore.exceptions import PermissionDeniedError
 from zarr.core.sync import _get_loop
 from zarr.storage import LocalStore
 
-from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import FetchOptions, StoreReadError, read_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.fetch import byte_source, index_cache, remote

@@ -8,11 +8,11 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.data.damage import assert_explains
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
 from zarr.codecs import Crc32cCodec
 from zarr.storage import LocalStore
 
-from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import GpuZarrError, ShardIndexError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import index_cache
 

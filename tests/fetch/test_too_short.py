@@ -10,6 +10,7 @@ import zarr
 from helpers.data.corpus import counting, write
 from helpers.data.damage import assert_explains
 from helpers.stores.fakes import FailAfter, ScriptedStore, put
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import CLIENTS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from obstore.store import MemoryStore as ObstoreMemory
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, WrapperStore
 
-from benchmarks.range_server import RangeServer
 from xarray_gpuzarr import ShardIndexError, StoreReadError, read_array
 from xarray_gpuzarr.fetch import byte_source, index_cache
 from xarray_gpuzarr.fetch.too_short import http_status, is_too_short

@@ -3,22 +3,23 @@
 import copy
 import json
 import math
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.here_and_now import HereAndNow
 from helpers.stores.s3_server import BUCKET, S3Server
 from hypothesis import example, given
 from hypothesis import strategies as st
+from zarr.codecs.numcodecs import Zlib
 
 from xarray_gpuzarr.cli import bench as command
 from xarray_gpuzarr.cli import main
-from xarray_gpuzarr.machine.bench import child, rounds
+from xarray_gpuzarr.machine.bench import child
 from xarray_gpuzarr.machine.bench.child import checksum
-from xarray_gpuzarr.machine.bench.readers import READERS, Location, ReaderAbsentError
+from xarray_gpuzarr.machine.bench.readers import READERS, AbsentError, Location
 from xarray_gpuzarr.machine.bench.rounds import corner_box
 
 ENCODING = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (2, 8), "shards": (4, 8)}
@@ -39,29 +40,10 @@ def path(tmp_path_factory):
     return str(path)
 
 
-class SameProcess:
-    """Stands in for a process of its own: calls at once, and keeps what that process would keep."""
-
-    def __init__(self, *_, **__):
-        self.kept = None
-
-    def submit(self, call, *args):
-        future, child._reading = Future(), self.kept
-        try:
-            future.set_result(call(*args))
-        except Exception as error:  # noqa: BLE001  # as an executor does
-            future.set_exception(error)
-        self.kept = child._reading
-        return future
-
-    def shutdown(self, **_):
-        """There is nothing to end."""
-
-
 @pytest.fixture
 def bench_of(monkeypatch, path):
     """Return a call that runs the command in this process, with the readers given."""
-    monkeypatch.setattr(rounds, "ProcessPoolExecutor", SameProcess)
+    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
     before = copy.deepcopy(zarr.config.config)
 
     def run(*readers, options=()):
@@ -113,6 +95,8 @@ def test_readers_in_processes_of_their_own_agree(path, tmp_path, capsys):
 def test_every_reader_reads_the_same_box(path, name):
     location, box = Location(store=path, group="g", variable="t"), (slice(0, 8), slice(0, 16))
     reader = READERS[name]
+    if reader.needs:
+        pytest.importorskip(reader.needs[0])
     engine = {"read": {"mask_and_scale": False}, "load": {}}[reader.operation]
     with xr.open_dataset(path, engine="zarr", group="g", consolidated=False, chunks=None, **engine) as stock:
         expected = stock["t"].values[box]
@@ -144,7 +128,7 @@ def test_options_of_a_remote_store_reach_every_reader(path, tmp_path, capsys):
 
 def test_readers_that_cannot_take_part_are_named_and_are_no_failure(bench_of, capsys):
     def elsewhere(_):
-        raise ReaderAbsentError("compared on local folders only")
+        raise AbsentError("compared on local folders only")
 
     absent = replace(FIRST, name="nonesuch", needs=("nonesuch.zarr", "nonesuch-cu13"))
     remote = replace(FIRST, name="remote", open=elsewhere)
@@ -158,8 +142,19 @@ def test_readers_that_cannot_take_part_are_named_and_are_no_failure(bench_of, ca
 
 
 def test_tensorstore_is_compared_on_local_folders(path):
-    with pytest.raises(ReaderAbsentError, match="local folders"):
+    with pytest.raises(AbsentError, match="local folders"):
         READERS["TensorStore"].open(Location(store="memory://s.zarr", variable="t"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"zarr_format": 2}, "reads Zarr v3 only"), ({"compressors": Zlib()}, "codec numcodecs.zlib is not supported")],
+)
+def test_zarrista_takes_no_part_where_it_cannot_read(tmp_path, options, said):
+    pytest.importorskip("zarrista")
+    zarr.create_array(tmp_path, name="t", shape=8, dtype="i4", **options)
+    with pytest.raises(AbsentError, match=said):
+        READERS["zarrista"].open(Location(store=str(tmp_path), variable="t"))
 
 
 @pytest.mark.parametrize(
@@ -240,12 +235,14 @@ def test_progress_and_an_estimate_are_shown_in_a_terminal(bench_of, capsys, monk
     assert bench_of(FIRST, OURS, options=["--rounds", "2"]) == 0
 
     told = [line.split("\x1b[K")[-1] for line in capsys.readouterr().err.split("\r")]
-    assert told[1:3] == ["first read, reader 1 of 2: zarr default ...", "first read, reader 2 of 2: gpuzarr ..."]
-    assert told[3:] == [
-        "round 1 of 2: zarr default ...",
-        "round 1 of 2, 1 s left: gpuzarr ...",
-        "round 2 of 2, 1 s left: gpuzarr ...",
-        "round 2 of 2, 1 s left: zarr default ...",
+    assert told[1:] == [
+        "read: getting ready ...",
+        "read: first run, 1 of 2: zarr default ...",
+        "read: first run, 2 of 2: gpuzarr ...",
+        "read: round 1 of 2: zarr default ...",
+        "read: round 1 of 2, 1 s left: gpuzarr ...",
+        "read: round 2 of 2, 1 s left: gpuzarr ...",
+        "read: round 2 of 2, 1 s left: zarr default ...",
         "",
     ]
 

@@ -7,12 +7,12 @@ import icechunk
 import pytest
 import xarray as xr
 from helpers.data.datasets import ENCODING, weather
+from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import obstore_s3
 from helpers.stores.s3_server import BUCKET, S3Server
 from zarr.storage import ZipStore
 
 import xarray_gpuzarr
-from benchmarks.range_server import RangeServer
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 

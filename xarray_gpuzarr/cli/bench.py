@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import xarray as xr
 from rich.console import Console
@@ -23,7 +22,7 @@ from xarray_gpuzarr.cli.terminal import (
     table_of,
 )
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, Location, Operation, Row, bench_array
+from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, CaseRows, Location, Row, bench_array
 from xarray_gpuzarr.process.sizes import parse_nbytes
 
 _TITLES = {
@@ -63,7 +62,7 @@ def run_bench(options: argparse.Namespace) -> int:
         with naming_unwritable("--out", options.out):
             options.out.write_text(json.dumps(result.as_json(), indent=1) + "\n")
     _print(result, Console())
-    return int(any(row.failed for row in result.rows))
+    return int(result.failed)
 
 
 def _require_file(out: Path) -> None:
@@ -108,28 +107,27 @@ def _print(result: BenchResult, console: Console) -> None:
     whole = "\N{MULTIPLICATION SIGN}".join(map(str, result.shape))
     of = "" if shape == whole else f" of {whole}"
     say(f"{result.location.array_path}: {shape}{of} {result.dtype}, {format_nbytes(result.stored_nbytes)} uncompressed")
-    for operation in get_args(Operation):
-        rows = result.of(operation)
-        timed = [row for row in rows if row.samples]
+    for operation, case in result.cases.items():
+        timed = [row for row in case.rows if row.status == "measured"]
         if timed:
             say("", f"{_TITLES[operation]}: medians of {len(timed[0].samples)} interleaved reads, / the best peer's")
-            table = table_of(_COLUMNS, [_cells(row, result) for row in timed])
+            table = table_of(_COLUMNS, [_cells(row, case) for row in timed])
             table.columns[0].no_wrap = True
             console.print(table)
-        for row in rows:
+        for row in case.rows:
             if row.note:
-                say(f"{row.reader}: {row.note}")
+                say(f"{row.name}: {row.note}")
 
 
-def _cells(row: Row, result: BenchResult) -> tuple[str, ...]:
+def _cells(row: Row, case: CaseRows) -> tuple[str, ...]:
     walls = [s.wall_s * 1e3 for s in row.samples]
-    best = result.best_peer(row.operation)
+    best = case.best("peer")
     return (
-        row.reader.removeprefix("xarray "),
+        row.name.removeprefix("xarray "),
         f"{row.wall_s * 1e3:.1f}",
         f"{min(walls):.0f}-{max(walls):.0f}",
-        f"{result.stored_nbytes / row.wall_s / 1e9:.2f}",
-        f"{row.cpu_s * 1e3:.0f}",
-        "" if row.extra_nbytes is None else f"{row.extra_nbytes / 1e6:.0f}",
+        f"{row.rate / 1e9:.2f}",
+        "" if row.cpu_s is None else f"{row.cpu_s * 1e3:.0f}",
+        "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.0f}",
         f"{row.wall_s / best.wall_s:.2f}" if best else "",
     )

@@ -1,10 +1,11 @@
-"""What ``gpuzarr bench`` runs in the process of one reader: open, read once and compare, read again on the clock.
+"""What is done in the process of one reader: open, read once and compare, read again on the clock.
 
-`first_read` and `sample` are called through a process pool of one, so module state is the reader's.
+Called through a `Crew`, so module state is the process's.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 import zlib
@@ -17,6 +18,8 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.machine.bench.readers import READERS, Box, Location
+from xarray_gpuzarr.machine.bench.results import Peak, Sample
+from xarray_gpuzarr.machine.bench.session import WrongValuesError
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
@@ -26,37 +29,49 @@ _BLOCK = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstRead:
-    """What the first read of a fresh process gave and took."""
+class Fingerprint:
+    """What a result is compared by."""
 
     dtype: str
     """In the machine's byte order."""
     shape: tuple[int, ...]
-    checksum: int
-    """CRC-32 of the values in C order, all NaN alike."""
-    nbytes: int
-    """Of the result."""
-    extra_nbytes: int | None
-    """Most host memory that was resident beyond a host result; None where the system does not say."""
+    checksum: int = 0
+    """CRC-32 of the values in C order, all NaN alike; 0 for a scalar."""
+    scalar: float = 0.0
+    """The value of a scalar, else 0."""
 
-    def agrees_with(self, other: FirstRead) -> bool:
-        """Say whether two readers gave the same values."""
-        return (self.dtype, self.shape, self.checksum) == (other.dtype, other.shape, other.checksum)
+    @classmethod
+    def of(cls, values: np.ndarray[Any, Any]) -> Fingerprint:
+        """Return what an array is compared by."""
+        dtype = values.dtype.newbyteorder("=").str
+        if values.ndim == 0 and values.dtype.kind in "biuf":
+            return cls(dtype=dtype, shape=(), scalar=float(values))
+        return cls(dtype=dtype, shape=values.shape, checksum=checksum(values))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One timed read."""
-
-    wall_s: float
-    cpu_s: float
-    """Of all threads of the process."""
+    def agrees_with(self, other: Fingerprint) -> bool:
+        """Say whether two results are the same; scalars, such as means, may differ by the order of summation."""
+        same_form = (self.dtype, self.shape, self.checksum) == (other.dtype, other.shape, other.checksum)
+        return same_form and bool(np.isclose(self.scalar, other.scalar, rtol=1e-9, atol=0, equal_nan=True))
 
 
-_reading: Callable[[], Any] | None = None
+class Reference:
+    """What the first contestant of a case has given, and the others have to give."""
+
+    def __init__(self) -> None:
+        self._first: tuple[str, Fingerprint] | None = None
+
+    def check(self, name: str, found: Fingerprint) -> None:
+        """Raise `WrongValuesError` if somebody gave something else than the first one."""
+        first, expected = self._first = self._first or (name, found)
+        if not found.agrees_with(expected):
+            raise WrongValuesError(f"other values than {first}: {found.dtype} {found.shape}")
 
 
-def first_read(name: str, location: Location, box: Box) -> FirstRead:
+_readings: dict[str, Callable[[], Any]] = {}
+"""What reads once, by reader."""
+
+
+def first_read(name: str, location: Location, box: Box) -> tuple[Fingerprint, Peak | None]:
     """Open an array and read a box of it; keep it open for `sample`.
 
     Parameters
@@ -65,36 +80,37 @@ def first_read(name: str, location: Location, box: Box) -> FirstRead:
         Key of `READERS`.
     location : Location
     box : tuple of slice
+
+    Returns
+    -------
+    Fingerprint, and the most host memory that was resident beyond that before; None where the system does not say
     """
-    global _reading  # noqa: PLW0603  # one process, one reader
     warnings.simplefilter("ignore")  # every process would say the same
     reader = READERS[name]
     zarr.config.set(dict(reader.settings))
     read_box = reader.open(location)
-    _reading = lambda: _finished(read_box(box))  # noqa: E731
+    read = _readings[name] = lambda: _finished(read_box(box))
     resident = _reset_peak()
-    result = _reading()
-    peak = None if resident is None else _in_status("VmHWM")
+    result = read()
+    peak = None if resident is None else _in_status("VmHWM") - resident
     on_device = reader.device == "cuda"
     values = np.asarray(result.get() if on_device else result)
-    known = None if resident is None or peak is None else peak - resident - (0 if on_device else values.nbytes)
-    return FirstRead(
-        dtype=values.dtype.newbyteorder("=").str,
-        shape=values.shape,
-        checksum=checksum(values),
-        nbytes=values.nbytes,
-        extra_nbytes=None if known is None else max(0, known),
-    )
+    n = 0 if on_device else values.nbytes
+    return Fingerprint.of(values), None if peak is None else Peak(peak_nbytes=max(n, peak), result_nbytes=n)
 
 
-def sample() -> Sample:
+def sample(name: str) -> Sample:
     """Read once more, on the clock."""
-    assert _reading is not None
+    return timed(_readings[name])[1]
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, Sample]:
+    """Return what a call gives, and what it took."""
+    gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
-    result = _reading()
-    took = Sample(wall_s=time.perf_counter() - wall, cpu_s=time.process_time() - cpu)
-    del result
-    return took
+    result = run()
+    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    return result, Sample(wall_s=wall_s, cpu_s=cpu_s)
 
 
 def checksum(values: np.ndarray[Any, Any]) -> int:

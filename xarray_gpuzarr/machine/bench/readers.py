@@ -39,7 +39,7 @@ _GPU_BUFFERS = {"buffer": "zarr.buffer.gpu.Buffer", "ndbuffer": "zarr.buffer.gpu
 """What `zarr.config.enable_gpu` sets."""
 
 
-class ReaderAbsentError(Exception):
+class AbsentError(Exception):
     """A reader cannot take part here; the message says why."""
 
 
@@ -75,12 +75,12 @@ class Location:
 
         Raises
         ------
-        ReaderAbsentError
+        AbsentError
             The store is not a local folder.
         """
         folder = Path(self.store) / self.array_path
         if not folder.is_dir():
-            raise ReaderAbsentError("compared on local folders only")
+            raise AbsentError("compared on local folders only")
         return folder
 
 
@@ -92,7 +92,7 @@ class ArrayReader:
     """What tables call it."""
     operation: Operation
     open: Callable[[Location], ReadBox]
-    """May raise `ReaderAbsentError`, and whatever the library raises."""
+    """May raise `AbsentError`, and whatever the library raises."""
     ours: bool = False
     device: Device = "host"
     """Where results live."""
@@ -139,6 +139,19 @@ def _open_tensorstore(location: Location) -> ReadBox:
     spec = {"driver": driver, "kvstore": {"driver": "file", "path": f"{folder}/"}}
     store = importlib.import_module("tensorstore").open(spec, open=True, read=True).result()
     return lambda box: np.asarray(store[box].read(order="C").result())
+
+
+def _open_zarrista(location: Location) -> ReadBox:
+    folder = location.local_folder()
+    if not (folder / "zarr.json").exists():
+        raise AbsentError("reads Zarr v3 only")
+    zarrista = importlib.import_module("zarrista")
+    store = importlib.import_module("zarrista.store").FilesystemStore(folder)
+    try:
+        array = zarrista.Array.open(store)
+    except importlib.import_module("zarrista.exceptions").ArrayCreateError as error:  # a codec that it lacks
+        raise AbsentError(str(error)) from error
+    return lambda box: array[box].to_numpy()
 
 
 def _gpuzarr_opener(device: Device) -> Callable[[Location], ReadBox]:
@@ -254,6 +267,7 @@ def _our_pipeline(name: str, device: Device, settings: Mapping[str, object]) -> 
 _READERS = (
     *(_zarr_by(pipeline) for pipeline in PIPELINES),
     ArrayReader(name="TensorStore", operation="read", open=_open_tensorstore, needs=("tensorstore", "tensorstore")),
+    ArrayReader(name="zarrista", operation="read", open=_open_zarrista, needs=("zarrista", "zarrista")),
     _gpuzarr("gpuzarr", "host"),
     _our_pipeline("gpuzarr pipeline", "host", _OURS),
     ArrayReader(name="zarr enable_gpu", operation="read", open=_open_zarr, device="cuda", settings=_GPU_ZARR),

@@ -1,8 +1,7 @@
-"""Rounds of reads: the readers that are installed, on a user's own store, in turns.
+"""``gpuzarr bench``: the readers that are installed, on a user's own store, in turns.
 
-One process per reader: codec pipelines and thread pools are global to one, and so is the peak of its memory. The first
-read of each warms up and is compared with the first reader's; those that follow are timed. Files of a local store are
-in the page cache by then, so that decoding and copying are measured, not a disk.
+The first read of each warms up and is compared with the first reader's; those that follow are timed. Files of a local
+store are in the page cache by then, so that decoding and copying are measured, not a disk.
 """
 
 from __future__ import annotations
@@ -10,48 +9,34 @@ from __future__ import annotations
 import math
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import get_context
 from typing import Any, get_args
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.machine.bench.child import FirstRead, Sample, first_read, sample
-from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Location, Operation, ReaderAbsentError
+from xarray_gpuzarr.machine.bench.child import Reference, first_read, sample
+from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.readers import AbsentError, ArrayReader, Box, Location, Operation
+from xarray_gpuzarr.machine.bench.results import CaseRows, Results, Row
+from xarray_gpuzarr.machine.bench.session import Case, Contestant, Progress, Ready, Session
 
-_PACKAGES = ("xarray-gpuzarr", "zarr", "numcodecs", "zarrs", "tensorstore", "xarray", "dask", "numpy", "imagecodecs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What one reader did."""
-
-    reader: str
-    operation: Operation
-    ours: bool
-    samples: tuple[Sample, ...] = ()
-    extra_nbytes: int | None = None
-    """Host memory beyond the result."""
-    note: str = ""
-    """Why there are no samples."""
-    failed: bool = False
-    """Whether it could take part, but raised or gave other values than the first reader."""
-
-    @property
-    def wall_s(self) -> float:
-        """Median of the wall times."""
-        return statistics.median(s.wall_s for s in self.samples)
-
-    @property
-    def cpu_s(self) -> float:
-        """Median of the CPU times."""
-        return statistics.median(s.cpu_s for s in self.samples)
+_PACKAGES = (
+    *(
+        "xarray-gpuzarr",
+        "zarr",
+        "numcodecs",
+        "zarrs",
+        "tensorstore",
+        "zarrista",
+        "xarray",
+        "dask",
+        "numpy",
+        "imagecodecs",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +51,13 @@ class BenchResult:
     box: Box
     stored_nbytes: int
     """Of the box in its stored dtype, without compression."""
-    rows: tuple[Row, ...]
+    cases: Mapping[Operation, CaseRows]
+    """Of the operations that readers were asked for."""
 
-    def of(self, operation: Operation) -> list[Row]:
-        """Return the rows of one operation."""
-        return [row for row in self.rows if row.operation == operation]
-
-    def best_peer(self, operation: Operation) -> Row | None:
-        """Return the quickest reader that is not ours."""
-        peers = [row for row in self.of(operation) if row.samples and not row.ours]
-        return min(peers, key=lambda row: row.wall_s, default=None)
+    @property
+    def failed(self) -> bool:
+        """Whether a reader could take part, but raised or gave other values than the first one."""
+        return any(row.status == "failed" for case in self.cases.values() for row in case.rows)
 
     def as_json(self) -> dict[str, Any]:
         """Return everything that was measured, with versions and machine; names no host."""
@@ -87,12 +69,25 @@ class BenchResult:
             "box": [[part.start, part.stop] for part in self.box],
             "nbytes": self.stored_nbytes,
             "machine": {"n_cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
-            "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
-            "rows": [asdict(row) for row in self.rows],
+            "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
+            "rows": [_row_json(operation, row) for operation, case in self.cases.items() for row in case.rows],
         }
 
 
-def _version(package: str) -> str:
+def _row_json(operation: Operation, row: Row) -> dict[str, Any]:
+    return {
+        "reader": row.name,
+        "operation": operation,
+        "ours": row.side == "ours",
+        "samples": [asdict(each) for each in row.samples],
+        "extra_nbytes": row.peak.extra_nbytes if row.peak else None,
+        "note": row.note,
+        "failed": row.status == "failed",
+    }
+
+
+def version_of(package: str) -> str:
+    """Return the version of a distribution that is installed, or "absent"."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -105,7 +100,7 @@ def bench_array(
     most_nbytes: int,
     n_rounds: int,
     readers: Sequence[ArrayReader],
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> BenchResult:
     """Let readers take turns at a corner of an array.
 
@@ -130,26 +125,54 @@ def bench_array(
             raise OptionError(f"--{name} must be at least 1", tried=f"{value}", found="less than 1", do="give more")
     array = location.open_array()
     box = corner_box(array.shape, array.shards or array.chunks, array.dtype.itemsize, most_nbytes)
-    with _processes() as crew:
-        rows = [_row(reader, reader.why_absent() or "") for reader in readers]
+    stored_nbytes = math.prod(part.stop - part.start for part in box) * array.dtype.itemsize
+    crew, session = Crew(), Session(Results({}, None), n_rounds=n_rounds, progress=progress)
+    cases: dict[Operation, CaseRows] = {}
+    try:
         for operation in get_args(Operation):
-            rows = _checked(rows, operation, location, box, crew, progress)
-        told = _Rounds(n_rounds, progress)
-        for n in range(n_rounds):
-            first = n % len(rows)
-            order = [*range(first, len(rows)), *range(first)]
-            told.begin(n, sum(not row.note for row in rows))
-            for i in order:
-                told.tell(rows[i])
-                rows[i] = _timed(rows[i], crew)
+            if chosen := [reader for reader in readers if reader.operation == operation]:
+                contestants = _Comparison(crew, location, box, stored_nbytes).contestants
+                cases[operation] = session.run(Case(name=operation, contestants=partial(contestants, chosen)))
+    finally:
+        crew.stop()
     return BenchResult(
         location=location,
         shape=tuple(array.shape),
         dtype=str(array.dtype),
         box=box,
-        stored_nbytes=math.prod(part.stop - part.start for part in box) * array.dtype.itemsize,
-        rows=tuple(rows),
+        stored_nbytes=stored_nbytes,
+        cases=cases,
     )
+
+
+class _Comparison:
+    """Readers of one operation, each of which must give what the first one has given."""
+
+    def __init__(self, crew: Crew, location: Location, box: Box, nbytes: int) -> None:
+        self._crew = crew
+        self._what = location, box
+        self._nbytes = nbytes
+        self._reference = Reference()
+
+    def contestants(self, readers: Sequence[ArrayReader]) -> list[Contestant]:
+        """Return the readers; their processes start."""
+        self._crew.start(reader.name for reader in readers if not reader.why_absent())
+        return [
+            Contestant(
+                name=reader.name,
+                side="ours" if reader.ours else "peer",
+                nbytes=self._nbytes,
+                prepare=partial(self._prepare, reader),
+            )
+            for reader in readers
+        ]
+
+    def _prepare(self, reader: ArrayReader) -> Ready:
+        if absent := reader.why_absent():
+            raise AbsentError(absent)
+        found, peak = self._crew.ask(first_read, reader.name, *self._what)
+        self._reference.check(reader.name, found)
+        return Ready(measure=partial(self._crew.ask, sample, reader.name), peak=lambda: peak)
 
 
 def corner_box(shape: Sequence[int], whole: Sequence[int], itemsize: int, most_nbytes: int) -> Box:
@@ -179,93 +202,3 @@ def corner_box(shape: Sequence[int], whole: Sequence[int], itemsize: int, most_n
         fits = int(counts[longest] * most_nbytes / nbytes())
         counts[longest] = max(1, fits, counts[longest] // 2)
     return box()
-
-
-class _Rounds:
-    """Says which round it is, and how long all will take, going by what is done.
-
-    Parameters
-    ----------
-    n_rounds : int
-    progress : callable
-    """
-
-    def __init__(self, n_rounds: int, progress: Callable[[str], None]) -> None:
-        self._n_rounds, self._progress = n_rounds, progress
-        self._start, self._n_done, self._n_left, self._round = time.monotonic(), 0, 0, 0
-
-    def begin(self, n: int, n_readers: int) -> None:
-        """Begin a round, counted from 0."""
-        self._round, self._n_left = n, (self._n_rounds - n) * n_readers
-
-    def tell(self, row: Row) -> None:
-        """Say what is read next, unless the reader has dropped out."""
-        if row.note:
-            return
-        left = ""
-        if self._n_done:
-            left_s = (time.monotonic() - self._start) / self._n_done * self._n_left
-            left = f", {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{max(1, left_s):.0f} s'} left"
-        self._progress(f"round {self._round + 1} of {self._n_rounds}{left}: {row.reader}")
-        self._n_done, self._n_left = self._n_done + 1, self._n_left - 1
-
-
-Crew = dict[str, ProcessPoolExecutor]
-
-
-@contextmanager
-def _processes() -> Iterator[Crew]:
-    """Yield the processes of readers by name, one each, and end them."""
-    crew: Crew = {}
-    try:
-        yield crew
-    finally:
-        for process in crew.values():
-            process.shutdown(cancel_futures=True)
-
-
-def _row(reader: ArrayReader, note: str) -> Row:
-    return Row(reader=reader.name, operation=reader.operation, ours=reader.ours, note=note)
-
-
-def _checked(
-    rows: list[Row], operation: Operation, location: Location, box: Box, crew: Crew, progress: Callable[[str], None]
-) -> list[Row]:
-    """Let every reader of an operation read once; note why those that fail or disagree drop out."""
-    # Spawned: a fork would share threads' locks, and CUDA does not survive one.
-    waiting = {}
-    found, reference = list(rows), None
-    for i, row in enumerate(rows):
-        if row.operation == operation and not row.note:
-            crew[row.reader] = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-            waiting[i] = crew[row.reader].submit(os.getpid)  # they import side by side
-    for n, (i, ready) in enumerate(waiting.items(), 1):
-        row = rows[i]
-        progress(f"first {operation}, reader {n} of {len(waiting)}: {row.reader}")
-        try:
-            ready.result()
-            first: FirstRead = crew[row.reader].submit(first_read, row.reader, location, box).result()
-        except ReaderAbsentError as error:
-            found[i] = replace(row, note=str(error))
-            continue
-        except Exception as error:  # noqa: BLE001  # peers raise anything; the table names it
-            found[i] = replace(row, note=_said(error), failed=True)
-            continue
-        reference = reference or (row.reader, first)
-        agrees = first.agrees_with(reference[1])
-        note = "" if agrees else f"other values than {reference[0]}: {first.dtype} {first.shape}"
-        found[i] = replace(row, extra_nbytes=first.extra_nbytes, note=note, failed=not agrees)
-    return found
-
-
-def _timed(row: Row, crew: Crew) -> Row:
-    if row.note:
-        return row
-    try:
-        return replace(row, samples=(*row.samples, crew[row.reader].submit(sample).result()))
-    except Exception as error:  # noqa: BLE001  # as above
-        return replace(row, samples=(), note=_said(error), failed=True)
-
-
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

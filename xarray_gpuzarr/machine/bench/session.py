@@ -1,28 +1,25 @@
-"""Runs cases: contestants take turns, round after round, until all rounds are done or the case's time is over.
+"""Runs cases, of ``gpuzarr bench`` and of the project's benchmarks: contestants take turns, round after round.
+
+A case ends when all rounds are done or its time is over.
 
 Knows no Zarr and no CUDA. Whatever a contestant raises becomes a row of the result; nothing is left out silently.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.results import CaseRows, Facts, Peak, Results, Row, Sample, Side
+from xarray_gpuzarr.machine.bench.readers import AbsentError
+from xarray_gpuzarr.machine.bench.results import CaseRows, Facts, Peak, Results, Row, Sample, Side
 
 Measure = Callable[[], float | Sample | Mapping[str, float]]
 """Carry out what is measured once; return seconds, or seconds by label, each of which becomes a row: none of them
 where there are only facts."""
 Progress = Callable[[str], None]
-
-
-class AbsentError(Exception):
-    """Something that is compared with is not installed, or does not work here; the message says what."""
 
 
 class WrongValuesError(Exception):
@@ -39,46 +36,6 @@ class Ready:
     """Give back what it holds."""
     peak: Callable[[], Peak | None] = lambda: None
     """Measure memory, once all contestants are closed."""
-
-
-class Shared[T]:
-    """What contestants of one case share: made when first asked for, and ended once the last of them is closed.
-
-    Parameters
-    ----------
-    make : callable
-        Returns a context manager.
-    n_users : int
-    """
-
-    def __init__(self, make: Callable[[], AbstractContextManager[T]], n_users: int) -> None:
-        self._make = make
-        self._n_users = n_users
-        self._stack = ExitStack()
-
-    def prepare(self, use: Callable[[T], Ready]) -> Ready:
-        """Let a contestant prepare with it; it lets go when it is closed, or fails to prepare."""
-        try:
-            ready = use(self._value)
-        except BaseException:
-            self._let_go()
-            raise
-        return replace(ready, close=functools.partial(self._close, ready))
-
-    @functools.cached_property
-    def _value(self) -> T:
-        return self._stack.enter_context(self._make())
-
-    def _close(self, ready: Ready) -> None:
-        try:
-            ready.close()
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._n_users -= 1
-        if self._n_users == 0:
-            self._stack.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +57,7 @@ class Case:
     """Contestants that are measured interleaved."""
 
     name: str
-    summary: str
+    summary: str = ""
     seconds: float = math.inf
     """Time that it should take, preparation included."""
     each_seconds: float = math.inf
@@ -141,7 +98,11 @@ class Session:
         contestants = self._contestants_of(case)
         for contestant in contestants:
             self._results.add(_row(case, contestant))
-        ready = [(c, r) for c in contestants if (r := self._prepare(case, c)) is not None]
+        ready = []
+        for n, contestant in enumerate(contestants, 1):
+            self._progress(f"{case.name}: first run, {n} of {len(contestants)}: {contestant.name}")
+            if (prepared := self._prepare(case, contestant)) is not None:
+                ready.append((contestant, prepared))
         if ready:
             self._results.begin(case.name, case.summary, case.about())
         self._take_turns(case, ready, until)
@@ -157,12 +118,16 @@ class Session:
         each = min(case.each_seconds, (until - time.monotonic()) / max(1, len(ready)))
         left = {c.name: each for c, _ in ready}
         n_rounds = min(self._n_rounds, case.most_rounds or self._n_rounds)
+        n_done, start = 0, time.monotonic()
         for n in range(n_rounds if ready else 0):
-            self._progress(f"{case.name}: round {n + 1} of {n_rounds}")
             first = n % len(ready)
             for contestant, prepared in [*ready[first:], *ready[:first]]:
                 if left[contestant.name] > 0 or n == 0:
+                    n_left = (n_rounds - n) * sum(seconds > 0 for seconds in left.values()) - n_done % len(ready)
+                    how_long = _how_long((time.monotonic() - start) / n_done * n_left) if n_done else ""
+                    self._progress(f"{case.name}: round {n + 1} of {n_rounds}{how_long}: {contestant.name}")
                     left[contestant.name] -= self._sample(case, contestant, prepared)
+                    n_done += 1
             self._results.save()
 
     @property
@@ -173,7 +138,7 @@ class Session:
         if self._is_over:
             self._results.add(Row(case=case.name, name="(all)", status="out of time"))
             return []
-        self._progress(f"{case.name}: store")
+        self._progress(f"{case.name}: getting ready")
         try:
             return case.contestants()
         except Exception as error:  # noqa: BLE001 - the other cases go on
@@ -185,7 +150,6 @@ class Session:
         if self._is_over:
             self._results.add(row.ended("out of time"))
             return None
-        self._progress(f"{case.name}: check {contestant.name}")
         try:
             return contestant.prepare()
         except AbsentError as error:
@@ -229,7 +193,6 @@ class Session:
             self._results.end(_row(case, contestant), "failed", _said(error))
 
     def _peak(self, case: Case, contestant: Contestant, ready: Ready) -> None:
-        self._progress(f"{case.name}: memory of {contestant.name}")
         peak = ready.peak()
         if peak is not None:
             self._results.peak(case.name, contestant.name, peak)
@@ -246,5 +209,12 @@ def _row(case: Case, contestant: Contestant) -> Row:
     )
 
 
+def _how_long(seconds: float) -> str:
+    return f", {f'{seconds / 60:.0f} min' if seconds >= 90 else f'{max(1, seconds):.0f} s'} left"
+
+
 def _said(error: Exception) -> str:
+    """Return what a row says of an error; of other values, no name of a class."""
+    if isinstance(error, WrongValuesError):
+        return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,7 +1,7 @@
 """A program: an HTTP server for a directory, with byte ranges, ETags, S3's way to list, latency, faults and a log.
 
-`range_server` starts ``python -m benchmarks.serve_ranges DIRECTORY``, which prints its port and serves until its input
-ends, or it is ended.
+`range_server` starts ``python -m helpers.stores.serve_ranges DIRECTORY``, which prints its port and serves until its
+input ends, or it is ended.
 Objects are files; requests need no signature. What is said below ``/-/`` sets and shows the state of the server.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from benchmarks.range_server import Fault, LoggedRequest
+from helpers.stores.range_server import Fault, LoggedRequest
 
 _HANG_SECONDS = 3600
 _PIECE_NBYTES = 1 << 20
@@ -238,10 +238,10 @@ def _bounds(wanted: str | None, nbytes: int) -> tuple[int, int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve a directory on a free port of loopback; print the port."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve_ranges")
+    parser = argparse.ArgumentParser(prog="python -m helpers.stores.serve_ranges")
     parser.add_argument("directory", type=Path)
     server = _Server(parser.parse_args(arguments).directory.resolve())
-    print(server.server_address[1], flush=True)
+    print(server.server_address[1], flush=True)  # noqa: T201
     threading.Thread(target=_end_with_parent, daemon=True).start()
     server.serve_forever()
 

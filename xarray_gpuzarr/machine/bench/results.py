@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 Facts = Mapping[str, float | str]
 Side = Literal["ours", "peer", "bare"]
-"""``"bare"`` is no reader: one stage alone, a plain loop, a client that decodes nothing. Readers may be quicker."""
+"""``"bare"`` is no reader: one stage alone, a client that decodes nothing. Readers may be quicker."""
 Status = Literal["not run", "measured", "absent", "failed", "out of time"]
 
 COPY_ROW = ("ceilings", "device to device copy")
@@ -176,11 +175,6 @@ class CaseRows:
         """Return a row's time over that of `bare`; None where there are no readers."""
         bare, only_bare = self.bare, all(r.side == "bare" for r in self.rows)
         return None if bare is None or only_bare else row.wall_s / bare.wall_s
-
-
-def default_out(kind: str) -> Path:
-    """Return where results of a kind go, by today's date."""
-    return Path(__file__).parent / "results" / f"{kind}-{datetime.now(UTC).date()}.json"
 
 
 class Results:
