@@ -125,6 +125,16 @@ def test_numbers_that_are_left_to_numpy(scale):
     assert not is_known("f4", Cast(dtype="<f4", scale=scale))
 
 
+@pytest.mark.parametrize("name", ["scale", "offset"])
+def test_zeros_of_either_sign_are_different_numbers(name):
+    """They are equal, and what is kept for one is not for the other."""
+    data = np.full(N, -0.0 if name == "offset" else 2.0)
+
+    for zero in (0.0, -0.0, 0):
+        cast = Cast(dtype="<f8", **{name: zero})
+        assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+
+
 @pytest.mark.parametrize("key", [slice(1, None, 7), [0, 5, 5, 999, 1000, 2999]])
 def test_elements_that_lie_apart(key):
     data, cast = any_bits("i2", np.random.default_rng(SEED)), Cast(dtype="<f4", mask=(7,), scale=0.1)
