@@ -11,6 +11,7 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import write
 from helpers.every_pair import SEED, usually
 from helpers.loops import rows_taken, without_loops
+from helpers.stores.fakes import put, take
 from zarr.codecs import BytesCodec
 from zarr.storage import MemoryStore
 
@@ -177,6 +178,30 @@ def test_filters(monkeypatch, name, codec):
     assert taken.n_rows == array.nchunks
     assert_same_bits(found, array[3:2999])
     assert_same_bits(found, read_array(array, slice(3, 2999), device="host"))
+
+
+@pytest.mark.parametrize("decoded", ["i1", "i4", "u8", "i8", "f4", "f8"])
+@pytest.mark.parametrize("encoded", ["i2", "i4", "i8", "u1", "u4", "u8", "f4", "f8"])
+def test_differences_of_any_bits(monkeypatch, encoded, decoded):
+    if not converts(encoded, decoded):
+        return
+    rng = np.random.default_rng(SEED)
+    stored = rng.normal(0, 1e5, N).astype(encoded) if encoded[0] == "f" else any_bits(encoded, rng)
+    keywords = {"chunks": (1000,), "compressors": None}
+    raw = write(MemoryStore(), stored, config={"write_empty_chunks": True}, **keywords)
+    spec = zn.Delta(dtype=f"<{decoded}", astype=f"<{encoded}")
+    array = write(MemoryStore(), np.ones(N, decoded), filters=[spec], serializer=BytesCodec(endian="little"), **keywords)
+    for number in range(3):
+        put(array.store, f"c/{number}", take(raw.store, f"c/{number}"))
+
+    with rows_taken() as taken:
+        found = read_array(array, device="host")
+    without_loops(monkeypatch)
+
+    if encoded == decoded:
+        assert taken.n_rows == 3
+    assert_same_bits(found, array[...])
+    assert_same_bits(found, read_array(array, device="host"))
 
 
 def test_filters_one_behind_another_and_a_cast():
