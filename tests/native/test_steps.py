@@ -11,6 +11,7 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import write
 from helpers.every_pair import SEED, usually
 from helpers.loops import rows_taken, without_loops
+from helpers.stores.fakes import put, take
 from zarr.codecs import BytesCodec
 from zarr.storage import MemoryStore
 
@@ -125,6 +126,16 @@ def test_numbers_that_are_left_to_numpy(scale):
     assert not is_known("f4", Cast(dtype="<f4", scale=scale))
 
 
+@pytest.mark.parametrize("name", ["scale", "offset"])
+def test_zeros_of_either_sign_are_different_numbers(name):
+    """They are equal, and what is kept for one is not for the other."""
+    data = np.full(N, -0.0 if name == "offset" else 2.0)
+
+    for zero in (0.0, -0.0, 0):
+        cast = Cast(dtype="<f8", **{name: zero})
+        assert_same_bits(loops_give(data, cast), numpy_gives(data, cast))
+
+
 @pytest.mark.parametrize("key", [slice(1, None, 7), [0, 5, 5, 999, 1000, 2999]])
 def test_elements_that_lie_apart(key):
     data, cast = any_bits("i2", np.random.default_rng(SEED)), Cast(dtype="<f4", mask=(7,), scale=0.1)
@@ -167,6 +178,30 @@ def test_filters(monkeypatch, name, codec):
     assert taken.n_rows == array.nchunks
     assert_same_bits(found, array[3:2999])
     assert_same_bits(found, read_array(array, slice(3, 2999), device="host"))
+
+
+@pytest.mark.parametrize("decoded", ["i1", "i4", "u8", "i8", "f4", "f8"])
+@pytest.mark.parametrize("encoded", ["i2", "i4", "i8", "u1", "u4", "u8", "f4", "f8"])
+def test_differences_of_any_bits(monkeypatch, encoded, decoded):
+    if not converts(encoded, decoded):
+        return
+    rng = np.random.default_rng(SEED)
+    stored = rng.normal(0, 1e5, N).astype(encoded) if encoded[0] == "f" else any_bits(encoded, rng)
+    keywords = {"chunks": (1000,), "compressors": None}
+    raw = write(MemoryStore(), stored, config={"write_empty_chunks": True}, **keywords)
+    spec = zn.Delta(dtype=f"<{decoded}", astype=f"<{encoded}")
+    array = write(MemoryStore(), np.ones(N, decoded), filters=[spec], serializer=BytesCodec(endian="little"), **keywords)
+    for number in range(3):
+        put(array.store, f"c/{number}", take(raw.store, f"c/{number}"))
+
+    with rows_taken() as taken:
+        found = read_array(array, device="host")
+    without_loops(monkeypatch)
+
+    if encoded == decoded:
+        assert taken.n_rows == 3
+    assert_same_bits(found, array[...])
+    assert_same_bits(found, read_array(array, device="host"))
 
 
 def test_filters_one_behind_another_and_a_cast():

@@ -270,3 +270,14 @@ def test_flipped_bits_never_give_other_numbers_where_a_checksum_is_stored(name):
             assert_same_bits(read(array), DATA)
         except CorruptChunkError:
             continue
+
+
+def test_zeros_of_either_sign_are_different_summands():
+    """They are equal, and what is kept for one is not for the other."""
+    stored = write(MemoryStore(), np.full(100, -0.0, "f4"), compressors=None, config={"write_empty_chunks": True})
+
+    for zero in (0.0, -0.0):
+        filters = zn.FixedScaleOffset(offset=zero, scale=1, dtype="<f4")
+        array = write(MemoryStore(), np.ones(100, "f4"), filters=filters, compressors=None)
+        put(array.store, "c/0", take(stored.store, "c/0"))
+        assert_reads_as_zarr_does(array)

@@ -12,7 +12,7 @@ CF conventions 1.12, sections 2.5.1 "Missing data" and 8.1 "Packed data"; NetCDF
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,11 @@ class Cast:
     """Values, compared after conversion to `dtype`, that mean "missing"."""
     scale: Number | None = None
     offset: Number | None = None
+    _written: str = field(init=False, repr=False)
+    """Factor and summand as text: zeros of either sign are equal, but what they make of elements is not."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
 
     @property
     def is_copy(self) -> bool:

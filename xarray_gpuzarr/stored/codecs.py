@@ -11,7 +11,7 @@ Zarr v3 core specification, "Codecs"; Zarr v2 specification, "Metadata"; numcode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -164,6 +164,11 @@ class FixedScaleOffsetSpec(ElementSpec):
     scale: float
     """An int stays one."""
     offset: float
+    _written: str = field(init=False, repr=False)
+    """The numbers as text; see `Cast`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
 
     def __str__(self) -> str:
         return self._named("fixedscaleoffset")
@@ -184,6 +189,11 @@ class ScaleOffsetSpec(ElementSpec):
     scale: float
     """Exactly a number of the dtype."""
     offset: float
+    _written: str = field(init=False, repr=False)
+    """The numbers as text; see `Cast`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
 
     def __str__(self) -> str:
         return f"scale_offset(scale={self.scale}, offset={self.offset})"

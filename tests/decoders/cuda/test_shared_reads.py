@@ -16,7 +16,7 @@ from helpers.stores.fakes import AskedStore, put, take
 from helpers.stores.shards import with_chunk
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore, MemoryStore
 
@@ -115,6 +115,20 @@ def test_local_chunks_are_decoded_by_the_loops_without_python(codec, sharded, mo
     with new_store(is_local=True) as store, limits(), shared(0.5):
         array, data = written(store, codec, sharded=sharded, missing=[(0, 0), (7, 5), (4, 1)])
         np.testing.assert_array_equal(CudaReads(SimulatedDevice(LAZY)).values(array), data)
+
+@pytest.mark.parametrize("encoded", ["i1", "i2", "f8"])
+def test_bytes_that_are_stored_as_other_elements(tmp_path, encoded):
+    """They take a step each, which chunks that are placed whole have none of."""
+    require_loops()
+    data = np.arange(64 * 96).reshape(64, 96).astype("u1") % 100
+    filters = zn.AsType(encode_dtype=np.dtype(encoded).str, decode_dtype="|u1")
+    serializer = BytesCodec(endian="little" if encoded != "i1" else None)
+    keywords = {"chunks": (8, 16), "filters": filters, "serializer": serializer, "compressors": ZstdCodec()}
+    array = write(LocalStore(tmp_path), data, **keywords)
+
+    with limits(), shared(0.5):
+        np.testing.assert_array_equal(CudaReads(SimulatedDevice(LAZY)).values(array), data, strict=True)
+
 
 
 @pytest.mark.parametrize("seed", MODES)

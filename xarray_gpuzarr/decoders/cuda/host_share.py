@@ -27,7 +27,7 @@ from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.upload import Upload
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
-from xarray_gpuzarr.decoders.host.native_program import native_program
+from xarray_gpuzarr.decoders.host.native_program import NativeProgram, native_program
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, MemoryStream
 from xarray_gpuzarr.frames.headers import FrameError
@@ -43,6 +43,12 @@ _BYTES = np.dtype(np.uint8)
 _N_SLOTS = 4
 _SLOT_NBYTES = 8 << 20
 """A share is staged in so many turns at least, unless these would be shorter: most crosses while some is decoded."""
+
+
+def _to_bytes(spec: ArraySpec) -> NativeProgram | None:
+    """Return how the loops decode a chunk to one run of bytes; None if elements change only as they are placed."""
+    program = native_program(spec.codecs, spec.chunk_nbytes, _BYTES, Cast(dtype=_BYTES.str))
+    return None if program is None or program.steps is not None else program
 
 
 class HostShare:
@@ -78,7 +84,7 @@ class HostShare:
         self._source = source
         self._chunk_nbytes = spec.chunk_nbytes
         self._codec = chunk_codec(spec.codecs, spec.chunk_nbytes)
-        self._program = native_program(spec.codecs, spec.chunk_nbytes, _BYTES, Cast(dtype=_BYTES.str))
+        self._program = _to_bytes(spec)
         self._loops = loops() if source.is_local and self._program is not None else None
         """They read and decode what they can of local files."""
         self._reading, self._taken = reading, taken

@@ -271,12 +271,22 @@ def _stages(stages: Sequence[StageSpec], lengths: Sequence[int]) -> Iterator[tup
                 kind, swap = _ACCUMULATE, _swapped(decoded)
             else:
                 steps, kind, swap = Steps(encoded, _steps_of_filter(spec), decoded), _TAKE_STEPS, 0
-            if kind == _ACCUMULATE and native.kind not in "iu" and native.str[1:] not in ("f4", "f8"):
+            if kind == _ACCUMULATE and not _adds_up(encoded, native):
                 raise _NotKnownError
             dtype = _DTYPES.index(_native(decoded))
             yield StageStruct(kind=kind, nbytes=nbytes, dtype=dtype, swap=swap, steps=steps.address), steps
         else:
             raise _NotKnownError
+
+
+def _adds_up(encoded: np.dtype[Any], decoded: np.dtype[Any]) -> bool:
+    """Say whether elements that are converted before they are added up give what NumPy gives, which adds up in both.
+
+    int32 and float32 are added as float64, and rounded after; integers of any width wrap around alike.
+    """
+    is_summed = decoded.kind in "iu" or decoded.str[1:] in ("f4", "f8")
+    both = np.result_type(encoded, decoded)
+    return is_summed and (both == decoded or both.kind in "iu")
 
 
 def _unshuffle() -> int:
