@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import google_crc32c
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import zstandard
 from numcodecs import LZ4
 
-from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge
+from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge, PendingParts
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
@@ -88,6 +88,11 @@ class HeaderStore:
             return view
 
         return finish
+
+    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: object = None) -> PendingParts:
+        """Write the headers of several ranges."""
+        pending = [self.start(key, one, version) for one in wanted]
+        return lambda allocate: [finish(allocate) for finish in pending]
 
     def _write(self, view: memoryview, wanted: ByteRange) -> None:
         lo, hi = np.searchsorted(self._first, (wanted.offset, wanted.offset + wanted.nbytes))

@@ -421,7 +421,7 @@ def test_command_reads_every_array_and_the_page_has_it(command, tmp_path, capsys
         assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
     timed = load(tmp_path / "timed.json")
     text = measurements.page({"host": replace(timed, cases=[]), "timed": timed})
-    assert "no number below is a GPU's" in text
+    assert "no number below comes from a GPU" in text
     line = r"\| small shards, calls overlap, 528 slots \| 2 threads \| .+ GB/s \| \d+% \|"
     assert re.search(line, text)
     assert re.search(line, capsys.readouterr().out)

@@ -73,7 +73,7 @@ def converts(stored: str, decoded: str) -> bool:
     return not (of in "fc" and to in "iu") and not (of == "c" and to != "c")
 
 
-@pytest.mark.parametrize(("stored", "decoded"), itertools.product(DTYPES, DTYPES))
+@pytest.mark.parametrize(("stored", "decoded"), [*itertools.product(DTYPES, DTYPES)])
 def test_every_pair_of_dtypes(stored, decoded):
     assert is_known(stored, Cast(dtype=decoded)) == converts(stored, decoded)
     if converts(stored, decoded):
@@ -190,7 +190,9 @@ def test_differences_of_any_bits(monkeypatch, encoded, decoded):
     keywords = {"chunks": (1000,), "compressors": None}
     raw = write(MemoryStore(), stored, config={"write_empty_chunks": True}, **keywords)
     spec = zn.Delta(dtype=f"<{decoded}", astype=f"<{encoded}")
-    array = write(MemoryStore(), np.ones(N, decoded), filters=[spec], serializer=BytesCodec(endian="little"), **keywords)
+    array = write(
+        MemoryStore(), np.ones(N, decoded), filters=[spec], serializer=BytesCodec(endian="little"), **keywords
+    )
     for number in range(3):
         put(array.store, f"c/{number}", take(raw.store, f"c/{number}"))
 
