@@ -10,7 +10,7 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import write
 from helpers.every_pair import SEED, usually
-from helpers.loops import rows_taken, without_loops
+from helpers.loops import changed, rows_taken, without_loops
 from helpers.stores.fakes import put, take
 from zarr.codecs import BytesCodec
 from zarr.storage import MemoryStore
@@ -18,6 +18,7 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.decoders.host.native_program import native_program
+from xarray_gpuzarr.native import library
 from xarray_gpuzarr.read import read, stored_array
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -204,6 +205,36 @@ def test_differences_of_any_bits(monkeypatch, encoded, decoded):
         assert taken.n_rows == 3
     assert_same_bits(found, array[...])
     assert_same_bits(found, read_array(array, device="host"))
+
+
+NANS = {
+    "f4": ("u4", [0x7FC00001, 0xFFC00002, 0x7F800003, 0xFF800004]),
+    "f8": ("u8", [0x7FF8000000000001, 0xFFF8000000000002, 0x7FF0000000000003, 0xFFF0000000000004]),
+}
+
+
+@pytest.mark.parametrize("dtype", NANS)
+@pytest.mark.parametrize("is_optimised", [True, False])
+def test_the_first_nan_of_differences_stays(monkeypatch, dtype, is_optimised):
+    if not is_optimised:
+        monkeypatch.setattr(library, "_found", lambda: changed(()))
+    bits, numbers = NANS[dtype]
+    pairs = [*itertools.product(range(3), numbers, numbers[:2])]
+    stored = np.ones((len(pairs), 20), dtype)
+    stored[::5, 4:6] = np.inf, -np.inf
+    for row, (at, first, second) in zip(stored.view(bits), pairs, strict=True):
+        row[at], row[7] = first, second
+    keywords = {"chunks": (1, 20), "compressors": None}
+    raw = write(MemoryStore(), stored, **keywords)
+    array = write(MemoryStore(), np.ones_like(stored), filters=[zn.Delta(dtype=f"<{dtype}")], **keywords)
+    for number in range(len(pairs)):
+        put(array.store, f"c/{number}/0", take(raw.store, f"c/{number}/0"))
+
+    with rows_taken() as taken:
+        found = read_array(array, device="host")
+
+    assert taken.n_rows == len(pairs)
+    assert_same_bits(found, array[...])
 
 
 def test_filters_one_behind_another_and_a_cast():

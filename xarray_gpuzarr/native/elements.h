@@ -323,14 +323,27 @@ static void take_steps(const steps_t *all, char *dst, lie_t out, const char *src
     }
 }
 
-#define ACCUMULATE(of_t)                                  \
+#define SUM_UP(of_t)                                      \
+    of_t sum = 0;                                         \
+    for (int64_t i = 0; i < n; i++) {                     \
+        of_t x;                                           \
+        memcpy(&x, at + i * (int64_t)sizeof x, sizeof x); \
+        sum = i ? (of_t)(sum + x) : x;                    \
+        memcpy(at + i * (int64_t)sizeof x, &sum, sizeof sum); \
+    }
+
+#define ACCUMULATE(of_t) { SUM_UP(of_t) break; }
+
+/* The first NaN stays. Which one the sum of two is, is up to the compiler, so what follows the first is written anew. */
+#define ACCUMULATE_REALS(of_t)                            \
     {                                                     \
-        of_t sum = 0;                                     \
-        for (int64_t i = 0; i < n; i++) {                 \
-            of_t x;                                       \
-            memcpy(&x, at + i * (int64_t)sizeof x, sizeof x); \
-            sum = i ? (of_t)(sum + x) : x;                \
-            memcpy(at + i * (int64_t)sizeof x, &sum, sizeof sum); \
+        SUM_UP(of_t)                                      \
+        int64_t i = sum == sum ? n : 0, found = 0;        \
+        for (; i < n; i++) {                              \
+            char *to = at + i * (int64_t)sizeof sum;      \
+            if (found) memcpy(to, &sum, sizeof sum);      \
+            else memcpy(&sum, to, sizeof sum);            \
+            if (!found && sum != sum) found = 1, sum += 0; \
         }                                                 \
         break;                                            \
     }
@@ -343,8 +356,8 @@ static void accumulate(char *at, int64_t n, int64_t dtype)
     case I2: case U2: ACCUMULATE(uint16_t)
     case I4: case U4: ACCUMULATE(uint32_t)
     case I8: case U8: ACCUMULATE(uint64_t)
-    case F4: ACCUMULATE(float)
-    case F8: ACCUMULATE(double)
+    case F4: ACCUMULATE_REALS(float)
+    case F8: ACCUMULATE_REALS(double)
     default: break;
     }
 }
