@@ -87,8 +87,8 @@ def resolve_storage(storage: str, device: str) -> Storage:
     raise OptionError(
         "unknown storage",
         tried=f"storage={storage!r}",
-        found="the known ones are " + ", ".join(map(repr, get_args(Storage))),
-        do="leave storage out, or give one of them",
+        found="valid options: " + ", ".join(map(repr, get_args(Storage))),
+        do="leave storage out, or choose one of these",
     )
 
 
@@ -122,8 +122,8 @@ def resolve_device(device: str) -> Device:
         raise OptionError(
             "unknown device",
             tried=f"device={device!r}",
-            found="the known ones are 'auto', 'cuda', 'host', 'workers', and a GPU by its number, such as 'cuda:1'",
-            do="leave device out, or give one of them",
+            found="valid options: 'auto', 'cuda', 'host', 'workers', and a GPU by its number, such as 'cuda:1'",
+            do="leave device out, or choose one of these",
         )
     if device in ("host", "workers"):
         return device
