@@ -14,7 +14,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from xarray_gpuzarr.stored.codecs import BloscSpec, BytesBytesSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.stored.codecs import (
+    BloscSpec,
+    BytesBytesSpec,
+    CompressorSpec,
+    GzipSpec,
+    Lz4Spec,
+    ZlibSpec,
+    ZstdSpec,
+    of_each,
+)
 
 
 class FrameError(Exception):
@@ -88,13 +97,16 @@ def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
         return False
 
 
-_NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = {
-    ZstdSpec: _zstd_nbytes,
-    GzipSpec: _gzip_nbytes,
-    ZlibSpec: _zlib_nbytes,
-    Lz4Spec: _lz4_nbytes,
-    BloscSpec: lambda frame: blosc_nbytes(frame)[0],
-}
+_NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = of_each(
+    CompressorSpec,
+    {
+        ZstdSpec: _zstd_nbytes,
+        GzipSpec: _gzip_nbytes,
+        ZlibSpec: _zlib_nbytes,
+        Lz4Spec: _lz4_nbytes,
+        BloscSpec: lambda frame: blosc_nbytes(frame)[0],
+    },
+)
 
 
 def declared_nbytes(spec: BytesBytesSpec, frame: memoryview | bytes) -> int | None:

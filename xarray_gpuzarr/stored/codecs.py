@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from types import UnionType
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -248,12 +249,28 @@ class OtherSpec:
 
 
 CompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
+AnyElementSpec = AsTypeSpec | CastValueSpec | DeltaSpec | FixedScaleOffsetSpec | PackBitsSpec | ScaleOffsetSpec
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
 ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec
 ArrayBytesSpec = BytesSpec | ShardingSpec | OtherSpec
 BytesBytesSpec = StageSpec | IdentitySpec | OtherSpec
 """In format 2, codecs of elements work on bytes too."""
 CodecSpec = ArrayArraySpec | ArrayBytesSpec | BytesBytesSpec
+
+
+def of_each[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, Row]:
+    """Return a table that says something of each kind of codec: one that is left out is an error at import.
+
+    Parameters
+    ----------
+    kinds : union of types
+        `CompressorSpec` or `AnyElementSpec`.
+    rows : dict
+        By type of codec.
+    """
+    if odd := sorted(kind.__name__ for kind in set(get_args(kinds)) ^ set(rows)):
+        raise TypeError(f"a table of codecs lacks a row, or has one too many: {', '.join(odd)}")
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
 from xarray_gpuzarr.decoders.cuda.batches import aligned
-from xarray_gpuzarr.decoders.cuda.streams import longest_stream
+from xarray_gpuzarr.decoders.cuda.streams import ENVELOPES, longest_stream
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import (
+    AnyElementSpec,
     AsTypeSpec,
     BloscSpec,
     CastValueSpec,
@@ -38,6 +39,7 @@ from xarray_gpuzarr.stored.codecs import (
     ZlibSpec,
     ZstdSpec,
     encoded_nbytes,
+    of_each,
 )
 
 _MAX_TYPESIZE = 255
@@ -115,6 +117,8 @@ def _taken(stages: deque[StageSpec], kind: Any) -> Iterator[Any]:
 
 
 def _why_not_bytes(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
+    if compressor is not None and not isinstance(compressor, BloscSpec) and ENVELOPES[type(compressor)] is None:
+        return f"{compressor}: no decoder of the device knows it"
     if shuffle is not None and isinstance(compressor, BloscSpec):
         return f"{compressor}, then {shuffle}: chunks are unshuffled once"
     if shuffle is not None and (shuffle.elementsize > _MAX_TYPESIZE or nbytes % shuffle.elementsize):
@@ -179,14 +183,17 @@ def _cast_value(codec: CastValueSpec, encoded: DType, decoded: DType) -> Filter 
     return Elements(rule="cast_value", encoded=encoded, decoded=decoded, rounding=codec.rounding, mapped=mapped)
 
 
-_FILTERS: dict[type[ElementSpec], Callable[[Any, DType, DType], Filter | str]] = {
-    AsTypeSpec: _astype,
-    CastValueSpec: _cast_value,
-    DeltaSpec: _delta,
-    FixedScaleOffsetSpec: _fixed_scale_offset,
-    PackBitsSpec: _packbits,
-    ScaleOffsetSpec: _scale_offset,
-}
+_FILTERS: dict[type, Callable[[Any, DType, DType], Filter | str]] = of_each(
+    AnyElementSpec,
+    {
+        AsTypeSpec: _astype,
+        CastValueSpec: _cast_value,
+        DeltaSpec: _delta,
+        FixedScaleOffsetSpec: _fixed_scale_offset,
+        PackBitsSpec: _packbits,
+        ScaleOffsetSpec: _scale_offset,
+    },
+)
 
 
 @lru_cache(maxsize=256)

@@ -58,7 +58,7 @@ def why_not_chain(chain: Chain) -> str | None:
     """Say why the host must see all bytes of chunks that are stored so; None if it need not."""
     if chain.checksums:
         return "checksums around chunks are checked on the host"
-    if chain.compressor is not None and type(chain.compressor) not in ENVELOPES:
+    if chain.compressor is not None and ENVELOPES[type(chain.compressor)] is None:
         return "Blosc frames are walked on the host"
     return None
 

@@ -18,7 +18,16 @@ from xarray_gpuzarr.decoders.cuda.columns import Column, Columns, Rows, join
 from xarray_gpuzarr.frames import blosc as blosc_frames
 from xarray_gpuzarr.frames.columns import LEAST_ZSTD_NBYTES, device_ready
 from xarray_gpuzarr.frames.headers import is_plain_zstd
-from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ShuffleSpec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.stored.codecs import (
+    BloscSpec,
+    CompressorSpec,
+    GzipSpec,
+    Lz4Spec,
+    ShuffleSpec,
+    ZlibSpec,
+    ZstdSpec,
+    of_each,
+)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -61,13 +70,19 @@ FORMATS = (_ZSTD, _LZ4, _SNAPPY, _GZIP, _DEFLATE, _BLOSCLZ, RAW)
 
 _ZLIB = Envelope(inflate=_DEFLATE, head_nbytes=2, tail_nbytes=4, checksum_from_end=4, checksum_dtype=">u4")
 
-ENVELOPES: dict[type[CompressorSpec], Envelope] = {
-    ZstdSpec: Envelope(inflate=_ZSTD),
-    Lz4Spec: Envelope(inflate=_LZ4, head_nbytes=4),
-    GzipSpec: Envelope(inflate=_GZIP, checksum_from_end=8),
-    ZlibSpec: _ZLIB,
-}
-"""RFC 1952: CRC-32 and length end a gzip member. RFC 1950: 2 bytes before a deflate stream, an Adler-32 after it.
+ENVELOPES: dict[type, Envelope | None] = of_each(
+    CompressorSpec,
+    {
+        ZstdSpec: Envelope(inflate=_ZSTD),
+        Lz4Spec: Envelope(inflate=_LZ4, head_nbytes=4),
+        GzipSpec: Envelope(inflate=_GZIP, checksum_from_end=8),
+        ZlibSpec: _ZLIB,
+        BloscSpec: None,
+    },
+)
+"""None for what is no stream: a Blosc frame, which has many, and whatever the device cannot decode.
+
+RFC 1952: CRC-32 and length end a gzip member. RFC 1950: 2 bytes before a deflate stream, an Adler-32 after it.
 numcodecs: the length before an LZ4 block."""
 
 _IN_BLOSC = {
@@ -165,7 +180,9 @@ def find_streams(
             return *zstd_streams(stage, nbytes, expected), Filters.none()
     ready = (nbytes <= longest_stream(stage)) & device_ready(stage, data, start, nbytes, expected)
     whole = _whole(ready, nbytes, expected)
-    _open(ENVELOPES[type(stage)], whole, data, start)
+    envelope = ENVELOPES[type(stage)]
+    assert envelope is not None
+    _open(envelope, whole, data, start)
     return ready, whole, Filters.none()
 
 

@@ -38,6 +38,7 @@ from xarray_gpuzarr.stored.codecs import (
     ZlibSpec,
     ZstdSpec,
     encoded_nbytes,
+    of_each,
 )
 
 DecodeInto = Callable[[memoryview, memoryview], None]
@@ -94,13 +95,9 @@ def _same(result: Any, dst: memoryview) -> None:
         raise FrameError(f"{len(result)} bytes")
 
 
-_FAST: dict[type, DecodeInto] = {
-    ZstdSpec: _zstd,
-    GzipSpec: _gzip,
-    ZlibSpec: _zlib,
-    Lz4Spec: _lz4,
-    BloscSpec: _blosc,
-}
+_FAST: dict[type, DecodeInto] = of_each(
+    CompressorSpec, {ZstdSpec: _zstd, GzipSpec: _gzip, ZlibSpec: _zlib, Lz4Spec: _lz4, BloscSpec: _blosc}
+)
 _LIBRARY_ERRORS = (
     FrameError,
     zstandard.ZstdError,
@@ -219,7 +216,9 @@ class ChunkCodec:
             raise _explained("zstd", err, len(dst)) from err
 
 
-_RATES: dict[type, float] = {BloscSpec: 2e9, Lz4Spec: 2e9, ZstdSpec: 0.7e9, GzipSpec: 0.3e9, ZlibSpec: 0.3e9}
+_RATES: dict[type, float] = of_each(
+    CompressorSpec, {BloscSpec: 2e9, Lz4Spec: 2e9, ZstdSpec: 0.7e9, GzipSpec: 0.3e9, ZlibSpec: 0.3e9}
+)
 _COPY_RATE = 4e9
 
 

@@ -21,6 +21,7 @@ from xarray_gpuzarr.decoders.host.blosc import SHUFFLE, stored_block, unshuffle_
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.stored.codecs import (
+    AnyElementSpec,
     AsTypeSpec,
     CastValueSpec,
     DeltaSpec,
@@ -31,6 +32,7 @@ from xarray_gpuzarr.stored.codecs import (
     ShuffleSpec,
     StageSpec,
     encoded_nbytes,
+    of_each,
 )
 
 Array = npt.NDArray[Any]
@@ -162,11 +164,14 @@ def _cast_value(spec: CastValueSpec, encoded: Array, decoded: Array) -> None:
     )
 
 
-_ELEMENTS: dict[type[ElementSpec], Callable[[Any, Array, Array], None]] = {
-    AsTypeSpec: _astype,
-    CastValueSpec: _cast_value,
-    DeltaSpec: _delta,
-    FixedScaleOffsetSpec: _fixed_scale_offset,
-    PackBitsSpec: _packbits,
-    ScaleOffsetSpec: _scale_offset,
-}
+_ELEMENTS: dict[type, Callable[[Any, Array, Array], None]] = of_each(
+    AnyElementSpec,
+    {
+        AsTypeSpec: _astype,
+        CastValueSpec: _cast_value,
+        DeltaSpec: _delta,
+        FixedScaleOffsetSpec: _fixed_scale_offset,
+        PackBitsSpec: _packbits,
+        ScaleOffsetSpec: _scale_offset,
+    },
+)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.native import NativeCodec, native_codec
+from xarray_gpuzarr.native import Codec, NativeCodec, native_codec
 from xarray_gpuzarr.native.library import StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.cf import Cast
@@ -21,6 +21,7 @@ from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
     BloscSpec,
     CodecPipeline,
+    CompressorSpec,
     DeltaSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
@@ -32,15 +33,13 @@ from xarray_gpuzarr.stored.codecs import (
     ZlibSpec,
     ZstdSpec,
     encoded_nbytes,
+    of_each,
 )
 
-_COMPRESSORS: dict[type, Any] = {
-    ZstdSpec: "zstd",
-    BloscSpec: "blosc",
-    Lz4Spec: "lz4",
-    ZlibSpec: "zlib",
-    GzipSpec: "gzip",
-}
+_COMPRESSORS: dict[type, Codec | None] = of_each(
+    CompressorSpec, {ZstdSpec: "zstd", BloscSpec: "blosc", Lz4Spec: "lz4", ZlibSpec: "zlib", GzipSpec: "gzip"}
+)
+"""What the loops call each; None for what they have no decoder of."""
 _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 """In the order of `enum dtype`."""
 _CONVERT, _MASK, _MULTIPLY, _DIVIDE, _ADD = range(5)
@@ -215,7 +214,8 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         chunk_nbytes = _encoded(spec, chunk_nbytes)
     is_copy = not steps and _swapped(placed) == _swapped(out)
     compressor = stages.pop(0) if stages and type(stages[0]) in _COMPRESSORS else None
-    codec = native_codec("raw" if compressor is None else _COMPRESSORS[type(compressor)])
+    name = "raw" if compressor is None else _COMPRESSORS[type(compressor)]
+    codec = None if name is None else native_codec(name)
     if codec is None:
         raise _NotKnownError
     lengths = [chunk_nbytes]

@@ -18,7 +18,7 @@ import zstandard
 
 from xarray_gpuzarr.fetch import ByteStream, MemoryStream
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
-from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
+from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec, of_each
 
 _PIECE_NBYTES = 512 * 1024
 _ZSTD = ZstdSpec()
@@ -146,10 +146,13 @@ def _by_numcodecs(codec_id: str) -> Callable[[memoryview, int], memoryview]:
     return lambda src, _most: memoryview(codec.decode(src)).cast("B")
 
 
-_AT_MOST: dict[type, Callable[[memoryview, int], memoryview]] = {
-    ZstdSpec: _zstd,
-    GzipSpec: _gzip,
-    ZlibSpec: _zlib,
-    Lz4Spec: _by_numcodecs("lz4"),
-    BloscSpec: _by_numcodecs("blosc"),
-}
+_AT_MOST: dict[type, Callable[[memoryview, int], memoryview]] = of_each(
+    CompressorSpec,
+    {
+        ZstdSpec: _zstd,
+        GzipSpec: _gzip,
+        ZlibSpec: _zlib,
+        Lz4Spec: _by_numcodecs("lz4"),
+        BloscSpec: _by_numcodecs("blosc"),
+    },
+)
