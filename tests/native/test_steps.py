@@ -191,7 +191,9 @@ def test_differences_of_any_bits(monkeypatch, encoded, decoded):
     keywords = {"chunks": (1000,), "compressors": None}
     raw = write(MemoryStore(), stored, config={"write_empty_chunks": True}, **keywords)
     spec = zn.Delta(dtype=f"<{decoded}", astype=f"<{encoded}")
-    array = write(MemoryStore(), np.ones(N, decoded), filters=[spec], serializer=BytesCodec(endian="little"), **keywords)
+    array = write(
+        MemoryStore(), np.ones(N, decoded), filters=[spec], serializer=BytesCodec(endian="little"), **keywords
+    )
     for number in range(3):
         put(array.store, f"c/{number}", take(raw.store, f"c/{number}"))
 

@@ -116,6 +116,7 @@ def test_local_chunks_are_decoded_by_the_loops_without_python(codec, sharded, mo
         array, data = written(store, codec, sharded=sharded, missing=[(0, 0), (7, 5), (4, 1)])
         np.testing.assert_array_equal(CudaReads(SimulatedDevice(LAZY)).values(array), data)
 
+
 @pytest.mark.parametrize("encoded", ["i1", "i2", "f8"])
 def test_bytes_that_are_stored_as_other_elements(tmp_path, encoded):
     """They take a step each, which chunks that are placed whole have none of."""
@@ -128,7 +129,6 @@ def test_bytes_that_are_stored_as_other_elements(tmp_path, encoded):
 
     with limits(), shared(0.5):
         np.testing.assert_array_equal(CudaReads(SimulatedDevice(LAZY)).values(array), data, strict=True)
-
 
 
 @pytest.mark.parametrize("seed", MODES)
