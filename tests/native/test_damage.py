@@ -8,10 +8,19 @@ import zlib
 from pathlib import Path
 
 import numcodecs
+import numpy as np
 import pytest
+import zarr
 import zstandard
 from helpers.damaged_reads import COMPRESSORS, N_CHUNKS, Damaged, frames_of
 from helpers.fuzz import CONTENT
+from helpers.loops import without_loops
+from helpers.stores.fakes import put
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr import CorruptChunkError
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.read import read_points, stored_array
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -161,3 +170,17 @@ def test_mutated_frames(codec):
     assert n_values >= 10
     assert n_errors >= 100
     assert n_rows >= 250 * (N_CHUNKS - 1)
+
+
+@pytest.mark.parametrize("way", ["compiled", "Python"])
+@pytest.mark.parametrize("n", [2**31, 2**32 - 1])
+def test_a_frame_that_claims_to_be_longer_than_any(monkeypatch, n, way):
+    """C-Blosc's lengths are int32: one of 4 GiB - 1 is the -1 that it returns for damage."""
+    if way == "Python":
+        without_loops(monkeypatch)
+    keywords = {"chunks": (n,), "compressors": numcodecs.Blosc(), "zarr_format": 2}
+    array = zarr.create_array(MemoryStore(), shape=(n,), dtype="u1", **keywords)
+    put(array.store, "0", bytes([2, 1, 1, 1]) + struct.pack("<III", n, 2**32 - 1, 40) + bytes(24))
+
+    with pytest.raises(CorruptChunkError):
+        read_points(stored_array(array), (np.array([5, 99]),), HostDecoder())

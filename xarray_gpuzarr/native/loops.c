@@ -143,10 +143,10 @@ static uint32_t little(const char *at)
 }
 
 /* c-blosc 1.x README_CHUNK_FORMAT: version, version of the codec, flags, itemsize, nbytes, blocksize, cbytes.
- * zlib inside of it is decoded sooner in another way. */
+ * zlib inside of it is decoded sooner in another way. C-Blosc counts in int, where 4 GiB - 1 is the -1 of an error. */
 static int is_blosc(const char *src, size_t nbytes, size_t wanted)
 {
-    if (nbytes < BLOSC_HEADER_NBYTES || src[0] != 2) return 0;
+    if (nbytes < BLOSC_HEADER_NBYTES || wanted > INT32_MAX || src[0] != 2) return 0;
     if (little(src + 4) != wanted || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
     if (little(src + 12) > nbytes) return 0; /* less than the chunk is fine: some writers leave bytes behind a frame */
     return (unsigned char)src[2] >> 5 != 3 || wanted < BLOSC_LEAST_INFLATED;

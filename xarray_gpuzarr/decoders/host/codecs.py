@@ -102,6 +102,7 @@ _LIBRARY_ERRORS = (
     FrameError,
     zstandard.ZstdError,
     RuntimeError,  # imagecodecs' errors, numcodecs.blosc
+    SystemError,  # numcodecs.blosc, of a frame that claims to hold 2 GiB or more
     ValueError,
     TypeError,
     OSError,  # gzip.BadGzipFile
