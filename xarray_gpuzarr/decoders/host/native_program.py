@@ -58,7 +58,7 @@ class _NotKnownError(Exception):
 
 def _native(dtype: np.dtype[Any]) -> str:
     """Return a dtype as the loops name it, without its byte order."""
-    name = "i8" if dtype.kind in "mM" else f"{dtype.kind}{dtype.itemsize}"
+    name = f"{dtype.kind}{dtype.itemsize}"
     if name not in _DTYPES:
         raise _NotKnownError
     return name
