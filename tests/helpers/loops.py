@@ -90,8 +90,15 @@ class Taken:
     """What the loops were given, and what they took of it."""
 
     def __init__(self) -> None:
-        self.n_given = self.n_rows = 0
-        """Calls, and rows that were decoded and placed."""
+        self.n_rows = 0
+        """Rows that were decoded and placed."""
+        self.given: list[int] = []
+        """Rows of each call."""
+
+    @property
+    def n_given(self) -> int:
+        """Calls."""
+        return len(self.given)
 
 
 @contextmanager
@@ -100,7 +107,7 @@ def rows_taken() -> Iterator[Taken]:
     taken, place_rows, read_rows = Taken(), NativeJob.place_rows, NativeJob.read_rows
 
     def counted(row: int, end: int, n_left: int) -> int:
-        taken.n_given += 1
+        taken.given.append(end - row)
         taken.n_rows += end - row - n_left
         return n_left
 
@@ -114,18 +121,3 @@ def rows_taken() -> Iterator[Taken]:
         patch.setattr(NativeJob, "place_rows", place)
         patch.setattr(NativeJob, "read_rows", read)
         yield taken
-
-
-@contextmanager
-def loops_calls() -> Iterator[list[int]]:
-    """Note how many chunks of local files each call of the loops is given."""
-    noted: list[int] = []
-    read_rows = NativeJob.read_rows
-
-    def noting(job: NativeJob, rows: int, files: int, row: int, end: int, *more: int) -> int:
-        noted.append(end - row)
-        return read_rows(job, rows, files, row, end, *more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeJob, "read_rows", noting)
-        yield noted

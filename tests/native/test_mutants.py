@@ -49,8 +49,8 @@ MUTANTS = {
     "unsigned as signed": ("TO_REALS(u2, uint16_t, x)", "TO_REALS(u2, int16_t, x)"),
     "sum of all but the last": ("sum = i ? (of_t)(sum + x) : x;", "sum = i && i < n - 1 ? (of_t)(sum + x) : x;"),
     "elements of a shuffle": ("at[3] = (unsigned char)stage->elementsize", "at[3] = 2"),
-    "where points are from": ("rows->in_at + first}", "rows->in_at}"),
-    "where points go": ("rows->out_at + first}", "rows->out_at}"),
+    "where points are from": ("rows->in_at + box}", "rows->in_at}"),
+    "where points go": ("rows->out_at + box}", "rows->out_at}"),
     "the first of an index": ("index ? index + piece[0] : NULL", "index"),
     "one element of an index": ("chunk += piece.index[0] * job->in_strides[i];", ";"),
 }

@@ -259,18 +259,24 @@ static const char *take_stages(const job_t *job, char *scratch, char *dst)
     return from;
 }
 
+/* Bring elements of a chunk to the output: changed, or as they are. */
+static void bring_elements(const job_t *job, char *dst, lie_t out, const char *src, lie_t in, int64_t n)
+{
+    if (job->steps)
+        take_steps(job->steps, dst, out, src, in, n);
+    else
+        move_elements(dst, out, src, in, n, job->itemsize);
+}
+
 typedef struct { int64_t extent, from, to; const int64_t *index; } axis_t;
 
 static void place(const job_t *job, char *dst, const char *src, const axis_t *axis, int64_t n_axes)
 {
-    lie_t in = {axis->from, axis->index}, out = {axis->to, NULL};
     if (n_axes > 1)
         for (int64_t i = 0; i < axis->extent; i++)
             place(job, dst + i * axis->to, src + (axis->index ? axis->index[i] : i) * axis->from, axis + 1, n_axes - 1);
-    else if (job->steps)
-        take_steps(job->steps, dst, out, src, in, axis->extent);
     else
-        move_elements(dst, out, src, in, axis->extent, job->itemsize);
+        bring_elements(job, dst, (lie_t){axis->to, NULL}, src, (lie_t){axis->from, axis->index}, axis->extent);
 }
 
 static piece_t piece_of(const job_t *job, const rows_t *rows, int64_t box, int64_t axis)
@@ -308,16 +314,6 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
     }
     if (!n) axes[n++] = (axis_t){1, job->itemsize, job->out_itemsize, NULL};
     place(job, destination(job, rows, box), chunk, axes, n);
-}
-
-/* Place points, of which a row has those from `first` on. */
-static void place_points(const job_t *job, const rows_t *rows, const char *chunk, int64_t first, int64_t end)
-{
-    lie_t in = {1, rows->in_at + first}, out = {1, rows->out_at + first};
-    if (job->steps)
-        take_steps(job->steps, job->out, out, chunk, in, end - first);
-    else
-        move_elements(job->out, out, chunk, in, end - first, job->itemsize);
 }
 
 static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
@@ -373,7 +369,7 @@ static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *co
     const char *chunk = decode_row(job, rows, row, context, scratch, dst);
     if (!chunk || dst) return chunk != NULL;
     if (rows->in_at)
-        place_points(job, rows, chunk, box, end);
+        bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
     else
         for (; box < end; box++) place_box(job, rows, box, chunk);
     return 1;
@@ -520,7 +516,7 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
-static int64_t scratch_nbytes(const job_t *job) { return (job->area_nbytes) * (job->n_stages ? 2 : 1); }
+static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages ? 2 : 1); }
 
 /* Lend lane number `i` its part of what all threads have. */
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)

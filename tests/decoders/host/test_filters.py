@@ -173,7 +173,7 @@ def test_shuffle(elementsize, n_elements):
 
 
 def test_shuffle_of_more_bytes_than_a_blosc_frame_has(monkeypatch):
-    monkeypatch.setattr(host_filters, "_MOST_BLOSC_NBYTES", 1000)
+    monkeypatch.setattr(host_filters, "MOST_NBYTES", 1000)
 
     test_shuffle(4, 1000)
 

@@ -66,9 +66,9 @@ def read_local(
         boxes[:, 0] = np.arange(at, at + n)
         rows = NativeRows(job, Boxes(numbers=boxes, first=np.arange(n + 1), direct=[True] * n), part.nbytes)
         with threads.crew.taking(min(n, n_threads)) as n_taken:
-            scratch = buffer("scratch", program.scratch_nbytes * n_taken) if program.stages else None
-            at_scratch = 0 if scratch is None else address(scratch)
-            found = rows.read(range(n), files, partial(buffer, "staging"), at_scratch, n_taken)
+            needs_scratch = rows.needs_scratch(range(n))
+            scratch = address(buffer("scratch", program.scratch_nbytes * n_taken)) if needs_scratch else 0
+            found = rows.read(range(n), files, partial(buffer, "staging"), scratch, n_taken)
         counters.add(read_nbytes=found.n_read)
         if part.spec.index is not None:
             source.check(part.keys[0])

@@ -28,6 +28,8 @@ _STORED, _RESERVED = 0x2, 0x8
 _ZLIB = 3
 _VERSION = b"\x02\x01"
 """Of the format, and of the streams."""
+MOST_NBYTES, MOST_TYPESIZE = 512 * 1024 * 1024, 255
+"""Of a stored block, and of its elements."""
 _MAX_SPLITS, _MIN_SPLIT_NBYTES = 16, 128
 _LEAST_NBYTES = 32 * 1024
 """C-Blosc decodes shorter chunks sooner than Python finds their streams."""

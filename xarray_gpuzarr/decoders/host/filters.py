@@ -17,7 +17,7 @@ import numcodecs
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.blosc import SHUFFLE, stored_block, unshuffle_stored_block
+from xarray_gpuzarr.decoders.host.blosc import MOST_NBYTES, MOST_TYPESIZE, SHUFFLE, stored_block, unshuffle_stored_block
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.stored.codecs import (
@@ -36,8 +36,6 @@ from xarray_gpuzarr.stored.codecs import (
 )
 
 Array = npt.NDArray[Any]
-
-_MOST_BLOSC_NBYTES, _MOST_BLOSC_TYPESIZE = 512 * 1024 * 1024, 255
 
 
 def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
@@ -61,7 +59,7 @@ def unshuffle(spec: ShuffleSpec, src: memoryview, dst: memoryview) -> None:
         raise FrameError(f"{n} bytes are no whole number of elements of {spec.elementsize} bytes")
     if n != len(dst):
         raise FrameError(f"{n} bytes")
-    if n > _MOST_BLOSC_NBYTES or spec.elementsize > _MOST_BLOSC_TYPESIZE:
+    if n > MOST_NBYTES or spec.elementsize > MOST_TYPESIZE:
         numcodecs.Shuffle(spec.elementsize).decode(src, out=np.frombuffer(dst, np.uint8))
         return
     stored_block(n)[:] = src

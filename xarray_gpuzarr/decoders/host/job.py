@@ -218,9 +218,8 @@ class Job:
     def placed_strides(self) -> tuple[int, ...]:
         """Of the elements of a chunk along the axes of the output, in bytes, as the loops place them."""
         assert self.program is not None
-        placed, stored = self.program.placed.itemsize, self.stored.itemsize
         samples = (0,) * max(0, len(self._pieces) - len(self._strides))
-        return (*samples, *(stride // stored * placed for stride in self._strides))
+        return samples + self.program.strides(self.spec)
 
     @cached_property
     def program(self) -> NativeProgram | None:
@@ -284,15 +283,12 @@ class Job:
         FrameError
             The bytes are not a chunk of this array.
         """
-        return self._decode_by_zarr(src) if self.codec is None else self.elements(self.decoded(workspace, src))
-
-    def decoded(self, workspace: Workspace, src: memoryview) -> memoryview:
-        """Decode one chunk to its bytes, valid until the next call on this thread; only if there is a `codec`."""
-        assert self.codec is not None
+        if self.codec is None:
+            return self._decode_by_zarr(src)
         if self.codec.in_place:
-            return self.codec.view(src)
+            return self.elements(self.codec.view(src))
         self.codec.into(src, workspace.scratch)
-        return workspace.scratch
+        return workspace.chunk
 
     @cached_property
     def _zarrs_own(self) -> Callable[[bytes], Array]:

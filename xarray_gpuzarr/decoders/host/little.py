@@ -54,9 +54,8 @@ class LittleReads:
     """
 
     def __init__(self, spec: ArraySpec, program: NativeProgram, cast: Cast) -> None:
-        grid, stored, placed = spec.grid, spec.numpy_dtype.itemsize, program.placed.itemsize
-        strides = (stride // stored * placed for stride in spec.chunk_strides)
-        self._kept = _int64(*grid.chunk_shape, *grid.chunks_per_shard, *strides), program
+        grid = spec.grid
+        self._kept = _int64(*grid.chunk_shape, *grid.chunks_per_shard, *program.strides(spec)), program
         self.chunk_shape = ctypes.addressof(self._kept[0])
         """Address; that of the chunks of a shard follows."""
         self.job = job_struct(program, ndim=grid.ndim, in_strides=self.chunk_shape + 16 * grid.ndim)

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from xarray_gpuzarr.decoders.host.blosc import MOST_NBYTES, MOST_TYPESIZE
 from xarray_gpuzarr.native import Codec, NativeCodec, native_codec
 from xarray_gpuzarr.native.library import StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
@@ -45,7 +47,6 @@ _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8
 _CONVERT, _MASK, _MULTIPLY, _DIVIDE, _ADD = range(5)
 _UNSHUFFLE, _ACCUMULATE, _TAKE_STEPS = range(3)
 _MOST_MASKED = 4
-_MOST_SHUFFLED_NBYTES, _MOST_ELEMENTSIZE = 512 * 1024 * 1024, 255
 _HEAD_NBYTES, _ALIGNMENT = 32, 64
 
 _Step = tuple[int, str, str | None, tuple[Any, ...]]
@@ -171,11 +172,19 @@ class NativeProgram:
     steps: Steps | None
     """What elements take on their way to the output; None if they are copied."""
     out_itemsize: int
-    scratch_nbytes: int
-    """Of each thread."""
     area_nbytes: int
+    """Of scratch for a chunk at one of its stages."""
     kept: object
     """What `stages` points to."""
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Of each thread: an area that is read, and one that is written."""
+        return self.area_nbytes * (2 if len(self.stages) else 1)
+
+    def strides(self, spec: ArraySpec) -> tuple[int, ...]:
+        """Return the strides of a chunk's elements as they are placed, along the axes of the array, in bytes."""
+        return tuple(stride // spec.numpy_dtype.itemsize * self.placed.itemsize for stride in spec.chunk_strides)
 
     @property
     def is_copied(self) -> bool:
@@ -233,7 +242,6 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         unshuffle=_unshuffle() if shuffles else 0,
         steps=None if is_copy else Steps(placed, steps, out),
         out_itemsize=out.itemsize,
-        scratch_nbytes=area_nbytes * (2 if kept else 1),
         area_nbytes=area_nbytes,
         kept=kept,
     )
@@ -260,7 +268,7 @@ def _stages(stages: Sequence[StageSpec], lengths: Sequence[int]) -> Iterator[tup
     """Return stages, given how many bytes each gives, and what they point to."""
     for spec, nbytes in zip(stages, lengths, strict=True):
         if isinstance(spec, ShuffleSpec):
-            if spec.elementsize > _MOST_ELEMENTSIZE or nbytes > _MOST_SHUFFLED_NBYTES:
+            if spec.elementsize > MOST_TYPESIZE or nbytes > MOST_NBYTES:
                 raise _NotKnownError
             yield StageStruct(kind=_UNSHUFFLE, nbytes=nbytes, elementsize=spec.elementsize), None
         elif isinstance(spec, ElementSpec):
