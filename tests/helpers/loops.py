@@ -2,15 +2,12 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from helpers.kernels.on_host import built
-from xarray_gpuzarr.decoders.host.little import LittleRead
-from xarray_gpuzarr.decoders.host.little_stacks import LittleStack
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.native import Loops, library
 
@@ -65,25 +62,6 @@ def changed(changes: tuple[tuple[str, str], ...]) -> Loops:
         assert source.count(old) == 1, f"the loops have {source.count(old)} times {old!r}"
         source = source.replace(old, new)
     return Loops(built("changed.so", ("-O0", *_FLAGS), source, ()))
-
-
-@contextmanager
-def little_reads() -> Iterator[list[bool]]:
-    """Note of each read that the loops get without a plan whether they did it all."""
-    noted: list[bool] = []
-
-    def noting(read: Callable[..., int | None]) -> Callable[..., int | None]:
-        def carry_out(*arguments: Any) -> int | None:
-            n_read = read(*arguments)
-            noted.append(n_read is not None)
-            return n_read
-
-        return carry_out
-
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in (LittleRead, LittleStack):
-            patch.setattr(kind, "carry_out", noting(kind.carry_out))
-        yield noted
 
 
 class Taken:

@@ -18,13 +18,11 @@ import pytest
 
 from helpers.loops import changed, require_loops, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import boxes, codecs, job, little, local_files, native_program
+from xarray_gpuzarr.decoders.host import array, codecs, job, local_files, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.blocks import PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.job import Job
-from xarray_gpuzarr.decoders.host.little import LittleRead
-from xarray_gpuzarr.decoders.host.little_stacks import LittleStack
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.fetch import index_cache, local
 from xarray_gpuzarr.frames.headers import FrameError
@@ -32,6 +30,7 @@ from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codecs import native_codec
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read import trunk
+from xarray_gpuzarr.stored.shard_index import MISSING
 
 Patch = pytest.MonkeyPatch
 Notes = Counter[str]
@@ -64,16 +63,6 @@ class Way:
 
 def _set(target: Any, name: str, value: Any) -> Callable[[Patch, int], None]:
     return lambda patch, _: patch.setattr(target, name, value)
-
-
-def _little(patch: Patch, _: int) -> None:
-    """Everything that can be is read without a plan; loops start threads for any of it."""
-    for name in ("CALL_S", "_SERIAL_S", "_LOOPS_S"):
-        patch.setattr(host, name, math.inf)
-    patch.setattr(little, "_MOST_OBJECTS", 10**6)
-
-
-_PLANNED = _set(host.HostDecoder, "read_little", lambda *_a, **_k: None)
 
 
 def _caller(patch: Patch, _: int) -> None:
@@ -109,7 +98,7 @@ def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:
 
         def leaving(rows: NativeRows, wanted: range, *more: Any) -> Found:
             found = read(rows, wanted, *more)
-            which = [row for row in wanted if left(row) or row in found.left]
+            which = [row for row in wanted if rows.nbytes[row] != MISSING and (left(row) or row in found.left)]
             _notes["left"] += len(which)
             return Found(left=which, absent=[row for row in found.absent if row not in which], n_read=found.n_read)
 
@@ -126,7 +115,6 @@ _SMALL = {
     "MOST_STEP = 32": "MOST_STEP = 2",
     "GRABS_A_THREAD = 8": "GRABS_A_THREAD = 1",
 }
-_FEW = {"MOST_BOX_ROWS = 1024": "MOST_BOX_ROWS = 4"}
 _SHORT_BLOCKS = {"BLOCK_ELEMENTS = 1024": "BLOCK_ELEMENTS = 3"}
 _NOWHERE = {_MEMORY: "(void)room; errno = EAGAIN; return -1;"}
 _HALF = {
@@ -170,7 +158,6 @@ def _counting(number: int, address: int) -> Any:
 
 def _parts(patch: Patch, _: int) -> None:
     """Decode no more of a chunk than is wanted, and count what does."""
-    patch.setattr(boxes, "_LEAST_PARTED_NBYTES", 0)
 
     def counted(name: Any) -> Any:
         codec = native_codec(name)
@@ -193,27 +180,22 @@ def _no_raw_runs(patch: Patch, _: int) -> None:
 
 def _all_raw_runs(patch: Patch, _: int) -> None:
     """Even where a request for several would cost less."""
-    init = Job.__init__
+    raw_runs = BoxBlock._raw_runs
 
-    def ruled(one: Job, *arguments: Any, **keywords: Any) -> None:
-        init(one, *arguments, **keywords | {"rule": replace(keywords["rule"], max_gap_nbytes=0)})
+    def ruled(block: BoxBlock) -> Any:
+        block.job.rule = replace(block.job.rule, max_gap_nbytes=0)
+        return raw_runs(block)
 
-    patch.setattr(Job, "__init__", ruled)
+    patch.setattr(BoxBlock, "_raw_runs", ruled)
 
 
 def _placed_only(patch: Patch, _: int) -> None:
     """Nothing is decoded to its place."""
-    located = Job.located
-
-    def nowhere(one: Job, rows: Any) -> Any:
-        found = located(one, rows)
-        return job.Located(whole=found.whole, direct=found.direct & False, out_byte=found.out_byte)
-
-    patch.setattr(Job, "located", nowhere)
+    patch.setattr(Job, "may_be_direct", False)
 
 
 def _streamed(patch: Patch, _: int) -> None:
-    patch.setattr(job, "_STREAMED_NBYTES", 0)
+    patch.setattr(array, "_STREAMED_NBYTES", 0)
 
 
 def _slow_codecs(patch: Patch, _: int) -> None:
@@ -232,9 +214,7 @@ def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
     def force(patch: Patch, chunk_nbytes: int) -> None:
         limit = max(1, chunk_nbytes + more)
         sizes = {
-            job: ["_STREAMED_NBYTES"],
-            boxes: ["_LEAST_PARTED_NBYTES"],
-            little: ["_MOST_CHUNK_NBYTES", "_ROOM_NBYTES"],
+            array: ["_STREAMED_NBYTES"],
             local_files: ["_ROOM_NBYTES"],
             host: ["_SHORT_CHUNK_NBYTES", "_LEAST_PART_NBYTES"],
             codecs: ["_ONE_SHOT_NBYTES"],
@@ -247,52 +227,42 @@ def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
     return force
 
 
-_ROOM_OF_ONE = (_set(little, "_ROOM_NBYTES", 1), _set(local_files, "_ROOM_NBYTES", 1))
+_ROOM_OF_ONE = _set(local_files, "_ROOM_NBYTES", 1)
 _A_CHUNK_A_CALL = _set(job, "CALL_S", 0)
-_LITTLE = ("little read", "little stack")
 _LEFT = ("left by the loops",)
 
 WAYS: dict[str, Way] = {
     "as it comes": Way(),
-    "little": Way(force=(_little,), seen=_LITTLE, reads=2),
-    "little, chunk by chunk": Way(force=(_little, _A_CHUNK_A_CALL, *_ROOM_OF_ONE, _ALONE), seen=_LITTLE, reads=2),
-    "little, parts of chunks": Way(
-        force=(_little, _loops(_SMALL), _parts), seen=("part of a chunk",), reads=2, decodes_parts=True
-    ),
-    "little, too many rows": Way(force=(_little, _loops(_FEW)), seen=("little read left",), reads=2),
-    "little, not in memory": Way(force=(_little, _loops(_NOWHERE)), seen=("little read left",), reads=2),
-    "loops, caller": Way(force=(_PLANNED, _caller), seen=("rows read by the loops",)),
+    "loops, caller": Way(force=(_caller,), reads=2, seen=("rows read by the loops",)),
     "loops, caller, a chunk a call": Way(
-        force=(_PLANNED, _caller, _A_CHUNK_A_CALL, *_ROOM_OF_ONE), seen=("rows read by the loops",)
+        force=(_caller, _A_CHUNK_A_CALL, _ROOM_OF_ONE), seen=("rows read by the loops",)
     ),
     "loops, caller, parts of chunks": Way(
-        force=(_PLANNED, _caller, _loops(_SMALL), _parts), seen=("part of a chunk",), decodes_parts=True
+        force=(_caller, _loops(_SMALL), _parts), reads=2, seen=("part of a chunk",), decodes_parts=True
     ),
     "loops, caller, blocks of three elements": Way(
-        force=(_PLANNED, _caller, _loops(_SHORT_BLOCKS)), seen=("rows read by the loops",)
+        force=(_caller, _loops(_SHORT_BLOCKS)), seen=("rows read by the loops",)
     ),
-    "loops, crew": Way(force=(_PLANNED, _crew), seen=("rows read by the loops, crew",)),
-    "loops, crew, chunks one by one": Way(force=(_PLANNED, _crew, _ALONE), seen=("rows read by the loops, crew",)),
-    "loops, crew, long requests": Way(force=(_PLANNED, _crew, _TOGETHER), seen=("rows read by the loops, crew",)),
-    "all left, caller": Way(force=(_PLANNED, _caller, _leaving(lambda _: True)), seen=("left",)),
-    "all left, crew": Way(force=(_PLANNED, _crew, _leaving(lambda _: True)), seen=("left",)),
-    "some left, caller": Way(force=(_PLANNED, _caller, _leaving(lambda row: row % 3 == 1)), seen=("left",)),
-    "some left, crew": Way(force=(_PLANNED, _crew, _ALONE, _leaving(lambda row: row % 2 == 1)), seen=("left",)),
-    "not in memory": Way(force=(_PLANNED, _crew, _loops(_NOWHERE), _not_cached), seen=_LEFT),
-    "half in memory": Way(force=(_PLANNED, _caller, _loops(_HALF)), seen=_LEFT),
+    "loops, crew": Way(force=(_crew,), reads=2, seen=("rows read by the loops, crew",)),
+    "loops, crew, chunks one by one": Way(force=(_crew, _ALONE), seen=("rows read by the loops, crew",)),
+    "loops, crew, long requests": Way(force=(_crew, _TOGETHER), seen=("rows read by the loops, crew",)),
+    "all left, caller": Way(force=(_caller, _leaving(lambda _: True)), seen=("left",)),
+    "all left, crew": Way(force=(_crew, _leaving(lambda _: True)), seen=("left",)),
+    "some left, caller": Way(force=(_caller, _leaving(lambda row: row % 3 == 1)), reads=2, seen=("left",)),
+    "some left, crew": Way(force=(_crew, _ALONE, _leaving(lambda row: row % 2 == 1)), reads=2, seen=("left",)),
+    "not in memory": Way(force=(_crew, _loops(_NOWHERE), _not_cached), seen=_LEFT),
+    "half in memory": Way(force=(_caller, _loops(_HALF)), reads=2, seen=_LEFT),
     "no loops, caller": Way(force=(_no_loops, _caller), seen=("decoded row",)),
     "no loops, crew": Way(force=(_no_loops, _crew, _ALONE), seen=("decoded row, crew",)),
     "no loops, placed": Way(force=(_no_loops, _placed_only, _no_raw_runs), seen=("placed",)),
     "no loops, no quick codec": Way(force=(_no_loops, _slow_codecs), seen=("decoded at most",)),
-    "raw runs": Way(force=(_PLANNED, _crew, _all_raw_runs), seen=("raw run",)),
-    "raw runs in pieces": Way(force=(_PLANNED, _PIECES), seen=("raw run",)),
-    "no raw runs": Way(force=(_PLANNED, _no_raw_runs), seen=("raw run refused",)),
-    "streamed": Way(force=(_PLANNED, _streamed), seen=("streamed",)),
-    "streamed, crew, not in memory": Way(
-        force=(_PLANNED, _crew, _streamed, _loops(_NOWHERE), _not_cached), seen=("streamed",)
-    ),
+    "raw runs": Way(force=(_crew, _all_raw_runs), seen=("raw run",)),
+    "raw runs in pieces": Way(force=(_crew, _PIECES), seen=("raw run",)),
+    "no raw runs": Way(force=(_crew, _no_raw_runs), seen=("raw run refused",)),
+    "streamed": Way(force=(_streamed,), seen=("streamed",)),
+    "streamed, crew, not in memory": Way(force=(_crew, _streamed, _loops(_NOWHERE), _not_cached), seen=("streamed",)),
     "sizes a byte below the chunk": Way(force=(_on_the_edge(-1),)),
-    "sizes of the chunk": Way(force=(_PLANNED, _on_the_edge(0))),
+    "sizes of the chunk": Way(force=(_on_the_edge(0),)),
     "sizes a byte above the chunk": Way(force=(_crew, _on_the_edge(1))),
     "from memory": Way(store="memory", seen=("rows placed by the loops", "decoded row", "raw run")),
     "from memory, parts of chunks": Way(
@@ -304,7 +274,6 @@ WAYS: dict[str, Way] = {
     "asked for, chunks one by one": Way(store="asked", force=(_ALONE,), seen=("decoded row", "raw run")),
     "asked for, streamed": Way(store="asked", force=(_ALONE, _streamed, _no_loops), seen=("streamed",)),
     "codec pipeline": Way(by="pipeline", seen=("by the pipeline",), reads=2),
-    "codec pipeline, little": Way(by="pipeline", force=(_little,), seen=_LITTLE, reads=2),
     "codec pipeline, on a thread": Way(
         by="pipeline", force=(_set(reading, "_LITTLE_S", 0), _crew), seen=("by the pipeline",)
     ),
@@ -326,7 +295,6 @@ def taking(name: str, chunk_nbytes: int, n_threads: int) -> Iterator[Notes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(n_threads))
         patch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
-        patch.setattr(little, "_PAUSE", 0)
         patch.setattr(host, "_LOOP_THREAD_S", 1e-15)
         _watch(patch)
         for force in way.force:
@@ -345,13 +313,12 @@ def is_taken(name: str, notes: Notes) -> bool:
 def _forget() -> None:
     """Forget what reads keep for the next ones."""
     index_cache.cache.clear()
-    little._little_reads.cache_clear()
+    array.host_array.cache_clear()
     native_program.native_program.cache_clear()
     codecs.chunk_codec.cache_clear()
 
 
 def _watch(patch: Patch) -> None:
-    _note_little(patch)
     _note_loops(patch)
     _note_crew(patch)
     for kind, name, note in (
@@ -376,19 +343,6 @@ def _noting(do: Callable[..., Any], note: str) -> Callable[..., Any]:
         return do(*arguments, **keywords)
 
     return noting
-
-
-def _note_little(patch: Patch) -> None:
-    def noted(carry_out: Callable[..., int | None], note: str) -> Callable[..., int | None]:
-        def noting(*arguments: Any) -> int | None:
-            n_read = carry_out(*arguments)
-            _notes[note if n_read is not None else f"{note} left"] += 1
-            return n_read
-
-        return noting
-
-    patch.setattr(LittleRead, "carry_out", noted(LittleRead.carry_out, "little read"))
-    patch.setattr(LittleStack, "carry_out", noted(LittleStack.carry_out, "little stack"))
 
 
 def _note_loops(patch: Patch) -> None:
@@ -420,9 +374,9 @@ def _note_loops(patch: Patch) -> None:
 def _note_crew(patch: Patch) -> None:
     run, here = host._run, host._run_here
 
-    def noting(tasks: Any, source: Any, one: Job, most: int) -> None:
+    def noting(tasks: Any, one: Job, most: int) -> None:
         _notes["crew" if most > 1 else "one thread"] += 1
-        run(tasks, source, one, most)
+        run(tasks, one, most)
 
     patch.setattr(host, "_run", noting)
     patch.setattr(host, "_run_here", _noting(here, "caller"))
@@ -431,5 +385,5 @@ def _note_crew(patch: Patch) -> None:
 def require() -> None:
     """Skip the test where there are no loops, or no compiler to change them."""
     require_loops()
-    for changes in (_SMALL, _FEW, _NOWHERE, _HALF):
+    for changes in (_SMALL, _NOWHERE, _HALF):
         changed(tuple(changes.items()))

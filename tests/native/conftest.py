@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.loops import require_loops
 
-from xarray_gpuzarr.decoders.host import little
+
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.native import Loops
 
@@ -20,9 +20,6 @@ def compiled() -> Loops:
 def known_indexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Indexes are kept at once, and no read is planned because one before was left."""
     monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
-    monkeypatch.setattr(little, "_PAUSE", 0)
     index_cache.cache.clear()
-    little._little_reads.cache_clear()
     yield
     index_cache.cache.clear()
-    little._little_reads.cache_clear()

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from zarr.abc.store import ByteGetter
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 
-from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.selection import Column, OuterSelection
 
 Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]
@@ -48,42 +47,6 @@ class Requested:
             return None
         kept = (None if axis in self.dropped else slice(None) for axis in range(len(self.bounds)))
         return out[(*kept, ...)]
-
-
-def object_box(coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord) -> ObjectBox | None:
-    """Return slices of one shard, by far the most frequent batch; None if an item is not that, or not all.
-
-    Parameters
-    ----------
-    coord : tuple of int
-        Of the shard.
-    item : Item
-    shard_shape, out_shape : tuple of int
-    """
-    _, _, inside, place, _ = item
-    if type(inside) is not tuple or type(place) is not tuple:
-        return None
-    if not len(inside) == len(place) == len(shard_shape) == len(out_shape):
-        return None
-    first, steps = [], []
-    for one, there, length, n_out in zip(inside, place, shard_shape, out_shape, strict=True):
-        if type(one) is not slice or type(there) is not slice:
-            return None
-        start, stop, step = one.indices(length)
-        if step < 1 or len(range(start, stop, step)) != n_out or there.indices(n_out) != (0, n_out, 1) or not n_out:
-            return None
-        first.append(start)
-        steps.append(1 if n_out == 1 else step)
-    return ObjectBox(coord=coord, first=tuple(first), count=out_shape, step=tuple(steps))
-
-
-def requested_box(box: ObjectBox, shard_shape: Coord) -> Requested:
-    """Return a box of one shard as a selection."""
-    axes = zip(box.coord, box.first, box.count, box.step, shard_shape, strict=True)
-    starts = [(at * length + first, (n - 1) * step + 1, step) for at, first, n, step, length in axes]
-    bounds = tuple((at + 1) * length for at, length in zip(box.coord, shard_shape, strict=True))
-    wanted = tuple(slice(start, start + span, step) for start, span, step in starts)
-    return Requested(outer=OuterSelection(wanted=wanted, undo=()), bounds=bounds)
 
 
 def requested(

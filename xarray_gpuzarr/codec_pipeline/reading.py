@@ -20,7 +20,7 @@ from zarr.buffer import cpu, gpu
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
-from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, object_box, requested, requested_box
+from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, requested
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
 from xarray_gpuzarr.codec_pipeline.threads import on_thread
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
@@ -28,12 +28,11 @@ from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.decoders.host.codecs import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import StrictSource, byte_source
-from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import crew, thread_budget
-from xarray_gpuzarr.read import StoredArray, read_box, read_target
+from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import StoppableDecoder
 from xarray_gpuzarr.read.stored_array import refuses_missing
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -210,17 +209,12 @@ class _Read:
         """
         if self.is_remote or crew.n_active or self._data.nbytes > 2 * one_thread:
             return False
-        if self._box is not None:
-            n_chunks = self._box.most_chunks(self._spec.grid.chunk_shape)
-        else:
-            n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
+        n_chunks = 0 if self._planned is None else self._planned[1].n_chunks
         nbytes: int = max(self._data.nbytes, n_chunks * self._spec.chunk_nbytes)
         return nbytes <= one_thread or nbytes <= one_thread * min(2, thread_budget())
 
     def carry_out(self, decoder: Decoder) -> bool:
         """Read; say whether that was done."""
-        if self._box is not None and read_box(self._stored, self._spec, self._box, decoder, self._data):
-            return True
         if self._planned is None:
             return False
         (wanted, target), data = self._planned, self._data
@@ -231,9 +225,8 @@ class _Read:
                 data[...] = result if wanted.outer is None else wanted.outer.restore(result)
         return True
 
-    @cached_property
     def _coords(self) -> list[Coord] | None:
-        """Of the shards; None if these are not all of this array."""
+        """Return the coordinates of the shards; None if these are not all of this array."""
         spec = self._spec
         try:
             return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in self._batch]  # type: ignore[attr-defined]
@@ -241,25 +234,15 @@ class _Read:
             return None
 
     @cached_property
-    def _box(self) -> ObjectBox | None:
-        """What is wanted, if that is a box of one shard, as it is stored."""
-        data, coords = self._data, self._coords
-        if len(self._batch) > 1 or self._drop_axes or coords is None or data.dtype != self._spec.numpy_dtype:
-            return None
-        return object_box(coords[0], self._batch[0], self._spec.grid.shard_shape, data.shape)
-
-    @cached_property
     def _planned(self) -> tuple[Requested, Target] | None:
         """What is wanted; None if it cannot be planned."""
         spec, data = self._spec, self._data
         if isinstance(data, np.generic) or not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
             return None  # an output of the caller's; zarr-python has its own ways with what does not fit
-        if self._coords is None:
+        coords = self._coords()
+        if coords is None:
             return None
-        if self._box is not None:
-            wanted: Requested | None = requested_box(self._box, spec.grid.shard_shape)
-        else:
-            wanted = requested(self._coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
+        wanted = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
         return None if wanted is None else (wanted, _target(wanted, spec))
 
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import Install, Undo
-from xarray_gpuzarr.fetch import ByteSource, ObjectSource, Storage
-from xarray_gpuzarr.plan.object_box import ObjectBox
+from xarray_gpuzarr.fetch import ByteSource, Storage
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -153,16 +152,6 @@ class PreparedDecoder(Decoder, Protocol):
 
     def close(self) -> None:
         """Give back what all threads have taken, once their reads have ended; later reads take it anew."""
-
-
-@runtime_checkable
-class LittleReader(Protocol):
-    """A decoder that needs no plan for what is little and in memory."""
-
-    def read_little(
-        self, source: ObjectSource, *, spec: ArraySpec, target: Target | ObjectBox, cast: Cast, out: Any = None
-    ) -> Any:
-        """Read a target as `Decoder.decode` does with its plans; None if it has to be planned."""
 
 
 @runtime_checkable

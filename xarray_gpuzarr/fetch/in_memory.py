@@ -18,6 +18,7 @@ from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     ByteStream,
     Edge,
+    LocalFile,
     MemoryStream,
     Pending,
     PendingEdge,
@@ -93,7 +94,7 @@ class MemorySource:
         """Return this source, to look at each object once."""
         return MemorySource(store=self.store, held={})
 
-    def local_path(self, key: str) -> str:
+    def local_file(self, key: str) -> LocalFile:
         """Raise: there is none."""
         raise ValueError(key)
 

@@ -24,6 +24,7 @@ from xarray_gpuzarr.fetch.source import (
     Allocate,
     ByteStream,
     Edge,
+    LocalFile,
     MemoryStream,
     Pending,
     PendingEdge,
@@ -92,6 +93,10 @@ class LocalSource:
     ) -> LocalSource:
         """Return this source."""
         return self
+
+    def local_file(self, key: str) -> LocalFile:
+        """Return where a file lies; of which version it must be, a `Snapshot` knows."""
+        return LocalFile(path=self.local_path(key), version=None)
 
     def local_path(self, key: str) -> str:
         """Return the path of a file."""

@@ -24,6 +24,7 @@ from xarray_gpuzarr.fetch.clients import Client, client_for
 from xarray_gpuzarr.fetch.pending import Asked, WaitingEdge, WaitingParts, WaitingRange, WaitingStream
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
+    LocalFile,
     Pending,
     PendingEdge,
     PendingParts,
@@ -123,7 +124,7 @@ class StoreSource:
         """``posix``: answers come to the host."""
         return "posix"
 
-    def local_path(self, key: str) -> str:
+    def local_file(self, key: str) -> LocalFile:
         """Raise: there is none."""
         raise ValueError(self._name(key))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from xarray_gpuzarr.fetch import (
     UNTAGGED,
     AtHand,
     Edge,
+    LocalFile,
     MemoryStream,
     ObjectSource,
     Pending,
@@ -37,6 +38,7 @@ from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.fetch.strict import missing_keys
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.process.records import record
@@ -97,9 +99,10 @@ class Snapshot:
         self._whole: dict[str, _WholeShard] = {}
         self._longest_seen = 0
 
-    def local_path(self, key: str) -> str:
-        """Return the path of an object that is a local file."""
-        return self._source.local_path(key)
+    def local_file(self, key: str) -> LocalFile:
+        """Return where a local file lies, and of which version it must be: that which its index was read from."""
+        version: Any = self._versions.get(key)
+        return LocalFile(path=self._source.local_file(key).path, version=version)
 
     def check(self, key: str) -> None:
         """Raise if a local file is not of the version that its index was read from."""
@@ -164,20 +167,15 @@ class Snapshot:
             return partial(self._read_whole, key, spec)
         return self._ask(key, spec)
 
-    def will_ask(self, key: str, offset: Column, nbytes: Column) -> None:
-        """Hear which bytes of a shard will be asked for: one that came whole is let go of with the last of them.
-
-        Parameters
-        ----------
-        key : str
-        offset, nbytes : int64 of shape (n,)
-            Byte ranges of chunks.
-        """
-        whole = self._whole.get(key)
-        if whole is not None:
-            whole.wait_for(offset, nbytes)
-            if not whole.left_nbytes:
-                del self._whole[key]
+    def will_ask(self, plan: ReadPlan) -> None:
+        """Hear which chunks will be asked for: a shard that came whole is let go of with the last of its own."""
+        for number, key in enumerate(plan.keys if self._whole else ()):
+            whole = self._whole.get(key)
+            if whole is not None:
+                rows = plan.object == number
+                whole.wait_for(plan.offset[rows], plan.nbytes[rows])
+                if not whole.left_nbytes:
+                    del self._whole[key]
 
     def should_wait(self, n_wanted: int) -> bool:
         """Say whether an index had better be asked for once chunks of earlier shards have been."""

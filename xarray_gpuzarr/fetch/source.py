@@ -99,6 +99,15 @@ PendingStream = Callable[[], ByteStream | None]
 """Open a stream that was asked for; None if the object does not exist."""
 
 
+@record
+class LocalFile:
+    """An object that is a local file."""
+
+    path: str
+    version: tuple[int, ...] | None
+    """As `fetch.local` tells it; None: any."""
+
+
 class ByteSource(Protocol):
     """Where a decoder gets the bytes of one array's objects from."""
 
@@ -116,14 +125,14 @@ class ByteSource(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether objects are local files, which may be read by `local_path`, followed by `check`."""
+        """Whether objects are local files, which may be read past the source: see `local_file`."""
 
     @property
     def storage(self) -> Storage:
         """How bytes should reach a GPU; ``posix`` where the objects are no local files."""
 
-    def local_path(self, key: str) -> str:
-        """Return the path of an object that is a local file."""
+    def local_file(self, key: str) -> LocalFile:
+        """Return where an object that is a local file lies, and of which version it must be."""
 
     def check(self, key: str) -> None:
         """Raise `ObjectChangedError` if a local file is not of the version that its index was read from."""

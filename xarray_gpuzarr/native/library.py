@@ -54,9 +54,11 @@ class JobStruct(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim", "n_pieces")),
         *((name, ctypes.c_int64) for name in ("packed_nbytes", "n_stages", "out_itemsize", "area_nbytes")),
-        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "in_strides", "every", "out_strides", "out")),
+        *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "chunk_shape", "in_strides", "every")),
+        *((name, ctypes.c_void_p) for name in ("out_strides", "out")),
         *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
         *((name, ctypes.c_void_p) for name in ("unshuffle", "stages", "steps", "index")),
+        ("fill", ctypes.c_char_p),
     )
 
 
@@ -64,7 +66,7 @@ class RowsStruct(ctypes.Structure):
     """``rows_t``: chunks, one row each, and the boxes or points that they give."""
 
     _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "direct", "boxes", "left", "in_at", "out_at")
+        (name, ctypes.c_void_p) for name in ("src", "nbytes", "first_box", "boxes", "left", "in_at", "out_at")
     )
 
 
@@ -73,28 +75,8 @@ class FilesStruct(ctypes.Structure):
 
     _fields_ = (
         ("paths", ctypes.c_char_p),
-        ("path_at", ctypes.c_void_p),
-        ("first_row", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("offset", "room")),
+        *((name, ctypes.c_void_p) for name in ("path_at", "version", "file", "offset", "room")),
         *((name, ctypes.c_int64) for name in ("room_nbytes", "max_gap_nbytes", "n_read")),
-    )
-
-
-class ObjectStruct(ctypes.Structure):
-    """``object_t``: a file that holds a shard or a chunk, and what is wanted of it."""
-
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        *((name, ctypes.c_void_p) for name in ("offset", "nbytes", "slices", "out")),
-    )
-
-
-class ObjectsStruct(ctypes.Structure):
-    """``objects_t``: objects of one array."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("chunk_shape", "n_chunks", "out_strides", "objects", "scratch", "room")),
-        *((name, ctypes.c_int64) for name in ("n_objects", "room_nbytes", "max_gap_nbytes", "n_threads", "n_read")),
     )
 
 
@@ -115,8 +97,6 @@ class Loops:
         self.read_rows = library.gpuzarr_read_rows
         self.read_rows.argtypes = (address, address, address, number, number, address, number)
         self.read_rows.restype = number
-        self.read_objects = library.gpuzarr_read_objects
-        self.read_objects.argtypes, self.read_objects.restype = (address, address), number
         self.read_files = library.gpuzarr_read_files
         self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
         self.read_files.restype = number

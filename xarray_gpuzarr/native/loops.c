@@ -25,7 +25,7 @@ enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */
 enum { DONE, LEFT, ABSENT };          /* what became of a row */
 enum { NO_FILE = -1, READ_OTHERWISE = -2 };
-enum { GRABS_A_THREAD = 8, MOST_STEP = 32, MOST_BOX_ROWS = 1024 };
+enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 };
@@ -68,6 +68,7 @@ typedef struct {
     int64_t area_nbytes;        /* of scratch: one for each thread, two if there are stages, HEAD_NBYTES in front of each */
     const int64_t *pieces;      /* of all axes, one after another: first elements, first positions in the output, counts */
     const int64_t *first_piece; /* of each axis */
+    const int64_t *chunk_shape; /* along the axes of the output */
     const int64_t *in_strides;  /* of a decoded chunk, in bytes */
     const int64_t *every;       /* along each axis: one wanted element of so many */
     const int64_t *out_strides; /* in bytes */
@@ -79,6 +80,7 @@ typedef struct {
     const steps_t *steps;       /* taken by elements on their way to the output; NULL: they are copied */
     const int64_t *const *index; /* per axis: NULL, or wanted elements, of which a piece's first element says the first;
                                    NULL: none */
+    const char *fill;            /* an element of the output, for chunks that are not there; NULL: they are ABSENT */
 } job_t;
 
 /* Bytes of a decoded chunk: from `first` to before `end`. */
@@ -87,9 +89,8 @@ typedef struct { int64_t first, end; } span_t;
 /* Chunks, one row each, and the boxes that they give. */
 typedef struct {
     const char **src;           /* encoded */
-    int64_t *nbytes;
+    int64_t *nbytes;            /* NO_FILE: the chunk is not there */
     const int64_t *first_box;   /* of each row, and of the one behind the last */
-    const uint8_t *direct;      /* whether its only box is the chunk, and one run of memory in the output */
     const int64_t *boxes;       /* ndim numbers of pieces each */
     uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
     const int64_t *in_at, *out_at; /* instead of boxes: where points lie, in bytes; `first_box` counts them */
@@ -98,43 +99,14 @@ typedef struct {
 /* Where encoded chunks are stored: ranges of files in the order of rows, or a file each. */
 typedef struct {
     const char *paths;      /* each with its zero byte */
-    const int64_t *path_at; /* per row, from row `first_row` on: where its path begins in `paths`; NULL: one file has all */
-    int64_t first_row;
+    const int64_t *path_at; /* of each file: where its path begins in `paths` */
+    const int64_t *version; /* of each file, VERSION_NUMBERS: what it must be; NULL: anything */
+    const int64_t *file;    /* per row: the number of its file */
     const int64_t *offset;  /* per row: its first byte; NULL: a file each */
     char *room;             /* room_nbytes for each thread */
     int64_t room_nbytes, max_gap_nbytes;
     int64_t n_read;         /* result: bytes */
 } files_t;
-
-/* A file that holds a shard or a chunk, and what is wanted of it. */
-typedef struct {
-    const char *path;
-    const int64_t *offset, *nbytes; /* of the chunks in C order, negative lengths of those that are not there; or NULL:
-                                       the file is one chunk */
-    const int64_t *slices;          /* counted from the object's first element: first elements, counts and steps along each
-                                       axis; of a shard, the version of the file follows */
-    char *out;                      /* where the first element goes */
-} object_t;
-
-/* Objects of one array. */
-typedef struct {
-    const int64_t *chunk_shape, *n_chunks; /* of an object, along each axis */
-    const int64_t *out_strides;
-    const object_t *objects;
-    char *scratch, *room; /* areas and room_nbytes for each thread */
-    int64_t n_objects, room_nbytes, max_gap_nbytes, n_threads;
-    int64_t n_read; /* result: bytes */
-} objects_t;
-
-/* One of them, for one or several threads. */
-typedef struct {
-    const objects_t *all;
-    const object_t *object;
-    const int64_t *first, *count, *step;
-    char *scratch, *room;
-    int64_t n_threads;
-    int64_t n_read; /* result: bytes */
-} box_t;
 
 static uint32_t little(const char *at)
 {
@@ -295,6 +267,19 @@ static char *destination(const job_t *job, const rows_t *rows, int64_t box)
     return at;
 }
 
+/* Whether a row gives all of its chunk, and that is one run of memory in the output. */
+static int is_direct(const job_t *job, const rows_t *rows, int64_t row)
+{
+    int64_t box = rows->first_box[row], run = job->itemsize;
+    if (job->steps || rows->in_at || rows->first_box[row + 1] != box + 1) return 0;
+    for (int64_t i = job->ndim - 1; i >= 0; run *= job->chunk_shape[i--]) {
+        int64_t length = job->chunk_shape[i];
+        if (piece_of(job, rows, box, i).count != length) return 0;
+        if (length > 1 && (job->every[i] != 1 || job->in_strides[i] != run || job->out_strides[i] != run)) return 0;
+    }
+    return 1;
+}
+
 /* Axes that are one in memory, here and there, are joined: rows get longer. */
 static void place_box(const job_t *job, const rows_t *rows, int64_t box, const char *chunk)
 {
@@ -314,6 +299,19 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
     }
     if (!n) axes[n++] = (axis_t){1, job->itemsize, job->out_itemsize, NULL};
     place(job, destination(job, rows, box), chunk, axes, n);
+}
+
+/* Write the fill value to all that a chunk would give. */
+static void fill_row(const job_t *job, const rows_t *rows, int64_t row)
+{
+    static const int64_t nowhere[MOST_AXES];
+    int64_t box = rows->first_box[row], end = rows->first_box[row + 1];
+    job_t filling = *job;
+    filling.in_strides = nowhere, filling.steps = NULL, filling.itemsize = job->out_itemsize;
+    if (rows->in_at)
+        bring_elements(&filling, job->out, (lie_t){1, rows->out_at + box}, job->fill, (lie_t){0, NULL}, end - box);
+    else
+        for (; box < end; box++) place_box(&filling, rows, box, job->fill);
 }
 
 static void widen(span_t *span, int64_t first, int64_t last, int64_t itemsize)
@@ -365,7 +363,7 @@ static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *co
 {
     int64_t nbytes = rows->nbytes[row], box = rows->first_box[row], end = rows->first_box[row + 1];
     if (!rows->src[row] || nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
-    char *dst = rows->direct[row] ? destination(job, rows, box) : NULL;
+    char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
     const char *chunk = decode_row(job, rows, row, context, scratch, dst);
     if (!chunk || dst) return chunk != NULL;
     if (rows->in_at)
@@ -399,27 +397,45 @@ static int64_t read_file(const char *path, char *room, int64_t nbytes)
     return is_whole ? done : READ_OTHERWISE;
 }
 
+/* What tells a file from itself after a change; `local._version` in Python. */
+static int is_of_version(int file, const int64_t *version)
+{
+    struct stat found;
+    if (fstat(file, &found)) return 0;
+#ifdef __APPLE__
+    struct timespec changed = found.st_mtimespec, touched = found.st_ctimespec;
+#else
+    struct timespec changed = found.st_mtim, touched = found.st_ctim;
+#endif
+    return (int64_t)found.st_dev == version[0] && (int64_t)found.st_ino == version[1] && found.st_size == version[2] &&
+           changed.tv_sec * INT64_C(1000000000) + changed.tv_nsec == version[3] &&
+           touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec == version[4];
+}
+
 /* Rows that are left to be taken, by any thread. */
 typedef struct {
     const job_t *job;
     const rows_t *rows;
     const files_t *files; /* NULL if `src` has them all */
-    int file;             /* open, if it has all ranges */
     int64_t end, step;
     atomic_llong next, n_left, n_read;
     atomic_int is_elsewhere; /* a range was not in memory: others are hardly, and the file is read better as ever */
+    atomic_int is_changed;   /* a file is of another version */
 } work_t;
 
 typedef struct {
     work_t *work;
     char *scratch, *room;
-    int file; /* open, of the rows whose path begins at `path_at`; -1: none */
-    int64_t path_at;
+    int file; /* open, of number `number`; -1: none */
+    int64_t number;
 } lane_t;
 
 static void close_file(lane_t *lane)
 {
-    if (lane->file >= 0) close(lane->file);
+    if (lane->file < 0) return;
+    const int64_t *version = lane->work->files->version;
+    if (version && !is_of_version(lane->file, version + lane->number * VERSION_NUMBERS)) lane->work->is_changed = 1;
+    close(lane->file);
     lane->file = -1;
 }
 
@@ -427,19 +443,13 @@ static void close_file(lane_t *lane)
 static int file_of(lane_t *lane, int64_t row)
 {
     const files_t *files = lane->work->files;
-    if (!files->path_at) return lane->work->file;
-    int64_t path_at = files->path_at[row - files->first_row];
-    if (lane->file < 0 || lane->path_at != path_at) {
+    int64_t number = files->file[row];
+    if (lane->file < 0 || lane->number != number) {
         close_file(lane);
-        lane->file = open(files->paths + path_at, O_RDONLY | O_CLOEXEC);
-        lane->path_at = path_at;
+        lane->file = open(files->paths + files->path_at[number], O_RDONLY | O_CLOEXEC);
+        lane->number = number;
     }
     return lane->file;
-}
-
-static int are_of_one_file(const files_t *files, int64_t row, int64_t other)
-{
-    return !files->path_at || files->path_at[row - files->first_row] == files->path_at[other - files->first_row];
 }
 
 /* Read as many rows of [row, end) as are one range of a file, have room, and lie before what is not in memory; return the
@@ -450,9 +460,10 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     const rows_t *rows = lane->work->rows;
     const int64_t *offset = files->offset, *nbytes = rows->nbytes;
     int64_t first = offset[row], last = first, stop = row;
-    for (; stop < end; stop++) {
+    if (nbytes[row] == NO_FILE) return row + 1;
+    for (; stop < end && nbytes[stop] != NO_FILE; stop++) {
         int64_t until = offset[stop] + nbytes[stop];
-        if (stop > row && (!are_of_one_file(files, row, stop) || offset[stop] - last > files->max_gap_nbytes ||
+        if (stop > row && (files->file[row] != files->file[stop] || offset[stop] - last > files->max_gap_nbytes ||
                            until - first > files->room_nbytes))
             break;
         if (until > last) last = until;
@@ -476,8 +487,7 @@ static int64_t read_object(lane_t *lane, int64_t row)
 {
     const files_t *files = lane->work->files;
     const rows_t *rows = lane->work->rows;
-    const char *path = files->paths + files->path_at[row - files->first_row];
-    int64_t found = read_file(path, lane->room, files->room_nbytes);
+    int64_t found = read_file(files->paths + files->path_at[files->file[row]], lane->room, files->room_nbytes);
     rows->src[row] = found < 0 ? NULL : lane->room;
     rows->nbytes[row] = found;
     if (found > 0) atomic_fetch_add(&lane->work->n_read, found);
@@ -494,9 +504,12 @@ static void treat(lane_t *lane, int64_t row, void *context)
 {
     const work_t *work = lane->work;
     const rows_t *rows = work->rows;
-    int is_absent = work->files && !work->files->offset && rows->nbytes[row] == NO_FILE;
-    int is_able = context || !work->job->make_context;
-    rows->left[row] = is_absent ? ABSENT : is_able && treat_row(work->job, rows, row, context, lane->scratch) ? DONE : LEFT;
+    int is_absent = rows->nbytes[row] == NO_FILE, is_able = context || !work->job->make_context;
+    rows->left[row] = DONE;
+    if (is_absent && work->job->fill)
+        fill_row(work->job, rows, row);
+    else if (is_absent || !is_able || !treat_row(work->job, rows, row, context, lane->scratch))
+        rows->left[row] = is_absent ? ABSENT : LEFT;
     if (rows->left[row] != DONE) atomic_fetch_add(&lane->work->n_left, 1);
 }
 
@@ -562,232 +575,22 @@ int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, in
     return work.n_left;
 }
 
-static void read_with(work_t *work, int64_t n_threads, char *scratch)
-{
-    if (work->files->offset) {
-        work->step = (work->end - work->next) / (n_threads * GRABS_A_THREAD);
-        work->step = work->step < 1 ? 1 : work->step > MOST_STEP ? MOST_STEP : work->step;
-    }
-    run_lanes(work, scratch, n_threads);
-}
-
-/* As gpuzarr_place_rows, of rows that each thread reads before; all are left where the only file cannot be opened. */
+/* As gpuzarr_place_rows, of rows that each thread reads before; all are left if a file is of another version. */
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
-    work_t work = {.job = job, .rows = rows, .files = files, .file = -1, .end = end, .step = 1, .next = row};
-    if (!files->path_at) work.file = open(files->paths, O_RDONLY | O_CLOEXEC);
-    if (files->path_at || work.file >= 0)
-        read_with(&work, n_threads, scratch);
-    else
-        memset(rows->left + row, LEFT, (size_t)(end - row)), work.n_left = end - row;
-    if (work.file >= 0) close(work.file);
+    work_t work = {.job = job, .rows = rows, .files = files, .end = end, .step = 1, .next = row};
+    if (files->offset) {
+        work.step = (end - row) / (n_threads * GRABS_A_THREAD);
+        work.step = work.step < 1 ? 1 : work.step > MOST_STEP ? MOST_STEP : work.step;
+    }
+    run_lanes(&work, scratch, n_threads);
     files->n_read = work.n_read;
+    if (!work.is_changed) return work.n_left;
+    work.n_left = 0;
+    for (; row < end; row++)
+        if (rows->nbytes[row] != NO_FILE) rows->left[row] = LEFT, work.n_left++;
     return work.n_left;
-}
-
-/* The tables of one box; numbers as job_t, rows_t and files_t lend them. */
-typedef struct {
-    int64_t n_rows, n_pieces;
-    int64_t *pieces, *chunk, *first_piece; /* `chunk` of each piece: its coordinate along the axis */
-    int64_t *boxes, *first_box, *offset, *nbytes;
-    const char **src;
-    uint8_t *direct, *left;
-} table_t;
-
-typedef struct { int64_t offset, nbytes, row; } range_t;
-
-static int64_t divided_up(int64_t n, int64_t by) { return n > 0 ? (n + by - 1) / by : 0; }
-
-/* Pieces along an axis; more than MOST_BOX_ROWS, if these are too many, or beyond the object. */
-static int64_t count_pieces(const box_t *box, int64_t axis)
-{
-    int64_t length = box->all->chunk_shape[axis], first = box->first[axis], n = box->count[axis], step = box->step[axis];
-    int64_t last = (first + (n - 1) * step) / length;
-    if (first < 0 || n < 1 || step < 1 || last >= box->all->n_chunks[axis]) return MOST_BOX_ROWS + 1;
-    return step > length ? n : last - first / length + 1;
-}
-
-static void cut_axis(const box_t *box, int64_t axis, int64_t n_pieces, const table_t *table)
-{
-    int64_t length = box->all->chunk_shape[axis], first = box->first[axis], step = box->step[axis];
-    for (int64_t i = 0; i < n_pieces; i++) {
-        int64_t chunk = step > length ? (first + i * step) / length : first / length + i;
-        int64_t at = divided_up(chunk * length - first, step), behind = divided_up((chunk + 1) * length - first, step);
-        int64_t *piece = table->pieces + table->first_piece[axis] + i;
-        if (behind > box->count[axis]) behind = box->count[axis];
-        piece[0] = first + at * step - chunk * length;
-        piece[table->n_pieces] = at;
-        piece[2 * table->n_pieces] = behind - at;
-        table->chunk[table->first_piece[axis] + i] = chunk;
-    }
-}
-
-/* Whether a row is all of its chunk, and both are one run of memory. */
-static int is_direct(const job_t *job, const box_t *box, const table_t *table, const int64_t *numbers)
-{
-    int64_t run = job->itemsize;
-    if (job->steps) return 0;
-    for (int64_t i = job->ndim - 1; i >= 0; run *= box->all->chunk_shape[i--]) {
-        int64_t length = box->all->chunk_shape[i];
-        int64_t count = table->pieces[2 * table->n_pieces + table->first_piece[i] + numbers[i]];
-        if (count != length || (length > 1 && (box->step[i] != 1 || job->in_strides[i] != run || job->out_strides[i] != run)))
-            return 0;
-    }
-    return 1;
-}
-
-static int by_place(const void *one, const void *other)
-{
-    const range_t *a = one, *b = other;
-    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
-    return (a->nbytes > b->nbytes) - (a->nbytes < b->nbytes);
-}
-
-/* Find the ranges of all rows, in C order, and sort them by where they lie; 0 if one is missing. */
-static int find_ranges(const box_t *box, const table_t *table, int64_t ndim, range_t *ranges)
-{
-    const int64_t *offset = box->object->offset;
-    int64_t numbers[MOST_AXES] = {0};
-    int is_sorted = 1;
-    for (int64_t row = 0; row < table->n_rows; row++) {
-        int64_t entry = 0, axis = ndim;
-        for (int64_t i = 0; i < ndim; i++)
-            entry = entry * box->all->n_chunks[i] + table->chunk[table->first_piece[i] + numbers[i]];
-        ranges[row] = offset ? (range_t){offset[entry], box->object->nbytes[entry], row} : (range_t){0, 0, row};
-        if (ranges[row].nbytes < 0) return 0;
-        if (row && by_place(&ranges[row - 1], &ranges[row]) > 0) is_sorted = 0;
-        while (axis-- > 0 && ++numbers[axis] == table->first_piece[axis + 1] - table->first_piece[axis]) numbers[axis] = 0;
-    }
-    if (!is_sorted) qsort(ranges, (size_t)table->n_rows, sizeof *ranges, by_place);
-    return 1;
-}
-
-static void fill_rows(const job_t *job, const box_t *box, const table_t *table, const range_t *ranges)
-{
-    for (int64_t row = 0; row < table->n_rows; row++) {
-        int64_t number = ranges[row].row, *numbers = table->boxes + row * job->ndim;
-        for (int64_t i = job->ndim - 1; i >= 0; i--) {
-            int64_t n = table->first_piece[i + 1] - table->first_piece[i];
-            numbers[i] = number % n;
-            number /= n;
-        }
-        table->offset[row] = ranges[row].offset;
-        table->nbytes[row] = ranges[row].nbytes;
-        table->first_box[row] = row;
-        table->direct[row] = (uint8_t)is_direct(job, box, table, numbers);
-    }
-    table->first_box[table->n_rows] = table->n_rows;
-}
-
-/* What tells a file from itself after a change; `local._version` in Python. */
-static int is_of_version(int file, const int64_t *version)
-{
-    struct stat found;
-    if (fstat(file, &found)) return 0;
-#ifdef __APPLE__
-    struct timespec changed = found.st_mtimespec, touched = found.st_ctimespec;
-#else
-    struct timespec changed = found.st_mtim, touched = found.st_ctim;
-#endif
-    return (int64_t)found.st_dev == version[0] && (int64_t)found.st_ino == version[1] && found.st_size == version[2] &&
-           changed.tv_sec * INT64_C(1000000000) + changed.tv_nsec == version[3] &&
-           touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec == version[4];
-}
-
-static int read_table(const job_t *job, box_t *box, const table_t *table)
-{
-    const object_t *object = box->object;
-    int64_t path_at = 0;
-    rows_t rows = {.src = table->src, .nbytes = table->nbytes, .first_box = table->first_box, .direct = table->direct,
-                   .boxes = table->boxes, .left = table->left};
-    files_t files = {.paths = object->path, .path_at = object->offset ? NULL : &path_at,
-                     .offset = object->offset ? table->offset : NULL, .room = box->room,
-                     .room_nbytes = box->all->room_nbytes, .max_gap_nbytes = box->all->max_gap_nbytes};
-    work_t work = {.job = job, .rows = &rows, .files = &files, .file = -1, .end = table->n_rows, .step = 1};
-    if (object->offset && (work.file = open(object->path, O_RDONLY | O_CLOEXEC)) < 0) return 0;
-    read_with(&work, box->n_threads, box->scratch);
-    int is_done = !work.n_left && (!object->offset || is_of_version(work.file, object->slices + 3 * job->ndim));
-    if (work.file >= 0) close(work.file);
-    box->n_read = work.n_read;
-    return is_done;
-}
-
-/* Read, decode and place what is wanted of one object; 0 if anything of it is left, or may be of another version. */
-static int read_box(const job_t *array, box_t *box)
-{
-    int64_t first_piece[MOST_AXES + 1] = {0}, ndim = array->ndim, n_rows = 1;
-    for (int64_t i = 0; i < ndim; i++) {
-        int64_t n = count_pieces(box, i);
-        if (n > MOST_BOX_ROWS || (n_rows *= n) > MOST_BOX_ROWS) return 0;
-        first_piece[i + 1] = first_piece[i] + n;
-    }
-    if (!box->object->offset && n_rows > 1) return 0;
-    int64_t n_pieces = first_piece[ndim];
-    size_t n_numbers = (size_t)(4 * n_pieces + n_rows * (ndim + 3) + 1);
-    int64_t *memory = malloc(n_numbers * sizeof *memory + (size_t)n_rows * (sizeof(char *) + sizeof(range_t) + 2));
-    if (!memory) return 0;
-    range_t *ranges = (range_t *)(memory + n_numbers);
-    const char **src = (const char **)(ranges + n_rows);
-    table_t table = {.n_rows = n_rows, .n_pieces = n_pieces, .pieces = memory, .chunk = memory + 3 * n_pieces,
-                     .first_piece = first_piece, .boxes = memory + 4 * n_pieces, .src = src,
-                     .direct = (uint8_t *)(src + n_rows), .left = (uint8_t *)(src + n_rows) + n_rows};
-    table.first_box = table.boxes + n_rows * ndim;
-    table.offset = table.first_box + n_rows + 1;
-    table.nbytes = table.offset + n_rows;
-    for (int64_t i = 0; i < ndim; i++) cut_axis(box, i, first_piece[i + 1] - first_piece[i], &table);
-    job_t job = *array;
-    job.n_pieces = n_pieces, job.pieces = table.pieces, job.first_piece = first_piece;
-    job.every = box->step, job.out_strides = box->all->out_strides, job.out = box->object->out;
-    int is_done = find_ranges(box, &table, ndim, ranges);
-    if (is_done) {
-        fill_rows(&job, box, &table, ranges);
-        is_done = read_table(&job, box, &table);
-    }
-    free(memory);
-    return is_done;
-}
-
-/* Objects that are left to be taken, by any thread. */
-typedef struct {
-    const job_t *array;
-    const objects_t *objects;
-    atomic_llong next, n_read;
-    atomic_int is_left; /* one is: nobody needs the others */
-} queue_t;
-
-typedef struct { queue_t *queue; int64_t number, n_threads; } reader_t;
-
-static void *read_objects(void *argument)
-{
-    const reader_t *reader = argument;
-    queue_t *queue = reader->queue;
-    const objects_t *all = queue->objects;
-    int64_t i, ndim = queue->array->ndim;
-    while (!queue->is_left && (i = atomic_fetch_add(&queue->next, 1)) < all->n_objects) {
-        const int64_t *slices = all->objects[i].slices;
-        box_t box = {.all = all, .object = all->objects + i, .first = slices, .count = slices + ndim,
-                     .step = slices + 2 * ndim, .scratch = all->scratch + reader->number * scratch_nbytes(queue->array),
-                     .room = all->room + reader->number * all->room_nbytes, .n_threads = reader->n_threads};
-        if (!read_box(queue->array, &box)) queue->is_left = 1;
-        atomic_fetch_add(&queue->n_read, box.n_read);
-    }
-    return NULL;
-}
-
-/* Read, decode and place boxes of objects; 0 if anything is left, or may be of another version: then all is to be read
- * anew. Threads share the objects, or the chunks of the only one. */
-int64_t gpuzarr_read_objects(const job_t *array, objects_t *objects)
-{
-    queue_t queue = {.array = array, .objects = objects};
-    reader_t readers[MOST_THREADS];
-    int64_t n = objects->n_objects < objects->n_threads ? objects->n_objects : objects->n_threads;
-    if (array->ndim < 1 || array->ndim > MOST_AXES || n < 1) return 0;
-    if (n > MOST_THREADS) n = MOST_THREADS;
-    for (int64_t i = 0; i < n; i++) readers[i] = (reader_t){&queue, i, n > 1 ? 1 : objects->n_threads};
-    run_threads(read_objects, readers, sizeof *readers, n);
-    objects->n_read = queue.n_read;
-    return !queue.is_left;
 }
 
 /* Read files [at, n) whole, `each` bytes of `room` for each; return the first one that was left, or n.

@@ -48,14 +48,16 @@ class CoalesceRule:
     where they are under way beside each other."""
 
 
-def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:
-    """Cut rows of one object, sorted by offset, into runs that one request each can fetch.
+def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule, which: Column | None = None) -> Column:
+    """Cut rows, sorted by object and offset, into runs that one request each can fetch.
 
     Parameters
     ----------
     offset, nbytes : int64, shape (n,)
         Byte range of each row; ranges are equal or disjoint.
     rule : CoalesceRule
+    which : int64, shape (n,), optional
+        Number of the object of each row; without it, all are of one.
 
     Returns
     -------
@@ -67,6 +69,8 @@ def coalesce(offset: Column, nbytes: Column, rule: CoalesceRule) -> Column:
         return np.zeros(1, np.int64)
     end = offset + nbytes
     forced = offset[1:] - end[:-1] > rule.max_gap_nbytes
+    if which is not None:
+        forced |= which[1:] != which[:-1]
     starts, ends = memoryview(offset), memoryview(end)  # whose elements are Python's numbers, one by one
     bounds = [0]
     for segment_end in [*(forced.nonzero()[0] + 1).tolist(), n_rows]:

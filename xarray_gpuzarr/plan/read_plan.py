@@ -1,10 +1,10 @@
 """Which bytes to fetch and where every chunk goes, before any chunk is read.
 
-Pure: integers in, NumPy columns out. A plan covers one *block*: all touched chunks of one shard, or a run of chunks
-that are objects of their own. A decoder carries out plans one after another, or several at a time.
+Pure: integers in, NumPy columns out. A plan is a table with a row per chunk, of one or several *blocks*: all touched
+chunks of one shard, or a run of chunks that are objects of their own. A decoder carries out plans one after another, or
+several at a time.
 
-Rows of the chunk table stand in the order in which the bytes lie in their object, so a part (one request) is a range of
-rows.
+Rows stand object by object, in the order in which their bytes lie there, so a part (one request) is a range of rows.
 """
 
 from __future__ import annotations
@@ -95,12 +95,14 @@ class Block:
 
 @record
 class ReadPlan:
-    """Everything a decoder needs to know about one block. Columns have one row per stored chunk."""
+    """Everything a decoder needs to know about some blocks. Columns have one row per stored chunk."""
 
     spec: ArraySpec
     target: Target
     keys: tuple[str, ...]
-    """Store keys of the objects of this block."""
+    """Store keys of the objects of these blocks."""
+    object: Column
+    """shape (n,): number of the key of the object that each chunk lies in."""
     row: Column
     """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (other targets)."""
     offset: Column
@@ -117,12 +119,12 @@ class ReadPlan:
 
     @property
     def n_chunks(self) -> int:
-        """Chunks of the block, stored or not."""
+        """Chunks, stored or not."""
         return len(self.row) + len(self.missing_row)
 
     @property
     def decoded_nbytes(self) -> int:
-        """Bytes of all stored chunks of the block once decoded, known before any of them is read."""
+        """Bytes of all stored chunks once decoded, known before any of them is read."""
         return len(self.offset) * self.spec.chunk_nbytes
 
     def cut(self, rule: CoalesceRule) -> Column:
@@ -136,21 +138,21 @@ class ReadPlan:
         if len(self.offset) == 1:
             return _ONE_PART
         if self.spec.index is not None:
-            return coalesce(self.offset, self.nbytes, rule)
+            return coalesce(self.offset, self.nbytes, rule, self.object)
         together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
         return np.append(np.arange(0, len(self.offset), together), len(self.offset))
 
     def key_of(self, row: int) -> str:
         """Return the store key of the object that a chunk lies in."""
-        return self.keys[0 if self.spec.index is not None else row]
+        return self.keys[int(self.object[row])]
 
     def requests(self, lo: int, hi: int) -> list[tuple[str, ByteRange]]:
         """Return what the part of rows ``[lo, hi)`` asks for: one range, or one whole object per row."""
         if self.spec.index is None:
             whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-            return [(key, whole) for key in self.keys[lo:hi]]
+            return [(self.key_of(row), whole) for row in range(lo, hi)]
         first, last = int(self.offset[lo]), int(self.offset[hi - 1] + self.nbytes[hi - 1])
-        return [(self.keys[0], ByteRange(offset=first, nbytes=last - first))]
+        return [(self.key_of(lo), ByteRange(offset=first, nbytes=last - first))]
 
 
 _ONE_PART = np.array([0, 1], np.int64)
@@ -222,32 +224,40 @@ _kept_positions = lru_cache(maxsize=8)(_positions)
 _MAX_KEPT = 4096
 
 
-def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None) -> ReadPlan:
-    """Plan one block.
+def plan_read(
+    spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
+) -> ReadPlan:
+    """Plan some blocks, one at least.
 
     Parameters
     ----------
     spec : ArraySpec
     target : BoxTarget, PointTarget or StackTarget
-    block : Block
-        From `plan_blocks` with the same target.
-    index : ShardIndex or None
-        Index of the block's shard; None if the shard does not exist, or if chunks are objects of their own.
+    blocks : sequence of Block
+        From `plan_blocks` with the same target; a single one if chunks are objects of their own.
+    indexes : sequence of ShardIndex or None
+        Of the shard of each block; None for one that does not exist, or if chunks are objects of their own.
     """
-    n_rows = len(block.row)
-    row, missing_row = block.row, block.row[:0]
+    row = blocks[0].row if len(blocks) == 1 else np.concatenate([block.row for block in blocks])
+    missing_row, n_rows = row[:0], len(row)
     if spec.index is None:
         keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
-        offset, nbytes = np.zeros(n_rows, np.int64), np.full(n_rows, WHOLE_OBJECT, np.int64)
+        which, offset = np.arange(n_rows), np.zeros(n_rows, np.int64)
+        nbytes = np.full(n_rows, WHOLE_OBJECT, np.int64)
     else:
-        keys = (str(block.key),)
-        order, missing, offset, nbytes = _look_up(spec, target, block, index)
-        if order is not None:
-            row, missing_row = row.take(order, axis=0), row.take(missing, axis=0)
+        keys = tuple(str(block.key) for block in blocks)
+        which, offset, nbytes = _look_up(spec, target, blocks, indexes, row)
+        is_stored = nbytes != MISSING
+        if not is_stored.all() or not _are_in_order(which, offset):
+            order = np.lexsort((nbytes, offset, which))
+            order = order[is_stored.take(order)]
+            row, missing_row = row.take(order, axis=0), row[~is_stored]
+            which, offset, nbytes = which.take(order), offset.take(order), nbytes.take(order)
     return ReadPlan(
         spec=spec,
         target=target,
         keys=keys,
+        object=which,
         row=row,
         offset=offset,
         nbytes=nbytes,
@@ -255,33 +265,30 @@ def plan_read(spec: ArraySpec, target: Target, block: Block, index: ShardIndex |
     )
 
 
-_NONE = np.zeros(0, np.int64)
-
-
 def _look_up(
-    spec: ArraySpec, target: Target, block: Block, index: ShardIndex | None
-) -> tuple[Column | None, Column, Column, Column]:
-    """Return (stored rows in byte order, missing rows, offset, nbytes) of a block's chunks.
+    spec: ArraySpec,
+    target: Target,
+    blocks: Sequence[Block],
+    indexes: Sequence[ShardIndex | None],
+    row: Column,
+) -> tuple[Column, Column, Column]:
+    """Return the number of the shard of each row of all blocks, and where in it the chunk lies."""
+    n_rows = [len(block.row) for block in blocks]
+    if len(blocks) == 1 and indexes[0] is not None and len(row) == len(indexes[0].offset):
+        return np.zeros(len(row), np.int64), indexes[0].offset, indexes[0].nbytes
+    entry, after = entries(spec, target.chunk(row)), 0
+    offset, nbytes = np.zeros(len(row), np.int64), np.full(len(row), MISSING)
+    for n, index in zip(n_rows, indexes, strict=True):
+        before, after = after, after + n
+        if index is not None:
+            offset[before:after] = index.offset.take(entry[before:after])
+            nbytes[before:after] = index.nbytes.take(entry[before:after])
+    return np.arange(len(blocks)).repeat(n_rows), offset, nbytes
 
-    The order is None if all rows are stored and in byte order already.
-    """
-    if index is None:
-        return _NONE, np.arange(len(block.row), dtype=np.int64), _NONE, _NONE
-    offset, nbytes = index.offset, index.nbytes
-    if len(block.row) == len(offset) and index.in_order:
-        return None, _NONE, offset, nbytes
-    if len(block.row) < len(offset):
-        entry = entries(spec, target.chunk(block.row))
-        offset, nbytes = offset.take(entry), nbytes.take(entry)
-    is_stored = nbytes != MISSING
-    if index.in_order or is_stored.all():
-        if len(offset) == 1 or (offset[1:] > offset[:-1]).all():
-            return None, _NONE, offset, nbytes
-        order = np.lexsort((nbytes, offset))
-        return order, _NONE, offset.take(order), nbytes.take(order)
-    stored = np.flatnonzero(is_stored)
-    stored = stored[np.lexsort((nbytes[stored], offset[stored]))]
-    return stored, np.flatnonzero(~is_stored), offset[stored], nbytes[stored]
+
+def _are_in_order(which: Column, offset: Column) -> bool:
+    """Say whether rows stand as their bytes lie, object by object."""
+    return bool(((offset[1:] > offset[:-1]) | (which[1:] > which[:-1])).all())
 
 
 def entries(spec: ArraySpec, chunk: Column) -> Column:

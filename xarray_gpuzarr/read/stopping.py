@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xarray_gpuzarr.decoders import Decoder
-from xarray_gpuzarr.decoders.protocol import LittleReader
-from xarray_gpuzarr.fetch import ByteSource, Pending, PendingParts, PendingStream
+from xarray_gpuzarr.fetch import ByteSource, LocalFile, Pending, PendingParts, PendingStream
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
 
@@ -56,11 +55,6 @@ class StoppableDecoder:
         self._stop.check(source.give_up)
         return self._decoder.decode(self._stopping(plans), _StoppableSource(source, self._stop), **keywords)
 
-    def read_little(self, source: Any, **keywords: Any) -> Any:
-        """Read what is little, in milliseconds; see `LittleReader.read_little`."""
-        self._stop.check()
-        return self._decoder.read_little(source, **keywords) if isinstance(self._decoder, LittleReader) else None
-
     def _stopping(self, plans: Iterator[Any]) -> Iterator[Any]:
         for plan in plans:
             self._stop.check()
@@ -76,11 +70,11 @@ class _StoppableSource:
         self._start_objects, self._start_ranges = source.start_objects, source.start_ranges
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
         self.storage, self.is_local = source.storage, source.is_local
-        self._local_path, self.check, self.prefetch = source.local_path, source.check, source.prefetch
+        self._local_file, self.check, self.prefetch = source.local_file, source.check, source.prefetch
 
-    def local_path(self, key: str) -> str:
+    def local_file(self, key: str) -> LocalFile:
         self._stop.check()
-        return self._local_path(key)
+        return self._local_file(key)
 
     def start(self, key: str, wanted: ByteRange) -> Pending:
         self._stop.check()

@@ -12,13 +12,11 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.decoders import Decoder, by_usable, decoder_for, resolve_storage
-from xarray_gpuzarr.decoders.protocol import LittleReader
 from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError
 from xarray_gpuzarr.fetch import ObjectChangedError
 from xarray_gpuzarr.fetch.counted import CountedPlans
 from xarray_gpuzarr.fetch.mirrors import Attempts
 from xarray_gpuzarr.fetch.snapshot import Snapshot
-from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
@@ -91,29 +89,6 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
     return counters.restoring(lambda: _within_memory(spec, lambda: _read_target(stored, spec, target, decoder, out)))
 
 
-def read_box(stored: StoredArray, spec: ArraySpec, box: ObjectBox, decoder: Decoder, out: Any) -> bool:
-    """Read a box of one object into `out` if that takes no plan; say whether it was done.
-
-    Parameters
-    ----------
-    stored : StoredArray
-    spec : ArraySpec
-        Its.
-    box : ObjectBox
-    decoder : Decoder
-    out : array of shape `box.shape` and dtype `stored.cast.dtype`
-        Holds anything if it was not done.
-
-    Raises
-    ------
-    HostMemoryError
-    """
-    if stored.source is None or not isinstance(decoder, LittleReader):
-        return False
-    little = partial(decoder.read_little, stored.source, spec=spec, target=box, cast=stored.cast, out=out)
-    return counters.restoring(lambda: _within_memory(spec, little)) is out
-
-
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
     """Read single elements: one integer array per axis, broadcast against each other.
 
@@ -162,10 +137,6 @@ def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: 
     if math.prod(n or 1 for n in target.shape) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {target.shape}")
     assert stored.source is not None
-    if isinstance(decoder, LittleReader):
-        result = decoder.read_little(stored.source, spec=spec, target=target, cast=stored.cast, out=out)
-        if result is not None:
-            return result
     decode = partial(decoder.decode, out=out)
     return decoder.with_memory(lambda: _read_versions(stored, spec, target, decode))
 

@@ -57,8 +57,6 @@ class ShardIndex:
     """shape (n_chunks,): first byte, counted from the start of the shard; 0 where missing."""
     nbytes: Column
     """shape (n_chunks,): encoded length in bytes; `MISSING` where missing."""
-    in_order: bool = False
-    """Whether no chunk is missing, and each begins where the one before ends, or later, as many writers leave them."""
 
 
 def decode_shard_index(
@@ -91,7 +89,7 @@ def decode_shard_index(
     offset, nbytes = columns.view(np.int64)
     floor, limit = _bounds(spec, shard_nbytes)
     if _in_order(columns, floor, limit):
-        return ShardIndex(offset=offset, nbytes=nbytes, in_order=True)
+        return ShardIndex(offset=offset, nbytes=nbytes)
     is_missing = (columns == _MISSING_ON_DISK).all(axis=0)
     _check_ranges(*columns[:, ~is_missing], floor=floor, limit=limit, error=lambda found: _error(where, spec, found))
     offset[is_missing] = 0

@@ -83,7 +83,7 @@ class Piece(NamedTuple):
         """Return what is to be read, a range by requests of at most so many bytes."""
         if self.plan.spec.index is None:
             return self.plan.requests(self.lo, self.hi)
-        key, first = self.plan.keys[0], self.first
+        key, first = self.plan.key_of(self.lo), self.first
         return [(key, ByteRange(first + at, n)) for at, n in cut(self.nbytes, most_nbytes or self.nbytes)]
 
 

@@ -272,12 +272,12 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
     starts, lengths, used = [], [], 0
     for piece in pieces:
         for key, wanted in piece.requests():
-            path = source.local_path(key)
+            path = source.local_file(key).path
             size = _size(path)
             if size is None:
                 if piece.plan.spec.index is not None:
                     source.check(key)
-                    raise vanished_shard(piece.plan)
+                    raise vanished_shard(piece.plan, piece.lo)
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))
                 continue

@@ -201,7 +201,7 @@ class HostShare:
             piece = Piece.of(plan, row, row + 1)
             data = self._source.start(*piece.requests()[0])(_staging)
             if data is None:
-                present[number] = _may_be_missing(plan)
+                present[number] = _may_be_missing(plan, row)
             else:
                 self._decode(piece, data, [memoryview(chunks[number])])
         return present
@@ -219,7 +219,7 @@ class HostShare:
                 (piece, low), finish = started
                 data = finish(_staging)
                 if data is None:
-                    present[low] = _may_be_missing(piece.plan)
+                    present[low] = _may_be_missing(piece.plan, piece.lo)
                 else:
                     self._decode(piece, data, [memoryview(chunk) for chunk in chunks[low : low + piece.hi - piece.lo]])
 
@@ -279,8 +279,8 @@ def _staging(nbytes: int) -> memoryview:
     return memoryview(buffer("staging", nbytes))
 
 
-def _may_be_missing(plan: ReadPlan) -> Literal[False]:
+def _may_be_missing(plan: ReadPlan, row: int) -> Literal[False]:
     """Return that a chunk is not there, or raise: a shard must be, since its index was read."""
     if plan.spec.index is not None:
-        raise vanished_shard(plan)
+        raise vanished_shard(plan, row)
     return False

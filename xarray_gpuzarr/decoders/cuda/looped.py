@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -13,8 +12,7 @@ from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.decoders.cuda.batches import Piece
 from xarray_gpuzarr.decoders.host.local_files import local_files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
-from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeJob, NativeRows, address
-from xarray_gpuzarr.decoders.host.scratch import buffer
+from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeJob, NativeRows
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.native import Loops
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
@@ -55,23 +53,20 @@ def read_local(
     """
     left: list[tuple[ReadPlan, int, int]] = []
     absent: list[int] = []
-    job = NativeJob(loops, program, _stack(*out.shape), (out.shape[1], 1), out)
+    n, nbytes = out.shape
+    job = NativeJob(loops, program, _stack(n, nbytes), ((1, nbytes), (0, 1)), out)
     for part, at in _parts(pieces):
         n = len(part.nbytes)
-        files = local_files(part, range(n), source.local_path, source.rule)
+        files = local_files(part, source, source.rule)
         if files is None:
             left += [(part, row, at + row) for row in range(n)]
             continue
         boxes = np.zeros((n, 2), np.int64)
         boxes[:, 0] = np.arange(at, at + n)
-        rows = NativeRows(job, Boxes(numbers=boxes, first=np.arange(n + 1), direct=[True] * n), part.nbytes)
+        rows = NativeRows(job, Boxes(numbers=boxes, first=np.arange(n + 1)), part.nbytes)
         with threads.crew.taking(min(n, n_threads)) as n_taken:
-            needs_scratch = rows.needs_scratch(range(n))
-            scratch = address(buffer("scratch", program.scratch_nbytes * n_taken)) if needs_scratch else 0
-            found = rows.read(range(n), files, partial(buffer, "staging"), scratch, n_taken)
+            found = rows.read(range(n), files, n_taken)
         counters.add(read_nbytes=found.n_read)
-        if part.spec.index is not None:
-            source.check(part.keys[0])
         left += [(part, row, at + row) for row in found.left]
         absent += [at + row for row in found.absent]
     return Looped(left=left, absent=absent)
@@ -92,7 +87,6 @@ def _parts(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int]]:
     at = 0
     for plan, group in groupby(pieces, key=lambda piece: piece.plan):
         rows = np.concatenate([np.arange(piece.lo, piece.hi) for piece in group])
-        keys = plan.keys if plan.spec.index is not None else tuple(plan.keys[row] for row in rows)
-        columns = {name: getattr(plan, name).take(rows, axis=0) for name in ("row", "offset", "nbytes")}
-        yield replace(plan, keys=keys, missing_row=plan.missing_row[:0], **columns), at
+        columns = {name: getattr(plan, name).take(rows, axis=0) for name in ("object", "row", "offset", "nbytes")}
+        yield replace(plan, missing_row=plan.missing_row[:0], **columns), at
         at += len(rows)

@@ -171,7 +171,7 @@ class Stager:
                 if data is not None:
                     destination.keep(data)
                 elif sharded:
-                    raise vanished_shard(piece.plan)
+                    raise vanished_shard(piece.plan, piece.lo)
 
         threads.crew.run(drain, len(destinations), self._n_threads)
         if sharded:

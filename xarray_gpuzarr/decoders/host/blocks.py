@@ -12,38 +12,54 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.encoded import Encoded, Objects, Ranges
 from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
-from xarray_gpuzarr.decoders.host.local_files import local_files
+from xarray_gpuzarr.decoders.host.local_files import Files, local_files
 from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeRows, Points
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.fetch import Allocate, ByteSource, Pending, PendingParts, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan
+from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.stored.shard_index import MISSING
 
-Array = npt.NDArray[Any]
 
-
-def _unstarted(source: ByteSource, _requests: Sequence[Request]) -> list[ByteSource]:
+def _unstarted(_source: ByteSource, _requests: Sequence[Request]) -> list[Any]:
     """Start nothing: local files are read where their bytes are decoded."""
-    return [source]
+    return []
 
 
 class Block:
-    """How the encoded chunks of one plan are reached; subclasses say where they go."""
+    """How the encoded chunks of one plan are reached; subclasses say where they go.
+
+    Rows of chunks that are not stored follow those of the plan.
+    """
 
     def __init__(self, job: Job, plan: ReadPlan) -> None:
         self.job = job
         self.plan = plan
-        self.offset: list[int] = plan.offset.tolist()
-        self.nbytes: list[int] = plan.nbytes.tolist()
+        self.n_stored = len(plan.offset)
+        self.n_rows = self.n_stored + len(plan.missing_row)
         self.native: NativeRows | None = None
-        """The chunks as the compiled loops take them, if these are worth it."""
+        """The chunks as the compiled loops take them."""
+        self.files: Files | None = None
+        """Where these loops read them."""
+
+    @cached_property
+    def row(self) -> Column:
+        """Numbers of the pieces that each chunk gives, per axis."""
+        plan = self.plan
+        return np.concatenate([plan.row, plan.missing_row]) if len(plan.missing_row) else plan.row
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """As `row`, in Python."""
+        rows: list[list[int]] = self.row.tolist()
+        return rows
 
     @cached_property
     def parts(self) -> list[int]:
@@ -51,101 +67,88 @@ class Block:
         parts: list[int] = self.plan.cut(self.job.rule).tolist()
         return [*(row for lo, hi in pairwise(parts) for row in range(lo, hi, self.job.rows_a_part)), parts[-1]]
 
-    @cached_property
-    def rows(self) -> list[list[int]]:
-        """Numbers of the pieces that each chunk gives, per axis."""
-        rows: list[list[int]] = self.plan.row.tolist()
-        return rows
-
     def tasks(self) -> Iterator[Task]:
         """Return the tasks that fill and decode this block."""
-        if len(self.plan.missing_row):
+        job, n = self.job, self.n_rows
+        if job.native is not None and n:
+            nbytes = np.full(n, MISSING)
+            nbytes[: self.n_stored] = self.plan.nbytes
+            self.native = NativeRows(job.native, self.given(), nbytes)
+            if job.source.is_local and self.n_stored:
+                self.files = local_files(self.plan, job.source, job.rule)
+        step = job.rows_a_call
+        if self.files is not None and step is not None and not job.array.streams:
+            yield from [self._local_task(range(at, min(at + step, n))) for at in range(0, n, step)]
+            return
+        if n > self.n_stored:
             yield Task(lambda _workspace, _pending: self.fill_missing())
         yield from self.read_tasks()
 
-    def fill_missing(self) -> None:
-        """Write the fill value where missing chunks would go."""
-        for numbers in self.plan.missing_row.tolist():
-            self.fill(numbers)
-
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that take a few objects each, or a few ranges of a shard."""
-        self.native = self._native_rows()
-        n, step = len(self.offset), self.job.rows_a_call
-        if self.native is not None and step is not None:
-            yield from (self._local_task(range(at, min(at + step, n))) for at in range(0, n, step))
-            return
         for lo, hi in pairwise(self._together()):
             bounds = self.parts[lo : hi + 1]
             task = self._part_task(bounds)
-            if self.native is not None and self.job.is_local:
+            if self.files is not None:
                 task = self._local_task(range(bounds[0], bounds[-1]), task.requests)
             yield task
-
-    def _native_rows(self) -> NativeRows | None:
-        n = len(self.offset)
-        if n == 0 or self.job.native is None or (n == 1 and not self.is_worth_a_call()):
-            return None
-        return NativeRows(self.job.native, self.given(), self.plan.nbytes)
 
     def given(self) -> Boxes | Points:
         """Return what chunks give, as the compiled loops take it."""
         raise NotImplementedError
 
-    def is_worth_a_call(self) -> bool:
-        """Say whether the loops do a single chunk sooner than Python."""
-        return True
+    def fill_missing(self) -> None:
+        """Write the fill value where missing chunks would go."""
+        if self.native is not None:
+            self._place(range(self.n_stored, self.n_rows))
+        else:
+            for numbers in self.rows[self.n_stored :]:
+                self.fill(numbers)
 
     def _local_task(self, rows: range, requests: Sequence[Request] = ()) -> Task:
-        return Task(lambda workspace, pending: self._read_local(workspace, pending[0], rows), requests, _unstarted)
+        return Task(lambda workspace, _pending: self._read_local(workspace, rows), requests, _unstarted)
 
-    def _read_local(self, workspace: Workspace, source: ByteSource, rows: range) -> None:
+    def _read_local(self, workspace: Workspace, rows: range) -> None:
         """Let the compiled loops read, decode and place what they can; what they leave is read as ever."""
-        plan, job = self.plan, self.job
-        files = local_files(plan, rows, source.local_path, job.rule)
-        left: Sequence[int] = rows
-        if files is not None and self.native is not None:
-            with threads.crew.taking(job.most_threads) as n:
-                found = self.native.read(rows, files, workspace.encoded, self._scratch(workspace, rows), n)
-            counters.add(read_nbytes=found.n_read)
-            if job.spec.index is not None:
-                source.check(plan.keys[0])
-            for row in found.absent:
-                self.fill(self.rows[row])
-            left = found.left
-        if left:
-            inner = [row for row in self.parts if left[0] < row <= left[-1]]
-            tasks = [self._part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
-            if job.rows_a_call is not None:
-                job.left += tasks
-                return
-            for task in tasks:
-                task.run(workspace, task.start(source, task.requests))
-
-    def _scratch(self, workspace: Workspace, rows: range) -> int:
+        job = self.job
         assert self.native is not None
-        return workspace.scratch_address if self.native.needs_scratch(rows) else 0
+        assert self.files is not None
+        with threads.crew.taking(job.most_threads) as n_threads:
+            found = self.native.read(rows, self.files, n_threads)
+        counters.add(read_nbytes=found.n_read)
+        left = found.left
+        if not left:
+            return
+        inner = [row for row in self.parts if left[0] < row <= left[-1]]
+        tasks = [self._part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
+        if job.rows_a_call is not None:
+            job.left += tasks
+            return
+        for task in tasks:
+            task.run(workspace, task.start(job.source, task.requests))
 
     def _part_task(self, bounds: list[int]) -> Task:
         """Return a task for consecutive parts, given the rows at which they begin and end."""
-        return self._object_task(bounds[0], bounds[-1]) if self.job.spec.index is None else self._range_task(bounds)
+        is_sharded = self.plan.spec.index is not None
+        return self._range_task(bounds) if is_sharded else self._object_task(bounds[0], bounds[-1])
 
     def _together(self) -> list[int]:
-        """Cut the parts into those that one thread reads one after another."""
+        """Cut the parts into those that one thread reads one after another, of one object."""
         rule, parts = self.job.rule, self.parts
-        if rule.max_together == 1 or len(parts) <= 2 or self.job.spec.index is None:
+        if rule.max_together == 1 or len(parts) <= 2 or self.plan.spec.index is None:
             return list(range(len(parts)))
         ends = np.add.reduceat(self.plan.nbytes, parts[:-1]).cumsum().tolist()
+        which = self.plan.object.take(parts[:-1]).tolist()
         cuts, limit, most = [0], rule.max_nbytes, self.job.rows_a_part
         for part, end in enumerate(ends):
             is_full = part - cuts[-1] == rule.max_together or parts[part + 1] - parts[cuts[-1]] > most
-            if part > cuts[-1] and (end > limit or is_full):
+            if part > cuts[-1] and (end > limit or is_full or which[part] != which[part - 1]):
                 cuts.append(part)
                 limit = ends[part - 1] + rule.max_nbytes
         return [*cuts, len(ends)]
 
     def _object_task(self, lo: int, hi: int) -> Task:
-        most = self.job.spec.most_nbytes
+        most = self.plan.spec.most_nbytes
 
         def start(source: ByteSource, requests: Sequence[Request]) -> list[PendingParts]:
             return [source.start_objects([key for key, _ in requests], most)]
@@ -163,7 +166,7 @@ class Block:
             found = pending[0](workspace.staging)
             data = [part for part in found if part is not None]
             if len(data) < len(found):
-                self.check_absent()
+                self.check_absent(bounds[0])
             self.place(workspace, Ranges(data, bounds, self.plan.offset, self.plan.nbytes))
 
         def run_alone(workspace: Workspace, pending: list[Pending]) -> None:
@@ -172,26 +175,30 @@ class Block:
         requests = [request for lo, hi in pairwise(bounds) for request in self.plan.requests(lo, hi)]
         return Task(run_alone, requests) if len(requests) == 1 else Task(run, requests, start)
 
-    def read(self, finish: Pending, allocate: Allocate) -> memoryview | None:
+    def read(self, finish: Pending, allocate: Allocate, row: int) -> memoryview | None:
         """Finish a request; None for an unsharded chunk that was never written.
 
         A shard must exist, since its index was read.
         """
         data = finish(allocate)
         if data is None:
-            self.check_absent()
+            self.check_absent(row)
         return data
 
-    def check_absent(self) -> None:
-        """Raise if the object of this block may not be absent."""
-        if self.job.spec.index is not None:
-            raise vanished_shard(self.plan)
+    def check_absent(self, row: int) -> None:
+        """Raise if the object of a row may not be absent."""
+        if self.plan.spec.index is not None:
+            raise vanished_shard(self.plan, row)
 
     def place(self, workspace: Workspace, chunks: Encoded) -> None:
         """Decode and place chunks."""
         row = chunks.rows.start
+        left: Sequence[int] = chunks.rows
         try:
-            for row in self.place_many(workspace, chunks):
+            if self.native is not None:
+                self.native.locate(chunks)
+                left = self._place(chunks.rows)
+            for row in left:
                 data = chunks[row]
                 if data is None:
                     self.fill(self.rows[row])
@@ -200,13 +207,11 @@ class Block:
         except FrameError as err:
             raise chunk_fault(self.plan, row, err) from err
 
-    def place_many(self, workspace: Workspace, chunks: Encoded) -> Sequence[int]:
+    def _place(self, rows: range) -> Sequence[int]:
         """Let the compiled loops decode and place what they can; return the rows that are left."""
-        if self.native is None:
-            return chunks.rows
-        self.native.locate(chunks)
+        assert self.native is not None
         with threads.crew.taking(self.job.most_threads) as n_threads:
-            return self.native.place(chunks.rows, self._scratch(workspace, chunks.rows), n_threads)
+            return self.native.place(rows, n_threads)
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode one chunk and place it; raises `FrameError`."""
@@ -231,21 +236,21 @@ class PointBlock(Block):
 
     def given(self) -> Points:
         """Return the points that chunks give."""
-        group, job = self.plan.row[:, 0], self.job
+        group, job = self.row[:, 0], self.job
         low = self.groups.bounds.take(group)
         n = self.groups.bounds.take(group + 1) - low
         first = np.concatenate([[0], n.cumsum()])
         members = np.arange(first[-1]) + (low - first[:-1]).repeat(n)
-        in_at = self.groups.within.take(members, axis=0) @ np.array(job.placed_strides, np.int64)
+        in_at = self.groups.within.take(members, axis=0) @ np.array(job.array.placed_strides, np.int64)
         out_at = self.groups.position.take(members) * job.out.strides[0]
         return Points(in_at=in_at, out_at=out_at, first=first)
 
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value to the points of one chunk."""
-        self.job.out[self.groups.position[self._members(numbers)]] = self.job.fill_scalar
+        self.job.out[self.groups.position[self._members(numbers)]] = self.job.array.fill[0]
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode one chunk and pick its points."""
         members = self._members(self.rows[row])
         points = self.job.decode(workspace, src)[tuple(self.groups.within[members].T)]
-        self.job.out[self.groups.position[members]] = cast_array(self.job.cast, points)
+        self.job.out[self.groups.position[members]] = cast_array(self.job.array.cast, points)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.faults import chunk_fault, corrupt_chunk
 from xarray_gpuzarr.decoders.host.blocks import Block
-from xarray_gpuzarr.decoders.host.job import Located, Task, Workspace
+from xarray_gpuzarr.decoders.host.job import Task, Workspace
 from xarray_gpuzarr.decoders.host.native_rows import Boxes
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
@@ -26,11 +26,9 @@ from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
 from xarray_gpuzarr.fetch import ByteSource, PendingStream, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
-from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.plan.output_boxes import Placement
 
 Array = npt.NDArray[Any]
-
-_LEAST_PARTED_NBYTES = 128 * 1024
 
 
 def _streams(source: ByteSource, requests: Sequence[Request]) -> list[PendingStream]:
@@ -41,36 +39,38 @@ class BoxBlock(Block):
     """One plan whose chunks fill boxes of the output."""
 
     @cached_property
-    def located(self) -> Located:
-        """Where each chunk goes."""
-        return self.job.located(self.plan.row)
+    def placed(self) -> Placement:
+        """Where each stored chunk goes."""
+        return self.job.places.place(self.plan.row)
 
     @cached_property
     def whole(self) -> list[bool]:
-        """Whether all of each chunk is wanted."""
-        whole: list[bool] = self.located.whole.tolist()
+        """Whether all of each stored chunk is wanted."""
+        whole: list[bool] = self.placed.whole.tolist()
         return whole
 
     @cached_property
     def direct(self) -> list[bool]:
-        """Whether each chunk may be decoded straight into the output."""
-        direct: list[bool] = self.located.direct.tolist() if self.job.may_be_direct else [False] * len(self.offset)
+        """Whether Python may decode each stored chunk straight into the output."""
+        if not self.job.may_be_direct:
+            return [False] * self.n_stored
+        direct: list[bool] = (self.placed.whole & self.placed.contiguous).tolist()
         return direct
 
     @cached_property
     def out_byte(self) -> list[int]:
-        """First byte of each chunk in the output."""
-        out_byte: list[int] = self.located.out_byte.tolist()
+        """First byte of each stored chunk in the output."""
+        out_byte: list[int] = self.placed.out_at.tolist()
         return out_byte
 
     def read_tasks(self) -> Iterator[Task]:
         """Return tasks that read straight into the output, decode as they read, or take a part each."""
-        codec = self.job.codec
+        codec = self.job.array.codec
         runs = self._raw_runs() if codec is not None and codec.raw and all(self.direct) else None
         if runs is not None:
             yield from self._raw_tasks(runs)
-        elif self.job.streams:
-            for row in range(len(self.offset)):
+        elif self.job.array.streams:
+            for row in range(self.n_stored):
                 yield Task(self._streamer(row), self.plan.requests(row, row + 1), _streams)
         else:
             yield from super().read_tasks()
@@ -79,10 +79,10 @@ class BoxBlock(Block):
         def run(workspace: Workspace, pending: list[PendingStream]) -> None:
             stream = pending[0]()
             if stream is None:
-                self.check_absent()
+                self.check_absent(row)
                 self.fill(self.rows[row])
                 return
-            codec, direct = self.job.codec, self.direct[row]
+            codec, direct = self.job.array.codec, self.direct[row]
             assert codec is not None
             with closing(stream):
                 try:
@@ -96,7 +96,7 @@ class BoxBlock(Block):
 
     def _destination(self, row: int) -> memoryview:
         """Return the memory of the output that a direct row fills."""
-        return self.job.out_bytes(self.out_byte[row], self.job.chunk_nbytes)
+        return self.job.out_bytes(self.out_byte[row], self.job.array.chunk_nbytes)
 
     def _raw_runs(self) -> Sequence[int] | None:
         """Cut rows where raw chunks do not lie side by side both in the object and in the output.
@@ -104,22 +104,22 @@ class BoxBlock(Block):
         None if requests for parts, which join runs, cost less than the copy that they need, or if a chunk has another
         length: who reads it finds out whether it is damaged, or the index is of an object that was replaced.
         """
-        plan, nbytes = self.plan, self.job.chunk_nbytes
+        plan, nbytes = self.plan, self.job.array.chunk_nbytes
         if np.any((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT)):
             return None
         out_byte = np.asarray(self.out_byte, np.int64)
         apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]
         n_runs = len(bounds) - 1
-        joined = n_runs >= len(self.parts) and self.job.spec.index is not None
+        joined = n_runs >= len(self.parts) and self.plan.spec.index is not None
         return None if joined and len(plan.offset) * nbytes < n_runs * self.job.rule.max_gap_nbytes else bounds
 
     def _raw_tasks(self, runs: Sequence[int]) -> Iterator[Task]:
         """Read runs of raw chunks with no copy at all, whole elements at a time."""
-        itemsize = self.job.stored.itemsize
+        itemsize = self.job.array.stored.itemsize
         longest = max(1, self.job.rule.max_raw_nbytes // itemsize) * itemsize
         for lo, hi in pairwise(runs):
-            total = (hi - lo) * self.job.chunk_nbytes
+            total = (hi - lo) * self.job.array.chunk_nbytes
             for done in range(0, total, longest):
                 yield self._raw_task(lo, done, min(longest, total - done))
 
@@ -127,9 +127,9 @@ class BoxBlock(Block):
         first, total = self.out_byte[row] + done, done + nbytes
         dst = self.job.out_bytes(first, nbytes)
         # The last piece of an object of unknown length asks for all that is left, to see that it is no more.
-        is_object = self.nbytes[row] == WHOLE_OBJECT
-        to_end = is_object and total == self.job.chunk_nbytes
-        wanted = ByteRange(offset=self.offset[row] + done, nbytes=WHOLE_OBJECT if to_end else nbytes)
+        is_object = int(self.plan.nbytes[row]) == WHOLE_OBJECT
+        to_end = is_object and total == self.job.array.chunk_nbytes
+        wanted = ByteRange(offset=int(self.plan.offset[row]) + done, nbytes=WHOLE_OBJECT if to_end else nbytes)
         key = self.plan.key_of(row)
 
         def allocate(found: int) -> memoryview:
@@ -143,13 +143,13 @@ class BoxBlock(Block):
         def run(_workspace: Workspace, pending: list[Any]) -> None:
             finish, source = pending
             try:
-                data = self.read(finish, allocate)
+                data = self.read(finish, allocate, row)
             except StoreReadError:
                 if not is_object or (to_end and not done):
                     raise
                 data = self._piece_of_all(source, row, done, nbytes)
             if data is None:
-                np.frombuffer(dst, self.job.out.dtype)[:] = self.job.fill_scalar
+                np.frombuffer(dst, self.job.out.dtype)[:] = self.job.array.fill[0]
                 return
             if data is not dst:
                 copy_bytes(data, allocate(len(data)))
@@ -160,7 +160,7 @@ class BoxBlock(Block):
         """Read an object of which a piece cannot be read: it is too short, or none."""
 
         def allocate(found: int) -> memoryview:
-            if found != self.job.chunk_nbytes:
+            if found != self.job.array.chunk_nbytes:
                 raise self._wrong_length(row, found)
             return memoryview(bytearray(found))
 
@@ -168,29 +168,17 @@ class BoxBlock(Block):
         return None if whole is None else whole[done : done + nbytes]
 
     def _wrong_length(self, row: int, found: int) -> CorruptChunkError:
-        return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.chunk_nbytes}")
+        return corrupt_chunk(self.plan, row, f"bytes: {found} bytes, expected {self.job.array.chunk_nbytes}")
 
     def given(self) -> Boxes:
         """Return the boxes that chunks give."""
-        numbers, first = self.boxes()
-        return Boxes(numbers=numbers, first=first, direct=self.direct)
-
-    def is_worth_a_call(self) -> bool:
-        """Say whether the loops do a single chunk sooner than Python: one that is changed, or decoded in part."""
-        assert self.job.program is not None
-        is_copied = self.job.program.steps is None and not self.job.has_index
-        return not is_copied or (self.job.chunk_nbytes >= _LEAST_PARTED_NBYTES and not self.whole[0])
-
-    def boxes(self) -> tuple[Column, Column]:
-        """Return the piece numbers of all boxes, chunk after chunk, and the first box of each chunk and behind them."""
-        row = self.plan.row
-        return row, np.arange(len(row) + 1)
+        return Boxes(numbers=self.row, first=np.arange(self.n_rows + 1))
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode straight into the output where the chunk is one run of memory there, else through scratch."""
         job = self.job
-        if self.direct[row] and job.codec is not None:
-            job.codec.into(src, self._destination(row))
+        if self.direct[row] and job.array.codec is not None:
+            job.array.codec.into(src, self._destination(row))
         else:
             self.place_chunk(workspace, job.decode(workspace, src), row)
 
@@ -201,7 +189,7 @@ class BoxBlock(Block):
 
     def place_box(self, workspace: Workspace, wanted: Array, numbers: list[int]) -> None:
         """Bring the elements of one box to its place."""
-        place(self.job.cast, wanted, self.job.out[self.job.out_key(numbers)], workspace.work)
+        place(self.job.array.cast, wanted, self.job.out[self.job.out_key(numbers)], workspace.work)
 
     def wanted(self, chunk: Array, numbers: list[int]) -> Array:
         """Pick the wanted elements of a chunk."""
@@ -220,11 +208,10 @@ class BoxBlock(Block):
         self.job.fill(numbers)
 
     def fill_missing(self) -> None:
-        """Write the fill value to missing chunks, in one go if the whole block is missing."""
-        if self.offset:
+        """Write the fill value to missing chunks, without the loops in one go if a whole shard is missing."""
+        if self.native is not None or self.n_stored or len(self.plan.keys) > 1:
             super().fill_missing()
             return
-        missing = self.plan.missing_row.tolist()
-        corners = zip(self.job.out_keys, missing[0], missing[-1], strict=True)
+        corners = zip(self.job.out_keys, self.rows[0], self.rows[-1], strict=True)
         box = tuple(slice(axis[low].start, axis[high].stop) for axis, low, high in corners)
-        self.job.out[box] = self.job.fill_scalar
+        self.job.out[box] = self.job.array.fill[0]

@@ -16,25 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.decoders.host.array import HostArray, host_array
 from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
-from xarray_gpuzarr.decoders.host.codecs import decoded_rate
-from xarray_gpuzarr.decoders.host.job import CALL_S, Job, Task, Workspace, rows_a_call
-from xarray_gpuzarr.decoders.host.little import LittleRead, little_box, little_read
-from xarray_gpuzarr.decoders.host.little_stacks import LittleStack, little_stack
+from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace, rows_a_call
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.host.stacks import StackBlock
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
-from xarray_gpuzarr.fetch import AtHand, ByteSource, ObjectSource, ReadAhead, Request
+from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
-from xarray_gpuzarr.plan.object_box import ObjectBox
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process import result_memory, threads
 from xarray_gpuzarr.process.cores import cores
-from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.process.progress_bar import is_shown
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -87,64 +82,26 @@ class HostDecoder:
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
-        shape, dtype = target.shape, np.dtype(cast.dtype)
-        given = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else None
+        array, shape = host_array(spec, cast, loops()), target.shape  # a setting that is unusable fails every read
+        given = out if out is not None and (out.shape, out.dtype) == (shape, array.dtype) else None
 
         def decode() -> npt.NDArray[Any]:
-            out = self.empty(shape, dtype) if given is None else given
-            job = Job(spec, target, cast, out=out, rule=source.rule)
-            most = _share_out(job, target, source)
-            tasks = (task for plan in plans for task in plan_tasks(job, plan))
+            out = self.empty(shape, array.dtype) if given is None else given
+            job = Job(array, target, out, source)
+            most = _share_out(job)
+            tasks = (task for plan in plans for task in _BLOCKS[type(target)](job, plan).tasks())
             if job.rows_a_call is not None:
-                _run_here(_by_loops(tasks, job), source, job)
+                _run_here(_by_loops(tasks, job), job)
                 if job.left:
                     job.most_threads = 1
-                    _run(iter(job.left), source, job, most)
+                    _run(iter(job.left), job, most)
             elif most == 1 and target.n_chunks == 1 and not source.is_remote:
-                _run_here(tasks, source, job)
+                _run_here(tasks, job)
             else:
-                _run(tasks, source, job, most)
+                _run(tasks, job, most)
             return out
 
-        return decode() if source.is_remote else _in_turn(spec, decode)
-
-    def read_little(
-        self,
-        source: ObjectSource,
-        *,
-        spec: ArraySpec,
-        target: Target | ObjectBox,
-        cast: Cast,
-        out: npt.NDArray[Any] | None = None,
-    ) -> npt.NDArray[Any] | None:
-        """Read what takes one call of the compiled loops, and is in memory; see `little`."""
-        compiled = loops()  # a setting that is unusable fails every read
-        if compiled is None or is_shown() or isinstance(target, PointTarget):
-            return None
-        little: LittleRead | LittleStack | None
-        if isinstance(target, StackTarget):
-            little, longest, longest_copy = little_stack(source, spec, target, cast), _LOOPS_S, CALL_S
-        elif isinstance(target, ObjectBox):
-            little, longest, longest_copy = little_box(source, spec, target, cast), CALL_S, _SERIAL_S
-        else:
-            little, longest, longest_copy = little_read(source, spec, target, cast), CALL_S, _SERIAL_S
-        if little is None or little.seconds > (longest_copy if little.common.is_copied else longest):
-            return None
-        shape, dtype = target.shape, little.common.dtype
-        array = out if out is not None and (out.shape, out.dtype) == (shape, dtype) else self.empty(shape, dtype)
-        most = 1 if little.common.is_copied and little.seconds < _SERIAL_S else _most_threads(little.seconds)
-        n_read: list[int | None] = []
-
-        def read(_: Callable[[], bool]) -> None:
-            with threads.crew.taking(most) as n_threads:
-                n_read.append(little.carry_out(compiled, array, n_threads))
-
-        with counters.stage("decode"):
-            _in_turn(spec, lambda: threads.crew.run(read, 1))
-        if n_read[0] is None:
-            return None
-        counters.add(n_reads=1, n_shards=len(little.objects), read_nbytes=n_read[0], decoded_nbytes=little.nbytes)
-        return array
+        return decode() if source.is_remote else _in_turn(array, decode)
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:  # noqa: ARG002
         """Return what does nothing: host memory is the same for all threads."""
@@ -159,29 +116,27 @@ class HostDecoder:
         return cast_array(cast, block)
 
 
-def _in_turn[Result](spec: ArraySpec, decode: Callable[[], Result]) -> Result:
+def _in_turn[Result](array: HostArray, decode: Callable[[], Result]) -> Result:
     """Return what `decode` does, once a core is free for it if chunks are short."""
-    return cores.hold(threads.n_cores(), decode) if spec.chunk_nbytes <= _SHORT_CHUNK_NBYTES else decode()
+    return cores.hold(threads.n_cores(), decode) if array.chunk_nbytes <= _SHORT_CHUNK_NBYTES else decode()
 
 
-def _share_out(job: Job, target: Target, source: ByteSource) -> int:
+def _share_out(job: Job) -> int:
     """Say how many threads are to work on a read, by how long decoding takes; set up what each of them takes."""
-    spec, rate = job.spec, decoded_rate(job.spec.codecs)
+    array, source, n_chunks = job.array, job.source, job.target.n_chunks
     # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
-    nbytes = max(job.out.nbytes, target.n_chunks * spec.chunk_nbytes if target.n_chunks > 1 else 0)
-    seconds = nbytes / rate
+    nbytes = max(job.out.nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
+    seconds = nbytes / array.rate
     most = threads.thread_budget() if seconds >= _SERIAL_S else 1
     if most > 1 and not source.is_remote:  # else latency tells how long requests should be
         job.rule = _shared(source.rule, nbytes // most)
-        job.rows_a_part = _rows_a_part(target.n_chunks // most, rate, spec.chunk_nbytes)
-    is_copied = job.is_copied  # which two threads do no sooner than one
-    job.is_local = source.is_local
-    by_loops = source.is_local and target.n_chunks > 1 and seconds < (_SERIAL_S if is_copied else _LOOPS_S)
-    by_loops = by_loops and job.native is not None
-    if not is_copied and (by_loops or most == 1):
+        job.rows_a_part = _rows_a_part(n_chunks // most, array.rate, array.chunk_nbytes)
+    # What is only copied, two threads do no sooner than one.
+    by_loops = source.is_local and array.program is not None and seconds < (_SERIAL_S if array.is_copied else _LOOPS_S)
+    if not array.is_copied and (by_loops or most == 1):
         job.most_threads = _most_threads(seconds)
     if by_loops:
-        job.rows_a_call = rows_a_call(rate, spec.chunk_nbytes)
+        job.rows_a_call = rows_a_call(array.rate, array.chunk_nbytes)
     return most
 
 
@@ -202,11 +157,6 @@ def _rows_a_part(share: int, rate: float, chunk_nbytes: int) -> int:
     return max(least, min(share // _PARTS_A_THREAD, rows_a_call(rate, chunk_nbytes)))
 
 
-def plan_tasks(job: Job, plan: ReadPlan) -> Iterator[Task]:
-    """Turn one plan into tasks."""
-    return _BLOCKS[type(plan.target)](job, plan).tasks()
-
-
 _BLOCKS: dict[type[Target], Callable[[Job, ReadPlan], Block]] = {
     BoxTarget: BoxBlock,
     PointTarget: PointBlock,
@@ -214,9 +164,9 @@ _BLOCKS: dict[type[Target], Callable[[Job, ReadPlan], Block]] = {
 }
 
 
-def _run(tasks: Iterator[Task], source: ByteSource, job: Job, most: int) -> None:
+def _run(tasks: Iterator[Task], job: Job, most: int) -> None:
     """Run tasks on up to so many threads, the caller's among them."""
-    queue = TaskQueue(tasks, source)
+    queue = TaskQueue(tasks, job.source)
     threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
 
 
@@ -229,13 +179,13 @@ def _by_loops(tasks: Iterator[Task], job: Job) -> Iterator[Task]:
             yield task
 
 
-def _run_here(tasks: Iterator[Task], source: ByteSource, job: Job) -> None:
+def _run_here(tasks: Iterator[Task], job: Job) -> None:
     """Run tasks one after another: nobody could help, and nothing is there to be read ahead."""
     workspace = Workspace(job)
 
     def run(_: Callable[[], bool]) -> None:
         for task in tasks:
-            task.run(workspace, task.start(source, task.requests))
+            task.run(workspace, task.start(job.source, task.requests))
 
     threads.crew.run(run, 1)
 

@@ -1,33 +1,31 @@
-"""The chunks of one plan as the compiled loops take them: decoded and placed in one call, without Python's lock.
+"""The chunk table of the compiled loops: chunks that they read, decode and place in one call, without Python's lock.
 
-Chunks of local files that are in the page cache are read in the same call, each by the thread that decodes it. Every
-chunk that the loops leave is decoded by Python.
+Chunks of local files that are in the page cache are read in the same call, each by the thread that decodes it; the fill
+value is written where chunks are missing. Every chunk that the loops leave is read and decoded by Python.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from xarray_gpuzarr.decoders.host.array import Array
 from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.local_files import Files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
+from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.native import Loops
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.records import record
 
-Array = npt.NDArray[Any]
-
 _LEFT, _ABSENT = 1, 2
 """What became of a row."""
+_NONE = np.zeros(0, np.int64)
 
 
 @record
@@ -37,12 +35,9 @@ class Found:
     left: Sequence[int]
     """Rows that were left."""
     absent: Sequence[int]
-    """Rows whose file does not exist."""
+    """Rows whose file does not exist, if there is no fill value."""
     n_read: int
     """Bytes."""
-
-
-_NONE = np.zeros(0, np.int64)
 
 
 def _first_elements(pieces: AxisPieces) -> Column:
@@ -58,29 +53,6 @@ def address(array: Array) -> int:
     return address
 
 
-def job_struct(program: NativeProgram, **places: int) -> JobStruct:
-    """Return a read as the loops take it: what its program says, and where chunks and output lie."""
-    codec = program.codec
-    return JobStruct(
-        codec=codec.number,
-        chunk_nbytes=program.chunk_nbytes,
-        itemsize=program.placed.itemsize,
-        packed_nbytes=program.packed_nbytes,
-        n_stages=len(program.stages),
-        out_itemsize=program.out_itemsize,
-        area_nbytes=program.area_nbytes,
-        decode=codec.decode,
-        make_context=codec.make_context,
-        free_context=codec.free_context,
-        decode_part=codec.decode_part,
-        restart=codec.restart,
-        unshuffle=program.unshuffle,
-        stages=ctypes.addressof(program.stages),
-        steps=0 if program.steps is None else program.steps.address,
-        **places,
-    )
-
-
 class NativeJob:
     """One read as the compiled loops take it.
 
@@ -90,9 +62,11 @@ class NativeJob:
     program : NativeProgram
     pieces : sequence of AxisPieces
         Per axis of the output; none for points.
-    strides : sequence of int
-        Of the elements of a decoded chunk along these axes, in bytes.
+    chunk : tuple
+        Shape of a decoded chunk along these axes, and the strides of its elements in bytes.
     out : ndarray
+    fill : ndarray of the dtype of `out`, shape (1,), or None
+        Written where chunks are missing; None: these are absent.
     """
 
     def __init__(
@@ -100,30 +74,49 @@ class NativeJob:
         loops: Loops,
         program: NativeProgram,
         pieces: tuple[AxisPieces, ...],
-        strides: tuple[int, ...],
+        chunk: tuple[tuple[int, ...], tuple[int, ...]],
         out: Array,
+        fill: Array | None = None,
     ) -> None:
         self._loops = loops
         self.program = program
-        first = [*accumulate((len(p.count) for p in pieces), initial=0)]
-        columns = [*map(_first_elements, pieces), *(p.out_start for p in pieces), *(p.count for p in pieces)]
-        table = np.concatenate([_NONE, *columns])
+        first = [0]
+        for p in pieces:
+            first.append(first[-1] + len(p.count))
+        wanted, starts = [_first_elements(p) for p in pieces], [p.out_start for p in pieces]
+        table = np.concatenate([_NONE, *wanted, *starts, *[p.count for p in pieces]])
         index = [0 if p.index is None else address(p.index) for p in pieces]
-        numbers = first, strides, [p.step for p in pieces], out.strides, index
+        numbers = first, *chunk, [p.step for p in pieces], out.strides, index
         axes = np.array([column[: len(pieces)] for column in numbers], np.int64)
         self._kept = table, axes, pieces, out
-        at, length = address(axes), axes.strides[0]
-        self._struct = job_struct(
-            program,
+        at, length, codec = address(axes), axes.strides[0], program.codec
+        self._struct = JobStruct(
+            codec=codec.number,
+            chunk_nbytes=program.chunk_nbytes,
+            itemsize=program.placed.itemsize,
             ndim=len(pieces),
             n_pieces=first[-1],
+            packed_nbytes=program.packed_nbytes,
+            n_stages=len(program.stages),
+            out_itemsize=program.out_itemsize,
+            area_nbytes=program.area_nbytes,
             pieces=address(table),
             first_piece=at,
-            in_strides=at + length,
-            every=at + 2 * length,
-            out_strides=at + 3 * length,
-            index=at + 4 * length if any(index) else 0,
+            chunk_shape=at + length,
+            in_strides=at + 2 * length,
+            every=at + 3 * length,
+            out_strides=at + 4 * length,
             out=address(out),
+            decode=codec.decode,
+            make_context=codec.make_context,
+            free_context=codec.free_context,
+            decode_part=codec.decode_part,
+            restart=codec.restart,
+            unshuffle=program.unshuffle,
+            stages=ctypes.addressof(program.stages),
+            steps=0 if program.steps is None else program.steps.address,
+            index=at + 5 * length if any(index) else 0,
+            fill=None if fill is None else fill.tobytes(),
         )
 
     @cached_property
@@ -149,8 +142,6 @@ class Boxes:
     """shape (n_boxes, ndim): piece numbers."""
     first: Column
     """shape (n + 1,): first box of each chunk, and of the one behind the last."""
-    direct: Sequence[bool]
-    """shape (n,): whether a chunk is wanted whole, and goes to one run of memory."""
 
 
 @record
@@ -173,32 +164,28 @@ class NativeRows:
     job : NativeJob
     given : Boxes or Points
     nbytes : int64, shape (n,)
-        Encoded.
+        Encoded; `MISSING` for chunks that are not stored.
     """
 
     def __init__(self, job: NativeJob, given: Boxes | Points, nbytes: Column) -> None:
         n = len(nbytes)
         self._job = job
-        numbers, flags = np.empty((3, n + 1), np.int64), np.zeros((2, n), np.uint8)
-        self.src, self.nbytes, self._left = numbers[0], numbers[1], flags[1]
+        numbers, self._left = np.zeros((3, n + 1), np.int64), np.zeros(n, np.uint8)
+        self.src, self.nbytes = numbers[0], numbers[1]
         numbers[1, :n], numbers[2] = nbytes, given.first
         boxes = in_at = out_at = _NONE
         if isinstance(given, Points):
             in_at, out_at = np.ascontiguousarray(given.in_at), np.ascontiguousarray(given.out_at)
         else:
             boxes = np.ascontiguousarray(given.numbers)
-            flags[0] = given.direct if job.program.steps is None else 0
-        self.is_direct: list[bool] = flags[0].astype(np.bool_).tolist()
-        """Whether each chunk is decoded straight into the output."""
-        self._kept = numbers, flags, boxes, in_at, out_at
-        number, flag = address(numbers), address(flags)
+        self._kept = numbers, boxes, in_at, out_at
+        at, length = address(numbers), numbers.strides[0]
         self._struct = RowsStruct(
-            src=number,
-            nbytes=number + numbers.strides[0],
-            first_box=number + 2 * numbers.strides[0],
-            direct=flag,
+            src=at,
+            nbytes=at + length,
+            first_box=at + 2 * length,
             boxes=address(boxes),
-            left=flag + n,
+            left=address(self._left),
             in_at=address(in_at) if isinstance(given, Points) else 0,
             out_at=address(out_at),
         )
@@ -207,58 +194,36 @@ class NativeRows:
     def __len__(self) -> int:
         return len(self._left)
 
-    def needs_scratch(self, rows: range) -> bool:
-        """Say whether any of these rows is decoded to scratch."""
-        return bool(self._job.program.stages) or not all(self.is_direct[rows.start : rows.stop])
-
     def locate(self, chunks: Encoded) -> None:
         """Note where encoded chunks lie."""
         rows = slice(chunks.rows.start, chunks.rows.stop)
         self.src[rows], self.nbytes[rows] = chunks.located()
 
-    def place(self, rows: range, scratch: int, n_threads: int) -> Sequence[int]:
-        """Decode and place rows that were located.
-
-        Parameters
-        ----------
-        rows : range
-        scratch : int
-            Address of the scratch of all threads; 0 where `needs_scratch` says no.
-        n_threads : int
-
-        Returns
-        -------
-        sequence of int
-            Rows that were left.
-        """
-        if not self._job.place_rows(self._at, rows.start, rows.stop, scratch, n_threads):
+    def place(self, rows: range, n_threads: int) -> Sequence[int]:
+        """Decode and place rows that were located, or are missing; return those that were left."""
+        scratch = buffer("scratch", self._job.program.scratch_nbytes * n_threads)
+        if not self._job.place_rows(self._at, rows.start, rows.stop, address(scratch), n_threads):
             return ()
         return self._rows_that(rows, _LEFT)
 
-    def read(self, rows: range, files: Files, memory: Callable[[int], Array], scratch: int, n_threads: int) -> Found:
-        """Read, decode and place rows.
-
-        Parameters
-        ----------
-        rows : range
-        files : Files
-            That hold them.
-        memory : callable
-            Given a length in bytes, returns memory for encoded chunks, uint8.
-        scratch, n_threads : int
-            As `place` takes them.
-        """
-        room = memory(files.room_nbytes * n_threads)
+    def read(self, rows: range, files: Files, n_threads: int) -> Found:
+        """Read, decode and place rows, which files hold unless they are missing."""
+        scratch = buffer("scratch", self._job.program.scratch_nbytes * n_threads)
+        room = buffer("staging", files.room_nbytes * n_threads)
         struct = FilesStruct(
             paths=files.paths,
-            path_at=0 if files.path_at is None else address(files.path_at),
-            first_row=files.first_row,
+            path_at=address(files.path_at),
+            version=0 if files.version is None else address(files.version),
+            file=address(files.file),
             offset=0 if files.offset is None else address(files.offset),
             room=address(room),
             room_nbytes=files.room_nbytes,
             max_gap_nbytes=files.max_gap_nbytes,
         )
-        if not self._job.read_rows(self._at, ctypes.addressof(struct), rows.start, rows.stop, scratch, n_threads):
+        n_left = self._job.read_rows(
+            self._at, ctypes.addressof(struct), rows.start, rows.stop, address(scratch), n_threads
+        )
+        if not n_left:
             return Found(left=(), absent=(), n_read=struct.n_read)
         return Found(left=self._rows_that(rows, _LEFT), absent=self._rows_that(rows, _ABSENT), n_read=struct.n_read)
 

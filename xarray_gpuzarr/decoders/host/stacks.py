@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
-from xarray_gpuzarr.decoders.host.job import Located, Workspace
-from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.decoders.host.job import Workspace
+from xarray_gpuzarr.decoders.host.native_rows import Boxes
+from xarray_gpuzarr.plan.output_boxes import Placement
 from xarray_gpuzarr.plan.stack import StackTarget
 
 
@@ -19,18 +20,18 @@ class StackBlock(BoxBlock):
     """One plan whose chunks give several boxes of the output each; one that gives a single box is treated as ever."""
 
     @cached_property
-    def located(self) -> Located:
-        """Where each chunk goes that gives a single box."""
+    def placed(self) -> Placement:
+        """Where each stored chunk goes that gives a single box."""
         alone, group = self.job.alone, self.plan.row[:, 0]
-        return Located(
-            whole=alone.whole.take(group), direct=alone.direct.take(group), out_byte=alone.out_byte.take(group)
+        return Placement(
+            whole=alone.whole.take(group), contiguous=alone.contiguous.take(group), out_at=alone.out_at.take(group)
         )
 
-    def boxes(self) -> tuple[Column, Column]:
-        """Return the piece numbers of all boxes, chunk after chunk, and the first box of each chunk and behind them."""
-        target, row = self.plan.target, self.plan.row
+    def given(self) -> Boxes:
+        """Return the boxes that chunks give."""
+        target = self.plan.target
         assert isinstance(target, StackTarget)
-        return target.boxes(row), np.concatenate([[0], target.n_boxes(row).cumsum()])
+        return Boxes(numbers=target.boxes(self.row), first=np.concatenate([[0], target.n_boxes(self.row).cumsum()]))
 
     def _boxes(self, group: int) -> list[list[int]]:
         stack = self.job.stack

@@ -21,7 +21,7 @@ from xarray_gpuzarr.decoders.cuda.learnt import Lesson
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch import Allocate, MemoryStream, Pending, PendingParts, PendingStream, Storage
+from xarray_gpuzarr.fetch import Allocate, LocalFile, MemoryStream, Pending, PendingParts, PendingStream, Storage
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks, plan_read
@@ -112,7 +112,7 @@ class Trial:
 
     def _plans(self, target: Target) -> Iterator[ReadPlan]:
         for block in plan_blocks(self.spec, target):
-            yield plan_read(self.spec, target, block, self._index)
+            yield plan_read(self.spec, target, [block], [self._index])
 
 
 def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -154,7 +154,7 @@ class KnownBytes:
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def local_path(self, key: str) -> str:
+    def local_file(self, key: str) -> LocalFile:
         """There is no file."""
         raise FileNotFoundError(key)
 

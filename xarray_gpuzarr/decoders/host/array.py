@@ -1,0 +1,69 @@
+"""What all reads of one array by the host decoder have in common, worked out once."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.host.codecs import chunk_codec, decoded_rate
+from xarray_gpuzarr.decoders.host.native_program import native_program
+from xarray_gpuzarr.decoders.host.placing import cast_array
+from xarray_gpuzarr.native import Loops
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
+
+Array = npt.NDArray[Any]
+
+_STREAMED_NBYTES = 16 * 1024 * 1024
+"""Chunks from this size on are decoded as they are read, where the codec can: no buffer holds them encoded."""
+
+
+class HostArray:
+    """One array, and the cast of its elements.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    cast : Cast
+    loops : Loops or None
+        The compiled loops, where there are any.
+    """
+
+    def __init__(self, spec: ArraySpec, cast: Cast, loops: Loops | None) -> None:
+        self.spec, self.cast, self.loops = spec, cast, loops
+        self.stored, self.dtype = spec.numpy_dtype, np.dtype(cast.dtype)
+        self.chunk_nbytes, self.chunk_shape = spec.chunk_nbytes, spec.grid.chunk_shape
+        self.strides = spec.chunk_strides
+        """Of the elements of a decoded chunk along the axes of the array, in bytes."""
+        self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
+        self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
+        """Whether chunks are decoded as they are read."""
+        self.is_same = cast.is_copy and self.stored == self.dtype
+        """Whether the elements of the result are those that are stored."""
+        in_order = spec.axes == tuple(range(spec.grid.ndim))
+        self.may_be_direct = self.is_same and in_order and self.codec is not None
+        """Whether Python may decode chunks straight into an output in C order."""
+        self.program = None if loops is None else native_program(spec.codecs, self.chunk_nbytes, self.stored, cast)
+        """What the compiled loops do to each chunk; None where there are none, or they do not know how."""
+        self.placed_strides = () if self.program is None else self.program.strides(spec)
+        """As `strides`, of the elements that the loops place."""
+        self.rate = decoded_rate(spec.codecs)
+        """Bytes that a thread decodes in a second."""
+        in_place = self.codec is not None and self.codec.in_place
+        self.is_copied = in_place and (self.program is None or self.program.is_copied)
+        """Whether chunks are neither compressed nor changed."""
+
+    @cached_property
+    def fill(self) -> Array:
+        """The fill value as it appears in the output, shape (1,)."""
+        return cast_array(self.cast, np.asarray([self.spec.fill_value]))
+
+    def elements(self, decoded: memoryview | Array) -> Array:
+        """View the decoded bytes of a chunk as an array of the chunk's shape."""
+        return np.ndarray(self.chunk_shape, self.stored, decoded, strides=self.strides)
+
+
+host_array = lru_cache(maxsize=128)(HostArray)
