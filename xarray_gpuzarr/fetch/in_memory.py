@@ -6,9 +6,9 @@ has looked at, so that all of its bytes are of one version, whatever is written 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeGuard
+from typing import ClassVar, Literal, TypeGuard
 
 import numpy as np
 from zarr.buffer import cpu
@@ -46,6 +46,12 @@ class MemorySource:
     store: MemoryStore
     held: dict[str, memoryview] | None = field(default=None, compare=False)
     """Objects that one read has looked at."""
+    lookahead: ClassVar = 1
+    is_remote: ClassVar = False
+    is_local: ClassVar = False
+    identity: ClassVar = None
+    """Objects bear no version."""
+    storage: ClassVar[Storage] = "posix"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.store,)
@@ -59,31 +65,6 @@ class MemorySource:
         return coalesce_rule(
             fetch_options(), max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
         )
-
-    @property
-    def lookahead(self) -> int:
-        """1 request: nothing is gained by more."""
-        return 1
-
-    @property
-    def is_remote(self) -> bool:
-        """False: starting does nothing."""
-        return False
-
-    @property
-    def is_local(self) -> bool:
-        """False: there are no files."""
-        return False
-
-    @property
-    def identity(self) -> Hashable:
-        """None: objects bear no version."""
-        return None
-
-    @property
-    def storage(self) -> Storage:
-        """``posix``: the bytes are on the host."""
-        return "posix"
 
     def for_one_read(
         self,

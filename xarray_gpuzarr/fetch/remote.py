@@ -61,6 +61,9 @@ class StoreSource:
         Whether to ask many times for a version that other answers are not of.
     """
 
+    is_remote, is_local = True, False
+    storage: Storage = "posix"
+
     __slots__ = ("_ask_again", "_client", "_gate", "_n_under_way", "_under_way", "store")
 
     def __init__(
@@ -105,24 +108,9 @@ class StoreSource:
         return self._n_under_way + _WAITING
 
     @property
-    def is_remote(self) -> bool:
-        """True: what is started is under way."""
-        return True
-
-    @property
-    def is_local(self) -> bool:
-        """False."""
-        return False
-
-    @property
     def identity(self) -> Hashable:
         """What the client says of the store."""
         return self._client.identity
-
-    @property
-    def storage(self) -> Storage:
-        """``posix``: answers come to the host."""
-        return "posix"
 
     def local_file(self, key: str) -> LocalFile:
         """Raise: there is none."""

@@ -6,8 +6,10 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.native.naming import file_name
@@ -80,6 +82,16 @@ class FilesStruct(ctypes.Structure):
     )
 
 
+class LookupStruct(ctypes.Structure):
+    """``lookup_t``: boxes of chunks to be looked up, one of each shard."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("ndim", "n_shards", "n_rows")),
+        *((name, ctypes.c_void_p) for name in ("n_chunks", "chunk", "ranges", "index")),
+        *((name, ctypes.c_void_p) for name in ("shard", "offset", "nbytes", "numbers")),
+    )
+
+
 class Loops:
     """The functions of the library; they let go of Python's lock.
 
@@ -97,6 +109,8 @@ class Loops:
         self.read_rows = library.gpuzarr_read_rows
         self.read_rows.argtypes = (address, address, address, number, number, address, number)
         self.read_rows.restype = number
+        self.look_up = library.gpuzarr_look_up
+        self.look_up.argtypes, self.look_up.restype = (address,), number
         self.read_files = library.gpuzarr_read_files
         self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
         self.read_files.restype = number
@@ -144,7 +158,12 @@ def why_absent() -> str | None:
     return found if isinstance(found, str) else None
 
 
+def address(array: npt.NDArray[Any]) -> int:
+    """Return where an array lies in host memory; `ndarray.ctypes` takes three times as long."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 def address_of(memory: memoryview) -> int:
     """Return where bytes lie in host memory; 0 for none."""
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0] if memory else 0
-    return address
+    return address(np.frombuffer(memory, np.uint8)) if memory else 0

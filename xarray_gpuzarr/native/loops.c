@@ -21,11 +21,11 @@
 
 #include "elements.h"
 
-enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP };
+enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */
 enum { DONE, LEFT, ABSENT };          /* what became of a row */
 enum { NO_FILE = -1, READ_OTHERWISE = -2 };
-enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5 };
+enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 };
@@ -90,7 +90,7 @@ typedef struct { int64_t first, end; } span_t;
 typedef struct {
     const char **src;           /* encoded */
     int64_t *nbytes;            /* NO_FILE: the chunk is not there */
-    const int64_t *first_box;   /* of each row, and of the one behind the last */
+    const int64_t *first_box;   /* of each row, and of the one behind the last; NULL: each has one */
     const int64_t *boxes;       /* ndim numbers of pieces each */
     uint8_t *left;              /* per row: DONE, LEFT or ABSENT */
     const int64_t *in_at, *out_at; /* instead of boxes: where points lie, in bytes; `first_box` counts them */
@@ -251,6 +251,8 @@ static void place(const job_t *job, char *dst, const char *src, const axis_t *ax
         bring_elements(job, dst, (lie_t){axis->to, NULL}, src, (lie_t){axis->from, axis->index}, axis->extent);
 }
 
+static int64_t first_box(const rows_t *rows, int64_t row) { return rows->first_box ? rows->first_box[row] : row; }
+
 static piece_t piece_of(const job_t *job, const rows_t *rows, int64_t box, int64_t axis)
 {
     const int64_t *piece = job->pieces + job->first_piece[axis] + rows->boxes[box * job->ndim + axis];
@@ -270,8 +272,8 @@ static char *destination(const job_t *job, const rows_t *rows, int64_t box)
 /* Whether a row gives all of its chunk, and that is one run of memory in the output. */
 static int is_direct(const job_t *job, const rows_t *rows, int64_t row)
 {
-    int64_t box = rows->first_box[row], run = job->itemsize;
-    if (job->steps || rows->in_at || rows->first_box[row + 1] != box + 1) return 0;
+    int64_t box = first_box(rows, row), run = job->itemsize;
+    if (job->steps || rows->in_at || first_box(rows, row + 1) != box + 1) return 0;
     for (int64_t i = job->ndim - 1; i >= 0; run *= job->chunk_shape[i--]) {
         int64_t length = job->chunk_shape[i];
         if (piece_of(job, rows, box, i).count != length) return 0;
@@ -305,7 +307,7 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
 static void fill_row(const job_t *job, const rows_t *rows, int64_t row)
 {
     static const int64_t nowhere[MOST_AXES];
-    int64_t box = rows->first_box[row], end = rows->first_box[row + 1];
+    int64_t box = first_box(rows, row), end = first_box(rows, row + 1);
     job_t filling = *job;
     filling.in_strides = nowhere, filling.steps = NULL, filling.itemsize = job->out_itemsize;
     if (rows->in_at)
@@ -333,7 +335,7 @@ static span_t span_of_piece(const job_t *job, piece_t piece, int64_t axis)
 static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
 {
     span_t span = {job->chunk_nbytes, 0};
-    for (int64_t box = rows->first_box[row]; box < rows->first_box[row + 1]; box++) {
+    for (int64_t box = first_box(rows, row); box < first_box(rows, row + 1); box++) {
         int64_t first = rows->in_at ? rows->in_at[box] : 0, last = first;
         for (int64_t i = 0; !rows->in_at && i < job->ndim; i++) {
             span_t piece = span_of_piece(job, piece_of(job, rows, box, i), i);
@@ -361,7 +363,7 @@ static const char *decode_row(const job_t *job, const rows_t *rows, int64_t row,
 
 static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch)
 {
-    int64_t nbytes = rows->nbytes[row], box = rows->first_box[row], end = rows->first_box[row + 1];
+    int64_t nbytes = rows->nbytes[row], box = first_box(rows, row), end = first_box(rows, row + 1);
     if (!rows->src[row] || nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
     char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
     const char *chunk = decode_row(job, rows, row, context, scratch, dst);
@@ -513,18 +515,40 @@ static void treat(lane_t *lane, int64_t row, void *context)
     if (rows->left[row] != DONE) atomic_fetch_add(&lane->work->n_left, 1);
 }
 
+/* Contexts that the next lanes take, by codec: to make one of zstd takes as long as to decode 8 KB. */
+static _Atomic(void *) kept[N_CODECS][MOST_KEPT];
+
+static void *take_context(const job_t *job)
+{
+    if (!job->make_context) return NULL;
+    for (int i = 0; i < MOST_KEPT; i++) {
+        void *context = atomic_exchange(&kept[job->codec][i], NULL);
+        if (context) return context;
+    }
+    return ((make_t *)job->make_context)();
+}
+
+static void give_context(const job_t *job, void *context)
+{
+    for (int i = 0; context && i < MOST_KEPT; i++) {
+        void *none = NULL;
+        if (atomic_compare_exchange_strong(&kept[job->codec][i], &none, context)) return;
+    }
+    if (context) ((free_t *)job->free_context)(context);
+}
+
 static void *run_lane(void *argument)
 {
     lane_t *lane = argument;
     work_t *work = lane->work;
-    void *context = work->job->make_context ? ((make_t *)work->job->make_context)() : NULL;
+    void *context = take_context(work->job);
     int64_t row;
     while ((row = atomic_fetch_add(&work->next, work->step)) < work->end) {
         int64_t end = row + work->step < work->end ? row + work->step : work->end;
         while (row < end)
             for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
     }
-    if (context) ((free_t *)work->job->free_context)(context);
+    give_context(work->job, context);
     close_file(lane);
     return NULL;
 }
@@ -591,6 +615,74 @@ int64_t gpuzarr_read_rows(
     for (; row < end; row++)
         if (rows->nbytes[row] != NO_FILE) rows->left[row] = LEFT, work.n_left++;
     return work.n_left;
+}
+
+/* Boxes of chunks to be looked up, one of each shard. */
+typedef struct {
+    int64_t ndim, n_shards, n_rows;
+    const int64_t *n_chunks;            /* of a shard, along each axis */
+    const int64_t *const *chunk;        /* per axis: coordinates of the chunks that are touched along it */
+    const int64_t *ranges;              /* per shard and axis: the first of these, and the one behind the last */
+    const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard */
+    int64_t *shard, *offset, *nbytes;   /* results, n_rows each: those that are stored by shard and offset, others behind */
+    int64_t *numbers;                   /* ndim for each row: which of the chunks that are touched along an axis */
+} lookup_t;
+
+typedef struct { int64_t shard, offset, nbytes, row; } entry_t;
+
+static int by_place(const void *one, const void *other)
+{
+    const entry_t *a = one, *b = other;
+    int a_is_missing = a->nbytes == NO_FILE, b_is_missing = b->nbytes == NO_FILE;
+    if (a_is_missing != b_is_missing) return a_is_missing - b_is_missing;
+    if (!a_is_missing && a->shard != b->shard) return a->shard < b->shard ? -1 : 1;
+    if (!a_is_missing && a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    if (!a_is_missing && a->nbytes != b->nbytes) return a->nbytes < b->nbytes ? -1 : 1;
+    return (a->row > b->row) - (a->row < b->row);
+}
+
+/* Write the rows of one shard in C order, and the numbers of their chunks; return the row behind them. */
+static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry_t *entries)
+{
+    const int64_t *range = all->ranges + 2 * all->ndim * shard;
+    const int64_t *offset = all->index[2 * shard], *nbytes = all->index[2 * shard + 1];
+    int64_t at[MOST_AXES], axis = 0;
+    for (int64_t i = 0; i < all->ndim; i++) at[i] = range[2 * i];
+    while (axis >= 0) {
+        int64_t number = 0;
+        for (int64_t i = 0; i < all->ndim; i++) {
+            number = number * all->n_chunks[i] + all->chunk[i][at[i]] % all->n_chunks[i];
+            all->numbers[row * all->ndim + i] = at[i];
+        }
+        entries[row] = (entry_t){shard, offset ? offset[number] : 0, offset ? nbytes[number] : NO_FILE, row};
+        row++;
+        for (axis = all->ndim - 1; axis >= 0 && ++at[axis] == range[2 * axis + 1]; axis--) at[axis] = range[2 * axis];
+    }
+    return row;
+}
+
+/* Look up all rows; return how many are stored, or -1 for lack of memory. */
+int64_t gpuzarr_look_up(const lookup_t *all)
+{
+    entry_t *entries = malloc((size_t)(all->n_rows + 1) * sizeof *entries);
+    int64_t row = 0, n_stored = 0, is_sorted = 1, ndim = all->ndim, *unsorted = NULL;
+    if (!entries) return -1;
+    for (int64_t shard = 0; shard < all->n_shards; shard++) row = list_shard(all, shard, row, entries);
+    for (row = 1; row < all->n_rows && is_sorted; row++) is_sorted = by_place(entries + row - 1, entries + row) < 0;
+    if (!is_sorted) {
+        size_t nbytes = (size_t)(all->n_rows * ndim) * sizeof *unsorted;
+        if (!(unsorted = malloc(nbytes))) return free(entries), -1;
+        memcpy(unsorted, all->numbers, nbytes);
+        qsort(entries, (size_t)all->n_rows, sizeof *entries, by_place);
+    }
+    for (row = 0; row < all->n_rows; row++) {
+        all->shard[row] = entries[row].shard, all->offset[row] = entries[row].offset;
+        all->nbytes[row] = entries[row].nbytes;
+        n_stored += entries[row].nbytes != NO_FILE;
+        for (int64_t i = 0; unsorted && i < ndim; i++) all->numbers[row * ndim + i] = unsorted[entries[row].row * ndim + i];
+    }
+    free(unsorted), free(entries);
+    return n_stored;
 }
 
 /* Read files [at, n) whole, `each` bytes of `room` for each; return the first one that was left, or n.

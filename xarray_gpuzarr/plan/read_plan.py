@@ -26,7 +26,6 @@ from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
-from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 
 CHUNKS_PER_BLOCK = 1024
 """Unsharded chunks planned at once: 100 us of planning against milliseconds of decoding."""
@@ -44,12 +43,12 @@ class BoxTarget:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the output."""
-        return tuple(p.length for p in self.pieces)
+        return tuple([p.length for p in self.pieces])
 
     @property
     def n_chunks(self) -> int:
         """Inner chunks that it touches, whether they are stored or not."""
-        return math.prod(len(p.chunk) for p in self.pieces)
+        return math.prod([len(p.chunk) for p in self.pieces])
 
     def chunk(self, row: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
@@ -89,8 +88,21 @@ class Block:
 
     key: str | None
     """Store key of the shard; None for chunks that are objects of their own."""
-    row: Column
-    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (other targets)."""
+    n_rows: int
+    ranges: tuple[range, ...]
+    """Piece numbers per axis (box target), or a range of `members`."""
+    members: Column | None = None
+    """Group numbers of all blocks (other targets)."""
+
+    @property
+    def row(self) -> Column:
+        """Shape (n_rows, ndim) of piece numbers in C order (box target) or (n_rows, 1) of group numbers."""
+        if self.members is not None:
+            (numbers,) = self.ranges
+            return self.members[numbers.start : numbers.stop, None]
+        lengths = tuple(map(len, self.ranges))
+        positions = (_kept_positions if self.n_rows <= _MAX_KEPT else _positions)(lengths)
+        return positions + np.array([r.start for r in self.ranges], np.int64)
 
 
 @record
@@ -103,14 +115,23 @@ class ReadPlan:
     """Store keys of the objects of these blocks."""
     object: Column
     """shape (n,): number of the key of the object that each chunk lies in."""
-    row: Column
-    """shape (n, ndim) of piece numbers (box target) or (n, 1) of group numbers (other targets)."""
+    all_row: Column
+    """shape (n_chunks, ndim) of piece numbers (box target) or (n_chunks, 1) of group numbers (other targets): of the
+    stored chunks, and behind these of those that take the fill value."""
     offset: Column
     """shape (n,): first byte inside the object."""
     nbytes: Column
     """shape (n,): encoded bytes, or `WHOLE_OBJECT`."""
-    missing_row: Column
-    """shape (n_missing, ...): as `row`, for the chunks that take the fill value."""
+
+    @property
+    def row(self) -> Column:
+        """Of `all_row`, those of the stored chunks."""
+        return self.all_row[: len(self.offset)]
+
+    @property
+    def missing_row(self) -> Column:
+        """Of `all_row`, those of the chunks that take the fill value."""
+        return self.all_row[len(self.offset) :]
 
     @property
     def chunk(self) -> Column:
@@ -120,7 +141,7 @@ class ReadPlan:
     @property
     def n_chunks(self) -> int:
         """Chunks, stored or not."""
-        return len(self.row) + len(self.missing_row)
+        return len(self.all_row)
 
     @property
     def decoded_nbytes(self) -> int:
@@ -161,7 +182,7 @@ _ONE_PART = np.array([0, 1], np.int64)
 def box_target(selection: OuterSelection, grid: ChunkGrid, shape: tuple[int, ...] | None = None) -> BoxTarget:
     """Cut a normalised outer selection at the borders of the inner chunks; `shape` if the array has been resized."""
     axes = zip(selection.wanted, grid.shape if shape is None else shape, grid.chunk_shape, strict=True)
-    return BoxTarget(pieces=tuple(intersect_axis(*axis) for axis in axes))
+    return BoxTarget(pieces=tuple([intersect_axis(*axis) for axis in axes]))
 
 
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
@@ -172,23 +193,21 @@ def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
     for ranges in blocks(
         target.pieces, spec.grid.chunks_per_shard, sharded=spec.index is not None, max_chunks=CHUNKS_PER_BLOCK
     ):
-        lengths = tuple(map(len, ranges))
-        positions = (_kept_positions if math.prod(lengths) <= _MAX_KEPT else _positions)(lengths)
-        first = [r.start for r in ranges]
         key = None
         if spec.index is not None:
-            key = shard_key(spec, [int(pieces.chunk[n]) for pieces, n in zip(target.pieces, first, strict=True)])
-        yield Block(key=key, row=positions + np.array(first, np.int64))
+            key = shard_key(spec, [int(pieces.chunk[r.start]) for pieces, r in zip(target.pieces, ranges, strict=True)])
+        yield Block(key=key, n_rows=math.prod(map(len, ranges)), ranges=ranges)
 
 
 def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
     if spec.index is None:
-        row = np.arange(len(chunk), dtype=np.int64)[:, None]
-        for lo in range(0, len(row), CHUNKS_PER_BLOCK):
-            yield Block(key=None, row=row[lo : lo + CHUNKS_PER_BLOCK])
+        members = np.arange(len(chunk), dtype=np.int64)
+        for lo in range(0, len(chunk), CHUNKS_PER_BLOCK):
+            some = range(lo, min(lo + CHUNKS_PER_BLOCK, len(chunk)))
+            yield Block(key=None, n_rows=len(some), ranges=(some,), members=members)
         return
     for key, members in by_shard(spec, chunk):
-        yield Block(key=key, row=members[:, None])
+        yield Block(key=key, n_rows=len(members), ranges=(range(len(members)),), members=members)
 
 
 def by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
@@ -222,76 +241,3 @@ def _positions(lengths: tuple[int, ...]) -> Column:
 _kept_positions = lru_cache(maxsize=8)(_positions)
 """The shards of an array are mostly of one shape."""
 _MAX_KEPT = 4096
-
-
-def plan_read(
-    spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
-) -> ReadPlan:
-    """Plan some blocks, one at least.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-    target : BoxTarget, PointTarget or StackTarget
-    blocks : sequence of Block
-        From `plan_blocks` with the same target; a single one if chunks are objects of their own.
-    indexes : sequence of ShardIndex or None
-        Of the shard of each block; None for one that does not exist, or if chunks are objects of their own.
-    """
-    row = blocks[0].row if len(blocks) == 1 else np.concatenate([block.row for block in blocks])
-    missing_row, n_rows = row[:0], len(row)
-    if spec.index is None:
-        keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
-        which, offset = np.arange(n_rows), np.zeros(n_rows, np.int64)
-        nbytes = np.full(n_rows, WHOLE_OBJECT, np.int64)
-    else:
-        keys = tuple(str(block.key) for block in blocks)
-        which, offset, nbytes = _look_up(spec, target, blocks, indexes, row)
-        is_stored = nbytes != MISSING
-        if not is_stored.all() or not _are_in_order(which, offset):
-            order = np.lexsort((nbytes, offset, which))
-            order = order[is_stored.take(order)]
-            row, missing_row = row.take(order, axis=0), row[~is_stored]
-            which, offset, nbytes = which.take(order), offset.take(order), nbytes.take(order)
-    return ReadPlan(
-        spec=spec,
-        target=target,
-        keys=keys,
-        object=which,
-        row=row,
-        offset=offset,
-        nbytes=nbytes,
-        missing_row=missing_row,
-    )
-
-
-def _look_up(
-    spec: ArraySpec,
-    target: Target,
-    blocks: Sequence[Block],
-    indexes: Sequence[ShardIndex | None],
-    row: Column,
-) -> tuple[Column, Column, Column]:
-    """Return the number of the shard of each row of all blocks, and where in it the chunk lies."""
-    n_rows = [len(block.row) for block in blocks]
-    if len(blocks) == 1 and indexes[0] is not None and len(row) == len(indexes[0].offset):
-        return np.zeros(len(row), np.int64), indexes[0].offset, indexes[0].nbytes
-    entry, after = entries(spec, target.chunk(row)), 0
-    offset, nbytes = np.zeros(len(row), np.int64), np.full(len(row), MISSING)
-    for n, index in zip(n_rows, indexes, strict=True):
-        before, after = after, after + n
-        if index is not None:
-            offset[before:after] = index.offset.take(entry[before:after])
-            nbytes[before:after] = index.nbytes.take(entry[before:after])
-    return np.arange(len(blocks)).repeat(n_rows), offset, nbytes
-
-
-def _are_in_order(which: Column, offset: Column) -> bool:
-    """Say whether rows stand as their bytes lie, object by object."""
-    return bool(((offset[1:] > offset[:-1]) | (which[1:] > which[:-1])).all())
-
-
-def entries(spec: ArraySpec, chunk: Column) -> Column:
-    """Return the number of each chunk in the index of its shard; all chunks of a shard are in this order already."""
-    entry: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")
-    return entry

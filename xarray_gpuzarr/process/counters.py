@@ -76,6 +76,14 @@ class _Account:
         self.since = 0.0
         self.thread = threading.current_thread()
 
+    def switch(self, stage: Stage | None) -> Stage | None:
+        """Start the clock for another stage, None for no stage; return the stage before."""
+        before, now = self.stage, perf_counter()
+        if before is not None:
+            self.seconds[before] += now - self.since
+        self.stage, self.since = stage, now
+        return before
+
 
 class Counters:
     """Sums that many threads add to, each to its own account."""
@@ -100,7 +108,8 @@ class Counters:
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
-        return _UNTIMED if self._mine.stage == stage else _Timed(self, stage)
+        mine = self._mine
+        return _UNTIMED if mine.stage == stage else _Timed(mine, stage)
 
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
@@ -114,12 +123,7 @@ class Counters:
 
     def switch(self, stage: Stage | None) -> Stage | None:
         """Start the calling thread's clock for another stage, None for no stage; return the stage before."""
-        mine, now = self._mine, perf_counter()
-        before = mine.stage
-        if before is not None:
-            mine.seconds[before] += now - mine.since
-        mine.stage, mine.since = stage, now
-        return before
+        return self._mine.switch(stage)
 
     def restoring[Result](self, read: Callable[[], Result]) -> Result:
         """Return what `read` does; the calling thread is then in the stage before, whatever may have interrupted it."""
@@ -159,17 +163,17 @@ _UNTIMED: AbstractContextManager[None] = nullcontext()
 
 
 class _Timed:
-    __slots__ = ("_before", "_counters", "_stage")
+    __slots__ = ("_before", "_mine", "_stage")
 
-    def __init__(self, counters: Counters, stage: Stage | None) -> None:
-        self._counters = counters
+    def __init__(self, mine: _Account, stage: Stage | None) -> None:
+        self._mine = mine
         self._stage = stage
 
     def __enter__(self) -> None:
-        self._before = self._counters.switch(self._stage)
+        self._before = self._mine.switch(self._stage)
 
     def __exit__(self, *_: object) -> None:
-        self._counters.switch(self._before)
+        self._mine.switch(self._before)
 
 
 counters = Counters()

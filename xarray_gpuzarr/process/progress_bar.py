@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
@@ -219,15 +219,9 @@ _shown: list[Bars] = []
 """The bars of this process, one pair at most."""
 
 
-def is_shown() -> bool:
-    """Say whether reads are to tell a bar of themselves."""
-    return bool(_shown)
-
-
-@contextmanager
 def watch[Plan](
     plans: Iterator[Plan], n_chunks_of: Callable[[Plan], int], *, n_chunks: int, nbytes: int
-) -> Iterator[Iterator[Plan]]:
+) -> AbstractContextManager[Iterator[Plan]]:
     """Hand on the plans of one read, and tell a bar, if one is shown, how much of the read is done.
 
     Parameters
@@ -242,10 +236,15 @@ def watch[Plan](
     nbytes : int
         Bytes of the result.
     """
-    if not _shown:
-        yield plans
-        return
-    bars, told = _shown[0], 0
+    shown = _shown[:1]
+    return _watched(shown[0], plans, n_chunks_of, n_chunks, nbytes) if shown else nullcontext(plans)
+
+
+@contextmanager
+def _watched[Plan](
+    bars: Bars, plans: Iterator[Plan], n_chunks_of: Callable[[Plan], int], n_chunks: int, nbytes: int
+) -> Iterator[Iterator[Plan]]:
+    told = 0
 
     def counted() -> Iterator[Plan]:
         nonlocal told

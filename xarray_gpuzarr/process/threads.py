@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from threading import Lock
 
@@ -180,8 +180,7 @@ class Crew:
         """Threads that decode, or soon will."""
         return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
 
-    @contextmanager
-    def taking(self, n_wanted: int) -> Iterator[int]:
+    def taking(self, n_wanted: int) -> AbstractContextManager[int]:
         """Count threads that the calling one starts by itself as at work, while a block runs.
 
         Parameters
@@ -194,8 +193,11 @@ class Crew:
         int
             As many as cores are free for; at least 1.
         """
-        n_more = min(n_wanted - 1, thread_budget() - self.n_active) if n_wanted > 1 else 0
-        more = [object() for _ in range(n_more)]
+        return self._taking(n_wanted) if n_wanted > 1 else nullcontext(1)
+
+    @contextmanager
+    def _taking(self, n_wanted: int) -> Iterator[int]:
+        more = [object() for _ in range(min(n_wanted - 1, thread_budget() - self.n_active))]
         try:
             self._alone.update(more)
             yield 1 + len(more)

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from xarray_gpuzarr.fetch.snapshot import FoundIndex, PendingIndex, Snapshot
-from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_blocks, plan_read
+from xarray_gpuzarr.plan.look_up import plan_read
+from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_blocks
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _MOST_ROWS = 1024
@@ -22,11 +23,11 @@ def draw_plans(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[
     known: list[tuple[Block, FoundIndex]] = []
     n_rows = 0
     for block, found in _answered(spec, target, snapshot):
-        if known and n_rows + len(block.row) > _MOST_ROWS:
+        if known and n_rows + block.n_rows > _MOST_ROWS:
             yield _plan(spec, target, snapshot, known)
             known, n_rows = [], 0
         known.append((block, found))
-        n_rows += len(block.row)
+        n_rows += block.n_rows
         if not found.from_cache:
             yield _plan(spec, target, snapshot, known)
             known, n_rows = [], 0
@@ -38,7 +39,7 @@ def _answered(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[t
     """Yield blocks with the indexes of their shards; those of the next few have been asked for."""
     waiting: deque[tuple[Block, PendingIndex]] = deque()
     for block in plan_blocks(spec, target):
-        n_wanted = len(block.row)
+        n_wanted = block.n_rows
         while len(waiting) > snapshot.lookahead or (waiting and snapshot.should_wait(n_wanted)):
             first, asked = waiting.popleft()
             yield first, asked()
@@ -51,12 +52,12 @@ def _answered(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[t
 def _plan(spec: ArraySpec, target: Target, snapshot: Snapshot, known: list[tuple[Block, FoundIndex]]) -> ReadPlan:
     blocks = [block for block, _ in known]
     plan = plan_read(spec, target, blocks, [found.index for _, found in known])
-    if len(plan.missing_row):
+    if len(plan.offset) < plan.n_chunks:
         # Of a shard that holds nothing of what is wanted, no request for a chunk will show that it has been replaced.
         wanted = set(plan.object.tolist())
         doubtful = [n for n, (_, found) in enumerate(known) if found.from_cache and n not in wanted]
         for n in doubtful:
-            known[n] = blocks[n], snapshot.start_index(plan.keys[n], len(blocks[n].row), ask=True)()
+            known[n] = blocks[n], snapshot.start_index(plan.keys[n], blocks[n].n_rows, ask=True)()
         if doubtful:
             plan = plan_read(spec, target, blocks, [found.index for _, found in known])
     snapshot.will_ask(plan)

@@ -134,7 +134,7 @@ def _within_memory(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
 
 def _read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
     # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
-    if math.prod(n or 1 for n in target.shape) >= _MOST_ELEMENTS:
+    if math.prod([n or 1 for n in target.shape]) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {target.shape}")
     assert stored.source is not None
     decode = partial(decoder.decode, out=out)

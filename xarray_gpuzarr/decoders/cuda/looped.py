@@ -87,6 +87,6 @@ def _parts(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int]]:
     at = 0
     for plan, group in groupby(pieces, key=lambda piece: piece.plan):
         rows = np.concatenate([np.arange(piece.lo, piece.hi) for piece in group])
-        columns = {name: getattr(plan, name).take(rows, axis=0) for name in ("object", "row", "offset", "nbytes")}
-        yield replace(plan, missing_row=plan.missing_row[:0], **columns), at
+        columns = {name: getattr(plan, name).take(rows, axis=0) for name in ("object", "all_row", "offset", "nbytes")}
+        yield replace(plan, **columns), at
         at += len(rows)

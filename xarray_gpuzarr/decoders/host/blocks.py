@@ -22,10 +22,8 @@ from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.fetch import Allocate, ByteSource, Pending, PendingParts, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan
-from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.stored.shard_index import MISSING
 
 
 def _unstarted(_source: ByteSource, _requests: Sequence[Request]) -> list[Any]:
@@ -43,22 +41,16 @@ class Block:
         self.job = job
         self.plan = plan
         self.n_stored = len(plan.offset)
-        self.n_rows = self.n_stored + len(plan.missing_row)
+        self.n_rows = plan.n_chunks
         self.native: NativeRows | None = None
         """The chunks as the compiled loops take them."""
         self.files: Files | None = None
         """Where these loops read them."""
 
     @cached_property
-    def row(self) -> Column:
-        """Numbers of the pieces that each chunk gives, per axis."""
-        plan = self.plan
-        return np.concatenate([plan.row, plan.missing_row]) if len(plan.missing_row) else plan.row
-
-    @cached_property
     def rows(self) -> list[list[int]]:
-        """As `row`, in Python."""
-        rows: list[list[int]] = self.row.tolist()
+        """Numbers of the pieces that each chunk gives, per axis."""
+        rows: list[list[int]] = self.plan.all_row.tolist()
         return rows
 
     @cached_property
@@ -71,9 +63,7 @@ class Block:
         """Return the tasks that fill and decode this block."""
         job, n = self.job, self.n_rows
         if job.native is not None and n:
-            nbytes = np.full(n, MISSING)
-            nbytes[: self.n_stored] = self.plan.nbytes
-            self.native = NativeRows(job.native, self.given(), nbytes)
+            self.native = NativeRows(job.native, self.given(), self.plan.nbytes, n - self.n_stored)
             if job.source.is_local and self.n_stored:
                 self.files = local_files(self.plan, job.source, job.rule)
         step = job.rows_a_call
@@ -236,7 +226,7 @@ class PointBlock(Block):
 
     def given(self) -> Points:
         """Return the points that chunks give."""
-        group, job = self.row[:, 0], self.job
+        group, job = self.plan.all_row[:, 0], self.job
         low = self.groups.bounds.take(group)
         n = self.groups.bounds.take(group + 1) - low
         first = np.concatenate([[0], n.cumsum()])

@@ -100,7 +100,6 @@ class Job:
         self.pieces = () if isinstance(target, PointTarget) else target.pieces
         self._samples = (1,) * (len(self.pieces) - len(array.strides))
         """Those of a stack, which it has in front, are as if cut into chunks of one."""
-        self.has_index = any(p.index is not None for p in self.pieces)
         self.most_threads = 1
         """Threads of the compiled loops that one thread of Python may be joined by, itself among them."""
         self.rows_a_part = _ANY
@@ -109,6 +108,11 @@ class Job:
         """Chunks of local files that the compiled loops get at once, where one thread of Python reads them all."""
         self.left: list[Task] = []
         """Tasks for what the loops leave of those, most of it because it is not in memory."""
+
+    @cached_property
+    def has_index(self) -> bool:
+        """Whether the wanted elements along any axis are listed; not for points."""
+        return any(p.index is not None for p in self.pieces)
 
     @cached_property
     def in_keys(self) -> list[list[slice | npt.NDArray[np.int64]]]:

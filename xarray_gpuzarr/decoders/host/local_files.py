@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-
-import numpy as np
+from itertools import accumulate
 
 from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.native import address
+from xarray_gpuzarr.native.library import FilesStruct
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.read_plan import ReadPlan
-from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.records import record
 
 _BLOCK_NBYTES = 512
@@ -23,20 +23,16 @@ _ROOM_NBYTES = 256 * 1024
 class Files:
     """Local files that hold encoded chunks."""
 
-    paths: bytes
-    """Each with its zero byte."""
-    path_at: Column
-    """shape (n_files,): where each path begins."""
-    version: Column | None
-    """shape (n_files * 5,): what each file must be, as `fetch.local` tells it; None: anything."""
-    file: Column
-    """shape (n,): number of the file that holds each chunk."""
-    offset: Column | None
-    """shape (n,): first byte of each chunk; None if each is a file."""
-    room_nbytes: int
-    """Memory that a thread reads into: the longest chunk, or neighbours that are read at once."""
-    max_gap_nbytes: int
-    """Unwanted bytes that are read between neighbours of one file."""
+    struct: FilesStruct
+    """But for the memory that threads read into: each, the longest chunk, or neighbours that are read at once."""
+    kept: object
+    """What `struct` points to."""
+
+    @property
+    def room_nbytes(self) -> int:
+        """Memory that a thread reads into."""
+        nbytes: int = self.struct.room_nbytes
+        return nbytes
 
 
 def local_files(plan: ReadPlan, source: ByteSource, rule: CoalesceRule) -> Files | None:
@@ -54,19 +50,22 @@ def local_files(plan: ReadPlan, source: ByteSource, rule: CoalesceRule) -> Files
     paths = b"\0".join([*names, b""])
     if paths.count(b"\0") > len(names):
         return None
-    version: Column | None = None
-    if plan.spec.index is None:
-        room_nbytes = -(-plan.spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
-    else:
-        numbers = [number for file in found for number in file.version or ()]  # up to 2**64
-        version = np.frombuffer((ctypes.c_int64 * len(numbers))(*numbers), np.int64)
+    is_sharded = plan.spec.index is not None
+    starts = accumulate([len(name) + 1 for name in names[:-1]], initial=0)
+    numbers = [*starts, *[number for file in found for number in file.version or ()]]  # up to 2**64
+    about = (ctypes.c_int64 * len(numbers))(*numbers)
+    if is_sharded:
         room_nbytes = max(int(plan.nbytes.max()), min(_ROOM_NBYTES, rule.max_nbytes))
-    return Files(
+    else:
+        room_nbytes = -(-plan.spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
+    at = ctypes.addressof(about)
+    struct = FilesStruct(
         paths=paths,
-        path_at=np.cumsum([0, *[len(name) + 1 for name in names[:-1]]]),
-        version=version,
-        file=plan.object,
-        offset=None if plan.spec.index is None else plan.offset,
+        path_at=at,
+        version=at + 8 * len(names) if is_sharded else 0,
+        file=address(plan.object),
+        offset=address(plan.offset) if is_sharded else 0,
         room_nbytes=room_nbytes,
         max_gap_nbytes=rule.max_gap_nbytes,
     )
+    return Files(struct=struct, kept=(about, plan))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.blosc import MOST_NBYTES, MOST_TYPESIZE
-from xarray_gpuzarr.native import Codec, NativeCodec, native_codec
-from xarray_gpuzarr.native.library import StageStruct, StepsStruct, StepStruct
+from xarray_gpuzarr.native import Codec, native_codec
+from xarray_gpuzarr.native.library import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -158,38 +158,20 @@ def _step(step: _Step) -> StepStruct:
 class NativeProgram:
     """What the loops do to every chunk of a read."""
 
-    codec: NativeCodec
-    packed_nbytes: int
-    """That the compressor gives."""
-    chunk_nbytes: int
-    """Of a chunk's elements as they are placed."""
     placed: np.dtype[Any]
-    """Dtype of these."""
-    stages: ctypes.Array[StageStruct]
-    """What is done to a whole chunk, behind its compressor."""
-    unshuffle: int
-    """Address of C-Blosc's decoder; 0 where no stage needs it."""
-    steps: Steps | None
-    """What elements take on their way to the output; None if they are copied."""
-    out_itemsize: int
-    area_nbytes: int
-    """Of scratch for a chunk at one of its stages."""
+    """Dtype of a chunk's elements as they are placed."""
+    is_copied: bool
+    """Whether chunks are neither compressed nor changed."""
+    scratch_nbytes: int
+    """Of each thread: an area that is read, and one that is written if anything is done to whole chunks."""
+    struct: JobStruct
+    """All this as the loops take it."""
     kept: object
-    """What `stages` points to."""
-
-    @property
-    def scratch_nbytes(self) -> int:
-        """Of each thread: an area that is read, and one that is written."""
-        return self.area_nbytes * (2 if len(self.stages) else 1)
+    """What `stages` and `struct` point to."""
 
     def strides(self, spec: ArraySpec) -> tuple[int, ...]:
         """Return the strides of a chunk's elements as they are placed, along the axes of the array, in bytes."""
         return tuple(stride // spec.numpy_dtype.itemsize * self.placed.itemsize for stride in spec.chunk_strides)
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether chunks are neither compressed nor changed."""
-        return self.codec.number == 0 and not len(self.stages) and self.steps is None
 
 
 @lru_cache(maxsize=256)
@@ -233,17 +215,31 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     kept = [*_stages(stages, lengths[1:])]
     shuffles = any(isinstance(spec, ShuffleSpec) for spec in stages)
     area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT
-    return NativeProgram(
-        codec=codec,
-        packed_nbytes=lengths[0],
+    structs = (StageStruct * len(kept))(*(struct for struct, _ in kept))
+    taken = None if is_copy else Steps(placed, steps, out)
+    struct = JobStruct(
+        codec=codec.number,
         chunk_nbytes=chunk_nbytes,
-        placed=placed,
-        stages=(StageStruct * len(kept))(*(struct for struct, _ in kept)),
-        unshuffle=_unshuffle() if shuffles else 0,
-        steps=None if is_copy else Steps(placed, steps, out),
+        itemsize=placed.itemsize,
+        packed_nbytes=lengths[0],
+        n_stages=len(kept),
         out_itemsize=out.itemsize,
         area_nbytes=area_nbytes,
-        kept=kept,
+        decode=codec.decode,
+        make_context=codec.make_context,
+        free_context=codec.free_context,
+        decode_part=codec.decode_part,
+        restart=codec.restart,
+        unshuffle=_unshuffle() if shuffles else 0,
+        stages=ctypes.addressof(structs),
+        steps=0 if taken is None else taken.address,
+    )
+    return NativeProgram(
+        placed=placed,
+        is_copied=codec.number == 0 and not kept and is_copy,
+        scratch_nbytes=area_nbytes * (2 if kept else 1),
+        struct=struct,
+        kept=(kept, structs, taken),
     )
 
 

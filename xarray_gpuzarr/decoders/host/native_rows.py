@@ -17,11 +17,12 @@ from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.local_files import Files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
 from xarray_gpuzarr.decoders.host.scratch import buffer
-from xarray_gpuzarr.native import Loops
+from xarray_gpuzarr.native import Loops, address
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.shard_index import MISSING
 
 _LEFT, _ABSENT = 1, 2
 """What became of a row."""
@@ -45,12 +46,6 @@ def _first_elements(pieces: AxisPieces) -> Column:
     if pieces.index is None:
         return pieces.in_start
     return pieces.out_start if pieces.index_start is None else pieces.index_start
-
-
-def address(array: Array) -> int:
-    """Return where an array lies; `ndarray.ctypes` takes three times as long."""
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 class NativeJob:
@@ -86,38 +81,16 @@ class NativeJob:
         wanted, starts = [_first_elements(p) for p in pieces], [p.out_start for p in pieces]
         table = np.concatenate([_NONE, *wanted, *starts, *[p.count for p in pieces]])
         index = [0 if p.index is None else address(p.index) for p in pieces]
-        numbers = first, *chunk, [p.step for p in pieces], out.strides, index
-        axes = np.array([column[: len(pieces)] for column in numbers], np.int64)
+        numbers = [*first[:-1], *chunk[0], *chunk[1], *[p.step for p in pieces], *out.strides[: len(pieces)], *index]
+        axes = (ctypes.c_int64 * len(numbers))(*numbers)
         self._kept = table, axes, pieces, out
-        at, length, codec = address(axes), axes.strides[0], program.codec
-        self._struct = JobStruct(
-            codec=codec.number,
-            chunk_nbytes=program.chunk_nbytes,
-            itemsize=program.placed.itemsize,
-            ndim=len(pieces),
-            n_pieces=first[-1],
-            packed_nbytes=program.packed_nbytes,
-            n_stages=len(program.stages),
-            out_itemsize=program.out_itemsize,
-            area_nbytes=program.area_nbytes,
-            pieces=address(table),
-            first_piece=at,
-            chunk_shape=at + length,
-            in_strides=at + 2 * length,
-            every=at + 3 * length,
-            out_strides=at + 4 * length,
-            out=address(out),
-            decode=codec.decode,
-            make_context=codec.make_context,
-            free_context=codec.free_context,
-            decode_part=codec.decode_part,
-            restart=codec.restart,
-            unshuffle=program.unshuffle,
-            stages=ctypes.addressof(program.stages),
-            steps=0 if program.steps is None else program.steps.address,
-            index=at + 5 * length if any(index) else 0,
-            fill=None if fill is None else fill.tobytes(),
-        )
+        at, length = ctypes.addressof(axes), 8 * len(pieces)
+        self._struct = struct = JobStruct.from_buffer_copy(program.struct)
+        struct.ndim, struct.n_pieces, struct.pieces = len(pieces), first[-1], address(table)
+        struct.first_piece, struct.chunk_shape, struct.in_strides = at, at + length, at + 2 * length
+        struct.every, struct.out_strides, struct.out = at + 3 * length, at + 4 * length, address(out)
+        struct.index = at + 5 * length if any(index) else 0
+        struct.fill = None if fill is None else fill.tobytes()
 
     @cached_property
     def _at(self) -> int:
@@ -140,8 +113,8 @@ class Boxes:
 
     numbers: Column
     """shape (n_boxes, ndim): piece numbers."""
-    first: Column
-    """shape (n + 1,): first box of each chunk, and of the one behind the last."""
+    first: Column | None
+    """shape (n + 1,): first box of each chunk, and of the one behind the last; None: each has one."""
 
 
 @record
@@ -163,36 +136,34 @@ class NativeRows:
     ----------
     job : NativeJob
     given : Boxes or Points
-    nbytes : int64, shape (n,)
-        Encoded; `MISSING` for chunks that are not stored.
+    nbytes : int64, shape (n_stored,)
+        Encoded.
+    n_missing : int
+        Chunks behind these that are not stored.
     """
 
-    def __init__(self, job: NativeJob, given: Boxes | Points, nbytes: Column) -> None:
-        n = len(nbytes)
-        self._job = job
-        numbers, self._left = np.zeros((3, n + 1), np.int64), np.zeros(n, np.uint8)
-        self.src, self.nbytes = numbers[0], numbers[1]
-        numbers[1, :n], numbers[2] = nbytes, given.first
-        boxes = in_at = out_at = _NONE
+    def __init__(self, job: NativeJob, given: Boxes | Points, nbytes: Column, n_missing: int = 0) -> None:
+        self._job, self._n = job, len(nbytes) + n_missing
+        numbers = np.empty((3, self._n), np.int64)
+        self.src, self.nbytes, left = numbers
+        self.nbytes[: len(nbytes)] = nbytes
+        self.nbytes[len(nbytes) :] = MISSING
+        self._left = left.view(np.uint8)
+        at, length = address(numbers), 8 * self._n
+        self._struct = struct = RowsStruct(src=at, nbytes=at + length, left=at + 2 * length)
         if isinstance(given, Points):
             in_at, out_at = np.ascontiguousarray(given.in_at), np.ascontiguousarray(given.out_at)
+            struct.in_at, struct.out_at = address(in_at), address(out_at)
+            self._kept: object = numbers, given.first, in_at, out_at
         else:
             boxes = np.ascontiguousarray(given.numbers)
-        self._kept = numbers, boxes, in_at, out_at
-        at, length = address(numbers), numbers.strides[0]
-        self._struct = RowsStruct(
-            src=at,
-            nbytes=at + length,
-            first_box=at + 2 * length,
-            boxes=address(boxes),
-            left=address(self._left),
-            in_at=address(in_at) if isinstance(given, Points) else 0,
-            out_at=address(out_at),
-        )
-        self._at = ctypes.addressof(self._struct)
+            struct.boxes = address(boxes)
+            self._kept = numbers, given.first, boxes
+        struct.first_box = 0 if given.first is None else address(given.first)
+        self._at = ctypes.addressof(struct)
 
     def __len__(self) -> int:
-        return len(self._left)
+        return self._n
 
     def locate(self, chunks: Encoded) -> None:
         """Note where encoded chunks lie."""
@@ -210,16 +181,8 @@ class NativeRows:
         """Read, decode and place rows, which files hold unless they are missing."""
         scratch = buffer("scratch", self._job.program.scratch_nbytes * n_threads)
         room = buffer("staging", files.room_nbytes * n_threads)
-        struct = FilesStruct(
-            paths=files.paths,
-            path_at=address(files.path_at),
-            version=0 if files.version is None else address(files.version),
-            file=address(files.file),
-            offset=0 if files.offset is None else address(files.offset),
-            room=address(room),
-            room_nbytes=files.room_nbytes,
-            max_gap_nbytes=files.max_gap_nbytes,
-        )
+        struct = FilesStruct.from_buffer_copy(files.struct)
+        struct.room = address(room)
         n_left = self._job.read_rows(
             self._at, ctypes.addressof(struct), rows.start, rows.stop, address(scratch), n_threads
         )

@@ -29,9 +29,9 @@ class StackBlock(BoxBlock):
 
     def given(self) -> Boxes:
         """Return the boxes that chunks give."""
-        target = self.plan.target
+        target, row = self.plan.target, self.plan.all_row
         assert isinstance(target, StackTarget)
-        return Boxes(numbers=target.boxes(self.row), first=np.concatenate([[0], target.n_boxes(self.row).cumsum()]))
+        return Boxes(numbers=target.boxes(row), first=np.concatenate([[0], target.n_boxes(row).cumsum()]))
 
     def _boxes(self, group: int) -> list[list[int]]:
         stack = self.job.stack

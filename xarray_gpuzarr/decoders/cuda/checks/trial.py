@@ -23,8 +23,9 @@ from xarray_gpuzarr.decoders.cuda.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.fetch import Allocate, LocalFile, MemoryStream, Pending, PendingParts, PendingStream, Storage
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.points import group_points
-from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks, plan_read
+from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan, Target, box_target, plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
 from xarray_gpuzarr.stored.cf import Cast

@@ -1,0 +1,115 @@
+"""Indexes of shards -> plans: where the bytes of each chunk lie, in the order of these bytes.
+
+Boxes of shards are looked up by the compiled loops, where there are any, since that takes NumPy as long as to decode a
+chunk of 16 KB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from xarray_gpuzarr.native import Loops, address, loops
+from xarray_gpuzarr.native.library import LookupStruct
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
+from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
+
+
+def plan_read(
+    spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
+) -> ReadPlan:
+    """Plan some blocks, one at least.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    target : BoxTarget, PointTarget or StackTarget
+    blocks : sequence of Block
+        From `plan_blocks` with the same target; a single one if chunks are objects of their own.
+    indexes : sequence of ShardIndex or None
+        Of the shard of each block; None for one that does not exist, or if chunks are objects of their own.
+    """
+    if spec.index is None:
+        (block,) = blocks
+        row = block.row
+        keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
+        which, offset = np.arange(len(row)), np.zeros(len(row), np.int64)
+        nbytes = np.full(len(row), WHOLE_OBJECT, np.int64)
+    else:
+        keys = tuple([str(block.key) for block in blocks])
+        compiled = loops()
+        if compiled is None or not isinstance(target, BoxTarget) or not target.pieces:
+            which, offset, nbytes, row = _by_numpy(spec, target, blocks, indexes)
+        else:
+            which, offset, nbytes, row = _by_loops(compiled, spec, target, blocks, indexes)
+    return ReadPlan(spec=spec, target=target, keys=keys, object=which, all_row=row, offset=offset, nbytes=nbytes)
+
+
+_Columns = tuple[Column, Column, Column, Column]
+"""Of stored chunks: number of the shard, first byte, length; of all chunks: rows."""
+
+
+def _by_loops(
+    compiled: Loops, spec: ArraySpec, target: BoxTarget, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
+) -> _Columns:
+    ndim, n = len(target.pieces), sum([block.n_rows for block in blocks])
+    numbers = [
+        *spec.grid.chunks_per_shard,
+        *[address(pieces.chunk) for pieces in target.pieces],
+        *[end for block in blocks for axis in block.ranges for end in (axis.start, axis.stop)],
+        *[
+            at
+            for index in indexes
+            for at in ((0, 0) if index is None else (address(index.offset), address(index.nbytes)))
+        ],
+    ]
+    about, columns = (ctypes.c_int64 * len(numbers))(*numbers), np.empty((3 + ndim) * n, np.int64)
+    given, found = ctypes.addressof(about), address(columns)
+    struct = LookupStruct(
+        ndim=ndim,
+        n_shards=len(blocks),
+        n_rows=n,
+        n_chunks=given,
+        chunk=given + 8 * ndim,
+        ranges=given + 16 * ndim,
+        index=given + 16 * ndim * (1 + len(blocks)),
+        shard=found,
+        offset=found + 8 * n,
+        nbytes=found + 16 * n,
+        numbers=found + 24 * n,
+    )
+    n_stored = compiled.look_up(ctypes.addressof(struct))
+    if n_stored < 0:
+        raise MemoryError(f"a table of {n} chunks")
+    which, offset, nbytes = columns[: 3 * n].reshape(3, n)[:, :n_stored]
+    return which, offset, nbytes, columns[3 * n :].reshape(n, ndim)
+
+
+def _by_numpy(
+    spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
+) -> _Columns:
+    row, after = np.concatenate([block.row for block in blocks]), 0
+    entry = entries(spec, target.chunk(row))
+    offset, nbytes = np.zeros(len(row), np.int64), np.full(len(row), MISSING)
+    which = np.arange(len(blocks)).repeat([block.n_rows for block in blocks])
+    for block, index in zip(blocks, indexes, strict=True):
+        before, after = after, after + block.n_rows
+        if index is not None:
+            offset[before:after] = index.offset.take(entry[before:after])
+            nbytes[before:after] = index.nbytes.take(entry[before:after])
+    is_stored = nbytes != MISSING
+    order = np.lexsort((nbytes, offset, which))
+    order = order[is_stored.take(order)]
+    row = np.concatenate([row.take(order, axis=0), row[~is_stored]])
+    return which.take(order), offset.take(order), nbytes.take(order), row
+
+
+def entries(spec: ArraySpec, chunk: Column) -> Column:
+    """Return the number of each chunk in the index of its shard."""
+    entry: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")
+    return entry
