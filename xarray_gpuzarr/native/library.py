@@ -87,8 +87,7 @@ class LookupStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("ndim", "n_shards", "n_rows")),
-        *((name, ctypes.c_void_p) for name in ("n_chunks", "chunk", "ranges", "index")),
-        *((name, ctypes.c_void_p) for name in ("shard", "offset", "nbytes", "numbers")),
+        *((name, ctypes.c_void_p) for name in ("axes", "ranges", "index", "shard", "offset", "nbytes", "numbers")),
     )
 
 
@@ -109,6 +108,8 @@ class Loops:
         self.read_rows = library.gpuzarr_read_rows
         self.read_rows.argtypes = (address, address, address, number, number, address, number)
         self.read_rows.restype = number
+        self.cut_axes = library.gpuzarr_cut_axes
+        self.cut_axes.argtypes, self.cut_axes.restype = (address, number, number, address), None
         self.look_up = library.gpuzarr_look_up
         self.look_up.argtypes, self.look_up.restype = (address,), number
         self.read_files = library.gpuzarr_read_files

@@ -617,16 +617,39 @@ int64_t gpuzarr_read_rows(
     return work.n_left;
 }
 
+/* Evenly spaced elements along an axis. */
+typedef struct { int64_t first, count, step, n_pieces, chunk_length, n_chunks; } span_of_axis_t; /* n_chunks: of a shard */
+
 /* Boxes of chunks to be looked up, one of each shard. */
 typedef struct {
     int64_t ndim, n_shards, n_rows;
-    const int64_t *n_chunks;            /* of a shard, along each axis */
-    const int64_t *const *chunk;        /* per axis: coordinates of the chunks that are touched along it */
-    const int64_t *ranges;              /* per shard and axis: the first of these, and the one behind the last */
+    const span_of_axis_t *axes;
+    const int64_t *ranges;              /* per shard and axis: its first piece, and the one behind the last */
     const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard */
     int64_t *shard, *offset, *nbytes;   /* results, n_rows each: those that are stored by shard and offset, others behind */
-    int64_t *numbers;                   /* ndim for each row: which of the chunks that are touched along an axis */
+    int64_t *numbers;                   /* ndim for each row: numbers of pieces */
 } lookup_t;
+
+/* The coordinate of the chunk that gives a piece; with long steps, each element has a chunk of its own. */
+static int64_t chunk_of(const span_of_axis_t *axis, int64_t piece)
+{
+    if (axis->step > axis->chunk_length) return (axis->first + piece * axis->step) / axis->chunk_length;
+    return axis->first / axis->chunk_length + piece;
+}
+
+/* Cut axes at the borders of chunks: to first elements, first positions in the output and counts, as job_t takes them. */
+void gpuzarr_cut_axes(const span_of_axis_t *axes, int64_t ndim, int64_t n_pieces, int64_t *piece)
+{
+    for (const span_of_axis_t *axis = axes; axis < axes + ndim; axis++)
+        for (int64_t i = 0; i < axis->n_pieces; i++, piece++) {
+            int64_t border = chunk_of(axis, i) * axis->chunk_length, behind = border + axis->chunk_length;
+            int64_t at = border > axis->first ? (border - axis->first + axis->step - 1) / axis->step : 0;
+            int64_t end = (behind - axis->first + axis->step - 1) / axis->step;
+            piece[0] = axis->first + at * axis->step - border;
+            piece[n_pieces] = at;
+            piece[2 * n_pieces] = (end < axis->count ? end : axis->count) - at;
+        }
+}
 
 typedef struct { int64_t shard, offset, nbytes, row; } entry_t;
 
@@ -651,7 +674,7 @@ static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry
     while (axis >= 0) {
         int64_t number = 0;
         for (int64_t i = 0; i < all->ndim; i++) {
-            number = number * all->n_chunks[i] + all->chunk[i][at[i]] % all->n_chunks[i];
+            number = number * all->axes[i].n_chunks + chunk_of(all->axes + i, at[i]) % all->axes[i].n_chunks;
             all->numbers[row * all->ndim + i] = at[i];
         }
         entries[row] = (entry_t){shard, offset ? offset[number] : 0, offset ? nbytes[number] : NO_FILE, row};

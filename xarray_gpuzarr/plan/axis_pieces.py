@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product, repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,55 @@ class AxisPieces:
     def out_keys(self) -> list[slice]:
         """Return the slice of the selection that each piece fills."""
         return list(map(slice, self.out_start.tolist(), (self.out_start + self.count).tolist()))
+
+
+class Span(NamedTuple):
+    """Evenly spaced elements along one axis, one at least."""
+
+    first: int
+    n_elements: int
+    step: int
+    n_pieces: int
+    """Chunks that it touches."""
+    chunk_length: int
+
+
+def span(wanted: slice, length: int, chunk_length: int) -> Span | None:
+    """Return a slice with a positive step as a span; None if it has no elements."""
+    start, stop, step = wanted.indices(length)
+    if start >= stop:
+        return None
+    n = (stop - start - 1) // step + 1
+    if n == 1:
+        return Span(start, 1, 1, 1, chunk_length)  # any step may follow a single element
+    if step > chunk_length:
+        return Span(start, n, step, n, chunk_length)
+    return Span(start, n, step, (start + (n - 1) * step) // chunk_length - start // chunk_length + 1, chunk_length)
+
+
+def shards_of_span(along: Span, per_shard: int) -> list[tuple[int, range]]:
+    """Return the coordinate of each shard that a span touches, and which of its pieces are the shard's.
+
+    Parameters
+    ----------
+    along : Span
+    per_shard : int
+        Chunks of a shard along the axis.
+    """
+    first, count, step, n_pieces, chunk_length = along
+    low, shard_length = first // chunk_length, chunk_length * per_shard
+    if n_pieces == 1:
+        return [(low // per_shard, _ONE)]
+    if step > shard_length:
+        return [((first + i * step) // shard_length, range(i, i + 1)) for i in range(count)]
+    shards = range(first // shard_length, (first + (count - 1) * step) // shard_length + 1)
+    if step <= chunk_length:
+        return [(s, range(max(0, s * per_shard - low), min(n_pieces, (s + 1) * per_shard - low))) for s in shards]
+    starts = [max(0, -((first - s * shard_length) // step)) for s in shards]
+    return [(s, range(*ends)) for s, ends in zip(shards, pairwise([*starts, count]), strict=True)]
+
+
+_ONE = range(1)
 
 
 def largest_box(pieces: Sequence[AxisPieces]) -> int:
@@ -145,34 +195,18 @@ MOST_PIECES = 2**48
 """NumPy has other words than a lack of memory for columns beyond this."""
 
 
-def _shard_cuts(axis_pieces: AxisPieces, per_shard: int) -> list[int]:
-    """Cut the pieces of an axis where shards meet; return where ranges of them begin and end."""
-    n, shard = len(axis_pieces.chunk), axis_pieces.chunk // per_shard
-    return [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), n] if n else [0]
+def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int, range]]:
+    """As `shards_of_span`, of pieces of any kind."""
+    shard = axis_pieces.chunk // per_shard
+    cuts = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)] if len(shard) else [0]
+    return [(int(shard[lo]), range(lo, hi)) for lo, hi in pairwise(cuts)]
 
 
-_kept_cuts = lru_cache(maxsize=512)(_shard_cuts)
-
-
-def blocks(
-    pieces: Sequence[AxisPieces], chunks_per_shard: Sequence[int], *, sharded: bool, max_chunks: int
-) -> Iterator[tuple[range, ...]]:
-    """Cut the touched chunks into boxes that are planned at once.
-
-    A box is one range of pieces per axis. Sharded arrays get one box per touched shard; others get boxes of at most
-    `max_chunks` chunks, because each chunk is an object of its own.
-    """
-    per_axis: list[list[range]] = []
-    room = max_chunks
-    for axis_pieces, per_shard in reversed(list(zip(pieces, chunks_per_shard, strict=True))):
-        n = len(axis_pieces.chunk)
-        if n == 1:
-            cuts = [0, 1]
-        elif sharded:
-            cuts = (_kept_cuts if axis_pieces.are_kept else _shard_cuts)(axis_pieces, per_shard)
-        else:
-            length = max(1, min(n, room))
-            room = max(1, room // length)
-            cuts = [*range(0, n, length), n] if n else [0]
-        per_axis.append([range(lo, hi) for lo, hi in pairwise(cuts)])
+def runs_of_pieces(n_pieces: Sequence[int], most: int) -> Iterator[tuple[range, ...]]:
+    """Cut the product of all axes' pieces into boxes of at most so many: one range of pieces per axis."""
+    per_axis, room = [], most
+    for n in reversed(n_pieces):
+        length = max(1, min(n, room))
+        room = max(1, room // length)
+        per_axis.append([range(lo, min(lo + length, n)) for lo in range(0, n, length)])
     yield from product(*reversed(per_axis))

@@ -13,6 +13,7 @@ import numpy as np
 
 from xarray_gpuzarr.native import Loops, address, loops
 from xarray_gpuzarr.native.library import LookupStruct
+from xarray_gpuzarr.plan.axis_pieces import Span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.selection import Column
@@ -43,10 +44,11 @@ def plan_read(
     else:
         keys = tuple([str(block.key) for block in blocks])
         compiled = loops()
-        if compiled is None or not isinstance(target, BoxTarget) or not target.pieces:
+        spans = target.spans if compiled is not None and isinstance(target, BoxTarget) else None
+        if compiled is None or spans is None:
             which, offset, nbytes, row = _by_numpy(spec, target, blocks, indexes)
         else:
-            which, offset, nbytes, row = _by_loops(compiled, spec, target, blocks, indexes)
+            which, offset, nbytes, row = _by_loops(compiled, spec, spans, blocks, indexes)
     return ReadPlan(spec=spec, target=target, keys=keys, object=which, all_row=row, offset=offset, nbytes=nbytes)
 
 
@@ -55,12 +57,15 @@ _Columns = tuple[Column, Column, Column, Column]
 
 
 def _by_loops(
-    compiled: Loops, spec: ArraySpec, target: BoxTarget, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
+    compiled: Loops,
+    spec: ArraySpec,
+    spans: Sequence[Span],
+    blocks: Sequence[Block],
+    indexes: Sequence[ShardIndex | None],
 ) -> _Columns:
-    ndim, n = len(target.pieces), sum([block.n_rows for block in blocks])
+    ndim, n = len(spans), sum([block.n_rows for block in blocks])
     numbers = [
-        *spec.grid.chunks_per_shard,
-        *[address(pieces.chunk) for pieces in target.pieces],
+        *[number for axis in zip(spans, spec.grid.chunks_per_shard, strict=True) for number in (*axis[0], axis[1])],
         *[end for block in blocks for axis in block.ranges for end in (axis.start, axis.stop)],
         *[
             at
@@ -70,19 +75,9 @@ def _by_loops(
     ]
     about, columns = (ctypes.c_int64 * len(numbers))(*numbers), np.empty((3 + ndim) * n, np.int64)
     given, found = ctypes.addressof(about), address(columns)
-    struct = LookupStruct(
-        ndim=ndim,
-        n_shards=len(blocks),
-        n_rows=n,
-        n_chunks=given,
-        chunk=given + 8 * ndim,
-        ranges=given + 16 * ndim,
-        index=given + 16 * ndim * (1 + len(blocks)),
-        shard=found,
-        offset=found + 8 * n,
-        nbytes=found + 16 * n,
-        numbers=found + 24 * n,
-    )
+    ranges = given + 48 * ndim
+    inputs = ndim, len(blocks), n, given, ranges, ranges + 16 * ndim * len(blocks)
+    struct = LookupStruct(*inputs, found, found + 8 * n, found + 16 * n, found + 24 * n)
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")

@@ -12,13 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from itertools import pairwise, product
 from operator import floordiv
 
 import numpy as np
 
-from xarray_gpuzarr.plan.axis_pieces import AxisPieces, blocks, intersect_axis
+from xarray_gpuzarr.plan.axis_pieces import (
+    AxisPieces,
+    Span,
+    intersect_axis,
+    runs_of_pieces,
+    shards_of_pieces,
+    shards_of_span,
+    span,
+)
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce
 from xarray_gpuzarr.plan.points import PointGroups, first_of_each, numbered
 from xarray_gpuzarr.plan.selection import Column, OuterSelection
@@ -33,22 +41,51 @@ OBJECTS_PER_PART = 16
 """Small unsharded chunks that one thread takes at a time, and that a store is asked for at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class BoxTarget:
     """An output that is filled box by box."""
 
-    pieces: tuple[AxisPieces, ...]
-    """Per axis, what each chunk along it gives."""
+    axes: tuple[tuple[slice | Column, int, int], ...]
+    """Per axis, what is wanted, the length of the axis and that of a chunk along it; see `intersect_axis`."""
 
-    @property
+    @cached_property
+    def spans(self) -> tuple[Span, ...] | None:
+        """Per axis, what is wanted; None if it is not evenly spaced elements along all axes, or nothing."""
+        spans = []
+        for wanted, length, chunk_length in self.axes:
+            found = span(wanted, length, chunk_length) if isinstance(wanted, slice) else None
+            if found is None:
+                return None
+            spans.append(found)
+        return tuple(spans)
+
+    @cached_property
+    def pieces(self) -> tuple[AxisPieces, ...]:
+        """Per axis, what each chunk along it gives."""
+        return tuple([intersect_axis(*axis) for axis in self.axes])
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of the output."""
-        return tuple([p.length for p in self.pieces])
+        spans = self.spans
+        return tuple([p.length for p in self.pieces] if spans is None else [along.n_elements for along in spans])
 
-    @property
+    @cached_property
     def n_chunks(self) -> int:
         """Inner chunks that it touches, whether they are stored or not."""
-        return math.prod([len(p.chunk) for p in self.pieces])
+        return math.prod(self.n_pieces)
+
+    @property
+    def n_pieces(self) -> list[int]:
+        """Per axis, the chunks along it that it touches."""
+        spans = self.spans
+        return [len(p.chunk) for p in self.pieces] if spans is None else [along.n_pieces for along in spans]
+
+    def shards(self, per_shard: Sequence[int]) -> list[list[tuple[int, range]]]:
+        """Return, per axis, the shards along it and which pieces are theirs; `per_shard`: their chunks along each."""
+        if self.spans is not None:
+            return list(map(shards_of_span, self.spans, per_shard))
+        return list(map(shards_of_pieces, self.pieces, per_shard))
 
     def chunk(self, row: Column) -> Column:
         """Return the coordinates of chunks in the grid of inner chunks, shape (n, ndim)."""
@@ -181,22 +218,22 @@ _ONE_PART = np.array([0, 1], np.int64)
 
 def box_target(selection: OuterSelection, grid: ChunkGrid, shape: tuple[int, ...] | None = None) -> BoxTarget:
     """Cut a normalised outer selection at the borders of the inner chunks; `shape` if the array has been resized."""
-    axes = zip(selection.wanted, grid.shape if shape is None else shape, grid.chunk_shape, strict=True)
-    return BoxTarget(pieces=tuple([intersect_axis(*axis) for axis in axes]))
+    lengths = grid.shape if shape is None else shape
+    return BoxTarget(tuple(zip(selection.wanted, lengths, grid.chunk_shape, strict=True)))
 
 
 def plan_blocks(spec: ArraySpec, target: Target) -> Iterator[Block]:
     """Cut the touched chunks into blocks: one per shard, or runs of `CHUNKS_PER_BLOCK` single chunks."""
     if not isinstance(target, BoxTarget):
         yield from _group_blocks(spec, target.groups.chunk)
-        return
-    for ranges in blocks(
-        target.pieces, spec.grid.chunks_per_shard, sharded=spec.index is not None, max_chunks=CHUNKS_PER_BLOCK
-    ):
-        key = None
-        if spec.index is not None:
-            key = shard_key(spec, [int(pieces.chunk[r.start]) for pieces, r in zip(target.pieces, ranges, strict=True)])
-        yield Block(key=key, n_rows=math.prod(map(len, ranges)), ranges=ranges)
+    elif spec.index is None:
+        for ranges in runs_of_pieces(target.n_pieces, CHUNKS_PER_BLOCK):
+            yield Block(key=None, n_rows=math.prod(map(len, ranges)), ranges=ranges)
+    else:
+        for axes in product(*target.shards(spec.grid.chunks_per_shard)):
+            ranges = tuple([pieces for _, pieces in axes])
+            key = spec.keys.key(tuple([at for at, _ in axes]))
+            yield Block(key=key, n_rows=math.prod(map(len, ranges)), ranges=ranges)
 
 
 def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:

@@ -48,7 +48,7 @@ _SLOT_NBYTES = 8 << 20
 def _to_bytes(spec: ArraySpec) -> NativeProgram | None:
     """Return how the loops decode a chunk to one run of bytes; None if elements change only as they are placed."""
     program = native_program(spec.codecs, spec.chunk_nbytes, _BYTES, Cast(dtype=_BYTES.str))
-    return None if program is None or program.steps is not None else program
+    return None if program is None or program.changes_elements else program
 
 
 class HostShare:

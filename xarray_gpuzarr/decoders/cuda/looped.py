@@ -12,7 +12,7 @@ from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.decoders.cuda.batches import Piece
 from xarray_gpuzarr.decoders.host.local_files import local_files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
-from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeJob, NativeRows
+from xarray_gpuzarr.decoders.host.native_rows import Axes, Boxes, NativeJob, NativeRows
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.native import Loops
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
@@ -54,7 +54,7 @@ def read_local(
     left: list[tuple[ReadPlan, int, int]] = []
     absent: list[int] = []
     n, nbytes = out.shape
-    job = NativeJob(loops, program, _stack(n, nbytes), ((1, nbytes), (0, 1)), out)
+    job = NativeJob(loops, program, Axes.of_pieces(_stack(n, nbytes)), ((1, nbytes), (0, 1)), out)
     for part, at in _parts(pieces):
         n = len(part.nbytes)
         files = local_files(part, source, source.rule)

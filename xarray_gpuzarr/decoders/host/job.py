@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.array import Array, HostArray
-from xarray_gpuzarr.decoders.host.native_rows import NativeJob
+from xarray_gpuzarr.decoders.host.native_rows import Axes, NativeJob
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
-from xarray_gpuzarr.plan.axis_pieces import largest_box
+from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes, Placement
-from xarray_gpuzarr.plan.read_plan import PointTarget, Target
+from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
@@ -97,9 +97,6 @@ class Job:
     def __init__(self, array: HostArray, target: Target, out: Array, source: ByteSource) -> None:
         self.array, self.target, self.out, self.source = array, target, out, source
         self.rule: CoalesceRule = source.rule
-        self.pieces = () if isinstance(target, PointTarget) else target.pieces
-        self._samples = (1,) * (len(self.pieces) - len(array.strides))
-        """Those of a stack, which it has in front, are as if cut into chunks of one."""
         self.most_threads = 1
         """Threads of the compiled loops that one thread of Python may be joined by, itself among them."""
         self.rows_a_part = _ANY
@@ -108,6 +105,16 @@ class Job:
         """Chunks of local files that the compiled loops get at once, where one thread of Python reads them all."""
         self.left: list[Task] = []
         """Tasks for what the loops leave of those, most of it because it is not in memory."""
+
+    @cached_property
+    def pieces(self) -> tuple[AxisPieces, ...]:
+        """Per axis of the output; none for points."""
+        return () if isinstance(self.target, PointTarget) else self.target.pieces
+
+    @property
+    def _samples(self) -> tuple[int, ...]:
+        """Those of a stack, which it has in front, are as if cut into chunks of one."""
+        return (1,) if isinstance(self.target, StackTarget) else ()
 
     @cached_property
     def has_index(self) -> bool:
@@ -145,9 +152,10 @@ class Job:
         array = self.array
         if array.loops is None or array.program is None:
             return None
-        zeros = (0,) * len(self._samples)
-        shape, strides = self._samples + array.chunk_shape, zeros + array.placed_strides
-        return NativeJob(array.loops, array.program, self.pieces, (shape, strides), self.out, array.fill)
+        spans = self.target.spans if isinstance(self.target, BoxTarget) else None
+        axes = Axes.of_pieces(self.pieces) if spans is None else Axes.of_spans(array.loops, spans)
+        shape, strides = self._samples + array.chunk_shape, (0,) * len(self._samples) + array.placed_strides
+        return NativeJob(array.loops, array.program, axes, (shape, strides), self.out, array.fill)
 
     @cached_property
     def stack(self) -> StackBoxes:

@@ -162,6 +162,8 @@ class NativeProgram:
     """Dtype of a chunk's elements as they are placed."""
     is_copied: bool
     """Whether chunks are neither compressed nor changed."""
+    changes_elements: bool
+    """Whether elements are changed as they are placed."""
     scratch_nbytes: int
     """Of each thread: an area that is read, and one that is written if anything is done to whole chunks."""
     struct: JobStruct
@@ -236,6 +238,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     )
     return NativeProgram(
         placed=placed,
+        changes_elements=not is_copy,
         is_copied=codec.number == 0 and not kept and is_copy,
         scratch_nbytes=area_nbytes * (2 if kept else 1),
         struct=struct,

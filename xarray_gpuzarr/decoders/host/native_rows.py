@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
+from typing import Self
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from xarray_gpuzarr.decoders.host.native_program import NativeProgram
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.native import Loops, address
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
-from xarray_gpuzarr.plan.axis_pieces import AxisPieces
+from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.shard_index import MISSING
@@ -48,6 +50,42 @@ def _first_elements(pieces: AxisPieces) -> Column:
     return pieces.out_start if pieces.index_start is None else pieces.index_start
 
 
+@record
+class Axes:
+    """What chunks give along the axes of the output."""
+
+    n_pieces: list[int]
+    table: Column
+    """shape (3 * n,): of the pieces of all axes, first wanted elements, first positions in the output, counts."""
+    steps: list[int]
+    index: list[int]
+    """Addresses of wanted elements; 0 where these are evenly spaced."""
+    kept: object = None
+    """What has these elements."""
+
+    @classmethod
+    def of_spans(cls, loops: Loops, spans: Sequence[Span]) -> Self:
+        """Cut evenly spaced elements at the borders of chunks."""
+        n_pieces = [along.n_pieces for along in spans]
+        numbers = [number for along in spans for number in (*along, 0)]
+        n = sum(n_pieces)
+        table = np.empty(3 * n, np.int64)
+        loops.cut_axes((ctypes.c_int64 * len(numbers))(*numbers), len(spans), n, address(table))
+        return cls(n_pieces=n_pieces, table=table, steps=[along.step for along in spans], index=[0] * len(spans))
+
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[AxisPieces]) -> Self:
+        """Take pieces as they are; none for points."""
+        wanted, starts = map(_first_elements, pieces), [p.out_start for p in pieces]
+        return cls(
+            n_pieces=[len(p.count) for p in pieces],
+            table=np.concatenate([_NONE, *wanted, *starts, *[p.count for p in pieces]]),
+            steps=[p.step for p in pieces],
+            index=[0 if p.index is None else address(p.index) for p in pieces],
+            kept=pieces,
+        )
+
+
 class NativeJob:
     """One read as the compiled loops take it.
 
@@ -55,8 +93,8 @@ class NativeJob:
     ----------
     loops : Loops
     program : NativeProgram
-    pieces : sequence of AxisPieces
-        Per axis of the output; none for points.
+    axes : Axes
+        Of the output.
     chunk : tuple
         Shape of a decoded chunk along these axes, and the strides of its elements in bytes.
     out : ndarray
@@ -68,28 +106,25 @@ class NativeJob:
         self,
         loops: Loops,
         program: NativeProgram,
-        pieces: tuple[AxisPieces, ...],
+        axes: Axes,
         chunk: tuple[tuple[int, ...], tuple[int, ...]],
         out: Array,
         fill: Array | None = None,
     ) -> None:
         self._loops = loops
         self.program = program
-        first = [0]
-        for p in pieces:
-            first.append(first[-1] + len(p.count))
-        wanted, starts = [_first_elements(p) for p in pieces], [p.out_start for p in pieces]
-        table = np.concatenate([_NONE, *wanted, *starts, *[p.count for p in pieces]])
-        index = [0 if p.index is None else address(p.index) for p in pieces]
-        numbers = [*first[:-1], *chunk[0], *chunk[1], *[p.step for p in pieces], *out.strides[: len(pieces)], *index]
-        axes = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._kept = table, axes, pieces, out
-        at, length = ctypes.addressof(axes), 8 * len(pieces)
+        n = len(axes.n_pieces)
+        first = accumulate(axes.n_pieces, initial=0)
+        numbers = [*first, *chunk[0][:n], *chunk[1][:n], *axes.steps, *out.strides[:n], *axes.index]
+        lent = (ctypes.c_int64 * len(numbers))(*numbers)
+        self._kept = axes, lent, out
+        at, length = ctypes.addressof(lent), 8 * n
+        chunks = at + length + 8  # behind the first pieces of all axes, and the number of all pieces
         self._struct = struct = JobStruct.from_buffer_copy(program.struct)
-        struct.ndim, struct.n_pieces, struct.pieces = len(pieces), first[-1], address(table)
-        struct.first_piece, struct.chunk_shape, struct.in_strides = at, at + length, at + 2 * length
-        struct.every, struct.out_strides, struct.out = at + 3 * length, at + 4 * length, address(out)
-        struct.index = at + 5 * length if any(index) else 0
+        struct.ndim, struct.n_pieces, struct.pieces = n, numbers[n], address(axes.table)
+        struct.first_piece, struct.chunk_shape, struct.in_strides = at, chunks, chunks + length
+        struct.every, struct.out_strides, struct.out = chunks + 2 * length, chunks + 3 * length, address(out)
+        struct.index = chunks + 4 * length if any(axes.index) else 0
         struct.fill = None if fill is None else fill.tobytes()
 
     @cached_property
