@@ -87,7 +87,8 @@ class LookupStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("ndim", "n_shards", "n_rows")),
-        *((name, ctypes.c_void_p) for name in ("axes", "ranges", "index", "shard", "offset", "nbytes", "numbers")),
+        *((name, ctypes.c_void_p) for name in ("axes", "ranges", "index", "table")),
+        ("most_nbytes", ctypes.c_int64),
     )
 
 

@@ -626,8 +626,9 @@ typedef struct {
     const span_of_axis_t *axes;
     const int64_t *ranges;              /* per shard and axis: its first piece, and the one behind the last */
     const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard */
-    int64_t *shard, *offset, *nbytes;   /* results, n_rows each: those that are stored by shard and offset, others behind */
-    int64_t *numbers;                   /* ndim for each row: numbers of pieces */
+    int64_t *table;                     /* results: shards, offsets and lengths of all rows, and ndim piece numbers of each;
+                                           those that are stored by shard and offset, others behind */
+    int64_t most_nbytes;                /* result: of a stored chunk */
 } lookup_t;
 
 /* The coordinate of the chunk that gives a piece; with long steps, each element has a chunk of its own. */
@@ -669,13 +670,13 @@ static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry
 {
     const int64_t *range = all->ranges + 2 * all->ndim * shard;
     const int64_t *offset = all->index[2 * shard], *nbytes = all->index[2 * shard + 1];
-    int64_t at[MOST_AXES], axis = 0;
+    int64_t at[MOST_AXES], axis = 0, *numbers = all->table + 3 * all->n_rows;
     for (int64_t i = 0; i < all->ndim; i++) at[i] = range[2 * i];
     while (axis >= 0) {
         int64_t number = 0;
         for (int64_t i = 0; i < all->ndim; i++) {
             number = number * all->axes[i].n_chunks + chunk_of(all->axes + i, at[i]) % all->axes[i].n_chunks;
-            all->numbers[row * all->ndim + i] = at[i];
+            numbers[row * all->ndim + i] = at[i];
         }
         entries[row] = (entry_t){shard, offset ? offset[number] : 0, offset ? nbytes[number] : NO_FILE, row};
         row++;
@@ -685,24 +686,25 @@ static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry
 }
 
 /* Look up all rows; return how many are stored, or -1 for lack of memory. */
-int64_t gpuzarr_look_up(const lookup_t *all)
+int64_t gpuzarr_look_up(lookup_t *all)
 {
     entry_t *entries = malloc((size_t)(all->n_rows + 1) * sizeof *entries);
     int64_t row = 0, n_stored = 0, is_sorted = 1, ndim = all->ndim, *unsorted = NULL;
+    int64_t *offset = all->table + all->n_rows, *nbytes = offset + all->n_rows, *numbers = nbytes + all->n_rows;
     if (!entries) return -1;
     for (int64_t shard = 0; shard < all->n_shards; shard++) row = list_shard(all, shard, row, entries);
     for (row = 1; row < all->n_rows && is_sorted; row++) is_sorted = by_place(entries + row - 1, entries + row) < 0;
     if (!is_sorted) {
-        size_t nbytes = (size_t)(all->n_rows * ndim) * sizeof *unsorted;
-        if (!(unsorted = malloc(nbytes))) return free(entries), -1;
-        memcpy(unsorted, all->numbers, nbytes);
+        size_t length = (size_t)(all->n_rows * ndim) * sizeof *unsorted;
+        if (!(unsorted = malloc(length))) return free(entries), -1;
+        memcpy(unsorted, numbers, length);
         qsort(entries, (size_t)all->n_rows, sizeof *entries, by_place);
     }
     for (row = 0; row < all->n_rows; row++) {
-        all->shard[row] = entries[row].shard, all->offset[row] = entries[row].offset;
-        all->nbytes[row] = entries[row].nbytes;
-        n_stored += entries[row].nbytes != NO_FILE;
-        for (int64_t i = 0; unsorted && i < ndim; i++) all->numbers[row * ndim + i] = unsorted[entries[row].row * ndim + i];
+        all->table[row] = entries[row].shard, offset[row] = entries[row].offset, nbytes[row] = entries[row].nbytes;
+        n_stored += nbytes[row] != NO_FILE;
+        if (nbytes[row] > all->most_nbytes) all->most_nbytes = nbytes[row];
+        for (int64_t i = 0; unsorted && i < ndim; i++) numbers[row * ndim + i] = unsorted[entries[row].row * ndim + i];
     }
     free(unsorted), free(entries);
     return n_stored;

@@ -39,55 +39,52 @@ def plan_read(
         (block,) = blocks
         row = block.row
         keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
-        which, offset = np.arange(len(row)), np.zeros(len(row), np.int64)
-        nbytes = np.full(len(row), WHOLE_OBJECT, np.int64)
-    else:
-        keys = tuple([str(block.key) for block in blocks])
-        compiled = loops()
-        spans = target.spans if compiled is not None and isinstance(target, BoxTarget) else None
-        if compiled is None or spans is None:
-            which, offset, nbytes, row = _by_numpy(spec, target, blocks, indexes)
-        else:
-            which, offset, nbytes, row = _by_loops(compiled, spec, spans, blocks, indexes)
-    return ReadPlan(spec=spec, target=target, keys=keys, object=which, all_row=row, offset=offset, nbytes=nbytes)
-
-
-_Columns = tuple[Column, Column, Column, Column]
-"""Of stored chunks: number of the shard, first byte, length; of all chunks: rows."""
+        n = len(row)
+        columns = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
+        return ReadPlan.of(spec, target, keys, columns, row)
+    compiled = loops()
+    spans = target.spans if compiled is not None and isinstance(target, BoxTarget) else None
+    if compiled is None or spans is None:
+        return _by_numpy(spec, target, blocks, indexes)
+    return _by_loops(compiled, spec, target, spans, blocks, indexes)
 
 
 def _by_loops(
     compiled: Loops,
     spec: ArraySpec,
+    target: Target,
     spans: Sequence[Span],
     blocks: Sequence[Block],
     indexes: Sequence[ShardIndex | None],
-) -> _Columns:
+) -> ReadPlan:
     ndim, n = len(spans), sum([block.n_rows for block in blocks])
     numbers = [
         *[number for axis in zip(spans, spec.grid.chunks_per_shard, strict=True) for number in (*axis[0], axis[1])],
         *[end for block in blocks for axis in block.ranges for end in (axis.start, axis.stop)],
-        *[
-            at
-            for index in indexes
-            for at in ((0, 0) if index is None else (address(index.offset), address(index.nbytes)))
-        ],
+        *[at for index in indexes for at in ((0, 0) if index is None else index.addresses)],
     ]
-    about, columns = (ctypes.c_int64 * len(numbers))(*numbers), np.empty((3 + ndim) * n, np.int64)
-    given, found = ctypes.addressof(about), address(columns)
+    about, memory = (ctypes.c_int64 * len(numbers))(*numbers), np.empty((3 + ndim) * n, np.int64)
+    given, at = ctypes.addressof(about), address(memory)
     ranges = given + 48 * ndim
-    inputs = ndim, len(blocks), n, given, ranges, ranges + 16 * ndim * len(blocks)
-    struct = LookupStruct(*inputs, found, found + 8 * n, found + 16 * n, found + 24 * n)
+    struct = LookupStruct(ndim, len(blocks), n, given, ranges, ranges + 16 * ndim * len(blocks), at)
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")
-    which, offset, nbytes = columns[: 3 * n].reshape(3, n)[:, :n_stored]
-    return which, offset, nbytes, columns[3 * n :].reshape(n, ndim)
+    return ReadPlan(
+        spec=spec,
+        target=target,
+        keys=tuple([str(block.key) for block in blocks]),
+        n_chunks=n,
+        n_stored=n_stored,
+        memory=memory,
+        at=at,
+        most_nbytes=struct.most_nbytes,
+    )
 
 
 def _by_numpy(
     spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
-) -> _Columns:
+) -> ReadPlan:
     row, after = np.concatenate([block.row for block in blocks]), 0
     entry = entries(spec, target.chunk(row))
     offset, nbytes = np.zeros(len(row), np.int64), np.full(len(row), MISSING)
@@ -101,7 +98,8 @@ def _by_numpy(
     order = np.lexsort((nbytes, offset, which))
     order = order[is_stored.take(order)]
     row = np.concatenate([row.take(order, axis=0), row[~is_stored]])
-    return which.take(order), offset.take(order), nbytes.take(order), row
+    keys = tuple(str(block.key) for block in blocks)
+    return ReadPlan.of(spec, target, keys, (which.take(order), offset.take(order), nbytes.take(order)), row)
 
 
 def entries(spec: ArraySpec, chunk: Column) -> Column:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 from operator import floordiv
+from typing import Self
 
 import numpy as np
 
+from xarray_gpuzarr.native import address
 from xarray_gpuzarr.plan.axis_pieces import (
     AxisPieces,
     Span,
@@ -144,31 +146,81 @@ class Block:
 
 @record
 class ReadPlan:
-    """Everything a decoder needs to know about some blocks. Columns have one row per stored chunk."""
+    """Everything a decoder needs to know about some blocks: the chunk table.
+
+    Rows of stored chunks come first, object by object in the order of their bytes, then those of chunks that take the
+    fill value.
+    """
 
     spec: ArraySpec
     target: Target
     keys: tuple[str, ...]
     """Store keys of the objects of these blocks."""
-    object: Column
-    """shape (n,): number of the key of the object that each chunk lies in."""
-    all_row: Column
-    """shape (n_chunks, ndim) of piece numbers (box target) or (n_chunks, 1) of group numbers (other targets): of the
-    stored chunks, and behind these of those that take the fill value."""
-    offset: Column
-    """shape (n,): first byte inside the object."""
-    nbytes: Column
-    """shape (n,): encoded bytes, or `WHOLE_OBJECT`."""
+    n_chunks: int
+    """Chunks, stored or not."""
+    n_stored: int
+    memory: Column
+    """The columns, one after another, as the compiled loops take them: `object`, `offset`, `nbytes`, `all_row`."""
+    at: int
+    """Address of `memory`."""
+    most_nbytes: int
+    """Encoded bytes of the longest chunk, 0 if there is none, or `WHOLE_OBJECT`."""
+
+    @classmethod
+    def of(
+        cls,
+        spec: ArraySpec,
+        target: Target,
+        keys: tuple[str, ...],
+        columns: tuple[Column, Column, Column],
+        all_row: Column,
+    ) -> Self:
+        """Return a plan of the columns `object`, `offset` and `nbytes` of stored chunks, and the rows of all."""
+        memory, n, n_stored = np.empty((3 + all_row.shape[1]) * len(all_row), np.int64), len(all_row), len(columns[0])
+        memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
+        memory[3 * n :] = all_row.reshape(-1)
+        most = int(columns[2].max(initial=WHOLE_OBJECT if spec.index is None else 0))
+        return cls(
+            spec=spec,
+            target=target,
+            keys=keys,
+            n_chunks=n,
+            n_stored=n_stored,
+            memory=memory,
+            at=address(memory),
+            most_nbytes=most,
+        )
+
+    @property
+    def object(self) -> Column:
+        """Shape (n_stored,): number of the key of the object that each stored chunk lies in."""
+        return self.memory[: self.n_stored]
+
+    @property
+    def offset(self) -> Column:
+        """Shape (n_stored,): first byte inside the object."""
+        return self.memory[self.n_chunks : self.n_chunks + self.n_stored]
+
+    @property
+    def nbytes(self) -> Column:
+        """Shape (n_stored,): encoded bytes, or `WHOLE_OBJECT`."""
+        return self.memory[2 * self.n_chunks : 2 * self.n_chunks + self.n_stored]
+
+    @property
+    def all_row(self) -> Column:
+        """Shape (n_chunks, ndim) of piece numbers (box target) or (n_chunks, 1) of group numbers (other targets)."""
+        n = self.n_chunks
+        return self.memory[3 * n :].reshape(n, len(self.memory) // max(1, n) - 3)
 
     @property
     def row(self) -> Column:
         """Of `all_row`, those of the stored chunks."""
-        return self.all_row[: len(self.offset)]
+        return self.all_row[: self.n_stored]
 
     @property
     def missing_row(self) -> Column:
         """Of `all_row`, those of the chunks that take the fill value."""
-        return self.all_row[len(self.offset) :]
+        return self.all_row[self.n_stored :]
 
     @property
     def chunk(self) -> Column:
@@ -176,14 +228,9 @@ class ReadPlan:
         return self.target.chunk(self.row)
 
     @property
-    def n_chunks(self) -> int:
-        """Chunks, stored or not."""
-        return len(self.all_row)
-
-    @property
     def decoded_nbytes(self) -> int:
         """Bytes of all stored chunks once decoded, known before any of them is read."""
-        return len(self.offset) * self.spec.chunk_nbytes
+        return self.n_stored * self.spec.chunk_nbytes
 
     def cut(self, rule: CoalesceRule) -> Column:
         """Return bounds, shape (n_parts + 1,): rows ``[bounds[i], bounds[i + 1])`` are fetched and decoded together.
@@ -193,12 +240,12 @@ class ReadPlan:
         rule : CoalesceRule
             Which neighbours one request fetches.
         """
-        if len(self.offset) == 1:
+        if self.n_stored == 1:
             return _ONE_PART
         if self.spec.index is not None:
             return coalesce(self.offset, self.nbytes, rule, self.object)
         together = min(OBJECTS_PER_PART, max(1, rule.max_nbytes // max(1, self.spec.chunk_nbytes)))
-        return np.append(np.arange(0, len(self.offset), together), len(self.offset))
+        return np.append(np.arange(0, self.n_stored, together), self.n_stored)
 
     def key_of(self, row: int) -> str:
         """Return the store key of the object that a chunk lies in."""

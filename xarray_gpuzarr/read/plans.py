@@ -52,7 +52,7 @@ def _answered(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[t
 def _plan(spec: ArraySpec, target: Target, snapshot: Snapshot, known: list[tuple[Block, FoundIndex]]) -> ReadPlan:
     blocks = [block for block, _ in known]
     plan = plan_read(spec, target, blocks, [found.index for _, found in known])
-    if len(plan.offset) < plan.n_chunks:
+    if plan.n_stored < plan.n_chunks:
         # Of a shard that holds nothing of what is wanted, no request for a chunk will show that it has been replaced.
         wanted = set(plan.object.tolist())
         doubtful = [n for n, (_, found) in enumerate(known) if found.from_cache and n not in wanted]

@@ -11,7 +11,7 @@ Zarr v3 sharding-indexed codec 1.0, "Binary shard format"; RFC 3720 appendix B.4
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import google_crc32c
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import ShardIndexError
+from xarray_gpuzarr.native import address
 from xarray_gpuzarr.process.records import record
 
 Column = npt.NDArray[np.int64]
@@ -57,6 +58,11 @@ class ShardIndex:
     """shape (n_chunks,): first byte, counted from the start of the shard; 0 where missing."""
     nbytes: Column
     """shape (n_chunks,): encoded length in bytes; `MISSING` where missing."""
+    addresses: tuple[int, int] = field(init=False)
+    """Where `offset` and `nbytes` lie."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "addresses", (address(self.offset), address(self.nbytes)))
 
 
 def decode_shard_index(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -14,7 +13,7 @@ from xarray_gpuzarr.decoders.host.local_files import local_files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
 from xarray_gpuzarr.decoders.host.native_rows import Axes, Boxes, NativeJob, NativeRows
 from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.native import Loops
+from xarray_gpuzarr.native import Loops, address
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.selection import Column
@@ -56,14 +55,14 @@ def read_local(
     n, nbytes = out.shape
     job = NativeJob(loops, program, Axes.of_pieces(_stack(n, nbytes)), ((1, nbytes), (0, 1)), out)
     for part, at in _parts(pieces):
-        n = len(part.nbytes)
+        n = part.n_stored
         files = local_files(part, source, source.rule)
         if files is None:
             left += [(part, row, at + row) for row in range(n)]
             continue
         boxes = np.zeros((n, 2), np.int64)
         boxes[:, 0] = np.arange(at, at + n)
-        rows = NativeRows(job, Boxes(numbers=boxes, first=np.arange(n + 1)), part.nbytes)
+        rows = NativeRows(job, Boxes(at=address(boxes), first=None, kept=boxes), part)
         with threads.crew.taking(min(n, n_threads)) as n_taken:
             found = rows.read(range(n), files, n_taken)
         counters.add(read_nbytes=found.n_read)
@@ -87,6 +86,6 @@ def _parts(pieces: Sequence[Piece]) -> Iterator[tuple[ReadPlan, int]]:
     at = 0
     for plan, group in groupby(pieces, key=lambda piece: piece.plan):
         rows = np.concatenate([np.arange(piece.lo, piece.hi) for piece in group])
-        columns = {name: getattr(plan, name).take(rows, axis=0) for name in ("object", "all_row", "offset", "nbytes")}
-        yield replace(plan, **columns), at
+        columns = plan.object.take(rows), plan.offset.take(rows), plan.nbytes.take(rows)
+        yield ReadPlan.of(plan.spec, plan.target, plan.keys, columns, plan.row.take(rows, axis=0)), at
         at += len(rows)

@@ -40,8 +40,7 @@ class Block:
     def __init__(self, job: Job, plan: ReadPlan) -> None:
         self.job = job
         self.plan = plan
-        self.n_stored = len(plan.offset)
-        self.n_rows = plan.n_chunks
+        self.n_stored, self.n_rows = plan.n_stored, plan.n_chunks
         self.native: NativeRows | None = None
         """The chunks as the compiled loops take them."""
         self.files: Files | None = None
@@ -63,7 +62,7 @@ class Block:
         """Return the tasks that fill and decode this block."""
         job, n = self.job, self.n_rows
         if job.native is not None and n:
-            self.native = NativeRows(job.native, self.given(), self.plan.nbytes, n - self.n_stored)
+            self.native = NativeRows(job.native, self.given(), self.plan)
             if job.source.is_local and self.n_stored:
                 self.files = local_files(self.plan, job.source, job.rule)
         step = job.rows_a_call

@@ -7,7 +7,6 @@ import os
 from itertools import accumulate
 
 from xarray_gpuzarr.fetch import ByteSource
-from xarray_gpuzarr.native import address
 from xarray_gpuzarr.native.library import FilesStruct
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -27,12 +26,6 @@ class Files:
     """But for the memory that threads read into: each, the longest chunk, or neighbours that are read at once."""
     kept: object
     """What `struct` points to."""
-
-    @property
-    def room_nbytes(self) -> int:
-        """Memory that a thread reads into."""
-        nbytes: int = self.struct.room_nbytes
-        return nbytes
 
 
 def local_files(plan: ReadPlan, source: ByteSource, rule: CoalesceRule) -> Files | None:
@@ -55,7 +48,7 @@ def local_files(plan: ReadPlan, source: ByteSource, rule: CoalesceRule) -> Files
     numbers = [*starts, *[number for file in found for number in file.version or ()]]  # up to 2**64
     about = (ctypes.c_int64 * len(numbers))(*numbers)
     if is_sharded:
-        room_nbytes = max(int(plan.nbytes.max()), min(_ROOM_NBYTES, rule.max_nbytes))
+        room_nbytes = max(plan.most_nbytes, min(_ROOM_NBYTES, rule.max_nbytes))
     else:
         room_nbytes = -(-plan.spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
     at = ctypes.addressof(about)
@@ -63,8 +56,8 @@ def local_files(plan: ReadPlan, source: ByteSource, rule: CoalesceRule) -> Files
         paths=paths,
         path_at=at,
         version=at + 8 * len(names) if is_sharded else 0,
-        file=address(plan.object),
-        offset=address(plan.offset) if is_sharded else 0,
+        file=plan.at,
+        offset=plan.at + 8 * plan.n_chunks if is_sharded else 0,
         room_nbytes=room_nbytes,
         max_gap_nbytes=rule.max_gap_nbytes,
     )

@@ -18,10 +18,11 @@ from xarray_gpuzarr.decoders.host.array import Array
 from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.local_files import Files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
-from xarray_gpuzarr.decoders.host.scratch import buffer
+from xarray_gpuzarr.decoders.host.scratch import lent
 from xarray_gpuzarr.native import Loops, address
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.shard_index import MISSING
@@ -55,13 +56,13 @@ class Axes:
     """What chunks give along the axes of the output."""
 
     n_pieces: list[int]
-    table: Column
-    """shape (3 * n,): of the pieces of all axes, first wanted elements, first positions in the output, counts."""
+    at: int
+    """Address of a table of the pieces of all axes: first wanted elements, first positions in the output, counts."""
     steps: list[int]
     index: list[int]
     """Addresses of wanted elements; 0 where these are evenly spaced."""
-    kept: object = None
-    """What has these elements."""
+    kept: object
+    """What has these numbers."""
 
     @classmethod
     def of_spans(cls, loops: Loops, spans: Sequence[Span]) -> Self:
@@ -70,19 +71,21 @@ class Axes:
         numbers = [number for along in spans for number in (*along, 0)]
         n = sum(n_pieces)
         table = np.empty(3 * n, np.int64)
-        loops.cut_axes((ctypes.c_int64 * len(numbers))(*numbers), len(spans), n, address(table))
-        return cls(n_pieces=n_pieces, table=table, steps=[along.step for along in spans], index=[0] * len(spans))
+        at = address(table)
+        loops.cut_axes((ctypes.c_int64 * len(numbers))(*numbers), len(spans), n, at)
+        return cls(n_pieces=n_pieces, at=at, steps=[along.step for along in spans], index=[0] * len(spans), kept=table)
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[AxisPieces]) -> Self:
         """Take pieces as they are; none for points."""
         wanted, starts = map(_first_elements, pieces), [p.out_start for p in pieces]
+        table = np.concatenate([_NONE, *wanted, *starts, *[p.count for p in pieces]])
         return cls(
             n_pieces=[len(p.count) for p in pieces],
-            table=np.concatenate([_NONE, *wanted, *starts, *[p.count for p in pieces]]),
+            at=address(table),
             steps=[p.step for p in pieces],
             index=[0 if p.index is None else address(p.index) for p in pieces],
-            kept=pieces,
+            kept=(table, pieces),
         )
 
 
@@ -121,7 +124,7 @@ class NativeJob:
         at, length = ctypes.addressof(lent), 8 * n
         chunks = at + length + 8  # behind the first pieces of all axes, and the number of all pieces
         self._struct = struct = JobStruct.from_buffer_copy(program.struct)
-        struct.ndim, struct.n_pieces, struct.pieces = n, numbers[n], address(axes.table)
+        struct.ndim, struct.n_pieces, struct.pieces = n, numbers[n], axes.at
         struct.first_piece, struct.chunk_shape, struct.in_strides = at, chunks, chunks + length
         struct.every, struct.out_strides, struct.out = chunks + 2 * length, chunks + 3 * length, address(out)
         struct.index = chunks + 4 * length if any(axes.index) else 0
@@ -146,10 +149,12 @@ class NativeJob:
 class Boxes:
     """What chunks give: boxes, a chunk's one after another."""
 
-    numbers: Column
-    """shape (n_boxes, ndim): piece numbers."""
+    at: int
+    """Address of their piece numbers, int64 of shape (n_boxes, ndim)."""
     first: Column | None
     """shape (n + 1,): first box of each chunk, and of the one behind the last; None: each has one."""
+    kept: object = None
+    """What has these numbers, if the plan has not."""
 
 
 @record
@@ -171,60 +176,54 @@ class NativeRows:
     ----------
     job : NativeJob
     given : Boxes or Points
-    nbytes : int64, shape (n_stored,)
-        Encoded.
-    n_missing : int
-        Chunks behind these that are not stored.
+    plan : ReadPlan
     """
 
-    def __init__(self, job: NativeJob, given: Boxes | Points, nbytes: Column, n_missing: int = 0) -> None:
-        self._job, self._n = job, len(nbytes) + n_missing
-        numbers = np.empty((3, self._n), np.int64)
-        self.src, self.nbytes, left = numbers
-        self.nbytes[: len(nbytes)] = nbytes
-        self.nbytes[len(nbytes) :] = MISSING
-        self._left = left.view(np.uint8)
-        at, length = address(numbers), 8 * self._n
-        self._struct = struct = RowsStruct(src=at, nbytes=at + length, left=at + 2 * length)
+    def __init__(self, job: NativeJob, given: Boxes | Points, plan: ReadPlan) -> None:
+        self._job, self._n = job, plan.n_chunks
+        self._numbers = np.empty(3 * self._n, np.int64)
+        self.nbytes[: plan.n_stored] = plan.nbytes
+        self.nbytes[plan.n_stored :] = MISSING
+        at, length = address(self._numbers), 8 * self._n
+        self._struct = struct = RowsStruct(at, at + length, 0, 0, at + 2 * length)
         if isinstance(given, Points):
             in_at, out_at = np.ascontiguousarray(given.in_at), np.ascontiguousarray(given.out_at)
             struct.in_at, struct.out_at = address(in_at), address(out_at)
-            self._kept: object = numbers, given.first, in_at, out_at
+            self._kept: object = given, in_at, out_at
         else:
-            boxes = np.ascontiguousarray(given.numbers)
-            struct.boxes = address(boxes)
-            self._kept = numbers, given.first, boxes
-        struct.first_box = 0 if given.first is None else address(given.first)
+            struct.boxes, self._kept = given.at, (given, plan)
+        if given.first is not None:
+            struct.first_box = address(given.first)
         self._at = ctypes.addressof(struct)
 
-    def __len__(self) -> int:
-        return self._n
+    @property
+    def nbytes(self) -> Column:
+        """Shape (n,): encoded bytes of each chunk; `MISSING` for those that are not there."""
+        return self._numbers[self._n : 2 * self._n]
 
     def locate(self, chunks: Encoded) -> None:
         """Note where encoded chunks lie."""
         rows = slice(chunks.rows.start, chunks.rows.stop)
-        self.src[rows], self.nbytes[rows] = chunks.located()
+        self._numbers[rows], self.nbytes[rows] = chunks.located()
 
     def place(self, rows: range, n_threads: int) -> Sequence[int]:
         """Decode and place rows that were located, or are missing; return those that were left."""
-        scratch = buffer("scratch", self._job.program.scratch_nbytes * n_threads)
-        if not self._job.place_rows(self._at, rows.start, rows.stop, address(scratch), n_threads):
+        _scratch, at = lent("scratch", self._job.program.scratch_nbytes * n_threads)
+        if not self._job.place_rows(self._at, rows.start, rows.stop, at, n_threads):
             return ()
         return self._rows_that(rows, _LEFT)
 
     def read(self, rows: range, files: Files, n_threads: int) -> Found:
         """Read, decode and place rows, which files hold unless they are missing."""
-        scratch = buffer("scratch", self._job.program.scratch_nbytes * n_threads)
-        room = buffer("staging", files.room_nbytes * n_threads)
+        _scratch, at = lent("scratch", self._job.program.scratch_nbytes * n_threads)
         struct = FilesStruct.from_buffer_copy(files.struct)
-        struct.room = address(room)
-        n_left = self._job.read_rows(
-            self._at, ctypes.addressof(struct), rows.start, rows.stop, address(scratch), n_threads
-        )
+        _room, struct.room = lent("staging", struct.room_nbytes * n_threads)
+        n_left = self._job.read_rows(self._at, ctypes.addressof(struct), rows.start, rows.stop, at, n_threads)
         if not n_left:
             return Found(left=(), absent=(), n_read=struct.n_read)
         return Found(left=self._rows_that(rows, _LEFT), absent=self._rows_that(rows, _ABSENT), n_read=struct.n_read)
 
     def _rows_that(self, rows: range, became: int) -> Sequence[int]:
-        found: list[int] = ((self._left[rows.start : rows.stop] == became).nonzero()[0] + rows.start).tolist()
+        left = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]
+        found: list[int] = ((left == became).nonzero()[0] + rows.start).tolist()
         return found

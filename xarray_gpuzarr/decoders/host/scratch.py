@@ -8,6 +8,7 @@ from collections.abc import Buffer
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.native import address
 from xarray_gpuzarr.process.host_memory import aligned
 
 _KEPT_NBYTES = 8 * 1024 * 1024
@@ -25,12 +26,18 @@ def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
     -------
     uint8, shape (nbytes,), host memory
     """
-    kept: npt.NDArray[np.uint8] | None = getattr(_kept, name, None)
-    if kept is None or len(kept) < nbytes:
-        kept = aligned(nbytes)
+    return lent(name, nbytes)[0][:nbytes]
+
+
+def lent(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
+    """Return what `buffer` does, perhaps more of it, and its address."""
+    kept: tuple[npt.NDArray[np.uint8], int] | None = getattr(_kept, name, None)
+    if kept is None or len(kept[0]) < nbytes:
+        memory = aligned(nbytes)
+        kept = memory, address(memory)
         if nbytes <= _KEPT_NBYTES:
             setattr(_kept, name, kept)
-    return kept[:nbytes]
+    return kept
 
 
 def copy_bytes(src: Buffer, dst: memoryview) -> None:

@@ -12,6 +12,7 @@ from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
 from xarray_gpuzarr.decoders.host.job import Workspace
 from xarray_gpuzarr.decoders.host.native_rows import Boxes
+from xarray_gpuzarr.native import address
 from xarray_gpuzarr.plan.output_boxes import Placement
 from xarray_gpuzarr.plan.stack import StackTarget
 
@@ -31,7 +32,8 @@ class StackBlock(BoxBlock):
         """Return the boxes that chunks give."""
         target, row = self.plan.target, self.plan.all_row
         assert isinstance(target, StackTarget)
-        return Boxes(numbers=target.boxes(row), first=np.concatenate([[0], target.n_boxes(row).cumsum()]))
+        numbers, first = target.boxes(row), np.concatenate([[0], target.n_boxes(row).cumsum()])
+        return Boxes(at=address(numbers), first=first, kept=numbers)
 
     def _boxes(self, group: int) -> list[list[int]]:
         stack = self.job.stack
