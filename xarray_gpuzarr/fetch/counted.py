@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Buffer, Iterable, Iterator
+from functools import partial
 
 from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingParts, PendingStream
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -75,11 +76,8 @@ class CountedPlans:
         self._n_shards = self._decoded_nbytes = 0
 
     def __iter__(self) -> Iterator[ReadPlan]:
-        while True:
-            with counters.stage("index"):
-                plan = next(self._plans, None)
-            if plan is None:
-                return
+        draw = partial(next, self._plans, None)
+        while (plan := counters.during("index", draw)) is not None:
             self._n_shards += len(plan.keys)
             self._decoded_nbytes += plan.decoded_nbytes
             yield plan

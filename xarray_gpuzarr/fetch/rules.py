@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.process.fetch_options import FetchOptions
 
 
+@lru_cache(maxsize=16)
 def coalesce_rule(
     options: FetchOptions, *, max_gap_nbytes: int, max_nbytes: int, max_raw_nbytes: int, max_together: int = 1
 ) -> CoalesceRule:

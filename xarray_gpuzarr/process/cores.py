@@ -41,7 +41,8 @@ class Cores:
         if me in self._held:
             return compute()
         try:
-            self._freed.wait_until(lambda: self._took(me, n_cores))
+            if not self._took(me, n_cores):
+                self._freed.wait_until(lambda: self._took(me, n_cores))
             return compute()
         finally:
             self._held.pop(me, None)

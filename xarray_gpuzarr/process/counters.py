@@ -111,6 +111,15 @@ class Counters:
         mine = self._mine
         return _UNTIMED if mine.stage == stage else _Timed(mine, stage)
 
+    def during[Result](self, stage: Stage, do: Callable[[], Result]) -> Result:
+        """Return what `do` does; its seconds count as a stage."""
+        mine = self._mine
+        before = mine.switch(stage)
+        try:
+            return do()
+        finally:
+            mine.switch(before)
+
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
         with self._lock:

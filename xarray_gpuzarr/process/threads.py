@@ -163,6 +163,9 @@ class _Run:
                 pass
 
 
+_ALONE: AbstractContextManager[int] = nullcontext(1)
+
+
 class Crew:
     """The decoding threads of this process."""
 
@@ -193,7 +196,7 @@ class Crew:
         int
             As many as cores are free for; at least 1.
         """
-        return self._taking(n_wanted) if n_wanted > 1 else nullcontext(1)
+        return self._taking(n_wanted) if n_wanted > 1 else _ALONE
 
     @contextmanager
     def _taking(self, n_wanted: int) -> Iterator[int]:

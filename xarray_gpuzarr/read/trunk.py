@@ -52,17 +52,12 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None)
     ------
     SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
-    return counters.restoring(lambda: _read(stored, selection, decoder, out))
-
-
-def _read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any) -> Any:
-    outer = outer_selection(selection, stored.shape)
-    if isinstance(stored.spec, Unplanned):
-        return outer.restore(read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder))
-    spec = stored.spec
-    return _within_memory(
-        spec, lambda: outer.restore(_read_target(stored, spec, box_target(outer, spec.grid), decoder, out))
-    )
+    spec, outer = stored.spec, outer_selection(selection, stored.shape)
+    if isinstance(spec, Unplanned):
+        found = read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder)
+        return outer.restore(found)
+    target = box_target(outer, spec.grid)
+    return _guarded(spec, lambda: outer.restore(_read_target(stored, spec, target, decoder, out)))
 
 
 def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
@@ -86,7 +81,7 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
     ------
     ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
-    return counters.restoring(lambda: _within_memory(spec, lambda: _read_target(stored, spec, target, decoder, out)))
+    return _guarded(spec, lambda: _read_target(stored, spec, target, decoder, out))
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
@@ -100,10 +95,6 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
     ------
     SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
-    return counters.restoring(lambda: _read_points(stored, points, decoder))
-
-
-def _read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
     arrays = np.broadcast_arrays(*points)
     flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):
@@ -114,13 +105,13 @@ def _read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder)
         target = PointTarget(groups=group_points(flat, spec.grid))
         return _read_target(stored, spec, target, decoder).reshape(arrays[0].shape)
 
-    return _within_memory(spec, planned)
+    return _guarded(spec, planned)
 
 
-def _within_memory(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
+def _guarded(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
     """Return what a planned read does; name the array where host memory does not suffice for it."""
     try:
-        return planned()
+        return counters.restoring(planned)
     except DeviceMemoryError:
         raise
     except MemoryError as err:

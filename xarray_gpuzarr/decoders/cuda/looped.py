@@ -56,7 +56,7 @@ def read_local(
     job = NativeJob(loops, program, Axes.of_pieces(_stack(n, nbytes)), ((1, nbytes), (0, 1)), out)
     for part, at in _parts(pieces):
         n = part.n_stored
-        files = local_files(part, source, source.rule)
+        files = local_files(part, source)
         if files is None:
             left += [(part, row, at + row) for row in range(n)]
             continue

@@ -64,7 +64,7 @@ class Block:
         if job.native is not None and n:
             self.native = NativeRows(job.native, self.given(), self.plan)
             if job.source.is_local and self.n_stored:
-                self.files = local_files(self.plan, job.source, job.rule)
+                self.files = local_files(self.plan, job.source)
         step = job.rows_a_call
         if self.files is not None and step is not None and not job.array.streams:
             yield from [self._local_task(range(at, min(at + step, n))) for at in range(0, n, step)]

@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from xarray_gpuzarr.decoders.host.stacks import StackBlock
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.native import loops
-from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process import result_memory, threads
@@ -89,16 +87,13 @@ class HostDecoder:
             out = self.empty(shape, array.dtype) if given is None else given
             job = Job(array, target, out, source)
             most = _share_out(job)
-            tasks = (task for plan in plans for task in _BLOCKS[type(target)](job, plan).tasks())
-            if job.rows_a_call is not None:
-                _run_here(_by_loops(tasks, job), job)
+            if job.rows_a_call is not None or (most == 1 and target.n_chunks == 1 and not source.is_remote):
+                _run_here(plans, job)
                 if job.left:
                     job.most_threads = 1
                     _run(iter(job.left), job, most)
-            elif most == 1 and target.n_chunks == 1 and not source.is_remote:
-                _run_here(tasks, job)
             else:
-                _run(tasks, job, most)
+                _run((task for plan in plans for task in _BLOCKS[type(target)](job, plan).tasks()), job, most)
             return out
 
         return decode() if source.is_remote else _in_turn(array, decode)
@@ -129,7 +124,7 @@ def _share_out(job: Job) -> int:
     seconds = nbytes / array.rate
     most = threads.thread_budget() if seconds >= _SERIAL_S else 1
     if most > 1 and not source.is_remote:  # else latency tells how long requests should be
-        job.rule = _shared(source.rule, nbytes // most)
+        job.longest_nbytes = max(_LEAST_PART_NBYTES, nbytes // most // _PARTS_A_THREAD)
         job.rows_a_part = _rows_a_part(n_chunks // most, array.rate, array.chunk_nbytes)
     # What is only copied, two threads do no sooner than one.
     by_loops = source.is_local and array.program is not None and seconds < (_SERIAL_S if array.is_copied else _LOOPS_S)
@@ -142,13 +137,8 @@ def _share_out(job: Job) -> int:
 
 def _most_threads(seconds: float) -> int:
     """Say how many threads of the compiled loops so much decoding is worth."""
-    return max(1, min(int(seconds / _LOOP_THREAD_S), threads.thread_budget()))
-
-
-def _shared(rule: CoalesceRule, nbytes: int) -> CoalesceRule:
-    """Shorten the parts of a small read, so that each thread gets some of its share of `nbytes`."""
-    longest = max(_LEAST_PART_NBYTES, nbytes // _PARTS_A_THREAD)
-    return replace(rule, max_nbytes=min(rule.max_nbytes, longest))
+    n = int(seconds / _LOOP_THREAD_S)
+    return min(n, threads.thread_budget()) if n > 1 else 1
 
 
 def _rows_a_part(share: int, rate: float, chunk_nbytes: int) -> int:
@@ -170,22 +160,17 @@ def _run(tasks: Iterator[Task], job: Job, most: int) -> None:
     threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
 
 
-def _by_loops(tasks: Iterator[Task], job: Job) -> Iterator[Task]:
-    """Draw tasks that ask for nothing, such as those that the compiled loops read for; leave the others."""
-    for task in tasks:
-        if task.requests:
-            job.left.append(task)
-        else:
-            yield task
-
-
-def _run_here(tasks: Iterator[Task], job: Job) -> None:
-    """Run tasks one after another: nobody could help, and nothing is there to be read ahead."""
+def _run_here(plans: Iterator[ReadPlan], job: Job) -> None:
+    """Carry out plans on this thread, but for what the compiled loops cannot read."""
     workspace = Workspace(job)
 
     def run(_: Callable[[], bool]) -> None:
-        for task in tasks:
-            task.run(workspace, task.start(job.source, task.requests))
+        for plan in plans:
+            for task in _BLOCKS[type(job.target)](job, plan).tasks():
+                if task.requests and job.rows_a_call is not None:
+                    job.left.append(task)
+                else:
+                    task.run(workspace, task.start(job.source, task.requests))
 
     threads.crew.run(run, 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from operator import getitem
@@ -96,7 +96,8 @@ class Job:
 
     def __init__(self, array: HostArray, target: Target, out: Array, source: ByteSource) -> None:
         self.array, self.target, self.out, self.source = array, target, out, source
-        self.rule: CoalesceRule = source.rule
+        self.longest_nbytes = _ANY
+        """Of parts: so that each thread gets some of a small read."""
         self.most_threads = 1
         """Threads of the compiled loops that one thread of Python may be joined by, itself among them."""
         self.rows_a_part = _ANY
@@ -105,6 +106,12 @@ class Job:
         """Chunks of local files that the compiled loops get at once, where one thread of Python reads them all."""
         self.left: list[Task] = []
         """Tasks for what the loops leave of those, most of it because it is not in memory."""
+
+    @cached_property
+    def rule(self) -> CoalesceRule:
+        """Which neighbours are read together."""
+        rule = self.source.rule
+        return replace(rule, max_nbytes=min(rule.max_nbytes, self.longest_nbytes))
 
     @cached_property
     def pieces(self) -> tuple[AxisPieces, ...]:

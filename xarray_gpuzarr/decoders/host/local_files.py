@@ -8,7 +8,6 @@ from itertools import accumulate
 
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.native.library import FilesStruct
-from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.records import record
 
@@ -28,7 +27,7 @@ class Files:
     """What `struct` points to."""
 
 
-def local_files(plan: ReadPlan, source: ByteSource, rule: CoalesceRule) -> Files | None:
+def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
     """Return the files that hold the chunks of a plan, one at least; None if there can be no such files.
 
     Parameters
@@ -36,14 +35,13 @@ def local_files(plan: ReadPlan, source: ByteSource, rule: CoalesceRule) -> Files
     plan : ReadPlan
     source : ByteSource
         Local.
-    rule : CoalesceRule
     """
     found = [source.local_file(key) for key in plan.keys]
     names = [os.fsencode(file.path) for file in found]
     paths = b"\0".join([*names, b""])
     if paths.count(b"\0") > len(names):
         return None
-    is_sharded = plan.spec.index is not None
+    is_sharded, rule = plan.spec.index is not None, source.rule
     starts = accumulate([len(name) + 1 for name in names[:-1]], initial=0)
     numbers = [*starts, *[number for file in found for number in file.version or ()]]  # up to 2**64
     about = (ctypes.c_int64 * len(numbers))(*numbers)
