@@ -89,7 +89,6 @@ class Snapshot:
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
-        self._options = fetch_options()
         self.rule: CoalesceRule = source.rule
         self.lookahead = self._source.lookahead
         self.is_remote = source.is_remote
@@ -262,7 +261,7 @@ class Snapshot:
         self._versions[key] = edge.version
         if edge.settled and self._source.identity is not None:
             entry = CachedIndex(index=index, version=edge.version)
-            index_cache.cache.put((self._source.identity, key, spec), entry, self._options.index_cache_nbytes)
+            index_cache.cache.put((self._source.identity, key, spec), entry, fetch_options().index_cache_nbytes)
 
     def _take(self, key: str, *wanted: ByteRange) -> list[memoryview] | None:
         """Return bytes of a shard that came with its index; let go of the shard with the last of them."""

@@ -161,7 +161,8 @@ class Job:
             return None
         spans = self.target.spans if isinstance(self.target, BoxTarget) else None
         axes = Axes.of_pieces(self.pieces) if spans is None else Axes.of_spans(array.loops, spans)
-        shape, strides = self._samples + array.chunk_shape, (0,) * len(self._samples) + array.placed_strides
+        samples = self._samples
+        shape, strides = samples + array.chunk_shape, (0,) * len(samples) + array.placed_strides
         return NativeJob(array.loops, array.program, axes, (shape, strides), self.out, array.fill)
 
     @cached_property
