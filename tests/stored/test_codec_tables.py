@@ -5,7 +5,8 @@ from helpers.data.corpus import counting, write
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.cuda import chain, streams
+from xarray_gpuzarr.decoders.cuda import chain
+from xarray_gpuzarr.decoders.cuda.batches import streams
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.codecs import AnyElementSpec, BloscSpec, CompressorSpec, DeltaSpec, ZstdSpec, of_each
 

@@ -18,8 +18,8 @@ from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
-from xarray_gpuzarr.decoders.cuda.batches import aligned
-from xarray_gpuzarr.decoders.cuda.streams import ENVELOPES, longest_stream
+from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
+from xarray_gpuzarr.decoders.cuda.batches.streams import ENVELOPES, longest_stream
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import (
     AnyElementSpec,

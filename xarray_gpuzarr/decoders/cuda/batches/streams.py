@@ -14,7 +14,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda import blosc, checksum
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
-from xarray_gpuzarr.decoders.cuda.columns import Column, Columns, Rows, join
+from xarray_gpuzarr.decoders.cuda.batches.columns import Column, Columns, Rows, join
 from xarray_gpuzarr.frames import blosc as blosc_frames
 from xarray_gpuzarr.frames.columns import LEAST_ZSTD_NBYTES, device_ready
 from xarray_gpuzarr.frames.headers import is_plain_zstd
