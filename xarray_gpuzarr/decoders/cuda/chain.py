@@ -117,7 +117,7 @@ def _taken(stages: deque[StageSpec], kind: Any) -> Iterator[Any]:
 
 
 def _why_not_bytes(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
-    if compressor is not None and not isinstance(compressor, BloscSpec) and ENVELOPES[type(compressor)] is None:
+    if compressor is not None and not isinstance(compressor, BloscSpec) and ENVELOPES.get(type(compressor)) is None:
         return f"{compressor}: no decoder of the device knows it"
     if shuffle is not None and isinstance(compressor, BloscSpec):
         return f"{compressor}, then {shuffle}: chunks are unshuffled once"
