@@ -12,7 +12,7 @@ import zarr
 
 import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, read_array
-from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.fetch import MissingChunkError, ObjectChangedError
 
 CLASSES = {

@@ -27,7 +27,9 @@ from benchmarks.gpu.stages import count_calls
 from benchmarks.host_cost.stopwatch import Stopwatch
 from benchmarks.timed.device import ModelledDevice
 from benchmarks.timed.headers import header_array
-from xarray_gpuzarr.decoders.cuda import CudaDecoder, decode, receipts, staging
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.cuda.decoding import decode, receipts
+from xarray_gpuzarr.decoders.cuda.staging import pinned
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.plan import read_plan as plan
@@ -45,8 +47,8 @@ _RANGES = {"index": "plan", "fetch": "requests", "transfer": "launches", "decode
 _FUNCTIONS = (
     (snapshot, "decode_shard_index", "index"),
     (plan, "coalesce", "coalesce"),
-    (staging.Stager, "stage", "staging"),
-    (staging, "find_streams", "headers"),
+    (pinned.Stager, "stage", "staging"),
+    (pinned, "find_streams", "headers"),
     (decode.BatchDecoder, "decode", "tables"),
     (receipts.Receipt, "ask", "receipt"),
     (receipts.Receipt, "doubtful", "receipt"),

@@ -33,7 +33,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.decoders.cost.calibration import as_document
 from xarray_gpuzarr.decoders.cost.model import Calibration, CodecTimes
 from xarray_gpuzarr.decoders.cuda import decoder as cuda
-from xarray_gpuzarr.decoders.cuda import host_share, learnt
+from xarray_gpuzarr.decoders.cuda.batches import learnt
+from xarray_gpuzarr.decoders.cuda.staging import host_share
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder

@@ -13,7 +13,7 @@ from zarr.codecs import BytesCodec, TransposeCodec
 
 from xarray_gpuzarr.backend.lazy_array import find_lazy_array
 from xarray_gpuzarr.cuda import axes, launch
-from xarray_gpuzarr.decoders.cuda import placing
+from xarray_gpuzarr.decoders.cuda.decoding import placing
 
 pytestmark = [
     pytest.mark.every_decoder,

@@ -7,9 +7,9 @@ import pytest
 from benchmarks.host_cost.cases import LAYOUTS, Layout, NullReads
 from benchmarks.host_cost.stopwatch import Stopwatch
 from benchmarks.timed.device import ModelledNvcomp
-from xarray_gpuzarr.decoders.cuda import staging
-from xarray_gpuzarr.decoders.cuda.by_host import ByHost
-from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.decoders.cuda.staging import pinned
+from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan import read_plan as plan
 
@@ -54,7 +54,7 @@ def test_every_frame_is_given_to_the_device(monkeypatch, n_shards):
 
 
 def test_stages_are_told_apart_and_listening_ends():
-    before = (snapshot.decode_shard_index, plan.coalesce, staging.find_streams, vars(Stager)["stage"])
+    before = (snapshot.decode_shard_index, plan.coalesce, pinned.find_streams, vars(Stager)["stage"])
     reads = NullReads(SMALL, 2)
 
     with reads.listened():
@@ -72,7 +72,7 @@ def test_stages_are_told_apart_and_listening_ends():
         "staging",
         "tables",
     }
-    assert (snapshot.decode_shard_index, plan.coalesce, staging.find_streams, vars(Stager)["stage"]) == before
+    assert (snapshot.decode_shard_index, plan.coalesce, pinned.find_streams, vars(Stager)["stage"]) == before
     assert set(reads.seconds(2)) == {"batches and the rest"}
 
 

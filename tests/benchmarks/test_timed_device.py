@@ -18,7 +18,7 @@ from benchmarks.timed.rates import HostCosts, Rates, rates_of
 from benchmarks.timed.simulation import Interval
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
-from xarray_gpuzarr.decoders.cuda.by_host import ByHost
+from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
 from xarray_gpuzarr.machine.bench.results import CaseRows, Results, Row, Sample
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0)

@@ -14,7 +14,7 @@ from zarr.buffer import cpu
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, read_array
-from xarray_gpuzarr.decoders.cuda.upload import Upload
+from xarray_gpuzarr.decoders.cuda.staging.upload import Upload
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan.byte_range import ByteRange

@@ -20,7 +20,7 @@ from helpers.loops import without_loops
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder, native_device
-from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
 from xarray_gpuzarr.read import trunk

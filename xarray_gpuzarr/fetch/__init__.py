@@ -17,7 +17,7 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.read_ahead import ReadAhead
-from xarray_gpuzarr.fetch.remote import StoreSource, requests_at_once
+from xarray_gpuzarr.fetch.remote import StoreSource, requests_at_once, run_on_loop
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
@@ -38,7 +38,6 @@ from xarray_gpuzarr.fetch.source import (
     Version,
 )
 from xarray_gpuzarr.fetch.strict import MissingChunkError, StrictSource
-from xarray_gpuzarr.fetch.under_way import run_on_loop
 
 __all__ = [
     "UNTAGGED",

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     BytesBytesSpec,
-    CompressorSpec,
+    DeviceCompressorSpec,
     GzipSpec,
     Lz4Spec,
     ZlibSpec,
@@ -98,7 +98,7 @@ def is_plain_zstd(frame: memoryview | bytes, expected: int) -> bool:
 
 
 _NBYTES: dict[type, Callable[[memoryview | bytes], int | None]] = of_each(
-    CompressorSpec,
+    DeviceCompressorSpec,
     {
         ZstdSpec: _zstd_nbytes,
         GzipSpec: _gzip_nbytes,

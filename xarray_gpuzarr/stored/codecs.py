@@ -248,7 +248,10 @@ class OtherSpec:
         return self.name
 
 
-CompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
+DeviceCompressorSpec = ZstdSpec | GzipSpec | ZlibSpec | Lz4Spec | BloscSpec
+"""What a GPU decompresses, and the host as well."""
+CompressorSpec = DeviceCompressorSpec
+"""What the host decompresses in bulk. Where it has no fields, its text is its name in metadata."""
 AnyElementSpec = AsTypeSpec | CastValueSpec | DeltaSpec | FixedScaleOffsetSpec | PackBitsSpec | ScaleOffsetSpec
 StageSpec = CompressorSpec | ChecksumSpec | ShuffleSpec | ElementSpec
 ArrayArraySpec = TransposeSpec | IdentitySpec | ElementSpec | OtherSpec
@@ -264,7 +267,7 @@ def of_each[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, Row]:
     Parameters
     ----------
     kinds : union of types
-        `CompressorSpec` or `AnyElementSpec`.
+        `CompressorSpec`, `DeviceCompressorSpec` or `AnyElementSpec`.
     rows : dict
         By type of codec.
     """

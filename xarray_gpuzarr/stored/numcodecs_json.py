@@ -10,7 +10,8 @@ numcodecs, the constructors of its codecs and their ``get_config``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
 
 import numpy as np
 
@@ -22,14 +23,10 @@ from xarray_gpuzarr.stored.codecs import (
     CompressorSpec,
     DeltaSpec,
     FixedScaleOffsetSpec,
-    GzipSpec,
     IdentitySpec,
-    Lz4Spec,
     PackBitsSpec,
     ShuffleSpec,
     StageSpec,
-    ZlibSpec,
-    ZstdSpec,
 )
 
 Json = Any
@@ -39,10 +36,7 @@ DType = np.dtype[Any] | None
 """Dtype of what a codec encodes, for configurations that leave it out; None in format 2, where they do not."""
 
 COMPRESSORS: dict[str, Callable[[], CompressorSpec]] = {
-    "zstd": ZstdSpec,
-    "gzip": GzipSpec,
-    "zlib": ZlibSpec,
-    "lz4": Lz4Spec,
+    str(kind()): kind for kind in get_args(CompressorSpec) if not fields(kind)
 }
 """Codecs that need no configuration to decode."""
 

@@ -22,8 +22,8 @@ from xarray_gpuzarr.decoders.cost.calibration import (
     read_calibration,
 )
 from xarray_gpuzarr.decoders.cuda import split as shares
-from xarray_gpuzarr.decoders.cuda.host_share import HostShare, n_rows
 from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay
+from xarray_gpuzarr.decoders.cuda.staging.host_share import HostShare, n_rows
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.process.cache_folder import cache_folder

@@ -30,9 +30,9 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
 from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.receipts import Receipt
-from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
 
 def assert_reads(device, name, selection=...):

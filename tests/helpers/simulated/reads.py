@@ -27,7 +27,7 @@ from helpers.stores.fakes import put, take
 from helpers.stores.shards import with_chunk
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda import decoder as cuda
-from xarray_gpuzarr.decoders.cuda.staging import Stager
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray, read, stored_array
 

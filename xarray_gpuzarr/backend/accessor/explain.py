@@ -18,7 +18,7 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.cuda.resources import n_at_once
-from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE
+from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.codec_json import parse_codecs

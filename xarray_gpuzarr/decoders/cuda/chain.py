@@ -18,8 +18,8 @@ from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
 from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
-from xarray_gpuzarr.decoders.cuda.batches import aligned
-from xarray_gpuzarr.decoders.cuda.streams import ENVELOPES, longest_stream
+from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
+from xarray_gpuzarr.decoders.cuda.batches.streams import ENVELOPES, longest_stream
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import (
     AnyElementSpec,
@@ -117,7 +117,7 @@ def _taken(stages: deque[StageSpec], kind: Any) -> Iterator[Any]:
 
 
 def _why_not_bytes(compressor: CompressorSpec | None, shuffle: ShuffleSpec | None, nbytes: int) -> str | None:
-    if compressor is not None and not isinstance(compressor, BloscSpec) and ENVELOPES[type(compressor)] is None:
+    if compressor is not None and not isinstance(compressor, BloscSpec) and ENVELOPES.get(type(compressor)) is None:
         return f"{compressor}: no decoder of the device knows it"
     if shuffle is not None and isinstance(compressor, BloscSpec):
         return f"{compressor}, then {shuffle}: chunks are unshuffled once"

@@ -25,17 +25,17 @@ from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
 from xarray_gpuzarr.decoders.cost.model import is_little
 from xarray_gpuzarr.decoders.cost.taken import Taken
+from xarray_gpuzarr.decoders.cuda.batches.learnt import Lesson, learnt_of
 from xarray_gpuzarr.decoders.cuda.chain import read_chain
-from xarray_gpuzarr.decoders.cuda.direct import why_not_chain, why_not_unasked
-from xarray_gpuzarr.decoders.cuda.host_share import HostShare
-from xarray_gpuzarr.decoders.cuda.learnt import Lesson, learnt_of
-from xarray_gpuzarr.decoders.cuda.placing import fits_kernels
+from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
+from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choice_for
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
-from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError, choice_for
 from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay, TakenOf, shared_out, shared_route
-from xarray_gpuzarr.decoders.cuda.trust import Trust
-from xarray_gpuzarr.decoders.cuda.upload import upload_pageable
+from xarray_gpuzarr.decoders.cuda.staging.direct import why_not_chain, why_not_unasked
+from xarray_gpuzarr.decoders.cuda.staging.host_share import HostShare
+from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf

@@ -16,18 +16,27 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.resources import MAX_BATCHES, Workspace
-from xarray_gpuzarr.decoders.cuda.batch_sizes import BatchLimits
-from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Batch, Cutter, Piece, aligned, cut_segments, parts, row_of
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.decoders.cuda.batches.learnt import Lesson
+from xarray_gpuzarr.decoders.cuda.batches.pieces import (
+    ENDLESS,
+    Batch,
+    Cutter,
+    Piece,
+    aligned,
+    cut_segments,
+    parts,
+    row_of,
+)
+from xarray_gpuzarr.decoders.cuda.batches.sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.decode import BatchDecoder
-from xarray_gpuzarr.decoders.cuda.direct import stager_for
-from xarray_gpuzarr.decoders.cuda.host_share import HostShare, n_rows
-from xarray_gpuzarr.decoders.cuda.learnt import Lesson
-from xarray_gpuzarr.decoders.cuda.placing import Placing
-from xarray_gpuzarr.decoders.cuda.receipts import Receipt
-from xarray_gpuzarr.decoders.cuda.shadows import Choice, different_values
-from xarray_gpuzarr.decoders.cuda.staged import Staged, put_together
+from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
+from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
+from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, different_values
+from xarray_gpuzarr.decoders.cuda.staging.direct import stager_for
+from xarray_gpuzarr.decoders.cuda.staging.host_share import HostShare, n_rows
+from xarray_gpuzarr.decoders.cuda.staging.staged import Staged, put_together
 from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.plan.read_plan import ReadPlan, Target

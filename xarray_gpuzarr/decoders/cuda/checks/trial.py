@@ -16,10 +16,10 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE
-from xarray_gpuzarr.decoders.cuda.learnt import Lesson
+from xarray_gpuzarr.decoders.cuda.batches.learnt import Lesson
+from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE
 from xarray_gpuzarr.decoders.cuda.read import Read
-from xarray_gpuzarr.decoders.cuda.upload import download_pageable
+from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.fetch import Allocate, LocalFile, MemoryStream, Pending, PendingParts, PendingStream, Storage
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule

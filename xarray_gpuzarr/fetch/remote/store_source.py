@@ -18,10 +18,11 @@ import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch import forks
-from xarray_gpuzarr.fetch.answers import Answer, strong_tag
-from xarray_gpuzarr.fetch.clients import Client, client_for
-from xarray_gpuzarr.fetch.pending import Asked, WaitingEdge, WaitingParts, WaitingRange, WaitingStream
+from xarray_gpuzarr.fetch.remote import forks
+from xarray_gpuzarr.fetch.remote.answers import Answer, strong_tag
+from xarray_gpuzarr.fetch.remote.clients import Client, client_for
+from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingEdge, WaitingParts, WaitingRange, WaitingStream
+from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     LocalFile,
@@ -32,7 +33,6 @@ from xarray_gpuzarr.fetch.source import (
     Storage,
     Version,
 )
-from xarray_gpuzarr.fetch.under_way import UnderWay, event_loop
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.process.fetch_options import fetch_options
 

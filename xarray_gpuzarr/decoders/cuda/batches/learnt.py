@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from xarray_gpuzarr.cuda.api import DeviceApi, Event, Stream
 from xarray_gpuzarr.decoders.cost.taken import Taken
-from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE, SHORTEST
+from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, SHORTEST
 from xarray_gpuzarr.process.records import record
 
 _AS_LONG = 1.5

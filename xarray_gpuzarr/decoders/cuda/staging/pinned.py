@@ -13,15 +13,15 @@ from dataclasses import replace
 import numpy as np
 
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, cut, row_of
-from xarray_gpuzarr.decoders.cuda.by_host import ByHost
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, join
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned, cut, row_of
+from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Streams, find_streams, shuffled
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS, join
-from xarray_gpuzarr.decoders.cuda.requests import Requests
-from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice
-from xarray_gpuzarr.decoders.cuda.staged import Column, Flags, Staged
-from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams, find_streams, shuffled
-from xarray_gpuzarr.decoders.cuda.upload import Destination, Upload, upload_pageable
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import NO_SHADOWS, Choice
+from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
+from xarray_gpuzarr.decoders.cuda.staging.requests import Requests
+from xarray_gpuzarr.decoders.cuda.staging.staged import Column, Flags, Staged
+from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
 from xarray_gpuzarr.decoders.faults import vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
 from xarray_gpuzarr.fetch import ByteSource

@@ -19,12 +19,12 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import Bytes
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cost.taken import FEW_NBYTES, Taken
-from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned, parts
-from xarray_gpuzarr.decoders.cuda.looped import Looped, read_local
-from xarray_gpuzarr.decoders.cuda.requests import Requests
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned, parts
 from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay
-from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
-from xarray_gpuzarr.decoders.cuda.upload import Upload
+from xarray_gpuzarr.decoders.cuda.staging.looped import Looped, read_local
+from xarray_gpuzarr.decoders.cuda.staging.requests import Requests
+from xarray_gpuzarr.decoders.cuda.staging.staged import Flags, Staged
+from xarray_gpuzarr.decoders.cuda.staging.upload import Upload
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram, native_program

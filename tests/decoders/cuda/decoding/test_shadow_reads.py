@@ -16,8 +16,9 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr.decoders.cuda import CudaDecoder, shadows
-from xarray_gpuzarr.decoders.cuda.direct import DirectStager
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.decoders.cuda.decoding import shadows
+from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager
 from xarray_gpuzarr.errors import CorruptChunkError, DeviceMemoryError, GpuZarrWarning, OptionError
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.counters import counters
@@ -307,6 +308,6 @@ def test_unusable_arguments_are_refused(value):
 
 
 def test_the_docs_know_the_architectures_that_are_trusted():
-    page = (Path(__file__).parents[3] / "docs" / "gpu-status.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "gpu-status.md").read_text()
     assert all(f"compute capability {one}" in page for one in shadows.SEEN_ARCHITECTURES)
     assert bool(shadows.SEEN_ARCHITECTURES) is not page.startswith("# What has run on a GPU\n\nNothing yet.")

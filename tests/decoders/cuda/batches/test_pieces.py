@@ -7,9 +7,9 @@ from helpers.effort import many
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE, BatchLimits
-from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
-from xarray_gpuzarr.decoders.cuda.streams import FORMATS, Streams
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
+from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, BatchLimits
+from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, Streams
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.read_plan import Block, box_target, plan_read
 from xarray_gpuzarr.plan.selection import outer_selection

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 
-from xarray_gpuzarr.fetch.answers import Answer
+from xarray_gpuzarr.fetch.remote.answers import Answer
+from xarray_gpuzarr.fetch.remote.under_way import Reply
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
@@ -20,7 +21,6 @@ from xarray_gpuzarr.fetch.source import (
     failed,
     short,
 )
-from xarray_gpuzarr.fetch.under_way import Reply
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 

@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import Bytes
-from xarray_gpuzarr.decoders.cuda.batches import Piece
+from xarray_gpuzarr.decoders.cuda.batches.pieces import Piece
 from xarray_gpuzarr.decoders.host.local_files import local_files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
 from xarray_gpuzarr.decoders.host.native_rows import Axes, Boxes, NativeJob, NativeRows

@@ -20,9 +20,9 @@ from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteReque
 from zarr.buffer import cpu
 from zarr.storage import FsspecStore, ObjectStore, ZipStore
 
-from xarray_gpuzarr.fetch import forks
-from xarray_gpuzarr.fetch.answers import OTHER, Answer, Marks, http_answer, range_header, version_of
-from xarray_gpuzarr.fetch.too_short import http_status, is_too_short, nbytes_without_reading
+from xarray_gpuzarr.fetch.remote import forks
+from xarray_gpuzarr.fetch.remote.answers import OTHER, Answer, Marks, http_answer, range_header, version_of
+from xarray_gpuzarr.fetch.remote.too_short import http_status, is_too_short, nbytes_without_reading
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """What zarr's `ObjectStore` takes for a missing object; an `FsspecStore` has its own ``allowed_exceptions``."""

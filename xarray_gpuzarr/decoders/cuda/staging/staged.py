@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceMemory
-from xarray_gpuzarr.decoders.cuda.batch_plan import Chunks
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS, join
-from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Shadows, join_shadows
-from xarray_gpuzarr.decoders.cuda.streams import Filters, Streams
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS, join
+from xarray_gpuzarr.decoders.cuda.batches.streams import Filters, Streams
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Chunks
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import NO_SHADOWS, Shadows, join_shadows
 from xarray_gpuzarr.process.records import record
 
 Column = npt.NDArray[np.int64]

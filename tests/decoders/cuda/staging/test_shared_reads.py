@@ -23,7 +23,7 @@ from zarr.storage import LocalStore, MemoryStore
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError
 from xarray_gpuzarr.decoders.cost.taken import Taken
 from xarray_gpuzarr.decoders.cuda import decoder as cuda
-from xarray_gpuzarr.decoders.cuda.host_share import HostShare
+from xarray_gpuzarr.decoders.cuda.staging.host_share import HostShare
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.cuda.batch_sizes import N_AT_ONCE, SHORTEST, BatchLimits
-from xarray_gpuzarr.decoders.cuda.learnt import Call, Learnt, Lesson, learnt_of
+from xarray_gpuzarr.decoders.cuda.batches.learnt import Call, Learnt, Lesson, learnt_of
+from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, SHORTEST, BatchLimits
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
 LONG = 30.0

@@ -18,7 +18,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from xarray_gpuzarr import DeviceUnavailableError, GpuZarrError, OptionError, StoreReadError, read_array
 from xarray_gpuzarr.decoders import choice, cuda
-from xarray_gpuzarr.decoders.cuda.direct import DirectStager
+from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager
 from xarray_gpuzarr.read import read_points, stored_array
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]

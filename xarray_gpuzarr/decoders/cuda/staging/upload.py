@@ -11,7 +11,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batches import aligned
+from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 
 Column = npt.NDArray[np.int64]

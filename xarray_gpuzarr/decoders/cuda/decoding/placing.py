@@ -14,7 +14,7 @@ from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX
 from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
+from xarray_gpuzarr.decoders.cuda.batches.tables import Tables, offset_by
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target

@@ -19,13 +19,9 @@ from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cost.calibration import Identify, calibration_in_force
-from xarray_gpuzarr.decoders.cuda.batches import ENDLESS, Piece, aligned
-from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.shadows import NO_SHADOWS, Choice, Shadows
-from xarray_gpuzarr.decoders.cuda.staged import Flags, Staged
-from xarray_gpuzarr.decoders.cuda.staging import Stager
-from xarray_gpuzarr.decoders.cuda.streams import (
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
+from xarray_gpuzarr.decoders.cuda.batches.streams import (
     ENVELOPES,
     Filters,
     Streams,
@@ -34,7 +30,11 @@ from xarray_gpuzarr.decoders.cuda.streams import (
     shuffled,
     zstd_streams,
 )
-from xarray_gpuzarr.decoders.cuda.upload import download_pageable
+from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import NO_SHADOWS, Choice, Shadows
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
+from xarray_gpuzarr.decoders.cuda.staging.staged import Flags, Staged
+from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.faults import no_direct_files, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource

@@ -20,13 +20,13 @@ from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
 from xarray_gpuzarr.cuda.launch import move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
-from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Chunks, Group, Rows, plan_batch, put
-from xarray_gpuzarr.decoders.cuda.batches import aligned
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
+from xarray_gpuzarr.decoders.cuda.batches.tables import Tables, offset_by
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.placing import Places, Placing
-from xarray_gpuzarr.decoders.cuda.receipts import Receipt
-from xarray_gpuzarr.decoders.cuda.tables import Tables, offset_by
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan, Chunks, Group, Rows, plan_batch, put
+from xarray_gpuzarr.decoders.cuda.decoding.placing import Places, Placing
+from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
 from xarray_gpuzarr.process.records import record
 
 Addresses = npt.NDArray[np.uint64]

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.placing import Placing
-from xarray_gpuzarr.decoders.cuda.shadows import Shadows
-from xarray_gpuzarr.decoders.cuda.streams import FORMATS, RAW, Filters, Inflate, Streams
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, RAW, Filters, Inflate, Streams
+from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.process.records import record
 
 Addresses = npt.NDArray[np.uint64]

@@ -13,11 +13,11 @@ from xarray_gpuzarr.cuda.api import Stream
 from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.pinned import Slot
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batch_plan import BatchPlan, Group
-from xarray_gpuzarr.decoders.cuda.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.shadows import Shadows
-from xarray_gpuzarr.decoders.cuda.streams import Streams
-from xarray_gpuzarr.decoders.cuda.tables import Tables
+from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.decoders.cuda.batches.streams import Streams
+from xarray_gpuzarr.decoders.cuda.batches.tables import Tables
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan, Group
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.process.records import record
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from xarray_gpuzarr.fetch.under_way import UnderWay, event_loop
+from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
 
 
 def test_each_request_has_an_answer_of_its_own():

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.cuda.batches import Piece, row_of
-from xarray_gpuzarr.decoders.cuda.shadows import Shadows
+from xarray_gpuzarr.decoders.cuda.batches.pieces import Piece, row_of
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.decoders.faults import chunk_fault
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.decoders.host.scratch import buffer

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda import blosc, checksum
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
-from xarray_gpuzarr.decoders.cuda.columns import Column, Columns, Rows, join
+from xarray_gpuzarr.decoders.cuda.batches.columns import Column, Columns, Rows, join
 from xarray_gpuzarr.frames import blosc as blosc_frames
 from xarray_gpuzarr.frames.columns import LEAST_ZSTD_NBYTES, device_ready
 from xarray_gpuzarr.frames.headers import is_plain_zstd
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     CompressorSpec,
+    DeviceCompressorSpec,
     GzipSpec,
     Lz4Spec,
     ShuffleSpec,
@@ -71,7 +72,7 @@ FORMATS = (_ZSTD, _LZ4, _SNAPPY, _GZIP, _DEFLATE, _BLOSCLZ, RAW)
 _ZLIB = Envelope(inflate=_DEFLATE, head_nbytes=2, tail_nbytes=4, checksum_from_end=4, checksum_dtype=">u4")
 
 ENVELOPES: dict[type, Envelope | None] = of_each(
-    CompressorSpec,
+    DeviceCompressorSpec,
     {
         ZstdSpec: Envelope(inflate=_ZSTD),
         Lz4Spec: Envelope(inflate=_LZ4, head_nbytes=4),
@@ -80,7 +81,7 @@ ENVELOPES: dict[type, Envelope | None] = of_each(
         BloscSpec: None,
     },
 )
-"""None for what is no stream: a Blosc frame, which has many, and whatever the device cannot decode.
+"""None for a Blosc frame, which has many streams.
 
 RFC 1952: CRC-32 and length end a gzip member. RFC 1950: 2 bytes before a deflate stream, an Adler-32 after it.
 numcodecs: the length before an LZ4 block."""

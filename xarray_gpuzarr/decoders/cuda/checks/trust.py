@@ -6,7 +6,7 @@ import threading
 
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
-from xarray_gpuzarr.decoders.cuda.shadows import DifferentValuesError
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.stored.array_spec import ArraySpec

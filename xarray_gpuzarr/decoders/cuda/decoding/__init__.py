@@ -1,0 +1,1 @@
+"""What happens to a batch on the device: planned, decompressed, placed, and what came of it, checked."""
