@@ -18,6 +18,7 @@ from xarray_gpuzarr.decoders.cuda.staging.upload import Upload
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan.byte_range import ByteRange
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process import fetch_options as options
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.read.stored_array import stored_array
@@ -207,7 +208,8 @@ def test_ranges_of_a_whole_shard_may_be_equal(stored):
     of = stored_array(array)
     with snapshot.Snapshot(of.source, of.spec) as read:
         index = read.start_index("c/0", 4)().index
-        read.will_ask("c/0", index.offset[[0, 0]], index.nbytes[[0, 0]])
+        columns = np.zeros(2, np.int64), index.offset[[0, 0]], index.nbytes[[0, 0]]
+        read.will_ask(ReadPlan.of(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
         wanted = ByteRange(offset=int(index.offset[0]), nbytes=int(index.nbytes[0]))
         parts = read.start_ranges("c/0", [wanted, wanted])(lambda nbytes: memoryview(bytearray(nbytes)))
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 from helpers.loops import require_loops
 
-
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.native import Loops
 

@@ -50,7 +50,7 @@ MUTANTS = {
     "sum of all but the last": ("sum = i ? (of_t)(sum + x) : x;", "sum = i && i < n - 1 ? (of_t)(sum + x) : x;"),
     "elements of a shuffle": ("at[3] = (unsigned char)stage->elementsize", "at[3] = 2"),
     "where points are from": ("rows->in_at + box}", "rows->in_at}"),
-    "where points go": ("rows->out_at + box}", "rows->out_at}"),
+    "where points go": ("lie_t){1, rows->out_at + box}, chunk", "lie_t){1, rows->out_at}, chunk"),
     "the first of an index": ("index ? index + piece[0] : NULL", "index"),
     "one element of an index": ("chunk += piece.index[0] * job->in_strides[i];", ";"),
 }

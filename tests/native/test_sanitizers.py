@@ -53,8 +53,7 @@ def test_random_reads(environment):
             "native/test_place_rows",
             "native/test_steps",
             "native/test_read_rows",
-            "native/test_little_reads",
-            "native/test_little_stacks",
+            "native/test_local_reads",
             "fetch/test_cached_files",
         )
     ]

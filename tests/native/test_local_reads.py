@@ -1,12 +1,10 @@
-"""Little reads of local files: not planned, done by one call of the loops; what these leave is read as ever."""
+"""Reads of local files by one table and one call of the loops; what these leave is read and decoded by Python."""
 
 import os
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from io import StringIO
 from itertools import product
-from types import SimpleNamespace
 
 import google_crc32c
 import numpy as np
@@ -14,22 +12,26 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.loops import little_reads, without_loops
+from helpers.data.stacks import numpy_stack, stacks
+from helpers.loops import rows_taken, without_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
-from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
-from zarr.storage import LocalStore, MemoryStore
+from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.storage import LocalStore
 
-from xarray_gpuzarr import CorruptChunkError, progress, read_array, zarr_pipeline
+from xarray_gpuzarr import CorruptChunkError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import HostDecoder, little
+from xarray_gpuzarr.decoders.host import HostDecoder, job, native_rows
 from xarray_gpuzarr.decoders.host import decoder as host
-from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.native import loops
+from xarray_gpuzarr.decoders.host.native_rows import NativeJob
+from xarray_gpuzarr.decoders.host.placing import cast_array
+from xarray_gpuzarr.fetch import LocalSource, index_cache
+from xarray_gpuzarr.native import address
+from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read.stored_array import stored_array
-from xarray_gpuzarr.read.trunk import read
+from xarray_gpuzarr.read.trunk import read, read_target
+from xarray_gpuzarr.stored.cf import Cast
 
 pytestmark = pytest.mark.usefixtures("compiled", "known_indexes")
 
@@ -61,10 +63,11 @@ def array(tmp_path):
 
 
 def read_twice(array, selection):
-    """Read with an index that is known, at the latest the second time; say of that time what the loops did."""
+    """Read with an index that is known, at the latest the second time; say of that time whether one call did it all."""
     read_array(array, selection, device="host")
-    with little_reads() as noted:
-        return read_array(array, selection, device="host"), noted
+    with rows_taken() as taken:
+        found = read_array(array, selection, device="host")
+    return found, taken.n_given == 1 and taken.n_rows == taken.given[0]
 
 
 # ---- which, and what they give
@@ -78,10 +81,10 @@ def test_a_box_of_one_object_is_read_at_once(tmp_path, layout, compressors):
         compressors = "auto"
     array = write(LocalStore(tmp_path), DATA, compressors=compressors, **LAYOUTS[layout])
 
-    found, noted = read_twice(array, ONE)
+    found, is_one_call = read_twice(array, ONE)
 
     assert_same_bits(found, DATA[ONE])
-    assert noted == [True]
+    assert is_one_call
 
 
 @pytest.mark.usefixtures("n_threads")
@@ -89,10 +92,10 @@ def test_a_box_of_one_object_is_read_at_once(tmp_path, layout, compressors):
     "selection", [..., (slice(3, 30), slice(1, 23, 5)), (slice(None, None, 9), 7), (8, 5)], ids=str
 )
 def test_boxes_of_several_chunks(array, selection):
-    found, noted = read_twice(array, selection)
+    found, is_one_call = read_twice(array, selection)
 
     assert_same_bits(np.asarray(found), np.asarray(DATA[selection]))
-    assert noted == [True]
+    assert is_one_call
 
 
 @pytest.mark.usefixtures("n_threads")
@@ -111,38 +114,38 @@ def test_boxes_of_several_chunks(array, selection):
 def test_boxes_of_several_objects(tmp_path, layout, selection):
     array = write(LocalStore(tmp_path), DATA, **layout)
 
-    found, noted = read_twice(array, selection)
+    found, is_one_call = read_twice(array, selection)
 
     assert_same_bits(np.ascontiguousarray(found), np.ascontiguousarray(DATA[selection]))
-    assert noted == [True]
+    assert is_one_call
 
 
 @pytest.mark.parametrize("step", [2**62, 2**63 - 3, 2**63 - 1])
 def test_steps_of_any_length(array, step):
     selection = slice(3, None, step), slice(1, None, 7)
 
-    found, noted = read_twice(array, selection)
+    found, is_one_call = read_twice(array, selection)
 
     assert_same_bits(found, DATA[selection])
-    assert noted == [True]
+    assert is_one_call
     index_cache.cache.clear()
     assert_same_bits(read_array(array, selection, device="host"), DATA[selection])  # planned
 
 
 def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
-    given, lived, read_objects = [], [], loops().read_objects
+    given, lived, read_rows = [], [], NativeJob.read_rows
 
     def forgotten(_name, nbytes):
         memory = np.empty(nbytes, np.uint8)
         given.append(weakref.ref(memory))
-        return memory
+        return memory, address(memory)
 
-    def noting(*structs):
+    def noting(*arguments):
         lived.append([memory() is not None for memory in given])
-        return read_objects(*structs)
+        return read_rows(*arguments)
 
-    monkeypatch.setattr(little, "buffer", forgotten)  # as long buffers are, which threads do not keep
-    monkeypatch.setattr(host, "loops", lambda: SimpleNamespace(read_objects=noting))
+    monkeypatch.setattr(native_rows, "lent", forgotten)  # as long buffers are, which threads do not keep
+    monkeypatch.setattr(NativeJob, "read_rows", noting)
 
     assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])
     assert lived == [[True, True]]
@@ -193,10 +196,10 @@ def test_outputs_of_any_layout(array):
 
     for room, view in product(rooms, views):
         out = view(room)
-        with little_reads() as noted:
+        with rows_taken() as taken:
             found = read(stored, (slice(5, 15), slice(4, 11)), decoder, out)
         assert found is out
-        assert noted == [True]
+        assert taken.given == [taken.n_rows]
         assert_same_bits(np.ascontiguousarray(out), DATA[5:15, 4:11])
         assert (room == -1).sum() == room.size - out.size
         room[...] = -1
@@ -219,10 +222,10 @@ def test_chunks_of_a_shard_wherever_they_lie(array, tmp_path, kind):
         expected[0:8, 12:18] = expected[16:24, 6:12] = expected[8:16, 12:18]
     path.write_bytes(body + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little"))
 
-    found, noted = read_twice(array, (slice(1, 31), slice(1, 23)))
+    found, is_one_call = read_twice(array, (slice(1, 31), slice(1, 23)))
 
     assert_same_bits(found, expected[1:31, 1:23])
-    assert noted == [True]
+    assert is_one_call
 
 
 @pytest.mark.parametrize("selection", [ONE, (slice(9, 19), slice(6, 14))], ids=["one chunk", "several"])
@@ -238,11 +241,11 @@ def test_they_count_as_others(tmp_path, monkeypatch, selection):
         return found.n_reads, found.n_shards, found.decoded_nbytes, read_nbytes
 
     counts()
-    with little_reads() as noted:
+    with rows_taken() as taken:
         ours = counts()
     without_loops(monkeypatch)
 
-    assert noted == [True] * len(LAYOUTS)
+    assert taken.n_given == len(LAYOUTS)
     assert ours == counts()
 
 
@@ -254,10 +257,11 @@ def test_the_codec_pipeline_reads_so(tmp_path, where, monkeypatch):
     with zarr_pipeline():
         array = zarr.open_array(LocalStore(tmp_path), mode="r")
         array[...]
-        with little_reads() as noted:
+        with rows_taken() as taken:
             assert_same_bits(array[3:20, 2:21:3], DATA[3:20, 2:21:3])
             assert_same_bits(array.oindex[ONE], DATA[ONE])
-    assert noted == [True, True]
+    assert taken.n_given == 2
+    assert taken.n_rows == sum(taken.given)
 
 
 def test_many_threads(array, tmp_path):
@@ -273,128 +277,108 @@ def test_many_threads(array, tmp_path):
         assert_same_bits(two, -DATA[box])
 
 
-# ---- which are planned
+# ---- a table for several calls
 
 
-def planned(array, selection, values=DATA):
-    found, noted = read_twice(array, selection)
-    assert_same_bits(np.asarray(found), values[selection])
-    return noted == []
+def test_what_takes_long_is_several_calls(array, monkeypatch):
+    monkeypatch.setattr(job, "CALL_S", 0)
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, (slice(4, 20), slice(3, 20)), device="host"), DATA[4:20, 3:20])
+    assert taken.given == [1] * taken.n_rows
 
 
-def test_what_the_loops_do_not_know(tmp_path):
-    layouts = {
-        "many shards": {"chunks": (4, 6), "shards": (4, 6)},
-        "many files": {"chunks": (4, 6)},
-        "checksum": {**LAYOUTS["sharded"], "compressors": [ZstdCodec(), Crc32cCodec()]},
-    }
-    for name, layout in layouts.items():
-        assert planned(write(LocalStore(tmp_path / name), DATA, **layout), (slice(4, 20), slice(3, 20)))
-    assert planned(write(LocalStore(tmp_path / "points"), DATA, **LAYOUTS["sharded"]), (slice(3), np.array([1, 5, 9])))
-    assert planned(write(MemoryStore(), DATA, **LAYOUTS["sharded"]), ONE)
-    scalar = zarr.create_array(tmp_path / "scalar", shape=(), dtype="i4", fill_value=3)
-    assert planned(scalar, (), np.array(3, "i4"))
+def test_many_rows(tmp_path):
+    for n_shards in 1, 3:
+        data = counting((1500,))
+        array = write(LocalStore(tmp_path / str(n_shards)), data, chunks=(1,), shards=(1500 // n_shards,))
+        assert_same_bits(read_twice(array, slice(None))[0], data)
 
 
-def test_what_takes_long(tmp_path, monkeypatch):
-    array = write(LocalStore(tmp_path), DATA, **LAYOUTS["sharded"])
-    monkeypatch.setattr(host, "CALL_S", 0)
-    assert planned(array, ONE)
-    monkeypatch.undo()
-    many = write(LocalStore(tmp_path / "many"), counting((1500,)), chunks=(1,), shards=(1500,))
-    assert_same_bits(read_twice(many, slice(None))[0], counting((1500,)))
+# ---- what is missing, or left
 
 
-def test_what_a_bar_is_shown_for(array):
-    screen = StringIO()
-    with progress(console=Console(file=screen, force_terminal=True)), little_reads() as noted:
-        assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])
-    assert noted == []
-
-
-def test_without_loops(array, monkeypatch):
-    without_loops(monkeypatch)
-    assert planned(array, ONE)
-
-
-# ---- what is left
-
-
-def left(array, selection, values):
-    found, noted = read_twice(array, selection)
-    assert_same_bits(found, values[selection])
-    return noted == [False]
-
-
-def test_missing_chunks(tmp_path):
+@pytest.mark.usefixtures("n_threads")
+@pytest.mark.parametrize("layout", [*LAYOUTS.values(), {"chunks": CHUNKS, "shards": (16, 12)}], ids=str)
+def test_missing_chunks_are_filled_by_the_loops(tmp_path, layout):
     values = DATA.copy()
-    values[8:16, 6:12] = 7
-    for name, layout in LAYOUTS.items():
-        array = write(LocalStore(tmp_path / name), values, fill_value=7, **layout)
-        assert left(array, ONE, values)
-    for name, shards in {"several": (32, 24), "shards": (16, 12), "files": None}.items():
-        array = write(LocalStore(tmp_path / name), values, fill_value=7, chunks=CHUNKS, shards=shards)
-        assert left(array, (slice(0, 24), slice(4, 14)) if shards else (slice(8, 24), slice(0, 12)), values)
+    values[8:16, 6:12] = values[16:, :12] = 7
+    array = write(LocalStore(tmp_path), values, fill_value=7, **layout)
+
+    for selection in (ONE, (slice(0, 24), slice(4, 14)), (slice(1, 30, 3), slice(None, None, 2)), (slice(16, 32), 3)):
+        with rows_taken() as taken:
+            found = read_array(array, selection, device="host")
+        assert_same_bits(np.ascontiguousarray(found), np.ascontiguousarray(values[selection]))
+        assert taken.n_rows == sum(taken.given) > 0
 
 
-def test_after_one_that_was_left_others_are_planned_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.setattr(little, "_PAUSE", 5)
-    values = DATA.copy()
-    values[8:16, 6:12] = 7
-    array = write(LocalStore(tmp_path), values, fill_value=7, **LAYOUTS["sharded"])
-    read_array(array, ONE, device="host")
+@pytest.mark.parametrize(
+    ("dtype", "fill", "cast"),
+    [
+        ("<i2", -32768, Cast(dtype="<f4", mask=(-32768,), scale=0.5, offset=3)),
+        (">f8", np.nan, Cast(dtype=">f8")),
+        (">i4", 5, Cast(dtype="<c16")),
+        ("<c16", 1 - 2j, Cast(dtype="<c16")),
+        ("|b1", True, Cast(dtype="|b1")),
+    ],
+    ids=str,
+)
+def test_fill_values_are_cast(tmp_path, dtype, fill, cast):
+    array = zarr.create_array(
+        LocalStore(tmp_path), shape=(9, 40), chunks=(3, 8), shards=(6, 24), dtype=dtype, fill_value=fill
+    )
+    array[:4, :9] = np.arange(36).reshape(4, 9).astype(dtype)
+    array[6:, 24:] = 1
+    stored, expected = stored_array(array, cast), cast_array(cast, np.asarray(array[...]))
 
-    with little_reads() as noted:
-        for _ in range(13):
-            read_array(array, ONE, device="host")
-    assert noted == [False] * 3  # the first, the seventh, the thirteenth
-
-    little._little_reads.cache_clear()
-    other = slice(0, 8), slice(0, 6)
-    with little_reads() as noted:
-        for _ in range(13):
-            assert_same_bits(read_array(array, other, device="host"), values[other])
-    assert noted == [True] * 13
-
-
-@pytest.mark.parametrize("how", ["over", "renamed"])
-def test_a_shard_that_was_rewritten(array, tmp_path, how):
-    path = tmp_path / "c/0/0"
-    write(LocalStore(tmp_path / "new"), -DATA, **LAYOUTS["sharded"])
-    new = tmp_path / "new/c/0/0"
-    if how == "over":
-        path.write_bytes(new.read_bytes())
-        os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
-    else:
-        new.replace(path)
-
-    with little_reads() as noted:
-        for _ in range(2):
-            assert_same_bits(read_array(array, ONE, device="host"), -DATA[ONE])
-    assert noted == [False, True]
+    for order in "C", "F":
+        for key in ((slice(None), slice(None)), (slice(1, 9, 2), slice(3, 39, 5)), ([0, 4, 8], slice(None))):
+            wanted = expected[key]
+            out = np.zeros_like(wanted, order=order)
+            with rows_taken() as taken:
+                assert read(stored, key, HostDecoder(), out) is out
+            assert taken.n_rows == sum(taken.given)
+            assert_same_bits(np.ascontiguousarray(out), np.ascontiguousarray(wanted))
 
 
-def test_one_of_several_shards_that_was_rewritten(tmp_path):
-    layout = {"chunks": CHUNKS, "shards": (16, 12)}
+@pytest.mark.parametrize("how", ["over", "renamed", "gone"])
+@pytest.mark.parametrize("shards", [(32, 24), (16, 12)], ids=str)
+def test_a_shard_that_was_replaced(tmp_path, how, shards):
+    layout = {"chunks": CHUNKS, "shards": shards}
     array, selection = write(LocalStore(tmp_path), DATA, **layout), (slice(4, 20), slice(3, 20))
     read_array(array, device="host")
     write(LocalStore(tmp_path / "new"), -DATA, **layout)
-    (tmp_path / "new/c/1/0").replace(tmp_path / "c/1/0")
-    expected = DATA.copy()
-    expected[16:, :12] *= -1
+    path, new, expected = tmp_path / "c/0/0", tmp_path / "new/c/0/0", DATA.copy()
+    expected[: shards[0], : shards[1]] *= -1
+    if how == "renamed":
+        new.replace(path)
+    elif how == "over":
+        path.write_bytes(new.read_bytes())
+        os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
+    else:
+        path.unlink()
+        expected[: shards[0], : shards[1]] = 0
 
-    with little_reads() as noted:
-        for _ in range(2):
-            assert_same_bits(read_array(array, selection, device="host"), expected[selection])
-    assert noted == [False, True]
+    for _ in range(3):
+        assert_same_bits(read_array(array, selection, device="host"), expected[selection])
 
 
-def test_a_shard_that_is_gone(array, tmp_path):
-    (tmp_path / "c/0/0").unlink()
+def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch):
+    """Both versions have all chunks where the index says; only the file tells that it is another one."""
+    layout = {"chunks": CHUNKS, "shards": (32, 24), "compressors": None}
+    array = write(LocalStore(tmp_path), DATA, **layout)
+    read_array(array, device="host")
+    write(LocalStore(tmp_path / "new"), -DATA, **layout)
+    read_rows = NativeJob.read_rows
 
-    with little_reads() as noted:
-        assert_same_bits(read_array(array, ONE, device="host"), np.zeros_like(DATA[ONE]))
-    assert noted == [False]
+    def replacing(*arguments):
+        if (tmp_path / "new/c/0/0").exists():
+            (tmp_path / "new/c/0/0").replace(tmp_path / "c/0/0")
+        return read_rows(*arguments)
+
+    monkeypatch.setattr(NativeJob, "read_rows", replacing)
+
+    assert_same_bits(read_array(array, (slice(1, 30), slice(1, 20)), device="host"), -DATA[1:30, 1:20])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -424,7 +408,85 @@ def test_a_file_that_is_not_in_memory(array, tmp_path):
 
 
 def test_a_path_that_c_cannot_take(array, monkeypatch):
-    monkeypatch.setattr(little.LocalSource, "local_path", lambda source, key: f"{source.root}/\0{key}")
-    with little_reads() as noted, pytest.raises(ValueError, match="null byte"):
+    monkeypatch.setattr(LocalSource, "local_path", lambda source, key: f"{source.root}/\0{key}")
+    with rows_taken() as taken, pytest.raises(ValueError, match="null byte"):
         read_array(array, ONE, device="host")
-    assert noted == []
+    assert taken.n_given == 0
+
+
+# ---- stacked crops of several shards
+
+CROPS = [
+    Crops(start=np.array([0, 22, 13, 22, 25, 5]), count=7),
+    Crops(start=np.array([14, 0, 9, 3, 13, 11]), count=10),
+]
+STACKED = {"chunks": (4, 6), "shards": (16, 12)}
+
+
+def read_stack(array, axes=CROPS, n_samples=6):
+    stored = stored_array(array)
+    target = stack_target(axes, n_samples, stored.spec.grid)
+    out = np.full(target.shape, 99, stored.cast.dtype)
+    return read_target(stored, stored.spec, target, HostDecoder(), out)
+
+
+def of_numpy(values, axes=CROPS, n_samples=6):
+    return np.ascontiguousarray(numpy_stack(values, axes, n_samples))
+
+
+@pytest.mark.usefixtures("n_threads")
+@pytest.mark.parametrize("compressors", [None, ZstdCodec(), BloscCodec(cname="lz4"), GzipCodec()], ids=type)
+def test_crops_of_several_shards_are_one_call(tmp_path, compressors):
+    array = write(LocalStore(tmp_path), DATA, compressors=compressors, **STACKED)
+    assert_same_bits(read_stack(array), of_numpy(DATA))  # asks for the indexes
+
+    with rows_taken() as taken:
+        assert_same_bits(read_stack(array), of_numpy(DATA))
+    assert taken.given == [taken.n_rows]
+
+
+@settings(max_examples=5 * settings().max_examples // 2)
+@given(data=st.data())
+def test_random_stacks(tmp_path_factory, data):
+    chunks = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    shape = [data.draw(st.integers(1, 17)) for _ in chunks]
+    values = counting(tuple(shape)).astype(data.draw(st.sampled_from(["?", "u1", "<i2", "<f8"])))
+    values[tuple(slice(0, n // 2) for n in shape)] = 0
+    array = write(
+        LocalStore(tmp_path_factory.mktemp("a")),
+        values,
+        chunks=chunks,
+        shards=tuple(n * data.draw(st.integers(1, 3)) for n in chunks),
+        filters=data.draw(st.sampled_from([None, TransposeCodec(order=tuple(reversed(range(len(chunks)))))])),
+        compressors=data.draw(st.sampled_from([None, ZstdCodec(), BloscCodec(cname="zstd"), GzipCodec()])),
+    )
+
+    for _ in range(4):
+        axes, n = data.draw(stacks(shape))
+        assert_same_bits(read_stack(array, axes, n), of_numpy(values, axes, n))
+
+
+def test_crops_of_chunks_and_shards_that_are_missing(tmp_path):
+    values = DATA.copy()
+    values[0:8, 18:24] = values[16:, :12] = 7
+    array = write(LocalStore(tmp_path), values, fill_value=7, **STACKED)
+    assert not (tmp_path / "c/1/0").exists()
+
+    for _ in range(2):
+        assert_same_bits(read_stack(array), of_numpy(values))
+        nothing = [slice(16, 32), slice(0, 12)]
+        assert_same_bits(read_stack(array, nothing, 2), np.full((2, 16, 12), 7, "i4"))
+
+
+def test_chunks_between_which_bytes_are_not_in_memory(tmp_path):
+    data = np.random.default_rng(0).integers(0, 99, (16, 1024)).astype("i4")
+    array = write(LocalStore(tmp_path), data, chunks=(1, 1024), shards=(16, 1024), compressors=None)
+    axes = [Crops(start=np.array([0, 9, 2]), count=1), slice(None)]
+    read_stack(array, axes, 3)  # the index
+    fd = os.open(tmp_path / "c/0/0", os.O_RDONLY)
+    os.fsync(fd)
+    for row in (1, 5):
+        os.posix_fadvise(fd, row * 4096, 4096, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+    assert_same_bits(read_stack(array, axes, 3), of_numpy(data, axes, 3))
