@@ -1,27 +1,37 @@
 """Plans: byte ranges, fill boxes and places, worked out by hand or by brute force."""
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import zarr
 from helpers.data.corpus import counting, write
 from helpers.data.selections import outer_keys
 from helpers.effort import many
+from helpers.loops import require_loops, without_loops
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.points import group_points
-from xarray_gpuzarr.plan.read_plan import PointTarget, box_target, plan_blocks, plan_read
+from xarray_gpuzarr.plan.read_plan import PointTarget, box_target, plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 from xarray_gpuzarr.stored.metadata import parse_array
-from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
+from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, ShardIndexSpec
 
 RULE = CoalesceRule(max_gap_nbytes=16, max_nbytes=1000, max_raw_nbytes=1000)
 WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return require_loops()
 
 
 def column(*numbers):
@@ -45,7 +55,7 @@ INDEX = ShardIndex(offset=column(100, 0, 0, 110), nbytes=column(10, 20, MISSING,
 
 def plans(spec, selection, index=INDEX):
     target = box_target(outer_selection(selection, spec.grid.shape), spec.grid)
-    return [plan_read(spec, target, block, index) for block in plan_blocks(spec, target)]
+    return [plan_read(spec, target, [block], [index]) for block in plan_blocks(spec, target)]
 
 
 def requests(plan):
@@ -121,6 +131,84 @@ def test_decoded_bytes_are_known_before_any_chunk_is_read(sharded):
     (plan,) = plans(sharded, slice(0, 8))
 
     assert plan.decoded_nbytes == 8 + 8 + 8
+
+
+def test_shards_whose_indexes_are_known_are_one_plan(sharded):
+    target = box_target(outer_selection(slice(1, 11), sharded.grid.shape), sharded.grid)
+    blocks = list(plan_blocks(sharded, target))
+
+    plan = plan_read(sharded, target, blocks, [INDEX, INDEX])
+
+    assert plan.keys == ("t/c/0", "t/c/1")
+    assert plan.object.tolist() == [0, 0, 0, 1, 1]
+    assert plan.chunk.tolist() == [[1], [0], [3], [5], [4]]
+    assert (plan.offset.tolist(), plan.nbytes.tolist()) == ([0, 100, 110, 0, 100], [20, 10, 30, 20, 10])
+    assert missing(plan) == [2]
+    assert requests(plan) == [
+        ("t/c/0", ByteRange(offset=0, nbytes=20)),
+        ("t/c/0", ByteRange(offset=100, nbytes=10 + 30)),
+        ("t/c/1", ByteRange(offset=0, nbytes=20)),
+        ("t/c/1", ByteRange(offset=100, nbytes=10)),
+    ]
+
+
+@st.composite
+def boxes_of_shards(draw):
+    """A spec, a target of slices, and the index of each shard that it touches; one that does not exist is None."""
+    ndim = draw(st.integers(0, 3))
+    chunk_shape = tuple(draw(st.integers(1, 4)) for _ in range(ndim))
+    per_shard = tuple(draw(st.integers(1, 4)) for _ in range(ndim))
+    shape = tuple(draw(st.integers(1, 40)) for _ in range(ndim))
+    grid = ChunkGrid(shape=shape, chunk_shape=chunk_shape, chunks_per_shard=per_shard)
+    n = math.prod(per_shard)
+    index = ShardIndexSpec(n_chunks=n, location="end", endian="little", checksum=True)
+    spec = replace(
+        parse_array(zarr.create_array({}, shape=(8,), chunks=(2,), shards=(4,), dtype="i4")), grid=grid, index=index
+    )
+    selection = tuple(
+        slice(draw(st.integers(0, n - 1)), draw(st.integers(0, n + 5)), draw(st.sampled_from([1, 2, 3, 7, 19, 2**40])))
+        for n in shape
+    )
+    target = box_target(outer_selection(selection, shape), grid)
+    blocks = list(plan_blocks(spec, target))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    indexes = []
+    for _ in blocks:
+        nbytes = np.where(rng.random(n) < draw(st.sampled_from([0, 0.3, 1])), MISSING, rng.integers(0, 3, n))
+        offset = rng.permutation(3 * n)[:n] if draw(st.booleans()) else 2 * np.arange(n)
+        indexes.append(
+            ShardIndex(offset=np.where(nbytes == MISSING, 0, offset), nbytes=nbytes) if rng.random() < 0.8 else None
+        )
+    return spec, target, blocks, indexes
+
+
+@many
+@given(boxes_of_shards())
+def test_the_loops_look_up_what_numpy_does(compiled, case):
+    spec, target, blocks, indexes = case
+    if not blocks:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        by_loops = plan_read(spec, target, blocks, indexes)
+        without_loops(patch)
+        by_numpy = plan_read(spec, target, blocks, indexes)
+
+    for name in ("keys", "n_chunks", "n_stored", "most_nbytes"):
+        assert getattr(by_loops, name) == getattr(by_numpy, name)
+    np.testing.assert_array_equal(by_loops.row, by_numpy.row)
+    np.testing.assert_array_equal(by_loops.missing_row, by_numpy.missing_row)
+    for name in ("object", "offset", "nbytes"):
+        np.testing.assert_array_equal(getattr(by_loops, name), getattr(by_numpy, name))
+    entries = zip(by_loops.object, by_loops.offset, by_loops.nbytes, strict=True)
+    found = dict(zip(map(tuple, by_loops.chunk.tolist()), map(list, entries), strict=True))
+    for number, (block, index) in enumerate(zip(blocks, indexes, strict=True)):
+        for chunk in target.chunk(block.row).tolist():
+            at = 0
+            for c, n in zip(chunk, spec.grid.chunks_per_shard, strict=True):
+                at = at * n + c % n
+            stored = index is not None and index.nbytes[at] != MISSING
+            assert found.pop(tuple(chunk), None) == ([number, index.offset[at], index.nbytes[at]] if stored else None)
+    assert not found
 
 
 def test_points_of_one_shard_are_one_plan(sharded):

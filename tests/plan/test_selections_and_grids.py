@@ -1,6 +1,7 @@
 """Integers of selections and grids, against NumPy's own indexing."""
 
-from itertools import product
+from itertools import groupby, product
+from math import prod
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr import SelectionError
-from xarray_gpuzarr.plan.axis_pieces import blocks, intersect_axis
+from xarray_gpuzarr.plan.axis_pieces import intersect_axis, runs_of_pieces, shards_of_pieces, shards_of_span, span
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
@@ -179,39 +180,38 @@ def test_grid_counts_include_what_stands_over(grid, shards, chunks, shard_shape)
     assert (grid.n_shards, grid.n_chunks, grid.shard_shape) == (shards, chunks, shard_shape)
 
 
-@many
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4), st.integers(1, 4)), max_size=3),
-    st.integers(1, 7),
-    st.booleans(),
+SPANS = st.tuples(
+    st.integers(1, 60), st.integers(1, 5), st.integers(1, 4), st.integers(0, 59), st.integers(1, 70), st.integers(1, 30)
 )
-def test_blocks_cover_every_touched_chunk_once(axes, max_chunks, sharded):
-    pieces = [intersect_axis(slice(0, length), length, chunk) for length, chunk, _ in axes]
-    per_shard = [n for _, _, n in axes]
 
-    covered = [
-        chunk for box in blocks(pieces, per_shard, sharded=sharded, max_chunks=max_chunks) for chunk in product(*box)
+
+@many
+@given(SPANS)
+def test_shards_of_a_slice(numbers):
+    length, chunk_length, per_shard, start, stop, step = numbers
+    along = span(slice(start, stop, step), length, chunk_length)
+    elements = range(start, min(stop, length), step)
+    if not elements:
+        assert along is None
+        return
+    chunks = list(dict.fromkeys(i // chunk_length for i in elements))
+
+    found = shards_of_span(along, per_shard)
+
+    assert along.n_pieces == len(chunks)
+    assert [(at, chunks[which.start : which.stop]) for at, which in found] == [
+        (at, list(group)) for at, group in groupby(chunks, lambda chunk: chunk // per_shard)
     ]
-
-    assert sorted(covered) == sorted(product(*(range(len(p.chunk)) for p in pieces)))
-
-
-def test_block_of_a_sharded_array_is_one_shard():
-    pieces = [intersect_axis(slice(1, 12), 12, 2), intersect_axis(slice(0, 6), 6, 3)]
-
-    boxes = list(blocks(pieces, (3, 1), sharded=True, max_chunks=1))
-
-    assert boxes == [
-        (range(3), range(1)),
-        (range(3), range(1, 2)),
-        (range(3, 6), range(1)),
-        (range(3, 6), range(1, 2)),
-    ]
+    pieces = intersect_axis(slice(start, stop, step), length, chunk_length)
+    assert shards_of_pieces(pieces, per_shard) == found
 
 
-def test_block_of_an_unsharded_array_is_bounded():
-    pieces = [intersect_axis(slice(0, 100), 100, 1), intersect_axis(slice(0, 30), 30, 1)]
+@many
+@given(st.lists(st.integers(0, 20), max_size=3), st.integers(1, 7))
+def test_runs_cover_every_piece_once(n_pieces, most):
+    runs = list(runs_of_pieces(n_pieces, most))
 
-    boxes = list(blocks(pieces, (1, 1), sharded=False, max_chunks=64))
+    covered = [numbers for run in runs for numbers in product(*run)]
 
-    assert max(len(a) * len(b) for a, b in boxes) <= 64
+    assert sorted(covered) == sorted(product(*map(range, n_pieces)))
+    assert all(prod(map(len, run)) <= most for run in runs)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from xarray_gpuzarr import SelectionError
+from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
-from xarray_gpuzarr.plan.read_plan import plan_blocks, plan_read
+from xarray_gpuzarr.plan.read_plan import plan_blocks
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 from xarray_gpuzarr.stored.metadata import parse_array
@@ -126,7 +127,7 @@ def test_crops_of_one_shard_in_disorder_are_planned_in_the_order_of_bytes(sharde
     target = stack_target([Crops(start=column(4, 0, 2, 1), count=3)], 4, sharded.grid)
     (block,) = plan_blocks(sharded, target)
 
-    plan = plan_read(sharded, target, block, INDEX)
+    plan = plan_read(sharded, target, [block], [INDEX])
 
     assert plan.chunk.tolist() == [[1], [0], [3]]
     assert target.chunk(plan.missing_row).tolist() == [[2]]
@@ -137,7 +138,7 @@ def test_unsharded_chunks_that_crops_share_are_asked_for_once(memory):
     target = stack_target([Crops(start=column(3, 2, 3), count=4)], 3, spec.grid)
     (block,) = plan_blocks(spec, target)
 
-    assert plan_read(spec, target, block, None).keys == ("t/c/1", "t/c/2", "t/c/3")
+    assert plan_read(spec, target, [block], [None]).keys == ("t/c/1", "t/c/2", "t/c/3")
 
 
 def test_chunks_of_a_grid_beyond_what_int64_counts():

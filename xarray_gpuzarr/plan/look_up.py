@@ -104,5 +104,7 @@ def _by_numpy(
 
 def entries(spec: ArraySpec, chunk: Column) -> Column:
     """Return the number of each chunk in the index of its shard."""
+    if not spec.grid.ndim:
+        return np.zeros(len(chunk), np.int64)
     entry: Column = np.ravel_multi_index(tuple(chunk.T), spec.grid.chunks_per_shard, mode="wrap")
     return entry

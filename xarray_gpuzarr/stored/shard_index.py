@@ -62,6 +62,8 @@ class ShardIndex:
     """Where `offset` and `nbytes` lie."""
 
     def __post_init__(self) -> None:
+        for name in ("offset", "nbytes"):
+            object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), np.int64))
         object.__setattr__(self, "addresses", (address(self.offset), address(self.nbytes)))
 
 

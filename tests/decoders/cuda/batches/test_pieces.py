@@ -11,7 +11,8 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Cutter, Piece, 
 from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, Streams
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
-from xarray_gpuzarr.plan.read_plan import Block, box_target, plan_read
+from xarray_gpuzarr.plan.look_up import plan_read
+from xarray_gpuzarr.plan.read_plan import box_target, plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
@@ -46,7 +47,7 @@ def plan_of(table):
     )
     index = ShardIndex(offset=np.cumsum(gap) + np.cumsum(nbytes) - nbytes, nbytes=nbytes)
     target = box_target(outer_selection(..., grid.shape), grid)
-    return plan_read(spec, target, Block(key="c/0", row=np.arange(n)[:, None]), index)
+    return plan_read(spec, target, list(plan_blocks(spec, target)), [index])
 
 
 def rows_of(pieces):
