@@ -2,17 +2,20 @@
 
 from types import SimpleNamespace
 
+import google_crc32c
 import numpy as np
 import pytest
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.loops import rows_taken
-from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+from helpers.loops import changed, rows_taken, without_loops
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 
-from xarray_gpuzarr import read_array
+from xarray_gpuzarr import CorruptChunkError, read_array
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
-from xarray_gpuzarr.native import codecs, native_codec
+from xarray_gpuzarr.native import codecs, crc32c, native_codec
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
@@ -26,6 +29,7 @@ COMPRESSORS = {
     "gzip": GzipCodec(),
 }
 DATA = counting((24, 20))
+RNG = np.random.default_rng(0)
 
 
 @pytest.fixture
@@ -72,3 +76,43 @@ def test_a_codec_whose_library_does_not_show_it(compiled, forgotten, monkeypatch
 
 def _no_module(name):
     raise ImportError(name)
+
+
+# ---- checksums
+
+
+@given(st.binary(max_size=9000), st.integers(0, 64))
+@pytest.mark.usefixtures("compiled")
+def test_a_checksum_is_that_of_a_library(data, first):
+    assert crc32c(memoryview(data)[first:]) == google_crc32c.value(data[first:])
+
+
+def test_a_checksum_on_processors_without_the_instruction():
+    loops = changed((('__builtin_cpu_supports("sse4.2")', "0"),))
+    for n in (*range(40), 3071, 3072, 3073, 100_000):
+        data = np.frombuffer(RNG.bytes(n + 3), np.uint8)[3:]
+        assert loops.crc32c(data.ctypes.data, n) == google_crc32c.value(data.tobytes())
+
+
+def test_checksums_without_the_loops(monkeypatch):
+    without_loops(monkeypatch)
+
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+@pytest.mark.parametrize("compressors", [[Crc32cCodec()], [ZstdCodec(), Crc32cCodec()], [Crc32cCodec(), Crc32cCodec()]])
+@pytest.mark.parametrize("shards", [None, (8, 12)])
+def test_chunks_with_checksums(local, compressors, shards):
+    data = counting((16, 12))
+    array = write(local, data, chunks=(4, 6), shards=shards, compressors=compressors)
+
+    with rows_taken() as taken:
+        assert_same_bits(read_array(array, device="host"), data)
+    assert taken.n_rows == 8
+
+    path = next(path for path in sorted((local.root / "c").rglob("*")) if path.is_file())
+    content = bytearray(path.read_bytes())
+    content[9] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptChunkError, match="checksum"):
+        read_array(array, device="host")

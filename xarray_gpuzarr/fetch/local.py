@@ -18,7 +18,6 @@ from stat import S_ISDIR
 from typing import ClassVar, Literal
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.cached_files import ABSENT, LEFT, read_files, read_ranges
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Allocate,
@@ -139,24 +138,12 @@ class LocalSource:
         return finish
 
     def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
-        """Return a function that reads the files one after another on the thread that calls it.
-
-        Python does little between them, and lets go of its lock three times a file: where two threads read small
-        files, to get it back may take longer than to read one.
-        """
-        whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+        """Return a function that reads the files one after another on the thread that calls it."""
         each = -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
-            if len(keys) == 1:
-                return [self.start(keys[0], whole)(allocate)]
             room = allocate(len(keys) * each)
-            found = read_files([self.local_path(key) for key in keys], room, each)
-            rooms = [room[n * each : (n + 1) * each] for n in range(len(keys))]
-            return [
-                self._object(key, part) if nbytes in (LEFT, 0) else None if nbytes == ABSENT else part[:nbytes]
-                for key, part, nbytes in zip(keys, rooms, found, strict=True)
-            ]
+            return [self._object(key, room[n * each : (n + 1) * each]) for n, key in enumerate(keys)]
 
         return finish
 
@@ -203,13 +190,11 @@ class LocalSource:
         ends = list(accumulate(part.nbytes for part in wanted))
         room = allocate(ends[-1])
         parts = [room[end - part.nbytes : end] for part, end in zip(wanted, ends, strict=True)]
-        n = 0
-        while (n := read_ranges(fd, wanted, room, n)) < len(wanted):
-            done = self._read(fd, key, wanted[n].offset, parts[n], version)
-            if done < len(parts[n]):
+        for (offset, nbytes), part in zip(wanted, parts, strict=True):
+            done = self._read(fd, key, offset, part, version)
+            if done < nbytes:
                 self._check_version(fd, key, version)
-                raise short(self.local_path(key), *wanted[n], done)
-            n += 1
+                raise short(self.local_path(key), offset, nbytes, done)
         self._check_version(fd, key, version)
         return parts
 

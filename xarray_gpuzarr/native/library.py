@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -55,7 +56,8 @@ class JobStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("codec", "chunk_nbytes", "itemsize", "ndim", "n_pieces")),
-        *((name, ctypes.c_int64) for name in ("packed_nbytes", "n_stages", "out_itemsize", "area_nbytes")),
+        *((name, ctypes.c_int64) for name in ("packed_nbytes", "n_stages", "n_checksums", "out_itemsize")),
+        ("area_nbytes", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "chunk_shape", "in_strides", "every")),
         *((name, ctypes.c_void_p) for name in ("out_strides", "out")),
         *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
@@ -113,11 +115,8 @@ class Loops:
         self.cut_axes.argtypes, self.cut_axes.restype = (address, number, number, address), None
         self.look_up = library.gpuzarr_look_up
         self.look_up.argtypes, self.look_up.restype = (address,), number
-        self.read_files = library.gpuzarr_read_files
-        self.read_files.argtypes = (ctypes.c_char_p, number, number, address, number, address)
-        self.read_files.restype = number
-        self.read_ranges = library.gpuzarr_read_ranges
-        self.read_ranges.argtypes, self.read_ranges.restype = (ctypes.c_int, number, number, address, address), number
+        self.crc32c = library.gpuzarr_crc32c
+        self.crc32c.argtypes, self.crc32c.restype = (address, number), ctypes.c_uint32
 
 
 @cache
@@ -158,6 +157,15 @@ def why_absent() -> str | None:
     """Say why there are no compiled loops, and what to do; None if there are. Raises as `loops` does."""
     found = _found()
     return found if isinstance(found, str) else None
+
+
+def crc32c(data: memoryview | bytes) -> int:
+    """Return the CRC-32C of bytes in host memory."""
+    found = loops()
+    if found is None:
+        return int(google_crc32c.value(bytes(data)))
+    array = np.frombuffer(data, np.uint8)
+    return int(found.crc32c(address(array), len(array)))
 
 
 def address(array: npt.NDArray[Any]) -> int:

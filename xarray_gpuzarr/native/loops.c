@@ -64,6 +64,7 @@ typedef struct {
     int64_t codec, chunk_nbytes, itemsize, ndim, n_pieces; /* of a chunk's elements as they are placed */
     int64_t packed_nbytes;      /* that the compressor gives */
     int64_t n_stages;           /* what follows it */
+    int64_t n_checksums;        /* CRC-32C of all that is before, behind what the compressor takes */
     int64_t out_itemsize;
     int64_t area_nbytes;        /* of scratch: one for each thread, two if there are stages, HEAD_NBYTES in front of each */
     const int64_t *pieces;      /* of all axes, one after another: first elements, first positions in the output, counts */
@@ -112,6 +113,82 @@ static uint32_t little(const char *at)
 {
     const unsigned char *b = (const unsigned char *)at;
     return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+/* RFC 3720, appendix B.4: CRC-32C, by tables for eight bytes, or by the processor's own instruction. */
+enum { CRC_LANE = 1024 };
+static uint32_t crc_tables[8][256], crc_lane[4][256];
+
+__attribute__((constructor)) static void make_crc_tables(void)
+{
+    uint32_t bits[32];
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78 : 0);
+        crc_tables[0][byte] = crc;
+    }
+    for (int table = 1; table < 8; table++)
+        for (int byte = 0; byte < 256; byte++) {
+            uint32_t before = crc_tables[table - 1][byte];
+            crc_tables[table][byte] = before >> 8 ^ crc_tables[0][before & 255];
+        }
+    for (int bit = 0; bit < 32; bit++) {
+        bits[bit] = UINT32_C(1) << bit;
+        for (int i = 0; i < CRC_LANE; i++) bits[bit] = bits[bit] >> 8 ^ crc_tables[0][bits[bit] & 255];
+    }
+    for (int i = 0; i < 4 * 256 * 8; i++) /* all bits of all bytes of a CRC */
+        if (i >> 3 & 1 << i % 8) crc_lane[i >> 11][i >> 3 & 255] ^= bits[(i >> 11) * 8 + i % 8];
+}
+
+static uint32_t crc_by_tables(uint32_t crc, const char *at, size_t nbytes)
+{
+    for (; nbytes >= 8; nbytes -= 8, at += 8) {
+        uint32_t low = little(at) ^ crc, high = little(at + 4);
+        crc = 0;
+        for (int i = 0; i < 4; i++) crc ^= crc_tables[7 - i][low >> 8 * i & 255] ^ crc_tables[3 - i][high >> 8 * i & 255];
+    }
+    for (; nbytes; nbytes--) crc = crc >> 8 ^ crc_tables[0][(crc ^ (unsigned char)*at++) & 255];
+    return crc;
+}
+
+#ifdef __x86_64__
+#if defined(__clang_major__) && __clang_major__ >= 14
+#define CRC_MACHINE __attribute__((target("crc32")))
+#else
+#define CRC_MACHINE __attribute__((target("sse4.2")))
+#endif
+
+/* What a CRC becomes behind as many zeros as a lane has bytes. */
+static uint32_t behind_lane(uint32_t crc)
+{
+    return crc_lane[0][crc & 255] ^ crc_lane[1][crc >> 8 & 255] ^ crc_lane[2][crc >> 16 & 255] ^ crc_lane[3][crc >> 24];
+}
+
+/* Three lanes at once: the instruction takes three cycles, and one begins in each. */
+CRC_MACHINE static uint32_t crc_by_machine(uint32_t crc, const char *at, size_t nbytes)
+{
+    uint64_t word[3], wide[3];
+    for (; nbytes >= 3 * CRC_LANE; nbytes -= 3 * CRC_LANE, at += 3 * CRC_LANE) {
+        wide[0] = crc, wide[1] = wide[2] = 0;
+        for (int i = 0; i < CRC_LANE; i += 8)
+            for (int lane = 0; lane < 3; lane++) {
+                memcpy(word + lane, at + lane * CRC_LANE + i, 8);
+                wide[lane] = __builtin_ia32_crc32di(wide[lane], word[lane]);
+            }
+        crc = behind_lane(behind_lane((uint32_t)wide[0]) ^ (uint32_t)wide[1]) ^ (uint32_t)wide[2];
+    }
+    for (; nbytes >= 8; nbytes -= 8, at += 8) memcpy(word, at, 8), crc = (uint32_t)__builtin_ia32_crc32di(crc, *word);
+    for (; nbytes; nbytes--) crc = __builtin_ia32_crc32qi(crc, (unsigned char)*at++);
+    return crc;
+}
+#endif
+
+uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("sse4.2")) return ~crc_by_machine(~0u, at, (size_t)nbytes);
+#endif
+    return ~crc_by_tables(~0u, at, (size_t)nbytes);
 }
 
 /* c-blosc 1.x README_CHUNK_FORMAT: version, version of the codec, flags, itemsize, nbytes, blocksize, cbytes.
@@ -347,10 +424,10 @@ static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
 }
 
 /* Decode a chunk, to `dst` if there is one, else to scratch; return where its elements are, NULL if that failed. */
-static const char *decode_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch, char *dst)
+static const char *decode_row(
+    const job_t *job, const rows_t *rows, int64_t row, size_t nbytes, void *context, char *scratch, char *dst)
 {
     const char *chunk = rows->src[row];
-    size_t nbytes = (size_t)rows->nbytes[row];
     if (job->codec == RAW && !job->n_stages) return dst ? memcpy(dst, chunk, nbytes) : chunk;
     char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
     if (job->codec == RAW)
@@ -364,9 +441,14 @@ static const char *decode_row(const job_t *job, const rows_t *rows, int64_t row,
 static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch)
 {
     int64_t nbytes = rows->nbytes[row], box = first_box(rows, row), end = first_box(rows, row + 1);
-    if (!rows->src[row] || nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
+    if (!rows->src[row]) return 0;
+    for (int64_t i = 0; i < job->n_checksums; i++) {
+        nbytes -= 4;
+        if (nbytes < 0 || gpuzarr_crc32c(rows->src[row], nbytes) != little(rows->src[row] + nbytes)) return 0;
+    }
+    if (nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
     char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
-    const char *chunk = decode_row(job, rows, row, context, scratch, dst);
+    const char *chunk = decode_row(job, rows, row, (size_t)nbytes, context, scratch, dst);
     if (!chunk || dst) return chunk != NULL;
     if (rows->in_at)
         bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
@@ -708,29 +790,4 @@ int64_t gpuzarr_look_up(lookup_t *all)
     }
     free(unsorted), free(entries);
     return n_stored;
-}
-
-/* Read files [at, n) whole, `each` bytes of `room` for each; return the first one that was left, or n.
- * `nbytes` gets their lengths, -1 for those that do not exist. Paths follow each other, each with its zero byte. */
-int64_t gpuzarr_read_files(const char *paths, int64_t at, int64_t n, char *room, int64_t each, int64_t *nbytes)
-{
-    for (int64_t i = 0; i < at; i++) paths += strlen(paths) + 1;
-    for (; at < n; at++, paths += strlen(paths) + 1) {
-        int64_t found = read_file(paths, room + at * each, each);
-        if (found == READ_OTHERWISE) break;
-        nbytes[at] = found;
-    }
-    return at;
-}
-
-/* Read ranges [at, n) of an open file, offset and length each, side by side; return the first one that was left, or n. */
-int64_t gpuzarr_read_ranges(int file, int64_t at, int64_t n, const int64_t *ranges, char *room)
-{
-    for (int64_t i = 0; i < at; i++) room += ranges[2 * i + 1];
-    for (; at < n; at++) {
-        int64_t nbytes = ranges[2 * at + 1];
-        if (read_cached(file, room, nbytes, ranges[2 * at]) != nbytes) break;
-        room += nbytes;
-    }
-    return at;
 }

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import ShardIndexError
-from xarray_gpuzarr.native import address
+from xarray_gpuzarr.native import address, crc32c
 from xarray_gpuzarr.process.records import record
 
 Column = npt.NDArray[np.int64]
@@ -106,7 +105,7 @@ def decode_shard_index(
 
 def _check_crc(encoded: memoryview | bytes, spec: ShardIndexSpec, where: str) -> None:
     stored = int.from_bytes(encoded[-_CRC_NBYTES:], "little")
-    actual = google_crc32c.value(bytes(encoded[:-_CRC_NBYTES]))
+    actual = crc32c(memoryview(encoded)[:-_CRC_NBYTES])
     if stored != actual:
         raise _error(where, spec, f"checksum {actual:#010x}, stored {stored:#010x}")
 

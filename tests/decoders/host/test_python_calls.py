@@ -9,7 +9,7 @@ import pytest
 import zarr
 from helpers.data.corpus import write
 from helpers.loops import require_loops
-from zarr.codecs import BytesCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, TransposeCodec, ZstdCodec
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr.decoders.host import HostDecoder
@@ -76,6 +76,7 @@ def array_of(path, n_chunks: int, **keywords) -> zarr.Array:
         pytest.param(
             PACKED, {"compressors": [zn.Shuffle(elementsize=2), zn.Zstd(level=1)]}, slice(None), id="shuffled"
         ),
+        pytest.param(PLAIN, {"compressors": [ZstdCodec(), Crc32cCodec()]}, slice(None), id="with checksums"),
         pytest.param(PACKED, {"filters": [zn.Delta(dtype="<i2")]}, slice(None), id="differences"),
         pytest.param(PACKED, {}, (EVERY_THIRD, slice(None)), id="index array"),
         pytest.param(PACKED, {}, (slice(None), slice(0, None, 3)), id="steps"),

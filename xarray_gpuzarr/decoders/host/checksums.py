@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import google_crc32c
 import imagecodecs
-import numpy as np
 
 from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.native import crc32c
 from xarray_gpuzarr.stored.codecs import ChecksumAlgorithm, ChecksumSpec
 
 _NBYTES = 4
 
 _ALGORITHMS: dict[ChecksumAlgorithm, Callable[[memoryview, int], int]] = {
     "crc32": lambda payload, _: imagecodecs.deflate_crc32(payload),
-    "crc32c": lambda payload, _: google_crc32c.value(np.frombuffer(payload, np.uint8)),  # it refuses memoryviews
+    "crc32c": lambda payload, _: crc32c(payload),
     "adler32": lambda payload, _: imagecodecs.deflate_adler32(payload),
     "fletcher32": lambda payload, _: imagecodecs.h5checksum_fletcher32(payload),
     "jenkins_lookup3": imagecodecs.h5checksum_lookup3,

@@ -22,6 +22,7 @@ from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
     BloscSpec,
+    ChecksumSpec,
     CodecPipeline,
     CompressorSpec,
     DeltaSpec,
@@ -206,6 +207,10 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         placed, steps = np.dtype(spec.encoded), fused + steps
         chunk_nbytes = _encoded(spec, chunk_nbytes)
     is_copy = not steps and _swapped(placed) == _swapped(out)
+    n_checksums = 0
+    while stages and stages[0] == ChecksumSpec(algorithm="crc32c"):
+        stages.pop(0)
+        n_checksums += 1
     compressor = stages.pop(0) if stages and type(stages[0]) in _COMPRESSORS else None
     name = "raw" if compressor is None else _COMPRESSORS[type(compressor)]
     codec = None if name is None else native_codec(name)
@@ -225,6 +230,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         itemsize=placed.itemsize,
         packed_nbytes=lengths[0],
         n_stages=len(kept),
+        n_checksums=n_checksums,
         out_itemsize=out.itemsize,
         area_nbytes=area_nbytes,
         decode=codec.decode,
@@ -239,7 +245,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     return NativeProgram(
         placed=placed,
         changes_elements=not is_copy,
-        is_copied=codec.number == 0 and not kept and is_copy,
+        is_copied=codec.number == 0 and not kept and not n_checksums and is_copy,
         scratch_nbytes=area_nbytes * (2 if kept else 1),
         struct=struct,
         kept=(kept, structs, taken),

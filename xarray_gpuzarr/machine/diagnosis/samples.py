@@ -13,13 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import google_crc32c
 import numcodecs
 import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zarr_numcodecs
+
+from xarray_gpuzarr.native import crc32c
 
 Values = npt.NDArray[np.float32]
 
@@ -155,5 +156,5 @@ def write(folder: Path, codec: str, edge: int, encoded: Sequence[bytes]) -> zarr
     (folder / "c").mkdir()
     with (folder / "c" / "0").open("wb") as shard:
         shard.writelines(encoded)
-        shard.write(index + int(google_crc32c.value(index)).to_bytes(4, "little"))
+        shard.write(index + crc32c(index).to_bytes(4, "little"))
     return array
