@@ -38,10 +38,9 @@ from xarray_gpuzarr.decoders.cuda.staging import host_share
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder
-from xarray_gpuzarr.fetch import Allocate, Pending
+from xarray_gpuzarr.fetch import Allocate, Pending, Request
 from xarray_gpuzarr.machine.diagnosis.rates import Rates
 from xarray_gpuzarr.machine.diagnosis.sweep import Grid, codec_times
-from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray, read
@@ -178,11 +177,12 @@ class Machine:
 
                 return timed
 
-            def start(self, key: str, wanted: ByteRange, version: object = None) -> Pending:
-                finish = super().start(key, wanted, version)
+            def start(self, requests: Sequence[Request], version: object = None) -> Pending:
+                finish = super().start(requests, version)
 
-                def timed(allocate: Allocate) -> memoryview | None:
-                    machine.fetches.append(machine.crew.spend(rates.lane_s(wanted.nbytes)))
+                def timed(allocate: Allocate) -> list[memoryview | None]:
+                    for _, wanted in requests:
+                        machine.fetches.append(machine.crew.spend(rates.lane_s(wanted.nbytes)))
                     return finish(allocate)
 
                 return timed

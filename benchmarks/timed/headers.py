@@ -11,7 +11,7 @@ import numpy.typing as npt
 import zstandard
 from numcodecs import LZ4
 
-from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge, PendingParts
+from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge, Request
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
@@ -78,21 +78,19 @@ class HeaderStore:
         edge = Edge(data=self._index, object_nbytes=self._end + len(self._index))
         return lambda: edge
 
-    def start(self, _key: str, wanted: ByteRange, _version: object = None) -> Pending:
+    def start(self, requests: Sequence[Request], _version: object = None) -> Pending:
         """Write the headers of the wanted frames, or leave those that the last read of the same kind has written."""
 
-        def finish(allocate: Allocate) -> memoryview:
-            view = allocate(wanted.nbytes)
-            if self.is_writing:
-                self._write(view, wanted)
-            return view
+        def finish(allocate: Allocate) -> list[memoryview | None]:
+            room, views = allocate(sum(wanted.nbytes for _, wanted in requests)), []
+            for _, wanted in requests:
+                view, room = room[: wanted.nbytes], room[wanted.nbytes :]
+                if self.is_writing:
+                    self._write(view, wanted)
+                views.append(view)
+            return views
 
         return finish
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: object = None) -> PendingParts:
-        """Write the headers of several ranges."""
-        pending = [self.start(key, one, version) for one in wanted]
-        return lambda allocate: [finish(allocate) for finish in pending]
 
     def _write(self, view: memoryview, wanted: ByteRange) -> None:
         lo, hi = np.searchsorted(self._first, (wanted.offset, wanted.offset + wanted.nbytes))

@@ -30,7 +30,7 @@ def source():
 
 
 def ranged(source, key, offset, nbytes):
-    data = source.start(key, ByteRange(offset=offset, nbytes=nbytes))(bytearray)
+    (data,) = source.start([(key, ByteRange(offset=offset, nbytes=nbytes))])(bytearray)
     return None if data is None else bytes(data)
 
 
@@ -68,7 +68,8 @@ def test_missing_object(source):
     assert ranged(source, "a", 0, 1) is None
     assert source.start_edge("a", "end", 1)() is None
     assert source.start_whole("a")() is None
-    assert source.start_objects(["a", "a/b"], 1)(bytearray) == [None, b"0123456789"]
+    whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
+    assert source.start([("a", whole), ("a/b", whole)])(bytearray) == [None, b"0123456789"]
     assert source.start_stream("a", ByteRange(offset=0, nbytes=1))() is None
 
 

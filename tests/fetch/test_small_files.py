@@ -18,7 +18,7 @@ from xarray_gpuzarr import StoreReadError, read_array
 from xarray_gpuzarr.fetch import LocalSource, StoreSource
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
-EXPECTED = 1500
+WHOLE = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
 LENGTHS = [0, 1, 511, 512, 513, 1024, 1500, 1536, 1537, 5000]
 
 
@@ -53,7 +53,7 @@ def calls(monkeypatch):
 
 
 def found(source, keys):
-    objects = source.start_objects(keys, EXPECTED)(lambda nbytes: memoryview(bytearray(nbytes)))
+    objects = source.start([(key, WHOLE) for key in keys])(lambda nbytes: memoryview(bytearray(nbytes)))
     return [None if data is None else bytes(data) for data in objects]
 
 
@@ -137,9 +137,8 @@ def test_chunk_files_with_holes(tmp_path, codecs):
 
 
 READS = {
-    "start": lambda source: source.start("k", ByteRange(offset=0, nbytes=WHOLE_OBJECT))(bytearray),
-    "one object": lambda source: source.start_objects(["k"], EXPECTED)(lambda n: memoryview(bytearray(n)))[0],
-    "objects": lambda source: source.start_objects(["k", "k"], EXPECTED)(lambda n: memoryview(bytearray(n)))[1],
+    "start": lambda source: source.start([("k", WHOLE)])(bytearray)[0],
+    "objects": lambda source: source.start([("k", WHOLE), ("k", WHOLE)])(bytearray)[1],
     "stream": lambda source: source.start_stream("k", ByteRange(offset=0, nbytes=WHOLE_OBJECT))().read(10**6),
     "whole": lambda source: source.start_whole("k")().data,
     "the end": lambda source: source.start_edge("k", "end", 10**6)().data,

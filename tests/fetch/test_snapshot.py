@@ -211,7 +211,7 @@ def test_ranges_of_a_whole_shard_may_be_equal(stored):
         columns = np.zeros(2, np.int64), index.offset[[0, 0]], index.nbytes[[0, 0]]
         read.will_ask(ReadPlan.of(of.spec, None, ("c/0",), columns, np.zeros((2, 1), np.int64)))
         wanted = ByteRange(offset=int(index.offset[0]), nbytes=int(index.nbytes[0]))
-        parts = read.start_ranges("c/0", [wanted, wanted])(lambda nbytes: memoryview(bytearray(nbytes)))
+        parts = read.start([("c/0", wanted), ("c/0", wanted)])(lambda nbytes: memoryview(bytearray(nbytes)))
 
     assert parts[0] == parts[1]
     assert len(parts[0]) == wanted.nbytes

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Buffer, Iterable, Iterator
 from functools import partial
 
-from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingParts, PendingStream
+from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingStream
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 
 
 def counted(pending: Pending) -> Pending:
-    """Return a request that counts its bytes, and the seconds until they are there."""
-
-    def finish(allocate: Allocate) -> memoryview | None:
-        with counters.stage("fetch"):
-            data = pending(allocate)
-        if data is not None:
-            counters.add(read_nbytes=len(data))
-        return data
-
-    return finish
-
-
-def counted_parts(pending: PendingParts) -> PendingParts:
-    """Return a request for several parts that counts as `counted` does."""
+    """Return requests that count their bytes, and the seconds until they are there."""
 
     def finish(allocate: Allocate) -> list[memoryview | None]:
         with counters.stage("fetch"):

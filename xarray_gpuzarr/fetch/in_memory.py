@@ -22,8 +22,8 @@ from xarray_gpuzarr.fetch.source import (
     MemoryStream,
     Pending,
     PendingEdge,
-    PendingParts,
     PendingStream,
+    Request,
     Storage,
     Version,
     short,
@@ -87,17 +87,9 @@ class MemorySource:
         """Do nothing."""
         return False
 
-    def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:  # noqa: ARG002  # there is none
-        """Return a function that takes the range."""
-        return lambda _allocate: self._range(key, wanted)
-
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:  # noqa: ARG002  # objects have a length
-        """Return a function that takes the objects."""
-        return lambda _allocate: [self._object(key) for key in keys]
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:  # noqa: ARG002  # there is none
+    def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002  # there is none
         """Return a function that takes the ranges."""
-        return lambda _allocate: [self._range(key, each) for each in wanted]
+        return lambda _allocate: [self._range(*request) for request in requests]
 
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:  # noqa: ARG002  # as above
         """Return a function that takes the range."""

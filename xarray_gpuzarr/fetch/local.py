@@ -27,8 +27,8 @@ from xarray_gpuzarr.fetch.source import (
     MemoryStream,
     Pending,
     PendingEdge,
-    PendingParts,
     PendingStream,
+    Request,
     Storage,
     Version,
     changed,
@@ -115,73 +115,35 @@ class LocalSource:
         finally:
             os.close(fd)
 
-    def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:
-        """Return a function that reads the range on the thread that calls it."""
+    def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
+        """Return a function that reads on the thread that calls it."""
+        if len(requests) > 1 and requests[0][1].nbytes == WHOLE_OBJECT:
+            return lambda _allocate: [self._read_some(key, [wanted], _fresh)[0] for key, wanted in requests]
+        key, ranges = requests[0][0], [wanted for _, wanted in requests]
+        return lambda allocate: self._read_some(key, ranges, allocate, version)
 
-        def finish(allocate: Allocate) -> memoryview | None:
-            fd = self._open(key, version)
-            if fd is None:
-                return None
-            try:
-                nbytes = wanted.nbytes
-                if nbytes == WHOLE_OBJECT:
-                    found = self._stat(fd, key)
-                    if S_ISDIR(found.st_mode):
-                        return None
-                    if not found.st_size:
-                        return self._to_its_end(fd, key)[wanted.offset :]
-                    nbytes = max(0, found.st_size - wanted.offset)
-                return self.pread(fd, key, wanted.offset, allocate(nbytes), version)
-            finally:
-                os.close(fd)
-
-        return finish
-
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
-        """Return a function that reads the files one after another on the thread that calls it."""
-        each = -(-nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
-
-        def finish(allocate: Allocate) -> list[memoryview | None]:
-            room = allocate(len(keys) * each)
-            return [self._object(key, room[n * each : (n + 1) * each]) for n, key in enumerate(keys)]
-
-        return finish
-
-    def _object(self, key: str, room: memoryview) -> memoryview | None:
-        """Read a whole file into `room`, whole blocks, if it fits."""
-        fd = self._open(key)
+    def _read_some(
+        self, key: str, wanted: Sequence[ByteRange], allocate: Allocate, version: Version = None
+    ) -> list[memoryview | None]:
+        """Read ranges of a file, which is opened once, or one range to its end."""
+        fd = self._open(key, version)
         if fd is None:
-            return None
+            return [None] * len(wanted)
         try:
-            done = _cached(fd, room)
-            if done % _BLOCK_NBYTES:  # what is cached ends with a block, unless the file ends before
-                return room[:done]
-            found = self._stat(fd, key)
-            if S_ISDIR(found.st_mode):
-                return None
-            nbytes = found.st_size
-            if not nbytes:
-                return self._to_its_end(fd, key)
-            if nbytes > len(room):
-                room, done = memoryview(bytearray(nbytes)), 0
-            self.pread(fd, key, done, room[done:nbytes])
-            return room[:nbytes]
+            if wanted[0].nbytes == WHOLE_OBJECT:
+                return [self._rest(fd, key, wanted[0].offset, allocate, version)]
+            return [*self._ranges(fd, key, wanted, allocate, version)]
         finally:
             os.close(fd)
 
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:
-        """Return a function that reads the ranges one after another, from a file that it opens once."""
-
-        def finish(allocate: Allocate) -> list[memoryview | None]:
-            fd = self._open(key, version)
-            if fd is None:
-                return [None] * len(wanted)
-            try:
-                return list(self._ranges(fd, key, wanted, allocate, version))
-            finally:
-                os.close(fd)
-
-        return finish
+    def _rest(self, fd: int, key: str, offset: int, allocate: Allocate, version: Version) -> memoryview | None:
+        """Read an open file from `offset` on; None if it is a directory."""
+        found = self._stat(fd, key)
+        if S_ISDIR(found.st_mode):
+            return None
+        if not found.st_size:
+            return self._to_its_end(fd, key)[offset:]
+        return self.pread(fd, key, offset, allocate(max(0, found.st_size - offset)), version)
 
     def _ranges(
         self, fd: int, key: str, wanted: Sequence[ByteRange], allocate: Allocate, version: Version
@@ -327,6 +289,10 @@ class LocalSource:
         """Raise if an open file is of another version."""
         if version is not None and (now := _version(self._stat(fd, key))) != version:
             raise changed(self.local_path(key), version, now)
+
+
+def _fresh(nbytes: int) -> memoryview:
+    return memoryview(bytearray(nbytes))
 
 
 def _version(found: os.stat_result) -> tuple[int, ...]:

@@ -26,14 +26,14 @@ from xarray_gpuzarr.fetch import (
     ObjectSource,
     Pending,
     PendingEdge,
-    PendingParts,
     PendingStream,
+    Request,
     Storage,
     StrictSource,
     Version,
     index_cache,
 )
-from xarray_gpuzarr.fetch.counted import counted, counted_parts, counted_stream
+from xarray_gpuzarr.fetch.counted import counted, counted_stream
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.fetch.strict import missing_keys
@@ -111,27 +111,15 @@ class Snapshot:
         """Let the system read ahead; see `ByteSource.prefetch`."""
         return self._source.prefetch(key, wanted)
 
-    def start(self, key: str, wanted: ByteRange) -> Pending:
-        """Start reading a byte range of the version of an object that its index was read from."""
-        taken = self._take(key, wanted)
-        if taken is not None:
-            return AtHand(taken[0])
-        return counted(self._source.start(key, wanted, self._versions.get(key)))
-
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
-        """Start reading whole objects that are no shards."""
-        return counted_parts(self._source.start_objects(keys, nbytes))
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
-        """Start reading byte ranges of the version of an object that its index was read from."""
-        taken = self._take(key, *wanted)
-        if taken is not None:
-            return lambda _allocate: [*taken]
-        return counted_parts(self._source.start_ranges(key, wanted, self._versions.get(key)))
+    def start(self, requests: Sequence[Request]) -> Pending:
+        """Start reading byte ranges of the version of a shard that its index was read from, or objects."""
+        key = requests[0][0]
+        taken = self._take(key, [wanted for _, wanted in requests])
+        return counted(self._source.start(requests, self._versions.get(key))) if taken is None else AtHand([*taken])
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""
-        taken = self._take(key, wanted)
+        taken = self._take(key, [wanted])
         if taken is not None:
             return lambda: MemoryStream(taken[0])
         return counted_stream(self._source.start_stream(key, wanted, self._versions.get(key)))
@@ -263,7 +251,7 @@ class Snapshot:
             entry = CachedIndex(index=index, version=edge.version)
             index_cache.cache.put((self._source.identity, key, spec), entry, fetch_options().index_cache_nbytes)
 
-    def _take(self, key: str, *wanted: ByteRange) -> list[memoryview] | None:
+    def _take(self, key: str, wanted: Sequence[ByteRange]) -> list[memoryview] | None:
         """Return bytes of a shard that came with its index; let go of the shard with the last of them."""
         whole = self._whole.get(key)
         if whole is None:

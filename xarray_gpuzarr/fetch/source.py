@@ -13,10 +13,11 @@ from xarray_gpuzarr.process.records import record
 Allocate = Callable[[int], memoryview]
 """Given a length in bytes, return writable host memory of that length."""
 
-Pending = Callable[[Allocate], memoryview | None]
-"""Finish a read that was started; None if the object does not exist.
+Pending = Callable[[Allocate], list[memoryview | None]]
+"""Finish requests that were started; None for each whose object does not exist.
 
-The bytes lie in the memory that `Allocate` returned, or in memory of the source's own if it has them already.
+The bytes lie in the memory that `Allocate` returned, or in memory of the source's own if it has them already; it is
+called once at most.
 """
 
 
@@ -25,10 +26,10 @@ class AtHand:
 
     __slots__ = ("_data",)
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: list[memoryview | None]) -> None:
         self._data = data
 
-    def __call__(self, _allocate: Allocate) -> memoryview:
+    def __call__(self, _allocate: Allocate) -> list[memoryview | None]:
         """Return the bytes."""
         return self._data
 
@@ -91,10 +92,6 @@ class ByteStream(Protocol):
         """Let go of what the stream holds open."""
 
 
-PendingParts = Callable[[Allocate], list[memoryview | None]]
-"""Finish reading whole objects, or ranges of one; None for each that does not exist. `Allocate` is called once at
-most."""
-
 PendingStream = Callable[[], ByteStream | None]
 """Open a stream that was asked for; None if the object does not exist."""
 
@@ -140,20 +137,14 @@ class ByteSource(Protocol):
     def prefetch(self, key: str, wanted: ByteRange) -> bool:
         """Let the system read ahead what will be wanted soon; return whether it had to."""
 
-    def start(self, key: str, wanted: ByteRange) -> Pending:
-        """Start reading a byte range of an object.
+    def start(self, requests: Sequence[Request]) -> Pending:
+        """Start reading byte ranges of one object, or whole objects: one at least.
 
         Raises
         ------
         StoreReadError
             On finishing: the store failed or returned another number of bytes.
         """
-
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
-        """Start reading whole objects, few of which have more than `nbytes` bytes; raises as `start` does."""
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
-        """Start reading byte ranges of one object; raises as `start` does."""
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         """Start reading a byte range that is too large to be held at once."""
@@ -180,8 +171,8 @@ class ObjectSource(ByteSource, Protocol):
     def check(self, key: str, version: Version = None) -> None:
         """Raise `ObjectChangedError` if a local file is not of a version."""
 
-    def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:
-        """Start reading a byte range of an object, of the given version if there is one.
+    def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
+        """Start reading byte ranges of one object, of the given version if there is one, or whole objects.
 
         Raises
         ------
@@ -190,9 +181,6 @@ class ObjectSource(ByteSource, Protocol):
         StoreReadError
             On finishing: the store failed or returned another number of bytes.
         """
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:
-        """Start reading byte ranges of one object; raises as `start` does."""
 
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
         """Start reading a byte range that is too large to be held at once; raises as `start` does."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import zarr.errors
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.fetch.source import ObjectSource, PendingParts, Storage
+from xarray_gpuzarr.fetch.source import Allocate, ObjectSource, Pending, Request, Storage, Version
 
 if TYPE_CHECKING:
     from zarr.errors import ChunkNotFoundError
@@ -81,14 +81,14 @@ class StrictSource:
         """Return this source as one read is to use it, which has not missed anything yet."""
         return type(self)(self.within.for_one_read(ask_again=ask_again, most_nbytes=most_nbytes))
 
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
-        """Start reading whole objects; see `ByteSource.start_objects`."""
-        pending = self.within.start_objects(keys, nbytes)
+    def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
+        """Start reading byte ranges, or whole objects; see `ObjectSource.start`."""
+        pending = self.within.start(requests, version)
 
-        def finish(allocate: Any) -> list[memoryview | None]:
-            objects = pending(allocate)
-            self.missing.update(key for key, data in zip(keys, objects, strict=True) if data is None)
-            return objects
+        def finish(allocate: Allocate) -> list[memoryview | None]:
+            found = pending(allocate)
+            self.missing.update(key for (key, _), data in zip(requests, found, strict=True) if data is None)
+            return found
 
         return finish
 
@@ -96,8 +96,8 @@ class StrictSource:
         def start_one(key: str, *args: Any) -> Callable[..., Any]:
             pending = start(key, *args)
 
-            def finish(*allocate: Any) -> Any:
-                found = pending(*allocate)
+            def finish() -> Any:
+                found = pending()
                 if found is None:
                     self.missing.add(key)
                 return found
@@ -107,4 +107,4 @@ class StrictSource:
         return start_one
 
 
-_REQUESTS = frozenset({"start", "start_edge", "start_stream", "start_whole"})
+_REQUESTS = frozenset({"start_edge", "start_stream", "start_whole"})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xarray_gpuzarr.decoders import Decoder
-from xarray_gpuzarr.fetch import ByteSource, LocalFile, Pending, PendingParts, PendingStream
+from xarray_gpuzarr.fetch import ByteSource, LocalFile, Pending, PendingStream, Request
 from xarray_gpuzarr.plan.byte_range import ByteRange
 
 
@@ -67,7 +67,6 @@ class _StoppableSource:
     def __init__(self, source: ByteSource, stop: Stop) -> None:
         self._stop = stop
         self._start, self._start_stream = source.start, source.start_stream
-        self._start_objects, self._start_ranges = source.start_objects, source.start_ranges
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
         self.storage, self.is_local = source.storage, source.is_local
         self._local_file, self.check, self.prefetch = source.local_file, source.check, source.prefetch
@@ -76,17 +75,9 @@ class _StoppableSource:
         self._stop.check()
         return self._local_file(key)
 
-    def start(self, key: str, wanted: ByteRange) -> Pending:
+    def start(self, requests: Sequence[Request]) -> Pending:
         self._stop.check()
-        return self._start(key, wanted)
-
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
-        self._stop.check()
-        return self._start_objects(keys, nbytes)
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
-        self._stop.check()
-        return self._start_ranges(key, wanted)
+        return self._start(requests)
 
     def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
         self._stop.check()

@@ -198,11 +198,11 @@ class FailingSource:
     def for_one_read(self, **_: Any) -> Any:
         return self
 
-    def start(self, key: str, wanted: Any, version: Any) -> Any:
+    def start(self, requests: Any, version: Any) -> Any:
         def fail(_):
             raise self.error()
 
-        return fail if key == self.key else self.source.start(key, wanted, version)
+        return fail if requests[0][0] == self.key else self.source.start(requests, version)
 
 
 def failed():

@@ -243,8 +243,8 @@ def test_requests_follow_answers_that_nobody_has_taken_yet(store, server):
     server.most_at_once()
     try:
         wanted = [ByteRange(offset=n, nbytes=1) for n in range(source.lookahead)]
-        pending = [source.start("unsharded/bytes/c/0/0", one) for one in wanted]
-        answered = [one for one in pending if one.asked.reply.wait(10)]
+        pending = [source.start([("unsharded/bytes/c/0/0", one)]) for one in wanted]
+        answered = [one for one in pending if one.asked[0].reply.wait(10)]
     finally:
         server.set(latency_s=0)
 

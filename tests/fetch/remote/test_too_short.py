@@ -126,7 +126,7 @@ def assert_ranges_behind_the_end_are_short(store):
     for key, nbytes in (("ten", 10), ("none", 0)):
         for wanted in (ByteRange(nbytes, 2), ByteRange(nbytes + 10, 10), ByteRange(max(0, nbytes - 5), 10)):
             with pytest.raises(StoreReadError, match="shorter"):
-                source.start(key, wanted)(bytearray)
+                source.start([(key, wanted)])(bytearray)
         assert bytes(source.start_edge(key, "end", 20)().data) == TEN[:nbytes]
         assert bytes(source.start_edge(key, "start", 20)().data) == TEN[:nbytes]
         assert bytes(source.start_whole(key)().data) == TEN[:nbytes]

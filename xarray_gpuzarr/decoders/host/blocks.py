@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -19,16 +18,15 @@ from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
 from xarray_gpuzarr.decoders.host.local_files import Files, local_files
 from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeRows, Points
 from xarray_gpuzarr.decoders.host.placing import cast_array
-from xarray_gpuzarr.fetch import Allocate, ByteSource, Pending, PendingParts, Request
+from xarray_gpuzarr.fetch import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
 
 
-def _unstarted(_source: ByteSource, _requests: Sequence[Request]) -> list[Any]:
+def _unstarted(_source: ByteSource, _requests: Sequence[Request]) -> None:
     """Start nothing: local files are read where their bytes are decoded."""
-    return []
 
 
 class Block:
@@ -70,7 +68,7 @@ class Block:
             yield from [self._local_task(range(at, min(at + step, n))) for at in range(0, n, step)]
             return
         if n > self.n_stored:
-            yield Task(lambda _workspace, _pending: self.fill_missing())
+            yield Task(lambda _workspace, _pending: self.fill_missing(), start=_unstarted)
         yield from self.read_tasks()
 
     def read_tasks(self) -> Iterator[Task]:
@@ -118,8 +116,19 @@ class Block:
 
     def _part_task(self, bounds: list[int]) -> Task:
         """Return a task for consecutive parts, given the rows at which they begin and end."""
-        is_sharded = self.plan.spec.index is not None
-        return self._range_task(bounds) if is_sharded else self._object_task(bounds[0], bounds[-1])
+        plan = self.plan
+
+        def run(workspace: Workspace, pending: Pending) -> None:
+            found = pending(workspace.staging)
+            if plan.spec.index is None:
+                self.place(workspace, Objects(bounds[0], found))
+                return
+            data = [part for part in found if part is not None]
+            if len(data) < len(found):
+                self.check_absent(bounds[0])
+            self.place(workspace, Ranges(data, bounds, plan.offset, plan.nbytes))
+
+        return Task(run, [request for lo, hi in pairwise(bounds) for request in plan.requests(lo, hi)])
 
     def _together(self) -> list[int]:
         """Cut the parts into those that one thread reads one after another, of one object."""
@@ -135,44 +144,6 @@ class Block:
                 cuts.append(part)
                 limit = ends[part - 1] + rule.max_nbytes
         return [*cuts, len(ends)]
-
-    def _object_task(self, lo: int, hi: int) -> Task:
-        most = self.plan.spec.most_nbytes
-
-        def start(source: ByteSource, requests: Sequence[Request]) -> list[PendingParts]:
-            return [source.start_objects([key for key, _ in requests], most)]
-
-        def run(workspace: Workspace, pending: list[PendingParts]) -> None:
-            self.place(workspace, Objects(lo, pending[0](workspace.staging)))
-
-        return Task(run, self.plan.requests(lo, hi), start)
-
-    def _range_task(self, bounds: list[int]) -> Task:
-        def start(source: ByteSource, requests: Sequence[Request]) -> list[PendingParts]:
-            return [source.start_ranges(requests[0][0], [wanted for _, wanted in requests])]
-
-        def run(workspace: Workspace, pending: list[PendingParts]) -> None:
-            found = pending[0](workspace.staging)
-            data = [part for part in found if part is not None]
-            if len(data) < len(found):
-                self.check_absent(bounds[0])
-            self.place(workspace, Ranges(data, bounds, self.plan.offset, self.plan.nbytes))
-
-        def run_alone(workspace: Workspace, pending: list[Pending]) -> None:
-            run(workspace, [lambda allocate: [pending[0](allocate)]])
-
-        requests = [request for lo, hi in pairwise(bounds) for request in self.plan.requests(lo, hi)]
-        return Task(run_alone, requests) if len(requests) == 1 else Task(run, requests, start)
-
-    def read(self, finish: Pending, allocate: Allocate, row: int) -> memoryview | None:
-        """Finish a request; None for an unsharded chunk that was never written.
-
-        A shard must exist, since its index was read.
-        """
-        data = finish(allocate)
-        if data is None:
-            self.check_absent(row)
-        return data
 
     def check_absent(self, row: int) -> None:
         """Raise if the object of a row may not be absent."""

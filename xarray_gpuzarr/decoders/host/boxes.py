@@ -23,7 +23,7 @@ from xarray_gpuzarr.decoders.host.native_rows import Boxes
 from xarray_gpuzarr.decoders.host.placing import place
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.errors import CorruptChunkError, StoreReadError
-from xarray_gpuzarr.fetch import ByteSource, PendingStream, Request
+from xarray_gpuzarr.fetch import ByteSource, Pending, PendingStream, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 from xarray_gpuzarr.plan.output_boxes import Placement
@@ -31,8 +31,8 @@ from xarray_gpuzarr.plan.output_boxes import Placement
 Array = npt.NDArray[Any]
 
 
-def _streams(source: ByteSource, requests: Sequence[Request]) -> list[PendingStream]:
-    return [source.start_stream(*request) for request in requests]
+def _stream(source: ByteSource, requests: Sequence[Request]) -> PendingStream:
+    return source.start_stream(*requests[0])
 
 
 class BoxBlock(Block):
@@ -71,13 +71,13 @@ class BoxBlock(Block):
             yield from self._raw_tasks(runs)
         elif self.job.array.streams:
             for row in range(self.n_stored):
-                yield Task(self._streamer(row), self.plan.requests(row, row + 1), _streams)
+                yield Task(self._streamer(row), self.plan.requests(row, row + 1), _stream)
         else:
             yield from super().read_tasks()
 
-    def _streamer(self, row: int) -> Callable[[Workspace, list[PendingStream]], None]:
-        def run(workspace: Workspace, pending: list[PendingStream]) -> None:
-            stream = pending[0]()
+    def _streamer(self, row: int) -> Callable[[Workspace, PendingStream], None]:
+        def run(workspace: Workspace, pending: PendingStream) -> None:
+            stream = pending()
             if stream is None:
                 self.check_absent(row)
                 self.fill(self.rows[row])
@@ -137,26 +137,23 @@ class BoxBlock(Block):
                 raise self._wrong_length(row, done + found)
             return dst
 
-        def start(source: ByteSource, requests: Sequence[Request]) -> list[Any]:
-            return [source.start(*requests[0]), source]
-
-        def run(_workspace: Workspace, pending: list[Any]) -> None:
-            finish, source = pending
+        def run(_workspace: Workspace, pending: Pending) -> None:
             try:
-                data = self.read(finish, allocate, row)
+                (data,) = pending(allocate)
             except StoreReadError:
                 if not is_object or (to_end and not done):
                     raise
-                data = self._piece_of_all(source, row, done, nbytes)
+                data = self._piece_of_all(row, done, nbytes)
             if data is None:
+                self.check_absent(row)
                 np.frombuffer(dst, self.job.out.dtype)[:] = self.job.array.fill[0]
                 return
             if data is not dst:
                 copy_bytes(data, allocate(len(data)))
 
-        return Task(run, [(key, wanted)], start)
+        return Task(run, [(key, wanted)])
 
-    def _piece_of_all(self, source: ByteSource, row: int, done: int, nbytes: int) -> memoryview | None:
+    def _piece_of_all(self, row: int, done: int, nbytes: int) -> memoryview | None:
         """Read an object of which a piece cannot be read: it is too short, or none."""
 
         def allocate(found: int) -> memoryview:
@@ -164,7 +161,7 @@ class BoxBlock(Block):
                 raise self._wrong_length(row, found)
             return memoryview(bytearray(found))
 
-        whole = source.start(*self.plan.requests(row, row + 1)[0])(allocate)
+        (whole,) = self.job.source.start(self.plan.requests(row, row + 1))(allocate)
         return None if whole is None else whole[done : done + nbytes]
 
     def _wrong_length(self, row: int, found: int) -> CorruptChunkError:

@@ -183,7 +183,7 @@ class TaskQueue:
         self._source = source
         self._read_ahead = ReadAhead(source)
         self._lock = threading.Lock()
-        self._ready: deque[tuple[Task, list[Any]]] = deque()
+        self._ready: deque[tuple[Task, Any]] = deque()
         self._n_started = 0
         self._stopped = False
 
@@ -197,7 +197,7 @@ class TaskQueue:
             self._stopped = True
             raise
 
-    def _next(self) -> tuple[Task, list[Any]] | None:
+    def _next(self) -> tuple[Task, Any] | None:
         queued: list[Request] = []
         with self._lock:
             if self._stopped:
@@ -217,7 +217,6 @@ class TaskQueue:
         self._read_ahead(queued)
         return item
 
-    def _weight(self, task: Task, pending: list[Any]) -> int:
+    def _weight(self, task: Task, pending: Any) -> int:
         """Return the requests that a task counts as; bytes at hand would only pile up if more were drawn."""
-        at_hand = sum(isinstance(p, AtHand) for p in pending)
-        return (len(task.requests) or len(pending)) + at_hand * (self._source.lookahead - 1)
+        return self._source.lookahead if isinstance(pending, AtHand) else len(task.requests)

@@ -65,19 +65,18 @@ class Workspace:
         return memoryview(buffer("staging", nbytes))
 
 
-def each_alone(source: ByteSource, requests: Sequence[Request]) -> list[Pending]:
-    """Start requests one by one."""
-    return [source.start(*request) for request in requests]
+def _start(source: ByteSource, requests: Sequence[Request]) -> Pending:
+    return source.start(requests)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """Work for one thread: requests, and what to do with their answers."""
 
-    run: Callable[[Workspace, list[Any]], None]
-    """Takes what `start` returned for each request, or for all of them."""
+    run: Callable[[Workspace, Any], None]
+    """Takes what `start` returned."""
     requests: Sequence[Request] = ()
-    start: Callable[[ByteSource, Sequence[Request]], list[Any]] = each_alone
+    start: Callable[[ByteSource, Sequence[Request]], Any] = _start
     """Starts the requests."""
 
 

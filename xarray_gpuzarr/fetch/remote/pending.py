@@ -62,31 +62,17 @@ class Waiting:
         self.asked = asked
 
 
-class WaitingRange(Waiting):
-    """A byte range that was asked for: a `Pending`."""
+class WaitingRanges:
+    """Byte ranges that were asked for: a `Pending`."""
 
-    __slots__ = ("_version", "_wanted")
+    __slots__ = ("_version", "_wanted", "asked")
 
-    def __init__(self, asked: Asked, wanted: ByteRange, version: Version) -> None:
-        super().__init__(asked)
-        self._wanted, self._version = wanted, version
+    def __init__(self, asked: Sequence[Asked], wanted: Sequence[ByteRange], version: Version) -> None:
+        self.asked, self._wanted, self._version = asked, wanted, version
 
-    def __call__(self, _allocate: Allocate) -> memoryview | None:
-        """Wait for the bytes."""
-        return _checked(self.asked, self._wanted, self._version)
-
-
-class WaitingParts:
-    """Several requests that wait to be finished together: a `PendingParts`."""
-
-    __slots__ = ("requests",)
-
-    def __init__(self, requests: Sequence[WaitingRange]) -> None:
-        self.requests = requests
-
-    def __call__(self, allocate: Allocate) -> list[memoryview | None]:
-        """Wait for all of them."""
-        return [request(allocate) for request in self.requests]
+    def __call__(self, _allocate: Allocate) -> list[memoryview | None]:
+        """Wait for the bytes of all."""
+        return [_checked(*each, self._version) for each in zip(self.asked, self._wanted, strict=True)]
 
 
 class WaitingStream(Waiting):

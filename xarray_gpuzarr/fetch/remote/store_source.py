@@ -21,15 +21,15 @@ from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import Answer, strong_tag
 from xarray_gpuzarr.fetch.remote.clients import Client, client_for
-from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingEdge, WaitingParts, WaitingRange, WaitingStream
+from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingEdge, WaitingRanges, WaitingStream
 from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     LocalFile,
     Pending,
     PendingEdge,
-    PendingParts,
     PendingStream,
+    Request,
     Storage,
     Version,
 )
@@ -124,9 +124,10 @@ class StoreSource:
         """Do nothing: requests are started early instead."""
         return False
 
-    def start(self, key: str, wanted: ByteRange, version: Version = None) -> Pending:
-        """Ask the store now; the returned object waits for the answer."""
-        return WaitingRange(self._ask(key, _request(wanted), version), wanted, version)
+    def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
+        """Ask the store for everything now; the returned object waits for the answers."""
+        asked = self._ask_all([(key, _request(wanted)) for key, wanted in requests], version)
+        return WaitingRanges(asked, [wanted for _, wanted in requests], version)
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
@@ -141,18 +142,6 @@ class StoreSource:
     def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
         """Ask the store for the whole range now; what it returns is held as it is."""
         return WaitingStream(self._ask(key, _request(wanted), version), wanted, version)
-
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:  # noqa: ARG002  # answers have a length
-        """Ask the store for all objects now; the returned object waits for the answers."""
-        whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
-        return WaitingParts(
-            [WaitingRange(asked, whole, None) for asked in self._ask_all([(key, None) for key in keys])]
-        )
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange], version: Version = None) -> PendingParts:
-        """Ask the store for all ranges now; the returned object waits for the answers."""
-        asked = self._ask_all([(key, _request(each)) for each in wanted], version)
-        return WaitingParts([WaitingRange(*found, version) for found in zip(asked, wanted, strict=True)])
 
     def give_up(self) -> None:
         """Give up requests that have not been answered."""

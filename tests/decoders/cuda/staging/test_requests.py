@@ -38,9 +38,9 @@ class ListedRequests(Wrapped):
 
     nbytes: list = field(default_factory=list)
 
-    def start(self, key: str, wanted: Any, version: Any) -> Any:
-        self.nbytes.append(wanted.nbytes)
-        return self.source.start(key, wanted, version)
+    def start(self, requests: Any, version: Any) -> Any:
+        self.nbytes += [wanted.nbytes for _, wanted in requests]
+        return self.source.start(requests, version)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ class EarlyRequests(Wrapped):
     under_way: list = field(default_factory=list)
     asked: list = field(default_factory=list)
 
-    def start(self, key: str, wanted: Any, version: Any) -> Any:
-        self.asked.append(wanted.offset)
-        number, pending = len(self.asked), self.source.start(key, wanted, version)
+    def start(self, requests: Any, version: Any) -> Any:
+        self.asked += [wanted.offset for _, wanted in requests]
+        number, pending = len(self.asked), self.source.start(requests, version)
 
         def finish(allocate: Any) -> Any:
             self.under_way.append(len(self.asked) - number)

@@ -21,7 +21,7 @@ from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch import Allocate, LocalFile, MemoryStream, Pending, PendingParts, PendingStream, Storage
+from xarray_gpuzarr.fetch import Allocate, LocalFile, MemoryStream, Pending, PendingStream, Request, Storage
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.points import group_points
@@ -166,24 +166,17 @@ class KnownBytes:
         """Everything is there."""
         return False
 
-    def start(self, _key: str, wanted: ByteRange) -> Pending:
-        """Return a range."""
+    def start(self, requests: Sequence[Request]) -> Pending:
+        """Return a range: each comes by itself."""
+        ((_, wanted),) = requests
         data = self._data[wanted.offset : wanted.offset + wanted.nbytes]
 
-        def finish(allocate: Allocate) -> memoryview:
+        def finish(allocate: Allocate) -> list[memoryview | None]:
             view = allocate(len(data))
             view[:] = data
-            return view
+            return [view]
 
         return finish
-
-    def start_objects(self, keys: Sequence[str], nbytes: int) -> PendingParts:
-        """There is one shard, and no other object."""
-        raise NotImplementedError
-
-    def start_ranges(self, key: str, wanted: Sequence[ByteRange]) -> PendingParts:
-        """Each range comes by itself."""
-        raise NotImplementedError
 
     def start_stream(self, _key: str, wanted: ByteRange) -> PendingStream:
         """Return a range as a stream."""

@@ -199,7 +199,7 @@ class HostShare:
         present[looped.absent] = False
         for plan, row, number in looped.left:
             piece = Piece.of(plan, row, row + 1)
-            data = self._source.start(*piece.requests()[0])(_staging)
+            (data,) = self._source.start(piece.requests())(_staging)
             if data is None:
                 present[number] = _may_be_missing(plan, row)
             else:
@@ -217,7 +217,7 @@ class HostShare:
         def drain(go_on: Callable[[], bool]) -> None:
             while go_on() and (started := requests.next(todo)) is not None:
                 (piece, low), finish = started
-                data = finish(_staging)
+                (data,) = finish(_staging)
                 if data is None:
                     present[low] = _may_be_missing(piece.plan, piece.lo)
                 else:

@@ -146,7 +146,7 @@ class Stager:
         """Fetch some chunks of pieces to memory of the host."""
         encoded = []
         for plan, row in (row_of(pieces, number) for number in numbers.tolist()):
-            data = self._source.start(*plan.requests(row, row + 1)[0])(lambda nbytes: memoryview(bytearray(nbytes)))
+            data = self._source.start(plan.requests(row, row + 1))(lambda nbytes: memoryview(bytearray(nbytes)))[0]
             if data is None:
                 raise vanished_chunk(plan, row)
             encoded.append(data)
@@ -167,7 +167,7 @@ class Stager:
         def drain(go_on: Callable[[], bool]) -> None:
             while go_on() and (started := self._requests.next(todo)) is not None:
                 (destination, piece), finish = started
-                data = finish(destination)
+                (data,) = finish(destination)
                 if data is not None:
                     destination.keep(data)
                 elif sharded:

@@ -65,7 +65,7 @@ class Requests:
         queued = []
         while self._wanted and self._n_under_way < self._ahead:
             request = self._wanted.popleft()
-            pending = self._source.start(*request)
+            pending = self._source.start([request])
             self._started.append(pending)
             self._n_under_way += not isinstance(pending, AtHand)
             queued.append(request)
