@@ -15,8 +15,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, read_array
 from xarray_gpuzarr.decoders.cuda.staging.upload import Upload
-from xarray_gpuzarr.decoders.host.blocks import Block
-from xarray_gpuzarr.fetch import snapshot
+from xarray_gpuzarr.fetch import AtHand, snapshot
 from xarray_gpuzarr.plan.byte_range import ByteRange
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process import fetch_options as options
@@ -146,8 +145,8 @@ def test_a_shard_larger_than_the_room_begins_with_its_index(stored, room):
 def test_shards_that_wait_to_be_decoded_hold_up_requests(stored, room, monkeypatch):
     room(2)
     array, store = stored("bytes")
-    asked, finish = [], Block.read
-    monkeypatch.setattr(Block, "read", lambda *call: (asked.append(len(store.ranges)), finish(*call))[1])
+    asked, finish = [], AtHand.__call__
+    monkeypatch.setattr(AtHand, "__call__", lambda *call: (asked.append(len(store.ranges)), finish(*call))[1])
 
     assert_same_bits(read_array(array, device="host"), DATA)
 
