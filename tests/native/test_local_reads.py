@@ -205,6 +205,16 @@ def test_outputs_of_any_layout(array):
         room[...] = -1
 
 
+def test_an_output_that_may_not_be_written_is_left(array):
+    out = np.full(DATA.shape, -1, "i4")
+    out.flags.writeable = False
+
+    found = read(stored_array(array), ..., HostDecoder(), out)
+
+    assert_same_bits(found, DATA)
+    assert (out == -1).all()
+
+
 @pytest.mark.parametrize("kind", ["in disorder", "of the same bytes"])
 def test_chunks_of_a_shard_wherever_they_lie(array, tmp_path, kind):
     path, expected = tmp_path / "c/0/0", DATA.copy()
@@ -361,6 +371,21 @@ def test_a_shard_that_was_replaced(tmp_path, how, shards):
 
     for _ in range(3):
         assert_same_bits(read_array(array, selection, device="host"), expected[selection])
+
+
+def test_a_shard_that_is_gone_beside_others(tmp_path):
+    """It held nothing of what is wanted; the versions of the others are still those of their files."""
+    values = DATA.copy()
+    values[8:16] = 0
+    array = write(LocalStore(tmp_path), values, chunks=CHUNKS, shards=(16, 24))
+    read_array(array, device="host")
+    (tmp_path / "c/0/0").unlink()
+
+    with rows_taken() as taken:
+        found = read_array(array, slice(8, 32), device="host")
+
+    assert_same_bits(found, values[8:])
+    assert taken.given == [taken.n_rows]
 
 
 def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch):

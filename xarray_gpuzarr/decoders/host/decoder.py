@@ -81,7 +81,8 @@ class HostDecoder:
     ) -> npt.NDArray[Any]:
         """Carry out plans; see `Decoder.decode`."""
         array, shape = host_array(spec, cast, loops()), target.shape  # a setting that is unusable fails every read
-        given = out if out is not None and (out.shape, out.dtype) == (shape, array.dtype) else None
+        fits = out is not None and (out.shape, out.dtype) == (shape, array.dtype) and out.flags.writeable
+        given = out if fits else None
 
         def decode() -> npt.NDArray[Any]:
             out = self.empty(shape, array.dtype) if given is None else given

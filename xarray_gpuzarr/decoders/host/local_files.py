@@ -17,6 +17,10 @@ _ROOM_NBYTES = 256 * 1024
 """Of neighbours that are read at once; they stay in a core's cache."""
 
 
+_NO_VERSION = (0,) * 5
+"""Of a shard that is not there, of which nothing is read."""
+
+
 @record
 class Files:
     """Local files that hold encoded chunks."""
@@ -43,7 +47,7 @@ def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
         return None
     is_sharded, rule = plan.spec.index is not None, source.rule
     starts = accumulate([len(name) + 1 for name in names[:-1]], initial=0)
-    numbers = [*starts, *[number for file in found for number in file.version or ()]]  # up to 2**64
+    numbers = [*starts, *[number for file in found for number in file.version or _NO_VERSION]]  # up to 2**64
     about = (ctypes.c_int64 * len(numbers))(*numbers)
     if is_sharded:
         room_nbytes = max(plan.most_nbytes, min(_ROOM_NBYTES, rule.max_nbytes))
