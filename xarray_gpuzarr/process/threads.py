@@ -225,7 +225,7 @@ class Crew:
             The first one that `work` raised on any thread; all threads have stopped by then.
         """
         if most == 1:
-            _setting()  # one that is unusable fails little reads, too
+            _setting()  # one that is unusable fails short reads, too
             self._run_alone(work)
             return
         run = _Run(work, budget or thread_budget())
