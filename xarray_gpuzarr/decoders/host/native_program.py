@@ -24,8 +24,8 @@ from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     ChecksumSpec,
     CodecPipeline,
-    CompressorSpec,
     DeltaSpec,
+    DeviceCompressorSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
     GzipSpec,
@@ -39,10 +39,10 @@ from xarray_gpuzarr.stored.codecs import (
     of_each,
 )
 
-_COMPRESSORS: dict[type, Codec | None] = of_each(
-    CompressorSpec, {ZstdSpec: "zstd", BloscSpec: "blosc", Lz4Spec: "lz4", ZlibSpec: "zlib", GzipSpec: "gzip"}
+_COMPRESSORS: dict[type, Codec] = of_each(
+    DeviceCompressorSpec, {ZstdSpec: "zstd", BloscSpec: "blosc", Lz4Spec: "lz4", ZlibSpec: "zlib", GzipSpec: "gzip"}
 )
-"""What the loops call each; None for what they have no decoder of."""
+"""What the loops call each."""
 _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 """In the order of `enum dtype`."""
 _CONVERT, _MASK, _MULTIPLY, _DIVIDE, _ADD = range(5)
@@ -212,8 +212,7 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
         stages.pop(0)
         n_checksums += 1
     compressor = stages.pop(0) if stages and type(stages[0]) in _COMPRESSORS else None
-    name = "raw" if compressor is None else _COMPRESSORS[type(compressor)]
-    codec = None if name is None else native_codec(name)
+    codec = native_codec("raw" if compressor is None else _COMPRESSORS[type(compressor)])
     if codec is None:
         raise _NotKnownError
     lengths = [chunk_nbytes]
