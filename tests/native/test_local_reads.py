@@ -305,6 +305,20 @@ def test_many_rows(tmp_path):
         assert_same_bits(read_twice(array, slice(None))[0], data)
 
 
+@pytest.mark.parametrize("without", [False, True], ids=["loops", "no loops"])
+def test_raw_chunks_side_by_side_in_different_shards(tmp_path, monkeypatch, without):
+    """The second one lies in its shard where the first one ends in its own."""
+    if without:
+        without_loops(monkeypatch)
+    monkeypatch.setattr(host, "_SERIAL_S", 0)
+    array = write(
+        LocalStore(tmp_path), np.array([[0, 5], [7, 9]]), chunks=(1, 1), shards=(2, 1), compressors=None, fill_value=0
+    )
+    read_array(array, device="host")
+
+    assert_same_bits(read_array(array, slice(1, 2), device="host"), np.array([[7, 9]]))
+
+
 # ---- what is missing, or left
 
 

@@ -108,7 +108,7 @@ class BoxBlock(Block):
         if np.any((plan.nbytes != nbytes) & (plan.nbytes != WHOLE_OBJECT)):
             return None
         out_byte = np.asarray(self.out_byte, np.int64)
-        apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes)
+        apart = (np.diff(plan.offset) != nbytes) | (np.diff(out_byte) != nbytes) | (np.diff(plan.object) != 0)
         bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(plan.offset)]
         n_runs = len(bounds) - 1
         joined = n_runs >= len(self.parts) and self.plan.spec.index is not None
