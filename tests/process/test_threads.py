@@ -330,7 +330,12 @@ def ranges(monkeypatch):
     without_loops(monkeypatch)
     asked = []
     start = LocalSource.start
-    monkeypatch.setattr(LocalSource, "start", lambda *args: asked.append(args[2]) or start(*args))
+
+    def noting(source, requests, version=None):
+        asked.extend(wanted for _, wanted in requests)
+        return start(source, requests, version)
+
+    monkeypatch.setattr(LocalSource, "start", noting)
     return asked
 
 
