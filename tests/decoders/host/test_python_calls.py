@@ -40,9 +40,13 @@ def kept_indexes(monkeypatch):
 
 
 def n_calls(do: Callable[[], object]) -> int:
-    """Count the Python functions that are called by this thread, once caches are warm."""
+    """Count the Python functions that are called by this thread, once caches are warm: the least of three times."""
     for _ in range(3):
         do()
+    return min(_n_calls(do) for _ in range(3))  # a collection of garbage, or a signal, calls some more
+
+
+def _n_calls(do: Callable[[], object]) -> int:
     n = 0
 
     def count(_frame, event, _argument):
