@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xarray_gpuzarr.plan.points import first_of_each
 from xarray_gpuzarr.plan.selection import Column
 
 
@@ -198,7 +199,7 @@ MOST_PIECES = 2**48
 def shards_of_pieces(axis_pieces: AxisPieces, per_shard: int) -> list[tuple[int, range]]:
     """As `shards_of_span`, of pieces of any kind."""
     shard = axis_pieces.chunk // per_shard
-    cuts = [0, *(np.flatnonzero(np.diff(shard)) + 1).tolist(), len(shard)] if len(shard) else [0]
+    cuts = [*first_of_each(shard).tolist(), len(shard)]
     return [(int(shard[lo]), range(lo, hi)) for lo, hi in pairwise(cuts)]
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
-from operator import floordiv
 from typing import Self
 
 import numpy as np
@@ -213,6 +212,16 @@ class ReadPlan:
         return self.memory[3 * n :].reshape(n, len(self.memory) // max(1, n) - 3)
 
     @property
+    def offset_at(self) -> int:
+        """Address of `offset`."""
+        return self.at + 8 * self.n_chunks
+
+    @property
+    def row_at(self) -> int:
+        """Address of `all_row`."""
+        return self.at + 24 * self.n_chunks
+
+    @property
     def row(self) -> Column:
         """Of `all_row`, those of the stored chunks."""
         return self.all_row[: self.n_stored]
@@ -290,31 +299,19 @@ def _group_blocks(spec: ArraySpec, chunk: Column) -> Iterator[Block]:
             some = range(lo, min(lo + CHUNKS_PER_BLOCK, len(chunk)))
             yield Block(key=None, n_rows=len(some), ranges=(some,), members=members)
         return
-    for key, members in by_shard(spec, chunk):
+    for key, members in _by_shard(spec, chunk):
         yield Block(key=key, n_rows=len(members), ranges=(range(len(members)),), members=members)
 
 
-def by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
-    """Return the key of each shard that holds any of some chunks, and which of these it holds.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-    chunk : int64, shape (n, ndim)
-        Coordinates in the grid of inner chunks.
-    """
+def _by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
+    """Return the key of each shard that holds any of some chunks, and which of these it holds."""
     coord = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
     # Not the grid's own number of shards: the array may have been resized.
     shard = numbered(coord, tuple((coord.max(axis=0, initial=0) + 1).tolist()))
     order = shard.argsort(kind="stable")
     bounds = [*first_of_each(shard.take(order)).tolist(), len(order)]
     for lo, hi in pairwise(bounds):
-        yield shard_key(spec, chunk[order[lo]].tolist()), order[lo:hi]
-
-
-def shard_key(spec: ArraySpec, chunk: Sequence[int]) -> str:
-    """Return the store key of the shard that holds a chunk."""
-    return spec.keys.key(tuple(map(floordiv, chunk, spec.grid.chunks_per_shard)))
+        yield spec.keys.key(tuple(coord[order[lo]].tolist())), order[lo:hi]
 
 
 def _positions(lengths: tuple[int, ...]) -> Column:

@@ -61,7 +61,7 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
         if back is not None:
             undo.append((axis, back))
     # Integers drop their axis, so they come last and from the back.
-    drops = sorted((u for u in undo if isinstance(u[1], int)), reverse=True, key=lambda u: u[0])
+    drops = sorted([u for u in undo if isinstance(u[1], int)], reverse=True, key=lambda u: u[0])
     keeps = [u for u in undo if not isinstance(u[1], int)]
     return OuterSelection(wanted=tuple(wanted), undo=(*keeps, *drops))
 

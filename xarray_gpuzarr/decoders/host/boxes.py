@@ -169,7 +169,7 @@ class BoxBlock(Block):
 
     def given(self) -> Boxes:
         """Return the boxes that chunks give."""
-        return Boxes(at=self.plan.at + 24 * self.n_rows, first=None)
+        return Boxes(at=self.plan.row_at, first=None)
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
         """Decode straight into the output where the chunk is one run of memory there, else through scratch."""

@@ -59,7 +59,7 @@ def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
         path_at=at,
         version=at + 8 * len(names) if is_sharded else 0,
         file=plan.at,
-        offset=plan.at + 8 * plan.n_chunks if is_sharded else 0,
+        offset=plan.offset_at if is_sharded else 0,
         room_nbytes=room_nbytes,
         max_gap_nbytes=rule.max_gap_nbytes,
     )

@@ -182,8 +182,9 @@ class NativeRows:
     def __init__(self, job: NativeJob, given: Boxes | Points, plan: ReadPlan) -> None:
         self._job, self._n = job, plan.n_chunks
         self._numbers = np.empty(3 * self._n, np.int64)
-        self.nbytes[: plan.n_stored] = plan.nbytes
-        self.nbytes[plan.n_stored :] = MISSING
+        nbytes = self.nbytes
+        nbytes[: plan.n_stored] = plan.nbytes
+        nbytes[plan.n_stored :] = MISSING
         at, length = address(self._numbers), 8 * self._n
         self._struct = struct = RowsStruct(at, at + length, 0, 0, at + 2 * length)
         if isinstance(given, Points):
