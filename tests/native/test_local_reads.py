@@ -402,22 +402,26 @@ def test_a_shard_that_is_gone_beside_others(tmp_path):
     assert taken.given == [taken.n_rows]
 
 
-def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("n_before", [0, 1, 3])
+def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch, n_before):
     """Both versions have all chunks where the index says; only the file tells that it is another one."""
     layout = {"chunks": CHUNKS, "shards": (32, 24), "compressors": None}
     array = write(LocalStore(tmp_path), DATA, **layout)
     read_array(array, device="host")
     write(LocalStore(tmp_path / "new"), -DATA, **layout)
-    read_rows = NativeJob.read_rows
+    calls, read_rows = [], NativeJob.read_rows
 
     def replacing(*arguments):
-        if (tmp_path / "new/c/0/0").exists():
+        if len(calls) == n_before:
             (tmp_path / "new/c/0/0").replace(tmp_path / "c/0/0")
+        calls.append(arguments)
         return read_rows(*arguments)
 
+    monkeypatch.setattr(job, "CALL_S", 0)  # a chunk a call
     monkeypatch.setattr(NativeJob, "read_rows", replacing)
 
     assert_same_bits(read_array(array, (slice(1, 30), slice(1, 20)), device="host"), -DATA[1:30, 1:20])
+    assert len(calls) > n_before
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
