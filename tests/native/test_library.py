@@ -92,3 +92,16 @@ def test_a_structure_is_as_long_as_its_columns(compiled):
         library.StepStruct: 12,
     }
     assert {struct: ctypes.sizeof(struct) // 8 for struct in n_words} == n_words
+
+
+def test_numbers_from_2_to_the_63_on_wrap_around():
+    """Numbers of devices and inodes have 64 bits without a sign, and the loops compare them as they lie."""
+    memory, at = int64s([1, -2, 2**63, 2**64 - 1])
+    assert list((ctypes.c_int64 * len(memory)).from_address(at)) == [1, -2, -(2**63), -1]
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_empty_numbers_lie_where_is_said(n):
+    memory, at = empty_int64s(n)
+    memory[:] = range(n)
+    assert list((ctypes.c_int64 * n).from_address(at)) == memory.tolist()

@@ -84,7 +84,7 @@ class LocalSource:
 
     def local_file(self, key: str) -> LocalFile:
         """Return where a file lies; of which version it must be, a `Snapshot` knows."""
-        return LocalFile(path=self.local_path(key), version=None)
+        return LocalFile(self.local_path(key), None)
 
     def local_path(self, key: str) -> str:
         """Return the path of a file."""

@@ -101,7 +101,7 @@ class Snapshot:
     def local_file(self, key: str) -> LocalFile:
         """Return where a local file lies, and of which version it must be: that which its index was read from."""
         version: Any = self._versions.get(key)
-        return LocalFile(path=self._source.local_file(key).path, version=version)
+        return LocalFile(self._source.local_file(key).path, version)
 
     def check(self, key: str) -> None:
         """Raise if a local file is not of the version that its index was read from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Buffer, Callable, Hashable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
@@ -96,8 +96,7 @@ PendingStream = Callable[[], ByteStream | None]
 """Open a stream that was asked for; None if the object does not exist."""
 
 
-@record
-class LocalFile:
+class LocalFile(NamedTuple):
     """An object that is a local file."""
 
     path: str

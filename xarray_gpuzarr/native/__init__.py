@@ -5,6 +5,27 @@ that they call are those of imagecodecs' libraries.
 """
 
 from xarray_gpuzarr.native.codecs import Codec, NativeCodec, native_codec
-from xarray_gpuzarr.native.library import Loops, address, address_of, crc32c, loops, why_absent
+from xarray_gpuzarr.native.library import (
+    Loops,
+    address,
+    address_of,
+    crc32c,
+    empty_int64s,
+    int64s,
+    loops,
+    why_absent,
+)
 
-__all__ = ["Codec", "Loops", "NativeCodec", "address", "address_of", "crc32c", "loops", "native_codec", "why_absent"]
+__all__ = [
+    "Codec",
+    "Loops",
+    "NativeCodec",
+    "address",
+    "address_of",
+    "crc32c",
+    "empty_int64s",
+    "int64s",
+    "loops",
+    "native_codec",
+    "why_absent",
+]

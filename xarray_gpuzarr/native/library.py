@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from array import array
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -164,14 +166,29 @@ def crc32c(data: memoryview | bytes) -> int:
     found = loops()
     if found is None:
         return int(google_crc32c.value(bytes(data)))
-    array = np.frombuffer(data, np.uint8)
-    return int(found.crc32c(address(array), len(array)))
+    seen = np.frombuffer(data, np.uint8)
+    return int(found.crc32c(address(seen), len(seen)))
 
 
 def address(array: npt.NDArray[Any]) -> int:
     """Return where an array lies in host memory; `ndarray.ctypes` takes three times as long."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def int64s(numbers: Sequence[int]) -> tuple[array[int], int]:
+    """Return numbers as int64 in host memory, and where they lie; those from 2**63 on wrap around."""
+    try:
+        memory = array("q", numbers)
+    except OverflowError:
+        memory = array("q", [(number + 2**63) % 2**64 - 2**63 for number in numbers])
+    return memory, memory.buffer_info()[0]
+
+
+def empty_int64s(n: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Return `n` int64 in host memory, contents undefined, and where they lie."""
+    memory = np.empty(n, np.int64)
+    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)) if n else 0  # twice as quick as `address`
 
 
 def address_of(memory: memoryview) -> int:

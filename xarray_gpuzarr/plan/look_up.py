@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from xarray_gpuzarr.native import Loops, address, loops
+from xarray_gpuzarr.native import Loops, empty_int64s, int64s, loops
 from xarray_gpuzarr.native.library import LookupStruct
 from xarray_gpuzarr.plan.axis_pieces import Span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
@@ -63,8 +63,8 @@ def _by_loops(
         *[end for block in blocks for axis in block.ranges for end in (axis.start, axis.stop)],
         *[at for index in indexes for at in ((0, 0) if index is None else index.addresses)],
     ]
-    about, memory = (ctypes.c_int64 * len(numbers))(*numbers), np.empty((3 + ndim) * n, np.int64)
-    given, at = ctypes.addressof(about), address(memory)
+    _kept, given = int64s(numbers)
+    memory, at = empty_int64s((3 + ndim) * n)
     ranges = given + 48 * ndim
     struct = LookupStruct(ndim, len(blocks), n, given, ranges, ranges + 16 * ndim * len(blocks), at)
     n_stored = compiled.look_up(ctypes.addressof(struct))

@@ -18,7 +18,7 @@ from typing import Self
 
 import numpy as np
 
-from xarray_gpuzarr.native import address
+from xarray_gpuzarr.native import empty_int64s
 from xarray_gpuzarr.plan.axis_pieces import (
     AxisPieces,
     Span,
@@ -35,6 +35,7 @@ from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.shard_index import MISSING
 
 CHUNKS_PER_BLOCK = 1024
 """Unsharded chunks planned at once: 100 us of planning against milliseconds of decoding."""
@@ -175,8 +176,10 @@ class ReadPlan:
         all_row: Column,
     ) -> Self:
         """Return a plan of the columns `object`, `offset` and `nbytes` of stored chunks, and the rows of all."""
-        memory, n, n_stored = np.empty((3 + all_row.shape[1]) * len(all_row), np.int64), len(all_row), len(columns[0])
+        n, n_stored = len(all_row), len(columns[0])
+        memory, at = empty_int64s((3 + all_row.shape[1]) * n)
         memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
+        memory[2 * n + n_stored : 3 * n] = MISSING
         memory[3 * n :] = all_row.reshape(-1)
         most = int(columns[2].max(initial=WHOLE_OBJECT if spec.index is None else 0))
         return cls(
@@ -186,7 +189,7 @@ class ReadPlan:
             n_chunks=n,
             n_stored=n_stored,
             memory=memory,
-            at=address(memory),
+            at=at,
             most_nbytes=most,
         )
 
@@ -204,6 +207,11 @@ class ReadPlan:
     def nbytes(self) -> Column:
         """Shape (n_stored,): encoded bytes, or `WHOLE_OBJECT`."""
         return self.memory[2 * self.n_chunks : 2 * self.n_chunks + self.n_stored]
+
+    @property
+    def all_nbytes(self) -> Column:
+        """Shape (n_chunks,): `nbytes`, and `MISSING` for those that take the fill value."""
+        return self.memory[2 * self.n_chunks : 3 * self.n_chunks]
 
     @property
     def all_row(self) -> Column:

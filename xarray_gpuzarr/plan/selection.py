@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import SelectionError
+from xarray_gpuzarr.process.records import record
 
 Column = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OuterSelection:
     """An orthogonal selection, brought to increasing order along every axis."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from itertools import accumulate
 
 from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.native import int64s
 from xarray_gpuzarr.native.library import FilesStruct
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.records import record
@@ -47,13 +47,11 @@ def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
         return None
     is_sharded, rule = plan.spec.index is not None, source.rule
     starts = accumulate([len(name) + 1 for name in names[:-1]], initial=0)
-    numbers = [*starts, *[number for file in found for number in file.version or _NO_VERSION]]  # up to 2**64
-    about = (ctypes.c_int64 * len(numbers))(*numbers)
+    about, at = int64s([*starts, *[number for file in found for number in file.version or _NO_VERSION]])
     if is_sharded:
         room_nbytes = max(plan.most_nbytes, min(_ROOM_NBYTES, rule.max_nbytes))
     else:
         room_nbytes = -(-plan.spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
-    at = ctypes.addressof(about)
     struct = FilesStruct(
         paths=paths,
         path_at=at,

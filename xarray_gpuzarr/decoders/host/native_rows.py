@@ -19,13 +19,12 @@ from xarray_gpuzarr.decoders.host.encoded import Encoded
 from xarray_gpuzarr.decoders.host.local_files import Files
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram
 from xarray_gpuzarr.decoders.host.scratch import lent
-from xarray_gpuzarr.native import Loops, address
+from xarray_gpuzarr.native import Loops, address, empty_int64s, int64s
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.records import record
-from xarray_gpuzarr.stored.shard_index import MISSING
 
 _LEFT, _ABSENT = 1, 2
 """What became of a row."""
@@ -70,9 +69,9 @@ class Axes:
         n_pieces = [along.n_pieces for along in spans]
         numbers = [number for along in spans for number in (*along, 0)]
         n = sum(n_pieces)
-        table = np.empty(3 * n, np.int64)
-        at = address(table)
-        loops.cut_axes((ctypes.c_int64 * len(numbers))(*numbers), len(spans), n, at)
+        table, at = empty_int64s(3 * n)
+        _kept, given = int64s(numbers)
+        loops.cut_axes(given, len(spans), n, at)
         return cls(n_pieces=n_pieces, at=at, steps=[along.step for along in spans], index=[0] * len(spans), kept=table)
 
     @classmethod
@@ -119,9 +118,8 @@ class NativeJob:
         n = len(axes.n_pieces)
         first = accumulate(axes.n_pieces, initial=0)
         numbers = [*first, *chunk[0][:n], *chunk[1][:n], *axes.steps, *out.strides[:n], *axes.index]
-        lent = (ctypes.c_int64 * len(numbers))(*numbers)
-        self._kept = axes, lent, out
-        at, length = ctypes.addressof(lent), 8 * n
+        lent, at = int64s(numbers)
+        self._kept, length = (axes, lent, out), 8 * n
         chunks = at + length + 8  # behind the first pieces of all axes, and the number of all pieces
         self._struct = struct = JobStruct.from_buffer_copy(program.struct)
         struct.ndim, struct.n_pieces, struct.pieces = n, numbers[n], axes.at
@@ -181,11 +179,9 @@ class NativeRows:
 
     def __init__(self, job: NativeJob, given: Boxes | Points, plan: ReadPlan) -> None:
         self._job, self._n = job, plan.n_chunks
-        self._numbers = np.empty(3 * self._n, np.int64)
-        nbytes = self.nbytes
-        nbytes[: plan.n_stored] = plan.nbytes
-        nbytes[plan.n_stored :] = MISSING
-        at, length = address(self._numbers), 8 * self._n
+        self._numbers, at = empty_int64s(3 * self._n)
+        self.nbytes[:] = plan.all_nbytes
+        length = 8 * self._n
         self._struct = struct = RowsStruct(at, at + length, 0, 0, at + 2 * length)
         if isinstance(given, Points):
             in_at, out_at = np.ascontiguousarray(given.in_at), np.ascontiguousarray(given.out_at)
