@@ -18,7 +18,7 @@ import pytest
 
 from helpers.loops import changed, require_loops, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import array, codecs, job, local_files, native_program
+from xarray_gpuzarr.decoders.host import array, codecs, compressors, job, local_files, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.blocks import PointBlock
 from xarray_gpuzarr.decoders.host.boxes import BoxBlock
@@ -205,7 +205,8 @@ def _slow_codecs(patch: Patch, _: int) -> None:
         _notes["decoded at most"] += 1
         raise FrameError("refused by a test")
 
-    patch.setattr(codecs, "_FAST", dict.fromkeys(codecs._FAST, refusing))
+    for compressor in compressors.COMPRESSORS.values():
+        patch.setattr(compressor, "into", refusing)
 
 
 def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
@@ -217,7 +218,7 @@ def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
             array: ["_STREAMED_NBYTES"],
             local_files: ["_ROOM_NBYTES"],
             host: ["_SHORT_CHUNK_NBYTES", "_LEAST_PART_NBYTES"],
-            codecs: ["_ONE_SHOT_NBYTES"],
+            compressors: ["_ONE_SHOT_NBYTES"],
         }
         for module, names in sizes.items():
             for name in names:

@@ -9,7 +9,7 @@ from helpers.data.corpus import counting, write
 from helpers.loops import rows_taken
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.native import library, loops, why_absent
+from xarray_gpuzarr.native import empty_int64s, int64s, library, loops, why_absent
 from xarray_gpuzarr.native.naming import SOURCES
 
 DATA = counting((40, 30))

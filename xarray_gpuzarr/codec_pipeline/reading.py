@@ -25,7 +25,7 @@ from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
 from xarray_gpuzarr.codec_pipeline.threads import on_thread
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
-from xarray_gpuzarr.decoders.host.codecs import decoded_rate
+from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import StrictSource, byte_source
 from xarray_gpuzarr.plan.points import group_points

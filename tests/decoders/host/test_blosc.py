@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.decoders.host import blosc as host_blosc
-from xarray_gpuzarr.decoders.host import codecs as host_codecs
+from xarray_gpuzarr.decoders.host import compressors
 from xarray_gpuzarr.frames.headers import FrameError
 
 ROOM = memoryview(bytes(1 << 20))
@@ -92,11 +92,11 @@ def test_a_damaged_frame_decodes_as_in_c_blosc_or_not_at_all(sound, changes):
 
 def test_long_chunks_of_zlib_frames_go_this_way(monkeypatch):
     seen = []
-    monkeypatch.setattr("xarray_gpuzarr.decoders.host.codecs.inflate_frame", lambda *frame: seen.append(frame))
+    monkeypatch.setattr("xarray_gpuzarr.decoders.host.compressors.inflate_frame", lambda *frame: seen.append(frame))
     for n, cname in [(100_000, "zlib"), (100, "zlib"), (100_000, "zstd")]:
         chunk = walk(n, "<u2", 40)
         frame = numcodecs.Blosc(cname).encode(chunk)
-        host_codecs._blosc(memoryview(frame), memoryview(bytearray(chunk.nbytes)))
+        compressors._blosc(memoryview(frame), memoryview(bytearray(chunk.nbytes)))
     assert [len(dst) for _, dst in seen] == [200_000]
 
 

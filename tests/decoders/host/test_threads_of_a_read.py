@@ -10,7 +10,7 @@ from helpers.loops import leaving_all, require_loops, rows_taken, without_loops
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.blocks import Block
-from xarray_gpuzarr.decoders.host.codecs import decoded_rate
+from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
 
 ZSTD = CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),))

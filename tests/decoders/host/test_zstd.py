@@ -6,7 +6,8 @@ import pytest
 import zstandard
 from numcodecs.zstd import Zstd
 
-from xarray_gpuzarr.decoders.host.codecs import _ONE_SHOT_NBYTES, ChunkCodec
+from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host.compressors import _ONE_SHOT_NBYTES
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.decoders.host.codecs import chunk_codec, decoded_rate
+from xarray_gpuzarr.decoders.host.codecs import chunk_codec
+from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.decoders.host.native_program import native_program
 from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.native import Loops

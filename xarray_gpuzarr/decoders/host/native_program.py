@@ -14,35 +14,25 @@ from typing import Any
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.blosc import MOST_NBYTES, MOST_TYPESIZE
-from xarray_gpuzarr.native import Codec, native_codec
+from xarray_gpuzarr.decoders.host.compressors import COMPRESSORS
+from xarray_gpuzarr.native import native_codec
 from xarray_gpuzarr.native.library import JobStruct, StageStruct, StepsStruct, StepStruct
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
-    BloscSpec,
     ChecksumSpec,
     CodecPipeline,
     DeltaSpec,
-    DeviceCompressorSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
-    GzipSpec,
-    Lz4Spec,
     ScaleOffsetSpec,
     ShuffleSpec,
     StageSpec,
-    ZlibSpec,
-    ZstdSpec,
     encoded_nbytes,
-    of_each,
 )
 
-_COMPRESSORS: dict[type, Codec] = of_each(
-    DeviceCompressorSpec, {ZstdSpec: "zstd", BloscSpec: "blosc", Lz4Spec: "lz4", ZlibSpec: "zlib", GzipSpec: "gzip"}
-)
-"""What the loops call each."""
 _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 """In the order of `enum dtype`."""
 _CONVERT, _MASK, _MULTIPLY, _DIVIDE, _ADD = range(5)
@@ -211,8 +201,9 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     while stages and stages[0] == ChecksumSpec(algorithm="crc32c"):
         stages.pop(0)
         n_checksums += 1
-    compressor = stages.pop(0) if stages and type(stages[0]) in _COMPRESSORS else None
-    codec = native_codec("raw" if compressor is None else _COMPRESSORS[type(compressor)])
+    compressor = stages.pop(0) if stages and type(stages[0]) in COMPRESSORS else None
+    name = "raw" if compressor is None else COMPRESSORS[type(compressor)].native
+    codec = None if name is None else native_codec(name)
     if codec is None:
         raise _NotKnownError
     lengths = [chunk_nbytes]
