@@ -2,7 +2,7 @@
 
 The real CUDA decoder, its decision included, and the real host decoder read to the modelled device by a clock that
 stands still while they run. Reading a file and decoding a chunk on the host take as long as rates say, on threads that
-are lent by the rules of `threads`. Reads are shared by what those before have taken, or by a calibration, which is
+are lent by the rules of `crew`. Reads are shared by what those before have taken, or by a calibration, which is
 made as `gpuzarr doctor` makes one.
 """
 
@@ -41,7 +41,7 @@ from xarray_gpuzarr.decoders.protocol import Decoder
 from xarray_gpuzarr.fetch import Allocate, Pending, Request
 from xarray_gpuzarr.machine.diagnosis.rates import Rates
 from xarray_gpuzarr.machine.diagnosis.sweep import Grid, codec_times
-from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray, read
 from xarray_gpuzarr.stored.cf import Cast
@@ -128,8 +128,8 @@ class Machine:
     def running(self) -> Iterator[None]:
         """Let the engine's threads, codecs and copies take modelled time inside a ``with`` block."""
         with ExitStack() as stack:
-            stack.enter_context(patch.object(threads, "crew", self.crew))
-            stack.enter_context(patch.object(threads, "n_cores", lambda: N_CORES))
+            stack.enter_context(patch.multiple(crew, run=self.crew.run, taking=self.crew.taking))
+            stack.enter_context(patch("xarray_gpuzarr.process.threads.n_cores", lambda: N_CORES))
             stack.enter_context(patch.object(ChunkCodec, "into", lambda *chunk: self._decode(*chunk)))  # noqa: PLW0108  # binds the codec
             stack.enter_context(patch.object(cuda, "upload_pageable", self._upload))
             for module in (cuda, host_share, learnt):
@@ -225,7 +225,7 @@ class Machine:
             most = min(GRID.n_chunks[-1], GRID.most_nbytes // nbytes)
             for n in (n for n in GRID.n_chunks if n <= most):
                 seconds[nbytes, n] = self.seconds("device", self.stored(codec, nbytes, n))
-            with patch.object(threads, "n_cores", lambda: 1):
+            with patch("xarray_gpuzarr.process.threads.n_cores", lambda: 1):
                 alone_s = self.seconds("host", self.stored(codec, nbytes, _HOST_CHUNKS), uploads=False)
             every_s = self.seconds("host", self.stored(codec, nbytes, most), uploads=False)
             rates[nbytes] = Rates(alone=_HOST_CHUNKS * nbytes / alone_s, every=most * nbytes / every_s)

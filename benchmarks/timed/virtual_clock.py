@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-from xarray_gpuzarr.process.threads import Work, thread_budget
+from xarray_gpuzarr.process.crew import Work
+from xarray_gpuzarr.process.threads import thread_budget
 
 
 class Clock(Protocol):
@@ -112,9 +113,7 @@ class _Run:
 
 
 class VirtualCrew:
-    """Stands in for `xarray_gpuzarr.process.threads.Crew`: one real thread does what several would, in their time.
-
-    Threads are lent and called back by the same rules.
+    """Stands in for `xarray_gpuzarr.process.crew.Crew`, with its rules: one real thread does what several would.
 
     Parameters
     ----------

@@ -33,8 +33,8 @@ from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host import job as host_job
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.process import progress_bar, threads
-from xarray_gpuzarr.process.cores import cores
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import stored_array
 
@@ -44,12 +44,12 @@ LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32), "compr
 
 def check_threads() -> None:
     """Fail if a budget, a core or a lock of this process is held, or a thread is in a stage."""
-    assert threads.crew.n_active == 0, f"{threads.crew.n_active} active threads"
-    assert cores.n_held == 0, f"{cores.n_held} cores held"
+    assert crew.n_active == 0, f"{crew.n_active} active threads"
+    assert crew.n_turns == 0, f"{crew.n_turns} turns"
     assert counters.current is None, f"in stage {counters.current}"
     assert threads._limit.n_threads is None
     assert not progress_bar._shown
-    locks = [threads.crew._lock, threads.crew._hiring, cores._lock, counters._lock, index_cache.cache._lock]
+    locks = [crew._lock, crew._hiring, counters._lock, index_cache.cache._lock]
     assert not any(lock.locked() for lock in locks), [lock.locked() for lock in locks]
 
 

@@ -20,7 +20,7 @@ from xarray_gpuzarr.cluster.worker_stats import ProcessStats, Stats
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.process import counters as module
 from xarray_gpuzarr.process.counters import STAGES, Counters, Counts, counters
-from xarray_gpuzarr.process.threads import Crew
+from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.read import read_points, stored_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs")

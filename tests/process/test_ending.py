@@ -137,7 +137,7 @@ def test_a_fork_waits_for_no_thread_of_its_parent():
     )
 
 
-ELSEWHERE = {"process/threads.py", "process/ending.py"}
+ELSEWHERE = {"process/crew.py", "process/ending.py"}
 """Where threads may be made: the crew's work only while their callers do."""
 
 

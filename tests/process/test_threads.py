@@ -15,8 +15,9 @@ from helpers.loops import without_loops
 
 from xarray_gpuzarr import OptionError, configure, read_array
 from xarray_gpuzarr.fetch.local import LocalSource
+from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.process.fetch_options import in_force
-from xarray_gpuzarr.process.threads import Crew, thread_budget
+from xarray_gpuzarr.process.threads import thread_budget
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -21,7 +21,7 @@ import xarray_gpuzarr
 from xarray_gpuzarr import StoreReadError, read_array
 from xarray_gpuzarr.fetch.index_cache import IndexCache
 from xarray_gpuzarr.process import threads
-from xarray_gpuzarr.process.threads import Crew
+from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.process.waiting import Bell, apart
 
 pytestmark = pytest.mark.timeout(120)

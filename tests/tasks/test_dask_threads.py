@@ -21,6 +21,7 @@ from helpers.data.datasets import open_ours
 
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.threads import at_most, thread_budget
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
@@ -58,7 +59,8 @@ def budgets(monkeypatch):
 
     monkeypatch.setattr(host, "_SERIAL_S", 0.0)
     monkeypatch.setattr(host, "_LOOPS_S", 0.0)
-    monkeypatch.setattr(threads, "crew", SimpleNamespace(run=run, taking=lambda _: nullcontext(1)))
+    monkeypatch.setattr(crew, "run", run)
+    monkeypatch.setattr(crew, "taking", lambda _: nullcontext(1))
     return budgets
 
 

@@ -22,7 +22,7 @@ from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, Wrapp
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, StoreReadError, batches
-from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.training.template import Template
 
 N_TIMES = 24
@@ -69,7 +69,7 @@ def no_thread_is_left():
     yield
     gc.collect()
     wait_until(lambda: not reading_threads())
-    assert threads.crew.n_active == 0
+    assert crew.n_active == 0
 
 
 LOADERS = [

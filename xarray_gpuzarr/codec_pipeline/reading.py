@@ -31,7 +31,8 @@ from xarray_gpuzarr.fetch import StrictSource, byte_source
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
-from xarray_gpuzarr.process.threads import crew, thread_budget
+from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import StoppableDecoder
 from xarray_gpuzarr.read.stored_array import refuses_missing

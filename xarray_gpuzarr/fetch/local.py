@@ -38,7 +38,7 @@ from xarray_gpuzarr.fetch.source import (
     stale,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
-from xarray_gpuzarr.process.cores import cores
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
@@ -303,7 +303,7 @@ def _preadv(fd: int, into: memoryview, offset: int) -> int:
     """Read what the page cache holds; if that is nothing, wait for the disk while another thread computes."""
     done = _cached(fd, into, offset)
     if not done:
-        return cores.lend(lambda: os.preadv(fd, [into], offset))
+        return crew.lend(lambda: os.preadv(fd, [into], offset))
     return done
 
 

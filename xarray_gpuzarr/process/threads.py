@@ -1,32 +1,16 @@
-"""Threads that lend a hand: a read runs on its caller's thread and on cores that would otherwise idle.
-
-One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
-however many dask threads call: a helper leaves as soon as callers alone fill the budget.
-
-The pool is no `concurrent.futures` one: a signal that interrupts ``submit`` leaves its locks held forever. Here callers
-touch C locks and C queues only (see `waiting`), and no signal reaches the threads of the pool.
-"""
+"""How many threads of this process may do what: the environment, dask's workers and the cores say so."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from queue import SimpleQueue
-from threading import Lock
+from collections.abc import Callable
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.process.counters import Stage, counters
-from xarray_gpuzarr.process.waiting import apart
 
 _ENV = "XARRAY_GPUZARR_NUM_THREADS"
 _ENDLESS = sys.maxsize
-
-Work = Callable[[Callable[[], bool]], None]
-"""Takes tasks from a queue of its own until the queue is empty. Its argument says, between two tasks, whether this
-thread should go on."""
 
 
 def thread_budget() -> int:
@@ -35,7 +19,7 @@ def thread_budget() -> int:
     ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the threads of the dask worker that this process is, else the cores
     that this process may use, or fewer within `at_most`.
     """
-    return _setting() or _dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
+    return thread_setting() or _dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
 
 
 def fetching_budget() -> int:
@@ -44,10 +28,11 @@ def fetching_budget() -> int:
     ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the cores that this process may use, however few threads dask has: they
     copy and hold no lock, and a GPU's worker has one thread of dask but many cores.
     """
-    return _setting() or n_cores()
+    return thread_setting() or n_cores()
 
 
-def _setting() -> int | None:
+def thread_setting() -> int | None:
+    """Return ``XARRAY_GPUZARR_NUM_THREADS``; None if it is not set."""
     setting = os.environ.get(_ENV)
     if setting is None:
         return None
@@ -110,194 +95,3 @@ def _dask_worker_threads() -> int:
     references = list(getattr(instances, "data", ()))
     workers = [worker for worker in (reference() for reference in references) if worker is not None]
     return sum(w.state.nthreads for w in workers if hasattr(w, "state") and w.status in running)
-
-
-class _Run:
-    """One call of `Crew.run`, and who works on it."""
-
-    __slots__ = ("_at_work", "_lock", "budget", "errors", "n_wanted", "stage", "work")
-
-    def __init__(self, work: Work, budget: int) -> None:
-        self._lock = Lock()
-        self._at_work: dict[object, Lock] = {}
-        """Helpers that have begun, each with a lock that comes free when it leaves."""
-        self.work: Work | None = work
-        """None once no helper is to begin or to go on."""
-        self.budget = budget
-        self.n_wanted = 0
-        """Helpers that were asked for and have not begun."""
-        self.stage: Stage | None = None
-        self.errors: list[BaseException] = []
-
-    @property
-    def n_threads(self) -> int:
-        """Threads that work on it, or soon will, its caller's among them."""
-        return 1 + self.n_wanted + len(self._at_work)
-
-    def help(self, n_active: Callable[[], int]) -> None:
-        """Work on a thread of the pool, unless it has been called off."""
-        me, left = object(), Lock()
-        with self._lock:
-            work = self.work
-            if work is None:
-                return
-            left.acquire()
-            self._at_work[me] = left
-            self.n_wanted -= 1
-        try:
-            with counters.stage(self.stage):
-                work(lambda: self.work is not None and n_active() <= self.budget)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller's thread raises it
-            self.errors.append(error)
-        finally:
-            del self._at_work[me]
-            left.release()
-
-    def end(self) -> None:
-        """Call off helpers that have not begun, and wait until the others have left."""
-        with self._lock:
-            self.work = None
-            self.n_wanted = 0
-        for left in list(self._at_work.values()):
-            with left:
-                pass
-
-
-_ALONE: AbstractContextManager[int] = nullcontext(1)
-
-
-class Crew:
-    """The decoding threads of this process."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._runs: set[_Run] = set()
-        self._alone: set[object] = set()
-        """One for each thread that no helper works with."""
-        self._asked: SimpleQueue[_Run] = SimpleQueue()
-        self._hiring = Lock()
-        self._threads: list[threading.Thread] = []
-
-    @property
-    def n_active(self) -> int:
-        """Threads that decode, or soon will."""
-        return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
-
-    def taking(self, n_wanted: int) -> AbstractContextManager[int]:
-        """Count threads that the calling one starts by itself as at work, while a block runs.
-
-        Parameters
-        ----------
-        n_wanted : int
-            Threads that the block could use, the calling one, which `run` counts, among them.
-
-        Yields
-        ------
-        int
-            As many as cores are free for; at least 1.
-        """
-        return self._taking(n_wanted) if n_wanted > 1 else _ALONE
-
-    @contextmanager
-    def _taking(self, n_wanted: int) -> Iterator[int]:
-        more = [object() for _ in range(min(n_wanted - 1, thread_budget() - self.n_active))]
-        try:
-            self._alone.update(more)
-            yield 1 + len(more)
-        finally:
-            self._alone.difference_update(more)
-
-    def run(self, work: Work, most: int, budget: int | None = None) -> None:
-        """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
-
-        Parameters
-        ----------
-        work : callable
-            See `Work`.
-        most : int
-            Threads that could be busy at once.
-        budget : int or None
-            What `thread_budget` has said lately; None asks it.
-
-        Raises
-        ------
-        Exception
-            The first one that `work` raised on any thread; all threads have stopped by then.
-        """
-        if most == 1:
-            _setting()  # one that is unusable fails short reads, too
-            self._run_alone(work)
-            return
-        run = _Run(work, budget or thread_budget())
-        try:
-            self._runs.add(run)
-            self._ask_for_help(run, most - 1)
-            work(lambda: True)
-            run.end()
-        except BaseException:
-            run.work = None  # whatever may interrupt what follows, helpers do not go on
-            run.end()
-            raise
-        finally:
-            self._runs.discard(run)
-        if run.errors:
-            _raise_first(run.errors)
-
-    def _run_alone(self, work: Work) -> None:
-        """Run what nobody could help with; it counts all the same."""
-        me = object()
-        try:
-            self._alone.add(me)
-            work(lambda: True)
-        finally:
-            self._alone.discard(me)
-
-    def _ask_for_help(self, run: _Run, most: int) -> None:
-        with self._lock:
-            run.n_wanted = n = max(0, min(most, run.budget - self.n_active))
-        if not n:
-            return
-        run.stage = counters.current
-        n_helping = sum(other.n_threads - 1 for other in list(self._runs))
-        if n_helping > len(self._threads):
-            self._hire(n_helping)
-        for _ in range(n):
-            self._asked.put(run)
-
-    def _hire(self, n_threads: int) -> None:
-        """Let the pool have so many threads; fewer if the system starts no more, which do the work as well."""
-
-        def start() -> None:
-            with self._hiring:
-                while len(self._threads) < n_threads:
-                    name = f"gpuzarr_{len(self._threads)}"
-                    thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
-
-        with suppress(RuntimeError):
-            apart(start)
-
-    def _serve(self) -> None:
-        while True:
-            self._asked.get().help(lambda: self.n_active)
-
-
-def _raise_first(errors: list[BaseException]) -> None:
-    """Raise an error that no local variable refers to: the cycle would keep results alive."""
-    try:
-        raise errors.pop(0)
-    finally:
-        errors.clear()
-
-
-crew = Crew()
-
-
-def _after_fork() -> None:
-    global crew  # noqa: PLW0603  # threads and held locks do not survive a fork
-    crew = Crew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -20,14 +20,14 @@ ZSTD = CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(
 @pytest.fixture
 def most(monkeypatch):
     """The threads that reads ask for, of four."""
-    asked, run = [], host.threads.crew.run
+    asked, run = [], host.crew.run
 
     def noting(work, most, **more):
         asked.append(most)
         run(work, most, **more)
 
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
-    monkeypatch.setattr(host.threads.crew, "run", noting)
+    monkeypatch.setattr(host.crew, "run", noting)
     monkeypatch.setattr(host, "_SERIAL_S", 4096 / decoded_rate(ZSTD))
     return asked
 

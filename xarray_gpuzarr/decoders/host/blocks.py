@@ -21,8 +21,8 @@ from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.fetch import ByteSource, Pending, Request
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan
-from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.crew import crew
 
 
 def _unstarted(_source: ByteSource, _requests: Sequence[Request]) -> None:
@@ -100,7 +100,7 @@ class Block:
         job = self.job
         assert self.native is not None
         assert self.files is not None
-        with threads.crew.taking(job.most_threads) as n_threads:
+        with crew.taking(job.most_threads) as n_threads:
             found = self.native.read(rows, self.files, n_threads)
         counters.add(read_nbytes=found.n_read)
         left = found.left
@@ -170,7 +170,7 @@ class Block:
     def _place(self, rows: range) -> Sequence[int]:
         """Let the compiled loops decode and place what they can; return the rows that are left."""
         assert self.native is not None
-        with threads.crew.taking(self.job.most_threads) as n_threads:
+        with crew.taking(self.job.most_threads) as n_threads:
             return self.native.place(rows, n_threads)
 
     def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:

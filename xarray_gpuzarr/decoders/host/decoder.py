@@ -27,7 +27,7 @@ from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process import result_memory, threads
-from xarray_gpuzarr.process.cores import cores
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -114,7 +114,7 @@ class HostDecoder:
 
 def _in_turn[Result](array: HostArray, decode: Callable[[], Result]) -> Result:
     """Return what `decode` does, once a core is free for it if chunks are short."""
-    return cores.hold(threads.n_cores(), decode) if array.chunk_nbytes <= _SHORT_CHUNK_NBYTES else decode()
+    return crew.in_turn(threads.n_cores(), decode) if array.chunk_nbytes <= _SHORT_CHUNK_NBYTES else decode()
 
 
 def _share_out(job: Job) -> int:
@@ -158,7 +158,7 @@ _BLOCKS: dict[type[Target], Callable[[Job, ReadPlan], Block]] = {
 def _run(tasks: Iterator[Task], job: Job, most: int) -> None:
     """Run tasks on up to so many threads, the caller's among them."""
     queue = TaskQueue(tasks, job.source)
-    threads.crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
+    crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
 
 
 def _run_here(plans: Iterator[ReadPlan], job: Job) -> None:
@@ -173,7 +173,7 @@ def _run_here(plans: Iterator[ReadPlan], job: Job) -> None:
                 else:
                     task.run(workspace, task.start(job.source, task.requests))
 
-    threads.crew.run(run, 1)
+    crew.run(run, 1)
 
 
 class TaskQueue:

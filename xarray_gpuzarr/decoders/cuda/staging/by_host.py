@@ -17,7 +17,7 @@ from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import MemoryStream
 from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Column = npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ class ByHost:
                     todo.clear()
                     raise chunk_fault(*row_of(pieces, int(rows[number])), err) from err
 
-        threads.crew.run(drain, len(rows))
+        crew.run(drain, len(rows))
 
     def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
         if self._codec.streams:  # the way that also sees whatever follows the frame

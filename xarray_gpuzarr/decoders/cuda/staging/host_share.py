@@ -33,8 +33,8 @@ from xarray_gpuzarr.fetch import ByteSource, MemoryStream
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan
-from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
@@ -194,7 +194,7 @@ class HostShare:
         assert self._program is not None
         arguments = self._loops, self._program, self._source, pieces, chunks, self._n_threads()
         found: list[Looped] = []
-        threads.crew.run(lambda _: found.append(read_local(*arguments)), 1)
+        crew.run(lambda _: found.append(read_local(*arguments)), 1)
         (looped,), present = found, np.ones(len(chunks), np.bool_)
         present[looped.absent] = False
         for plan, row, number in looped.left:
@@ -223,7 +223,7 @@ class HostShare:
                 else:
                     self._decode(piece, data, [memoryview(chunk) for chunk in chunks[low : low + piece.hi - piece.lo]])
 
-        threads.crew.run(drain, min(len(pieces), self._n_threads()))
+        crew.run(drain, min(len(pieces), self._n_threads()))
         return present
 
     def _pieces(self, plan: ReadPlan, first: int) -> list[Piece]:

@@ -17,8 +17,8 @@ from xarray_gpuzarr.native import Loops, address
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.plan.selection import Column
-from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.records import record
 
 
@@ -63,7 +63,7 @@ def read_local(
         boxes = np.zeros((n, 2), np.int64)
         boxes[:, 0] = np.arange(at, at + n)
         rows = NativeRows(job, Boxes(at=address(boxes), first=None, kept=boxes), part)
-        with threads.crew.taking(min(n, n_threads)) as n_taken:
+        with crew.taking(min(n, n_threads)) as n_taken:
             found = rows.read(range(n), files, n_taken)
         counters.add(read_nbytes=found.n_read)
         left += [(part, row, at + row) for row in found.left]

@@ -28,6 +28,7 @@ from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.process import threads
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _REQUESTS_PER_THREAD = 2
@@ -173,7 +174,7 @@ class Stager:
                 elif sharded:
                     raise vanished_shard(piece.plan, piece.lo)
 
-        threads.crew.run(drain, len(destinations), self._n_threads)
+        crew.run(drain, len(destinations), self._n_threads)
         if sharded:
             return _rows(pieces, positions)
         found = [(destination.first, destination.nbytes) for destination, _ in destinations]

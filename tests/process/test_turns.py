@@ -15,7 +15,7 @@ import zarr
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.fetch import local
-from xarray_gpuzarr.process.cores import Cores
+from xarray_gpuzarr.process.crew import Crew
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -43,10 +43,10 @@ class Inside:
 
 @pytest.mark.parametrize(("n_cores", "n_threads"), [(1, 4), (3, 8), (8, 3)])
 def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
-    shared, inside = Cores(), Inside()
+    shared, inside = Crew(), Inside()
 
     def compute(_: int) -> None:
-        shared.hold(n_cores, lambda: inside.sleep(0.002))
+        shared.in_turn(n_cores, lambda: inside.sleep(0.002))
 
     with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(compute, range(40)))
@@ -54,17 +54,17 @@ def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
 
 
 def test_a_read_inside_a_read_holds_no_second_core():
-    shared = Cores()
+    shared = Crew()
 
     def of_another_thread() -> bool:
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(shared.hold, 1, lambda: True).result(10)
+            return pool.submit(shared.in_turn, 1, lambda: True).result(10)
 
-    assert shared.hold(1, lambda: shared.hold(1, lambda: shared.lend(of_another_thread)))
+    assert shared.in_turn(1, lambda: shared.in_turn(1, lambda: shared.lend(of_another_thread)))
 
 
 def test_a_lent_core_is_taken_back():
-    shared, inside, waiting = Cores(), Inside(), threading.Event()
+    shared, inside, waiting = Crew(), Inside(), threading.Event()
 
     def other() -> None:
         waiting.set()
@@ -75,36 +75,36 @@ def test_a_lent_core_is_taken_back():
         assert shared.lend(lambda: waiting.wait(10))
         return inside.now
 
-    thread = threading.Thread(target=shared.hold, args=(1, other))
-    assert shared.hold(1, compute) == 0
+    thread = threading.Thread(target=shared.in_turn, args=(1, other))
+    assert shared.in_turn(1, compute) == 0
     thread.join()
 
 
 def test_who_holds_none_lends_none():
-    shared = Cores()
+    shared = Crew()
 
-    assert shared.lend(lambda: shared.hold(1, lambda: shared.n_held)) == 1
-    assert shared.hold(1, lambda: shared.n_held) == 1
-    assert shared.n_held == 0
+    assert shared.lend(lambda: shared.in_turn(1, lambda: shared.n_turns)) == 1
+    assert shared.in_turn(1, lambda: shared.n_turns) == 1
+    assert shared.n_turns == 0
 
 
 def fail() -> None:
     raise KeyError
 
 
-@pytest.mark.parametrize("failing", ["hold", "lend"])
+@pytest.mark.parametrize("failing", ["in_turn", "lend"])
 def test_a_core_comes_back_after_an_exception(failing):
-    shared = Cores()
+    shared = Crew()
 
     for _ in range(3):
         with pytest.raises(KeyError):
-            shared.hold(1, fail if failing == "hold" else lambda: shared.lend(fail))
+            shared.in_turn(1, fail if failing == "in_turn" else lambda: shared.lend(fail))
 
-    assert shared.n_held == 0
+    assert shared.n_turns == 0
 
 
 def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypatch):
-    shared, inside = Cores(), Inside()
+    shared, inside = Crew(), Inside()
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -113,21 +113,21 @@ def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypa
         shared.lend(lambda: monkeypatch.setattr(shared, "_took", interrupted))
 
     with pytest.raises(KeyboardInterrupt):
-        shared.hold(1, compute)
+        shared.in_turn(1, compute)
     monkeypatch.undo()
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: shared.hold(1, lambda: inside.sleep(0.002)), range(20)))
+        list(pool.map(lambda _: shared.in_turn(1, lambda: inside.sleep(0.002)), range(20)))
     assert inside.most == 1
 
 
 def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
-    shared, waits = Cores(), threading.Event()
-    monkeypatch.setattr(shared._freed, "ring", lambda: None)
+    shared, waits = Crew(), threading.Event()
+    monkeypatch.setattr(shared._over, "ring", lambda: None)
 
     def wait() -> bool:
         waits.set()
-        return shared.hold(1, lambda: True)
+        return shared.in_turn(1, lambda: True)
 
     def compute() -> Future[bool]:
         later = pool.submit(wait)
@@ -135,21 +135,21 @@ def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
         return later
 
     with ThreadPoolExecutor(1) as pool:
-        assert shared.hold(1, compute).result(10)
+        assert shared.in_turn(1, compute).result(10)
 
 
 def test_a_forked_process_has_all_its_cores():
     script = """
         import os
-        from xarray_gpuzarr.process.cores import cores
+        from xarray_gpuzarr.process.crew import crew
 
         def fork():
             child = os.fork()
             if child == 0:
-                cores.hold(1, lambda: os._exit(7))
+                crew.in_turn(1, lambda: os._exit(7))
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-        assert cores.hold(1, fork) == 7
+        assert crew.in_turn(1, fork) == 7
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=50)
 
@@ -170,7 +170,7 @@ def test_reads_of_short_chunks_take_turns(stored, monkeypatch, n_threads_each):
     """As many at once as the process has cores, however few threads each of them may use."""
     array, values = stored
     monkeypatch.setattr(host.threads, "n_cores", lambda: 2)
-    inside, run = Inside(), host.threads.crew.run
+    inside, run = Inside(), host.crew.run
 
     def watched(*arguments: object, **more: object) -> None:
         with inside:
@@ -180,7 +180,7 @@ def test_reads_of_short_chunks_take_turns(stored, monkeypatch, n_threads_each):
     def read_some(n: int) -> np.ndarray:
         return host.threads.at_most(n_threads_each, lambda: read_array(array, slice(n, n + 8)))
 
-    monkeypatch.setattr(host.threads.crew, "run", watched)
+    monkeypatch.setattr(host.crew, "run", watched)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(read_some, range(0, 64, 8)))
     assert np.array_equal(np.concatenate(found), values)

@@ -1,0 +1,262 @@
+"""Threads that decode: a read runs on its caller's thread and on cores that would otherwise idle.
+
+One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
+however many dask threads call: a helper leaves as soon as callers alone fill the budget.
+
+Where chunks are short, callers take turns, as many at once as there are cores: more of them take Python's lock from
+each other again and again. 32 threads on two cores needed 276 ms for the 64 shards that two threads read in 154 (32^3
+uint16 chunks, November 2026). Who waits for a disk lends its turn.
+
+The pool is no `concurrent.futures` one: a signal that interrupts ``submit`` leaves its locks held forever. Here callers
+touch C locks and C queues only (see `waiting`), and no signal reaches the threads of the pool.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from queue import SimpleQueue
+from threading import Lock, get_ident
+
+from xarray_gpuzarr.process.counters import Stage, counters
+from xarray_gpuzarr.process.threads import thread_budget, thread_setting
+from xarray_gpuzarr.process.waiting import Bell, apart
+
+Work = Callable[[Callable[[], bool]], None]
+"""Takes tasks from a queue of its own until the queue is empty. Its argument says, between two tasks, whether this
+thread should go on."""
+
+
+class _Run:
+    """One call of `Crew.run`, and who works on it."""
+
+    __slots__ = ("_at_work", "_lock", "budget", "errors", "n_wanted", "stage", "work")
+
+    def __init__(self, work: Work, budget: int) -> None:
+        self._lock = Lock()
+        self._at_work: dict[object, Lock] = {}
+        """Helpers that have begun, each with a lock that comes free when it leaves."""
+        self.work: Work | None = work
+        """None once no helper is to begin or to go on."""
+        self.budget = budget
+        self.n_wanted = 0
+        """Helpers that were asked for and have not begun."""
+        self.stage: Stage | None = None
+        self.errors: list[BaseException] = []
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that work on it, or soon will, its caller's among them."""
+        return 1 + self.n_wanted + len(self._at_work)
+
+    def help(self, n_active: Callable[[], int]) -> None:
+        """Work on a thread of the pool, unless it has been called off."""
+        me, left = object(), Lock()
+        with self._lock:
+            work = self.work
+            if work is None:
+                return
+            left.acquire()
+            self._at_work[me] = left
+            self.n_wanted -= 1
+        try:
+            with counters.stage(self.stage):
+                work(lambda: self.work is not None and n_active() <= self.budget)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller's thread raises it
+            self.errors.append(error)
+        finally:
+            del self._at_work[me]
+            left.release()
+
+    def end(self) -> None:
+        """Call off helpers that have not begun, and wait until the others have left."""
+        with self._lock:
+            self.work = None
+            self.n_wanted = 0
+        for left in list(self._at_work.values()):
+            with left:
+                pass
+
+
+_ALONE: AbstractContextManager[int] = nullcontext(1)
+
+
+class Crew:
+    """The decoding threads of this process, and who is at work."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with nobody at work; for a process that was forked off, where there are no other threads."""
+        self._lock = Lock()
+        self._runs: set[_Run] = set()
+        self._alone: set[object] = set()
+        """One for each thread that no helper works with."""
+        self._asked: SimpleQueue[_Run] = SimpleQueue()
+        self._hiring = Lock()
+        self._threads: list[threading.Thread] = []
+        self._turns: dict[int, int] = {}
+        """Callers whose turn it is, and how many of them may have one at once."""
+        self._over = Bell()
+
+    @property
+    def n_active(self) -> int:
+        """Threads that decode, or soon will."""
+        return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
+
+    @property
+    def n_turns(self) -> int:
+        """Callers whose turn it is."""
+        return len(self._turns)
+
+    def in_turn[Result](self, most: int, compute: Callable[[], Result]) -> Result:
+        """Wait until fewer than `most` callers have their turn; return what `compute` does.
+
+        A thread that has its turn already never waits.
+        """
+        me = get_ident()
+        if me in self._turns:
+            return compute()
+        try:
+            if not self._took(me, most):
+                self._over.wait_until(lambda: self._took(me, most))
+            return compute()
+        finally:
+            self._turns.pop(me, None)
+            self._over.ring()
+
+    def lend[Result](self, wait: Callable[[], Result]) -> Result:
+        """Return what `wait` does; another caller may have the turn of the calling thread meanwhile, if it has one."""
+        me = get_ident()
+        most = self._turns.get(me)
+        if most is None:
+            return wait()
+        try:
+            self._turns.pop(me, None)
+            self._over.ring()
+            return wait()
+        finally:  # who is interrupted while it waits for the turn that it had lent has none: `in_turn` minds neither
+            self._over.wait_until(lambda: self._took(me, most))
+
+    def _took(self, me: int, most: int) -> bool:
+        with self._lock:
+            if len(self._turns) >= most:
+                return False
+            self._turns[me] = most
+            return True
+
+    def taking(self, n_wanted: int) -> AbstractContextManager[int]:
+        """Count threads that the calling one starts by itself as at work, while a block runs.
+
+        Parameters
+        ----------
+        n_wanted : int
+            Threads that the block could use, the calling one, which `run` counts, among them.
+
+        Yields
+        ------
+        int
+            As many as cores are free for; at least 1.
+        """
+        return self._taking(n_wanted) if n_wanted > 1 else _ALONE
+
+    @contextmanager
+    def _taking(self, n_wanted: int) -> Iterator[int]:
+        more = [object() for _ in range(min(n_wanted - 1, thread_budget() - self.n_active))]
+        try:
+            self._alone.update(more)
+            yield 1 + len(more)
+        finally:
+            self._alone.difference_update(more)
+
+    def run(self, work: Work, most: int, budget: int | None = None) -> None:
+        """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
+
+        Parameters
+        ----------
+        work : callable
+            See `Work`.
+        most : int
+            Threads that could be busy at once.
+        budget : int or None
+            What `thread_budget` has said lately; None asks it.
+
+        Raises
+        ------
+        Exception
+            The first one that `work` raised on any thread; all threads have stopped by then.
+        """
+        if most == 1:
+            thread_setting()  # one that is unusable fails short reads, too
+            self._run_alone(work)
+            return
+        run = _Run(work, budget or thread_budget())
+        try:
+            self._runs.add(run)
+            self._ask_for_help(run, most - 1)
+            work(lambda: True)
+            run.end()
+        except BaseException:
+            run.work = None  # whatever may interrupt what follows, helpers do not go on
+            run.end()
+            raise
+        finally:
+            self._runs.discard(run)
+        if run.errors:
+            _raise_first(run.errors)
+
+    def _run_alone(self, work: Work) -> None:
+        """Run what nobody could help with; it counts all the same."""
+        me = object()
+        try:
+            self._alone.add(me)
+            work(lambda: True)
+        finally:
+            self._alone.discard(me)
+
+    def _ask_for_help(self, run: _Run, most: int) -> None:
+        with self._lock:
+            run.n_wanted = n = max(0, min(most, run.budget - self.n_active))
+        if not n:
+            return
+        run.stage = counters.current
+        n_helping = sum(other.n_threads - 1 for other in list(self._runs))
+        if n_helping > len(self._threads):
+            self._hire(n_helping)
+        for _ in range(n):
+            self._asked.put(run)
+
+    def _hire(self, n_threads: int) -> None:
+        """Let the pool have so many threads; fewer if the system starts no more, which do the work as well."""
+
+        def start() -> None:
+            with self._hiring:
+                while len(self._threads) < n_threads:
+                    name = f"gpuzarr_{len(self._threads)}"
+                    thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+
+        with suppress(RuntimeError):
+            apart(start)
+
+    def _serve(self) -> None:
+        while True:
+            self._asked.get().help(lambda: self.n_active)
+
+
+def _raise_first(errors: list[BaseException]) -> None:
+    """Raise an error that no local variable refers to: the cycle would keep results alive."""
+    try:
+        raise errors.pop(0)
+    finally:
+        errors.clear()
+
+
+crew = Crew()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=crew.restart)
