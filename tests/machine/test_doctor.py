@@ -23,6 +23,7 @@ from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.cost.calibration import from_document, keep_calibration, read_calibration
+from xarray_gpuzarr.decoders.cuda.batches.learnt import learnt_of
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
 from xarray_gpuzarr.machine.diagnosis import answers, calibrating, damage, device, examine, machine, questions, resident
 from xarray_gpuzarr.machine.diagnosis.calibrating import Layouts
@@ -382,11 +383,15 @@ def test_progress_is_shown_on_terminals_only(monkeypatch, capsys):
 
 
 def test_a_calibration_is_kept_and_found_by_itself(gpu, folder, capsys):
+    taught = learnt_of(gpu.api)
+    taught.wave, taught.is_wave_full, taught.overlaps = 1056, True, False  # by longer reads than those here
+
     assert run("--calibrate") == 0
 
     (file,) = folder.glob("calibration-*")
     calibration = read_calibration(str(file))
     assert (calibration.gpu, set(calibration.codecs)) == ("a simulator", {"zstd", "blosc lz4"})
+    assert (calibration.wave, calibration.overlaps) == (1056, False)
     out = capsys.readouterr().out
     assert f"Kept as {file.name}" in out
     assert "2 layouts between those of the sweep were read" in out

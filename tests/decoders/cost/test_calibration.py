@@ -40,6 +40,8 @@ DOCUMENT = {
     "gpu": "a simulator",
     "date": "2026-11-21",
     "gds_is_quicker": False,
+    "wave": 1056,
+    "overlaps": True,
     "upload": {"seconds": 1e-5, "bytes_per_second": 1e9},
     "codecs": {"zstd": TIMES, "blosc lz4": TIMES},
 }
@@ -113,6 +115,8 @@ def codec(**changes):
         (changed(upload={"seconds": 0, "bytes_per_second": 1}), "upload_seconds: not all positive"),
         (changed(upload={"seconds": "soon", "bytes_per_second": 1}), "could not convert"),
         (changed(codecs=[]), "AttributeError"),
+        (changed(wave=0), "wave: not all positive"),
+        (changed(wave="many"), "invalid literal"),
         (codec(host={}), "no 'chunk_nbytes'"),
         (codec(device=TIMES["device"] | {"seconds": [[1, 2]]}), "not one row for each"),
         (codec(device=TIMES["device"] | {"seconds": [[2, 1], [3, 4]]}), "times fall"),
@@ -124,6 +128,11 @@ def test_files_that_cannot_be_meant_are_refused(path, document, found):
         read_calibration(path(document))
     assert found in caught.value.found
     assert "calibration.json" in caught.value.tried
+
+
+def test_files_from_before_chunks_at_once_were_measured_are_read(path):
+    calibration = read_calibration(path({key: DOCUMENT[key] for key in DOCUMENT if key not in {"wave", "overlaps"}}))
+    assert (calibration.wave, calibration.overlaps) == (None, None)
 
 
 def test_a_missing_file_is_refused(tmp_path):

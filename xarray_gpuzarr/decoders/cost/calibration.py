@@ -199,6 +199,8 @@ def from_document(document: Mapping[str, Any]) -> Calibration:
         upload_rate=float(document["upload"]["bytes_per_second"]),
         codecs={name: _codec(times) for name, times in document["codecs"].items()},
         gds_is_quicker=bool(document.get("gds_is_quicker", False)),
+        wave=None if (wave := document.get("wave")) is None else int(wave),
+        overlaps=None if (overlaps := document.get("overlaps")) is None else bool(overlaps),
     )
 
 
@@ -226,6 +228,8 @@ def as_document(calibration: Calibration) -> dict[str, Any]:
         "gpu": calibration.gpu,
         "date": calibration.date,
         "gds_is_quicker": calibration.gds_is_quicker,
+        "wave": calibration.wave,
+        "overlaps": calibration.overlaps,
         "upload": {"seconds": calibration.upload_seconds, "bytes_per_second": calibration.upload_rate},
         "codecs": {
             name: {

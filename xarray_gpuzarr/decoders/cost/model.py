@@ -113,7 +113,7 @@ class Calibration:
     Raises
     ------
     ValueError
-        A time or a rate of uploads is not positive.
+        A time, a rate of uploads or a number of chunks is not positive.
     """
 
     gpu: str
@@ -127,8 +127,14 @@ class Calibration:
     """By name of the compressor, as `codec_name` gives it."""
     gds_is_quicker: bool = False
     """Whether local files reach the device sooner by GPUDirect Storage than through host memory."""
+    wave: int | None = None
+    """Chunks that the device decodes at once; None: not known."""
+    overlaps: bool | None = None
+    """Whether calls on several streams are decoded together, rather than in turn; None: not known."""
 
     def __post_init__(self) -> None:
+        if self.wave is not None:
+            _check_positive("wave", [self.wave])
         _check_positive("upload_seconds", [self.upload_seconds])
         _check_positive("upload_rate", [self.upload_rate])
 

@@ -99,10 +99,18 @@ def _calibration_section(calibration: Calibration, path: Path, title: str) -> Se
         rows=rows,
         notes=[
             f"Time by the GPU over that by {n_threads} host threads and a copy up: below 1 the GPU pays.",
+            _at_once(calibration),
             f"Kept as {path.name} in {path.parent}: reads on such a machine go by it from now on.",
         ],
         facts={"file": path.name, "calibration": as_document(calibration)},
     )
+
+
+def _at_once(calibration: Calibration) -> str:
+    """Say what the longer reads have shown of the device."""
+    wave, together = calibration.wave, calibration.overlaps
+    calls = "?" if together is None else "together" if together else "one after another"
+    return f"Chunks that the GPU decodes at once: {wave or '?'}; calls on several streams: {calls}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from xarray_gpuzarr.decoders.cost.model import Calibration, CodecTimes, DeviceTimes, HostRates
+from xarray_gpuzarr.decoders.cuda.batches.learnt import learnt_of
 from xarray_gpuzarr.errors import CorruptChunkError, DeviceUnavailableError
 from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
 from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, going_by
@@ -47,7 +48,7 @@ def calibrate(device: DeviceReads, grid: Grid, progress: Progress) -> Calibratio
         codecs = {codec: _times(device, codec, grid, progress) for codec in grid.codecs}
         progress("GPUDirect Storage")
         gds_is_quicker = _gds_is_quicker(device, grid)
-    identity = device.api.identity
+    identity, learnt = device.api.identity, learnt_of(device.api)  # the longer of these reads have taught it
     return Calibration(
         gpu=identity.name if identity else "a GPU that does not say",
         date=datetime.now(UTC).date().isoformat(),
@@ -55,6 +56,8 @@ def calibrate(device: DeviceReads, grid: Grid, progress: Progress) -> Calibratio
         upload_rate=grid.upload_nbytes / max(long - short, 1e-9),
         codecs=codecs,
         gds_is_quicker=gds_is_quicker,
+        wave=learnt.wave if learnt.is_wave_full else None,
+        overlaps=learnt.overlaps,
     )
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr.decoders.cost.model import Calibration
+from xarray_gpuzarr.decoders.cuda.batches import learnt as learnt_module
 from xarray_gpuzarr.decoders.cuda.batches.learnt import Call, Learnt, Lesson, learnt_of
 from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, SHORTEST, BatchLimits
 from xarray_gpuzarr.process.device_options import ResourceOptions
@@ -107,6 +109,18 @@ def test_chunks_of_several_streams_show_nothing():
     learnt.learn(calls)
 
     assert (learnt.overlaps, learnt.wave, learnt.is_wave_full) == (None, N_AT_ONCE, False)
+
+
+@pytest.mark.parametrize(("wave", "overlaps", "is_on"), [(1056, False, False), (1056, None, True), (None, True, True)])
+def test_what_a_calibration_knows_is_not_asked_again(monkeypatch, wave, overlaps, is_on):
+    device = NotingDevice(LAZY)
+    measured = Calibration(gpu="g", date="d", upload_seconds=1, upload_rate=1, codecs={}, wave=wave, overlaps=overlaps)
+    monkeypatch.setattr(learnt_module, "calibration_in_force", lambda _identify: measured)
+
+    lesson = Lesson(device, None, n_reading=lambda: 1)
+
+    assert (lesson.learnt.wave, lesson.learnt.overlaps) == (wave or N_AT_ONCE, overlaps)
+    assert lesson.is_on == is_on
 
 
 def test_only_reads_that_are_alone_are_watched():

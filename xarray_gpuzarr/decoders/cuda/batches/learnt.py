@@ -1,6 +1,7 @@
 """What calls that decode have shown of a device: how many chunks it decodes at once, and whether calls overlap.
 
-Only reads that have the device to themselves teach anything. What they teach is kept for the process.
+Only reads that have the device to themselves teach anything. What they teach is kept for the process; `gpuzarr doctor
+--calibrate` keeps it for the machine.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter
+from typing import Self
 from weakref import WeakKeyDictionary
 
 from xarray_gpuzarr.cuda.api import DeviceApi, Event, Stream
+from xarray_gpuzarr.decoders.cost.calibration import calibration_in_force
+from xarray_gpuzarr.decoders.cost.model import Calibration
 from xarray_gpuzarr.decoders.cost.taken import Taken
 from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, SHORTEST
 from xarray_gpuzarr.process.records import record
@@ -51,6 +55,14 @@ class Learnt:
         self._n_tries = 0
         self.taken: dict[tuple[str | None, int, bool], Taken] = {}
         """By codec and length of chunks, and whether reads are little: what these have taken."""
+
+    @classmethod
+    def as_measured(cls, calibration: Calibration | None) -> Self:
+        """Begin with what a calibration says."""
+        wave, overlaps = (None, None) if calibration is None else (calibration.wave, calibration.overlaps)
+        learnt = cls(wave or N_AT_ONCE)
+        learnt.is_wave_full, learnt.overlaps = wave is not None, overlaps
+        return learnt
 
     def learn(self, calls: Sequence[Call]) -> None:
         """Learn from the calls of a read that had the device to itself, in the order in which they were given."""
@@ -163,5 +175,8 @@ _of_devices: WeakKeyDictionary[DeviceApi, Learnt] = WeakKeyDictionary()
 
 
 def learnt_of(api: DeviceApi) -> Learnt:
-    """Return what is known of a device."""
-    return _of_devices.setdefault(api, Learnt())
+    """Return what is known of a device; of one that no read has taught anything yet, what a calibration says."""
+    found = _of_devices.get(api)
+    if found is None:
+        found = _of_devices.setdefault(api, Learnt.as_measured(calibration_in_force(lambda: api.identity)))
+    return found
