@@ -420,14 +420,27 @@ def test_values_ahead_do_not_travel_and_are_not_kept():
     assert not ahead.known
 
 
-def test_values_that_may_have_changed_since_are_read_anew(monkeypatch):
+@pytest.mark.parametrize(("of", "seconds"), [(RoundStore, 60), (lambda stored: stored, 3)], ids=["slow", "memory"])
+def test_values_that_may_have_changed_since_are_read_anew(monkeypatch, of, seconds):
     stored = many(3, consolidated=True)
-    ds, _ = lazily(RoundStore(stored))
+    ds, _ = lazily(of(stored))
     zarr.open_group(stored, mode="r+")["x"][:] = [7, 8, 9]
 
-    monkeypatch.setattr(values_ahead, "monotonic", lambda clock=values_ahead.monotonic: clock() + 60)
+    monkeypatch.setattr(values_ahead, "monotonic", lambda clock=values_ahead.monotonic: clock() + seconds)
 
     assert ds["x"].to_numpy().tolist() == [7, 8, 9]
+
+
+def test_indexes_and_times_of_stores_that_answer_at_once_are_read_together_too(monkeypatch, tmp_path):
+    weather().to_zarr(tmp_path, zarr_format=3, encoding=ENCODING)
+    expected, together, read_all = xr.open_dataset(tmp_path, engine="zarr"), [], values_ahead._read_all
+    monkeypatch.setattr(values_ahead, "_read_all", lambda arrays: (together.append(len(arrays)), read_all(arrays))[1])
+
+    ours = open_ours(tmp_path)
+
+    (n_together,) = together
+    assert n_together >= len(expected.xindexes)
+    assert_same_dataset(ours, expected)
 
 
 def test_a_long_index_is_not_read_with_others(monkeypatch):

@@ -201,7 +201,8 @@ def build_datasets[Path](
         if isinstance(drop_variables, str):
             drop_variables = [drop_variables]
         dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
-        ahead, prepared, failure = ValuesAhead(), {}, None
+        is_slow = any(takes_long(store.zarr_group.store) for store in stores.values())
+        ahead, prepared, failure = ValuesAhead(is_slow=is_slow), {}, None
         for path, store in stores.items():
             try:
                 prepared[path] = _prepare(store, options, dropped, place, ahead)
@@ -230,13 +231,12 @@ def _prepare(
         if variable.encoding.get("shards") is not None:
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
     bounds = _time_bounds(stored)
-    is_slow = takes_long(store.zarr_group.store)
     for name in [name for name in prepared if name not in dropped]:
         variable = prepared[name]
         ours = None if name in bounds else engine_variable(name, variable, options, place)
         if ours is not None:
             prepared[name] = ours
-        elif is_slow:
+        else:
             _let_wait(variable, name, ahead, is_time=name in bounds or _has_time_units(variable))
     return prepared, attrs
 

@@ -21,21 +21,28 @@ from xarray_gpuzarr.fetch import requests_at_once, run_on_loop
 
 _MOST_NBYTES = 4 * 1024**2
 """Decoded bytes."""
-_SECONDS = 30.0
-"""Time from which on stored values may have changed, and are read anew."""
+_SECONDS, _LOCAL_SECONDS = 30.0, 2.0
+"""Time from which on stored values may have changed, and are read anew; the other in stores that answer at once."""
 
 type Box = tuple[slice, ...]
 
 
 class ValuesAhead:
-    """The arrays of one opening whose values have not been read."""
+    """The arrays of one opening whose values have not been read.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    is_slow : bool
+        Whether the store takes long to answer.
+    """
+
+    def __init__(self, *, is_slow: bool) -> None:
+        self._seconds = _SECONDS if is_slow else _LOCAL_SECONDS
         self._waiting: list[ArrayAhead] = []
         self._times: list[ArrayAhead] = []
         self.is_decoded = False
         """Whether xarray has looked at all times; what is left is to read indexes."""
-        self._until = monotonic() + _SECONDS
+        self._until = monotonic() + self._seconds
 
     def index(self, stock: ZarrArrayWrapper) -> ZarrArrayWrapper:
         """Return an array of which all values are wanted."""
@@ -64,7 +71,7 @@ class ValuesAhead:
         if waiting:
             with suppress(Exception):  # of any kind: it comes again when xarray reads the array
                 run_on_loop(str(waiting[0].stored.store), lambda: _read_all(waiting))
-            self._until = monotonic() + _SECONDS
+            self._until = monotonic() + self._seconds
 
     def is_over(self) -> bool:
         """Return whether values were read, or would have been, long ago."""
