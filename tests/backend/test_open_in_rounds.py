@@ -470,6 +470,19 @@ def test_lazy_variables_are_loaded_side_by_side(zarr_format, opened):
     assert len(store.rounds) == n_loaded
 
 
+def test_lazy_variables_are_loaded_side_by_side_by_an_event_loop():
+    stored = many(3, consolidated=True)
+    store = RoundStore(stored)
+    names = [f"v{i}" for i in range(40)]
+    lazy = open_ours(store, chunks=None)[names].reset_coords(drop=True)
+    n_before = len(store.rounds)
+
+    loaded = asyncio.run(lazy.load_async())
+
+    assert len(store.rounds) - n_before <= 2
+    assert_same_dataset(loaded, xr.open_dataset(stored, engine="zarr")[names].reset_coords(drop=True))
+
+
 def test_an_array_is_loaded_with_its_coordinates():
     store = RoundStore(many(3, consolidated=True))
     array = open_ours(store, chunks=None)["a"]

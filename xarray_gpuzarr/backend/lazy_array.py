@@ -6,8 +6,12 @@ Pickles to little more than its metadata and holds no file, stream or pool, so i
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import copy_context
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
 from xarray_gpuzarr.fetch import StoreSource
+from xarray_gpuzarr.process.side_by_side import MOST_THREADS
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
 
@@ -77,13 +82,25 @@ class LazyArray(BackendArray):
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
         """Read on another thread, so that the event loop stays free."""
-        return await asyncio.to_thread(self.__getitem__, key)
+        threads = _waiting_threads() if self.takes_long else None
+        call = partial(copy_context().run, self.__getitem__, key)
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     def _outer(self, key: tuple[Any, ...]) -> Any:
         return self.by_decoder(lambda decoder: read(self.stored, key, decoder))
 
     def _points(self, key: tuple[Any, ...]) -> Any:
         return self.by_decoder(lambda decoder: read_points(self.stored, key, decoder))
+
+
+@cache
+def _waiting_threads() -> ThreadPoolExecutor:
+    """Return threads that wait for slow stores; those of asyncio are only four more than there are cores."""
+    return ThreadPoolExecutor(MOST_THREADS, "gpuzarr_async")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_waiting_threads.cache_clear)
 
 
 def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:

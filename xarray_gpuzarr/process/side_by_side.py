@@ -12,7 +12,8 @@ from threading import Lock
 from xarray_gpuzarr.process.ending import start_thread
 from xarray_gpuzarr.process.waiting import apart
 
-_MOST_THREADS = 32
+MOST_THREADS = 32
+"""That wait for a store at once."""
 
 
 def side_by_side[Result](
@@ -49,7 +50,7 @@ def side_by_side[Result](
         finally:
             ended.release()
 
-    contexts = [copy_context() for _ in range(min(len(calls), _MOST_THREADS))]  # which have NumPy's errstate
+    contexts = [copy_context() for _ in range(min(len(calls), MOST_THREADS))]  # which have NumPy's errstate
 
     def start() -> None:
         for context in contexts:
