@@ -91,7 +91,7 @@ class HostDecoder:
             if job.rows_a_call is not None or (most == 1 and target.n_chunks == 1 and not source.is_remote):
                 _run_here(plans, job)
                 if job.left:
-                    job.most_threads = 1
+                    job.most_threads, job.rows_a_call = 1, None  # what the loops leave once more, tasks read themselves
                     _run(iter(job.left), job, most)
             else:
                 _run((task for plan in plans for task in _BLOCKS[type(target)](job, plan).tasks()), job, most)
