@@ -35,8 +35,10 @@ _FLAGS = (
     *("-std=c++17", "-fPIC", "-shared", _ALONE, "-ffp-contract=off"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
 )
-_FAST = ("-O2", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
-_SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_ALL_IS_LOADED = ("-nostdlib",) if sys.platform == "linux" else ()
+"""The interpreter has what kernels call, the C library's; looking for it takes a linker as long as a kernel its compiler."""
+_FAST = ("-O1", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", *_ALL_IS_LOADED)
+_SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _loading = threading.Lock()
 
 
