@@ -17,6 +17,9 @@ TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/tes
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
+# Without compiled modules every process of the tests rewrites their assertions anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c xarray_gpuzarr/native/elements.h
 
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \

@@ -19,6 +19,8 @@ from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
 from xarray_gpuzarr.native import loops  # noqa: E402
 
+NEEDS_GPU = "tests that need an NVIDIA GPU: make test-gpu"
+
 settings.register_profile(
     "ci",
     max_examples=every_pair.usually(25, full=60),
@@ -44,19 +46,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marked("both_ways") and loops() is not None:  # without loops, the host's way is the interpreted one
         decoders.append("interpreted")
     if marked("every_decoder") and not marked("host_decoder"):
-        decoders += ["simulated", pytest.param("cuda", marks=pytest.mark.gpu)]
+        decoders.append("simulated")
+        if not not_run.without_gpu(metafunc.config):
+            decoders.append(pytest.param("cuda", marks=pytest.mark.gpu))
     if len(decoders) > 1:
         metafunc.parametrize("decoder", decoders, indirect=True)
 
 
 @pytest.hookimpl(trylast=True)  # what -k and -m choose has every pair of its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not_run.without_gpu(config):
+        not_run.count(config, NEEDS_GPU, sum(_on_simulator(item) for item in items))
     every_pair.leave_out(config, items)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
     if items and all(item.get_closest_marker("gpu") for item in items):
-        not_run.count(items[0].config, "tests that need an NVIDIA GPU: make test-gpu", len(items))
+        not_run.count(items[0].config, NEEDS_GPU, len(items))
+
+
+def _on_simulator(item: pytest.Item) -> bool:
+    """Say whether a test would run on a GPU once more."""
+    called = getattr(item, "callspec", None)
+    return called is not None and called.params.get("decoder") == "simulated"
 
 
 @pytest.hookimpl(optionalhook=True)

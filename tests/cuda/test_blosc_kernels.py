@@ -58,6 +58,7 @@ def assert_unshuffled(blocks: Sequence[Block]) -> None:
         assert found == block.unshuffled(), (len(block.content), block.typesize, block.filter, block.offsets)
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
 @pytest.mark.parametrize("chosen", [COPY, SHUFFLE, BITSHUFFLE])
 def test_block_of_any_typesize_and_alignment(chosen: int, offsets: tuple[int, int]) -> None:
@@ -67,6 +68,7 @@ def test_block_of_any_typesize_and_alignment(chosen: int, offsets: tuple[int, in
     assert_unshuffled([Block(content=c, typesize=ts, filter=chosen, offsets=offsets) for c, ts in contents])
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("typesize", [1, 2, 3, 4, 8, 12, 16, 255])
 @pytest.mark.parametrize("chosen", [COPY, SHUFFLE, BITSHUFFLE])
 def test_block_of_any_length(chosen: int, typesize: int) -> None:
@@ -78,6 +80,7 @@ def test_block_of_any_length(chosen: int, typesize: int) -> None:
     )
 
 
+@pytest.mark.sanitized
 @given(
     st.lists(
         st.tuples(
@@ -149,17 +152,20 @@ def assert_match_decodes(before: bytes, distance: int, lengths: Sequence[int]) -
     assert_as_c_blosc(rows[:1])
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("distance", range(1, 41))
 def test_match_that_overlaps_itself(distance: int) -> None:
     assert_match_decodes(noise(40), distance, range(3, 600))
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("distance", [63, 64, 100, 255, 256, 257, 8190, 8191, 8192, 8193, 8447, 8448, 73726, 73727])
 def test_match_at_any_distance(distance: int) -> None:
     assert_match_decodes(noise(distance), distance, [3, 8, 9, 10, 127, 128, 129, 263, 264, 265, 519, 9000, 80000])
     assert_match_decodes(noise(distance + 5), distance, [3, 100])
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 127, 128, 129, 100_000])
 @pytest.mark.parametrize("offset", [0, 1, 3, 31, 126, 127])
 def test_run_of_literals(length: int, offset: int) -> None:
@@ -177,6 +183,7 @@ def test_upper_bits_of_the_first_byte_are_ignored() -> None:
 ABC = literals(b"abc")
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize(
     ("stream", "nbytes", "actual"),
     [
@@ -203,6 +210,7 @@ def test_damaged_stream_is_told_from_its_intact_neighbours(stream: bytes, nbytes
     assert (before, behind) == (Decoded(status=OK, actual=3, content=b"abc"),) * 2
 
 
+@pytest.mark.sanitized
 def test_nothing_to_decode() -> None:
     assert run_blosclz([]) == []
     assert run_blosclz([Coded(stream=b"", nbytes=0)]) == [Decoded(status=OK, actual=0, content=b"")]
@@ -218,6 +226,7 @@ STREAMS = st.one_of(st.binary(min_size=1, max_size=300), st.lists(TOKENS, min_si
 ANY_OFFSETS = st.tuples(st.integers(0, 140), st.integers(0, 20))
 
 
+@pytest.mark.sanitized
 @given(st.lists(st.tuples(STREAMS, st.integers(1, 2000), ANY_OFFSETS), min_size=1, max_size=9))
 def test_any_bytes_are_decoded_as_c_blosc_does_or_not_at_all(table: list[tuple[bytes, int, tuple[int, int]]]) -> None:
     rows = [Coded(stream=s, nbytes=n, offsets=o) for s, n, o in table if s and n != len(s)]
@@ -265,6 +274,7 @@ def test_frame_of_any_typesize(name: str, shuffle: int, typesize: int) -> None:
     assert decompressed(frame) == numcodecs.Blosc().decode(frame)
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("blocksize", [0, 256, 4096, 50_001, 1 << 20])
 @pytest.mark.parametrize("name", CONTENTS)
 def test_frame_of_any_blocksize(name: str, blocksize: int) -> None:
@@ -287,6 +297,7 @@ INTACT = [
 ]
 
 
+@pytest.mark.sanitized
 @given(st.sampled_from(INTACT), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=4))
 def test_flipped_bits_are_decoded_as_c_blosc_does_or_not_at_all(row: Coded, flips: list[tuple[float, int]]) -> None:
     stream = bytearray(row.stream)
@@ -295,6 +306,7 @@ def test_flipped_bits_are_decoded_as_c_blosc_does_or_not_at_all(row: Coded, flip
     assert_as_c_blosc([Coded(stream=bytes(stream), nbytes=row.nbytes, offsets=row.offsets)])
 
 
+@pytest.mark.sanitized
 @given(st.sampled_from(INTACT), st.floats(0, 1, exclude_max=True), st.integers(-3, 3))
 def test_cut_streams_and_other_lengths_are_damaged(row: Coded, where: float, more: int) -> None:
     cut = row.stream[: int(where * len(row.stream))]
@@ -302,6 +314,7 @@ def test_cut_streams_and_other_lengths_are_damaged(row: Coded, where: float, mor
     assert [found.status for found in run_blosclz(rows)] == [DAMAGED, DAMAGED if more else OK]
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("n", [*range(1, 20), 31, 32, 33, 65, 150])
 def test_many_streams_share_a_warp(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blosc, "_ENOUGH_WARPS", 1)
@@ -310,18 +323,6 @@ def test_many_streams_share_a_warp(n: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- accesses outside of what the tables describe
-
-
-REPRESENTATIVE = "any_ or overlaps or literals or damaged or flipped or to_decode or share_a_warp"
-
-
-def test_sanitizers_find_nothing() -> None:
-    child = run_child(
-        sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE
-    )
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
-    assert " passed" in child.stdout
-
 
 OUTSIDE = """
 import os

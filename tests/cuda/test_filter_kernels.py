@@ -183,6 +183,7 @@ def test_delta(pair, orders):
 LENGTHS = [1, 2, 7, 8, 9, 31, 32, 33, 127, 128, 129, 255, 256, 257, 2047, 2048, 2049, 4095, 4096, 4097, 10_000]
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("pair", [("i2", "i4"), ("f4", "f4"), ("i2", "f8"), ("f2", "f2")], ids="-".join)
 def test_chunks_of_any_length(pair, n):
@@ -194,6 +195,7 @@ def test_chunks_of_any_length(pair, n):
     assert_decodes(Elements(rule="astype", **dtypes), chunks, lambda c: by_numcodecs(astype, c), may_flag=False)
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("n", [32_767, 32_768, 32_775, 70_001])
 @pytest.mark.parametrize("pair", [("u1", "i2"), ("i2", "i4"), ("i4", "i4"), ("i1", "i8"), ("i8", "u1")], ids="-".join)
 def test_long_chunk_is_shared_by_blocks(pair, n):
@@ -225,6 +227,7 @@ def test_only_few_long_chunks_are_read_twice(n, n_elements, steps, monkeypatch):
     assert max(launched) >= min(1056, n * n_elements // (4 * TILE))
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("at", [0, 1, 31, 32, 33, 127, 128, 299])
 @pytest.mark.parametrize("payload", [0, 1, 5])
@@ -283,6 +286,7 @@ def test_cast_value(pair, rounding, values, mapped):
     assert found.flagged or found.content == expected
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("value", [0.5, np.nan, -0.0])
 def test_value_that_stands_for_another_one(value):
     codec = Elements(rule="cast_value", mapped=((-9, value), (7, 1)), **dtypes_of("i2", "f4"))
@@ -292,6 +296,7 @@ def test_value_that_stands_for_another_one(value):
     assert found.content == np.array([value, 1, 8], "f4").tobytes()
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("n", [*range(1, 26), 63, 64, 65, 8191, 8192, 8193, 30_001])
 def test_packbits(n):
     chunks = [noise("?", n, seed) for seed in range(3)]
@@ -301,6 +306,7 @@ def test_packbits(n):
     assert [(f.flagged, f.content) for f in found] == [(False, c.tobytes()) for c in chunks]
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("unused", [0, 1, 2, 4, 7, 8, 255])
 def test_packbits_that_leave_out_other_bits_are_left_to_the_host(unused):
     found = run_filter(PackBits(), [bytes([unused, 0, 0]), bytes([3, 0, 0])], 13, 1)
@@ -316,6 +322,7 @@ CODECS = {
 }
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_no_chunks(codec):
     assert run_filter(codec, [], 10, 4) == []
@@ -336,20 +343,6 @@ def test_dtypes_that_no_kernel_knows(dtypes):
 
 
 # ---- accesses outside of what the tables describe
-
-
-REPRESENTATIVE = (
-    "(any_length or shared_by_blocks or packbits or no_chunks or keeps_the_first or stands_for) and not flush"
-)
-
-
-def test_sanitizers_find_nothing() -> None:
-    child = run_child(
-        sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE
-    )
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
-    assert " passed" in child.stdout
-
 
 OUTSIDE = """
 import os

@@ -46,6 +46,17 @@ def test_headers_are_parsed_once(commands, tmp_path):
     assert len(made) == 3
 
 
+def test_clones_share_what_is_made(commands, tmp_path):
+    made = set()
+    for clone in ("here", "there"):
+        (tmp_path / clone).mkdir()
+        (tmp_path / clone / "shim.h").write_text("int before;")
+        made.add(on_host.built_behind([tmp_path / clone / "shim.h"], "a.so", ["-O2"], "int a;"))
+
+    assert len(made) == 1
+    assert len(commands) == 2
+
+
 def test_other_headers_make_other_kernels(commands, tmp_path):
     made = set()
     for text in ("int before;", "int after;"):

@@ -16,18 +16,19 @@ def compiler() -> None:
 
 
 def test_every_kernel_has_mutants() -> None:
-    assert {m.checks[0] for m in mutants()} == {*CHECKS}
+    assert {m.kernel for m in mutants()} == {*CHECKS}
 
 
 def test_mistakes_that_are_written_down_can_be_made() -> None:
     assert stale() == []
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_mutants_are_shown(check: str) -> None:
-    child = run_child({**os.environ}, "-m", "helpers.kernels.mutants", check)
+@pytest.mark.parametrize("part", range(3))
+def test_mutants_are_shown(part: int) -> None:
+    kernels = [*CHECKS][part::3]
+    child = run_child({**os.environ}, "-m", "helpers.kernels.mutants", *kernels)
 
     assert child.returncode == 0, child.stderr
     lines = child.stdout.splitlines()
     assert [line for line in lines if not line.startswith("shown: ")] == []
-    assert len(lines) == sum(m.checks[0] == check for m in mutants())
+    assert len(lines) == sum(m.kernel in kernels for m in mutants())

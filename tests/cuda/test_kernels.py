@@ -112,6 +112,7 @@ def test_any_byte_but_zero_is_true(byte: int, result: str) -> None:
     assert_same_bits(place_values(values, cast), np.array([0, 1], result))
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("name", COPIED)
 def test_copy_restores_byte_order(name: str, order: str) -> None:
@@ -242,6 +243,7 @@ def check_box(stored: Stored, cast: ElementCast, wanted: list[Any]) -> None:
     assert_same_bits(found, expected(outer(stored.filled(), wanted), cast))
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("cast", CASTS, ids=lambda c: f"{c.stored.str}-{c.result.str}")
 @pytest.mark.parametrize("box", BOXES, ids=str)
 def test_box_is_what_numpy_indexes(box: Any, cast: ElementCast) -> None:
@@ -250,6 +252,7 @@ def test_box_is_what_numpy_indexes(box: Any, cast: ElementCast) -> None:
     check_box(stored, cast, wanted)
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("cast", CASTS, ids=lambda c: f"{c.stored.str}-{c.result.str}")
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_missing_chunks_take_the_cast_fill_value(order: tuple[int, int], cast: ElementCast) -> None:
@@ -268,6 +271,7 @@ def test_a_missing_chunk_behind_its_first_element(wanted: list[slice], cast: Ele
     check_box(stored, cast, wanted)
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("missing", [(), [()]])
 @pytest.mark.parametrize("cast", CASTS, ids=lambda c: f"{c.stored.str}-{c.result.str}")
 def test_array_without_dimensions(cast: ElementCast, missing: Any) -> None:
@@ -286,6 +290,7 @@ def axes(draw: st.DrawFn) -> tuple[int, int, Any]:
     return length, chunk, np.array(sorted(index), np.int64)
 
 
+@pytest.mark.sanitized
 @given(st.lists(axes(), min_size=1, max_size=4), st.sampled_from(CASTS), st.data())
 def test_any_box_is_what_numpy_indexes(table: list[Any], cast: ElementCast, data: st.DataObject) -> None:
     shape, chunk_shape, wanted = (tuple(x) for x in zip(*table, strict=True))
@@ -347,6 +352,7 @@ def test_too_large_a_box_is_refused() -> None:
 # ---- points
 
 
+@pytest.mark.sanitized
 @given(st.integers(0, 700), st.integers(0, 2**32), st.sampled_from(CASTS), st.permutations(range(3)))
 def test_points_are_what_numpy_indexes(n: int, seed: int, cast: ElementCast, order: list[int]) -> None:
     rng = np.random.default_rng(seed)
@@ -358,6 +364,7 @@ def test_points_are_what_numpy_indexes(n: int, seed: int, cast: ElementCast, ord
     assert_same_bits(picked(stored, cast, points), expected(stored.filled()[tuple(points)], cast))
 
 
+@pytest.mark.sanitized
 def test_a_chunk_of_many_points() -> None:
     stored = Stored(array=numbered((100,), np.dtype("i2")), chunk_shape=(100,), order=(0,))
     at = np.random.default_rng(3).integers(0, 100, 50000)
@@ -368,6 +375,7 @@ def test_a_chunk_of_many_points() -> None:
 # ---- runs of bytes
 
 
+@pytest.mark.sanitized
 @given(
     st.lists(
         st.tuples(st.integers(0, 31), st.integers(0, 31), st.one_of(st.integers(0, 70), st.integers(65500, 140000))),
@@ -391,17 +399,6 @@ def test_runs_of_any_alignment_are_moved(runs: list[tuple[int, int, int]]) -> No
 
 
 # ---- accesses outside of what the tables describe
-
-REPRESENTATIVE = "box or missing_chunks or dimensions or points or runs or restores_byte_order"
-
-
-def test_sanitizers_find_nothing() -> None:
-    child = run_child(
-        sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", REPRESENTATIVE
-    )
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
-    assert " passed" in child.stdout
-
 
 OUTSIDE = """
 import os
@@ -459,6 +456,7 @@ def test_one_long_move_beside_many_short_ones_fits_the_grid():
     assert len(nbytes) * 65536 > MAX_BLOCKS
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("rows", [slice(None), slice(0, 2), slice(2, 3), slice(1, 1)])
 def test_some_runs_of_a_table_are_moved(rows):
     data, out, n = np.arange(90_000, dtype=np.uint8), np.zeros(90_000, np.uint8), np.array([3, 70_000, 17])

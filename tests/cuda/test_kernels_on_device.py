@@ -1,5 +1,7 @@
 """What takes the kernels' tests to a GPU does take them to a device: shown on the simulator, a few of each kind."""
 
+import os
+
 import numpy as np
 import pytest
 import test_blosc_kernels as blosc_tests
@@ -9,7 +11,7 @@ import test_kernels as placing_tests
 import test_zstd_kernel as zstd_tests
 from helpers.kernels import on_device as kernels_on_device
 from helpers.kernels.on_device import Image
-from helpers.kernels.on_host import require_compiler
+from helpers.kernels.on_host import require_compiler, run_child
 from helpers.simulated.simulator import SimulatedDevice
 
 CHOSEN = {
@@ -64,3 +66,8 @@ def test_wrong_results_are_found_out(image, monkeypatch):
     monkeypatch.setattr(kernels_on_device, "finish", lambda kind, column: column + np.uint64(1))
     with pytest.raises(AssertionError):
         CHOSEN["checksums"]()
+
+
+def test_tests_that_need_a_gpu_can_be_collected_without_one():
+    child = run_child({**os.environ}, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", "tests/on_gpu")
+    assert child.returncode == 0, child.stdout[-3000:]

@@ -12,7 +12,7 @@ import zstandard
 from helpers.data import zstd_frames as by_hand
 from helpers.data.zstd_frames import COMPRESSED, KIB, RAW, RESERVED, RLE, flushed_zstd, is_plain, zstd
 from helpers.effort import many
-from helpers.kernels.on_host import require_compiler, run_child, sanitized_environment
+from helpers.kernels.on_host import require_compiler
 from helpers.kernels.zstd_runs import run_check
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -79,6 +79,7 @@ def test_unusual_zstd_frames_are_left_to_the_host():
 LONG_RAW = by_hand.header(content_size=9, width=8, window=0) + by_hand.blocks((RAW, 4), (RLE, 5), (RAW, 0))
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize(
     ("frame", "expected"),
     [(PLAIN, len(TEXT)), (flushed_zstd(bytes(3000)), 3000), (zstd(window_log=10)(TEXT), len(TEXT)), (LONG_RAW, 9)],
@@ -93,6 +94,7 @@ def test_zstd_frame_cut_at_any_byte_is_refused_though_the_rest_follows_it(frame,
     assert np.flatnonzero(found).tolist() == [len(frame)]
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("frame", [LONG_RAW, PLAIN[:100]], ids=["long header", "plain"])
 def test_zstd_frame_cut_at_the_end_of_the_data_is_refused(frame):
     assert [ready([frame[:n]], 9) for n in range(len(frame))] == [[False]] * len(frame)
@@ -128,6 +130,7 @@ def test_descriptor_with_a_low_bit_is_refused(bit):
     assert ready([frame], 9) == [False]
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_every_window_descriptor_limits_the_block(beyond):
     longest = [min(2 ** (10 + d // 8) * (8 + d % 8) // 8, 128 * KIB) + beyond for d in range(256)]
@@ -161,6 +164,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize(("kinds_and_sizes", "found"), [row[1:] for row in SIZES], ids=[row[0] for row in SIZES])
 def test_block_sizes_must_be_possible(kinds_and_sizes, found):
     frame = by_hand.header(content_size=200 * KIB, width=4) + by_hand.blocks(*kinds_and_sizes)
@@ -168,6 +172,7 @@ def test_block_sizes_must_be_possible(kinds_and_sizes, found):
     assert ready([frame, PLAIN], 200 * KIB) == [found, False]
 
 
+@pytest.mark.sanitized
 def test_frame_of_endless_blocks_is_given_up():
     hole = by_hand.header(content_size=2000, width=2) + bytes(3_000_000)
 
@@ -197,6 +202,7 @@ damaged = st.builds(
 )
 
 
+@pytest.mark.sanitized
 @many
 @given(
     frames=st.lists(handmade | damaged | st.binary(max_size=40), max_size=6),
@@ -238,16 +244,9 @@ def test_no_frames_are_no_launch():
     assert run_check([], 9) == []
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 200])
 def test_each_of_many_frames_is_judged_by_itself(n):
     frames = [PLAIN if i % 3 else PLAIN + b"\0" for i in range(n)]
 
     assert run_check(frames, len(TEXT)) == [bool(i % 3) for i in range(n)]
-
-
-def test_sanitizers_find_nothing():
-    chosen = "cut_at or limits or sizes or endless or all_frames or each_of_many"
-    child = run_child(sanitized_environment(), "-m", "pytest", "-q", "-x", "-p", "no:xdist", __file__, "-k", chosen)
-
-    assert child.returncode == 0, child.stdout[-3000:] + child.stderr[-3000:]
-    assert " passed" in child.stdout

@@ -12,17 +12,7 @@ from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRow
 from xarray_gpuzarr.native import Loops, library
 
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
-_FLAGS = (
-    "-std=gnu11",
-    "-ffp-contract=off",
-    "-shared",
-    "-fPIC",
-    "-pthread",
-    f"-I{library.SOURCE.parent}",
-    "-x",
-    "c",
-    "-",
-)
+_FLAGS = ("-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
 
 
 def without_loops(patch: pytest.MonkeyPatch) -> None:

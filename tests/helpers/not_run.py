@@ -10,10 +10,15 @@ _LEFT_OUT = "left_out"
 _left_out = pytest.StashKey[dict[str, int]]()
 
 
+def without_gpu(config: pytest.Config) -> bool:
+    """Say whether what needs a GPU is not even collected: there is as much of it as all the rest."""
+    return "not gpu" in config.option.markexpr
+
+
 def count(config: pytest.Config, why: str, n: int) -> None:
-    """Note that `n` tests are left out before any runs."""
+    """Note that `n` more tests are left out before any runs."""
     found = config.stash.setdefault(_left_out, {})
-    found[why] = n
+    found[why] = found.get(why, 0) + n
     if hasattr(config, "workeroutput"):
         config.workeroutput[_LEFT_OUT] = found
 

@@ -78,7 +78,7 @@ static unsigned shim_start_threads()
     for (shim_n_started = 0; shim_n_started < blockDim.x; shim_enter(shim_fibres[n++])) {
         ShimFibre*& fibre = shim_fibres[n];
         if (fibre) continue;
-        fibre = new ShimFibre();
+        fibre = (ShimFibre*)calloc(1, sizeof *fibre);
         shim_prepare(&fibre->stack, fibre->memory, sizeof fibre->memory, shim_run_threads);
     }
     return n;

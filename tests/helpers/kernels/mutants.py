@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 
 from helpers.kernels.on_host import BuildError
-from helpers.kernels.strict_cases import CHECKS
+from helpers.kernels.strict_cases import CHECKS, PARTS
 from helpers.kernels.strict_kernels import KernelError, kernels_from, strictly
 
 SEEDS = (0, 1)
@@ -39,10 +39,15 @@ class Mutant:
     span: tuple[int, int]
     new: str
     """What stands there instead."""
-    checks: tuple[str, ...]
-    """Of which one must fail."""
+    check: str
+    """What must fail: of a kernel, or a part of it."""
     shown_by: tuple[str, ...]
     """Ways in which it may be shown; see `outcome`."""
+
+    @property
+    def kernel(self) -> str:
+        """Of which a check must fail."""
+        return "elements" if self.check in PARTS else self.check
 
     def __str__(self) -> str:
         text = (KERNELS / self.file).read_text()
@@ -58,14 +63,14 @@ WRITTEN = [
     ("checksum.cu", r"atomicAdd\(total, (.*)\);", r"*total += \1;", "checksum", "race"),
     ("checksum.cu", r"atomicXor\(result, (.*)\);(?= *\n)", r"*result ^= \1;", "checksum", "race"),
     ("checksum.cu", r"if \(end <= 0\) return;", "if (end <= 0 || threadIdx.x == 7) return;", "checksum", "barrier"),
-    ("numbers.cuh", r"if \(shift > From::width \+ 1\) return f2\{sign\};", "", "elements", "undefined"),
+    ("numbers.cuh", r"if \(shift > From::width \+ 1\) return f2\{sign\};", "", "astype", "undefined"),
     ("numbers.cuh", r"if \(!is_nan\(bits<Bits>\(result\)\)\) return result;", "return result;", "points", "value"),
-    ("numbers.cuh", r"if \(is_nan\(b\)\) return bits<f4>.*;", "", "elements", "value"),
-    ("numbers.cuh", r"if \(is_nan\(b\)\) return bits<f8>.*;", "", "elements", "value"),
-    ("numbers.cuh", r"high \| \(low != 0\)", "high", "elements", "value"),
-    ("elements.cu", r"if \(!holds\(to, value\)\) return false;", "", "elements", "undefined"),
-    ("dtypes.cuh", r"dtype\.nbytes == 8 \|\| ", "", "elements", "undefined"),
-    ("elements.cu", r"\(\(u8\*\)flags\)\[row\] = 1;", "((u8*)flags)[row] += 1;", "elements", "race"),
+    ("numbers.cuh", r"if \(is_nan\(b\)\) return bits<f4>.*;", "", "astype", "value"),
+    ("numbers.cuh", r"if \(is_nan\(b\)\) return bits<f8>.*;", "", "astype", "value"),
+    ("numbers.cuh", r"high \| \(low != 0\)", "high", "scaled", "value"),
+    ("elements.cu", r"if \(!holds\(to, value\)\) return false;", "", "rounded", "undefined"),
+    ("dtypes.cuh", r"dtype\.nbytes == 8 \|\| ", "", "integers", "undefined"),
+    ("elements.cu", r"\(\(u8\*\)flags\)\[row\] = 1;", "((u8*)flags)[row] += 1;", "rounded", "race"),
     ("delta.cu", r"\b(before \+ sum\[i\])", r"\1 + !threadIdx.x", "delta", "value"),
     ("float_delta.cu", r"if \(threadIdx\.x == 0\) \{", "if (threadIdx.x < 2) {", "float_delta", "race"),
     ("zstd_blocks.cu", r"\(\(u8\*\)refused\)\[row\] = 1;", "((u8*)refused)[0] += 1;", "zstd_blocks", "race"),
@@ -86,13 +91,14 @@ def stale() -> list[tuple[str, str]]:
 def _written() -> Iterator[Mutant]:
     for file, old, new, check, shown_by in WRITTEN:
         for found in [*re.finditer(old, (KERNELS / file).read_text())][:1]:
-            yield Mutant(file=file, span=found.span(), new=found.expand(new), checks=(check,), shown_by=(shown_by,))
+            yield Mutant(file=file, span=found.span(), new=found.expand(new), check=check, shown_by=(shown_by,))
 
 
 def _halves() -> Iterator[Mutant]:
     new = "#undef blockIdx\n#define blockIdx (ShimIndex{shim_block_index() & ~1u})\n"
     for check in CHECKS:
-        yield Mutant(file=f"{check}.cu", span=(0, 0), new=new, checks=(check,), shown_by=ANY)
+        part = "astype" if check == "elements" else check
+        yield Mutant(file=f"{check}.cu", span=(0, 0), new=new, check=part, shown_by=ANY)
 
 
 def _barriers() -> Iterator[Mutant]:
@@ -101,19 +107,19 @@ def _barriers() -> Iterator[Mutant]:
         if barrier[1] == "threads":
             changed += ["__syncwarp()", "(threadIdx.x % 64 < 32 ? __syncthreads() : (void)0)"]
         for new in changed:
-            checks = (_kernels_with(file)[0],)
-            yield Mutant(file=file, span=barrier.span(), new=new, checks=checks, shown_by=MISUSED)
+            check = _kernels_with(file)[0]
+            yield Mutant(file=file, span=barrier.span(), new=new, check=check, shown_by=MISUSED)
 
 
 def _instructions() -> Iterator[Mutant]:
-    checks = ("elements", "points")
     for file, found in _found(r'(?<=asm\(")(\w+)\.(rn)?(\.?f32|\.?f64)[.\w]*'):
+        check = {"mul": "points", "cvt": "astype"}.get(found[1], "scaled")
         for new in ("rz", "rp") if found[2] else ():
             text = found[0].replace(".rn", f".{new}")
-            yield Mutant(file=file, span=found.span(), new=text, checks=checks, shown_by=("value",))
+            yield Mutant(file=file, span=found.span(), new=text, check=check, shown_by=("value",))
         if "f32" in found[0]:
             text = re.sub(r"(?=\.f\d\d)", ".ftz", found[0], count=1)
-            yield Mutant(file=file, span=found.span(), new=text, checks=checks, shown_by=("value",))
+            yield Mutant(file=file, span=found.span(), new=text, check=check, shown_by=("value",))
 
 
 def _found(pattern: str) -> Iterator[tuple[str, re.Match[str]]]:
@@ -162,10 +168,9 @@ def _outcome(mutant: Mutant) -> str:
             text = (folder / mutant.file).read_text()
             (folder / mutant.file).write_text(text[: mutant.span[0]] + mutant.new + text[mutant.span[1] :])
             with kernels_from(folder.parent):
-                for check in mutant.checks:
-                    for seed in SEEDS:
-                        with strictly(seed):
-                            CHECKS[check]()
+                for seed in SEEDS:
+                    with strictly(seed):
+                        (CHECKS | PARTS)[mutant.check]()
     except KernelError as error:
         first = str(error).split(maxsplit=1)[0].rstrip(":")
         return {"race": "race", "undefined": "undefined"}.get(first, "barrier" if "waits" in str(error) else str(error))
@@ -178,7 +183,7 @@ def _outcome(mutant: Mutant) -> str:
 
 def main(checks: list[str]) -> None:
     """Say of some checks how mutants are shown, and which are not."""
-    for mutant in (m for m in mutants() if m.checks[0] in checks):
+    for mutant in (m for m in mutants() if m.kernel in checks):
         found = outcome(mutant)
         sys.stdout.write(f"{'shown' if found in mutant.shown_by else 'NOT SHOWN'}: {mutant}: {found}\n")
         sys.stdout.flush()

@@ -26,7 +26,7 @@ _HEADERS = tuple(_HERE / n for n in ("strict_shim.h", "strict_runtime.h", "cuda_
 _COMMON = ("-std=c++17", "-fPIC", "-w")
 _UNDEFINED = ("undefined", "float-cast-overflow")
 _WATCHED = (
-    *("-O1", "-g1", "-ffp-contract=off", "-ftrivial-auto-var-init=pattern", "-fno-sanitize-recover=all"),
+    *("-Og", "-g1", "-ffp-contract=off", "-ftrivial-auto-var-init=pattern", "-fno-sanitize-recover=all"),
     *("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
     *(f"-fsanitize={name}" for name in _UNDEFINED),
     "-fno-sanitize=vptr,null",
@@ -88,7 +88,8 @@ def _entry(library: Path) -> Callable[..., int]:
 
 
 def _library(source: str) -> Path:
-    runtime = built("strict_runtime.o", [*_COMMON, "-O2", "-c", "-x", "c++", str(_RUNTIME[0])], "", _RUNTIME)
+    include = f'#include "{_RUNTIME[0].name}"'
+    runtime = built("strict_runtime.o", [*_COMMON, "-O2", "-c", "-x", "c++", "-"], include, _RUNTIME)
     watched = built_behind(_HEADERS, "strict_kernel.o", [*_COMMON, *_WATCHED, "-c"], source)
     return built("strict_kernel.so", ["-shared", "-Wl,-Bsymbolic", str(runtime), str(watched)], "", ())
 
