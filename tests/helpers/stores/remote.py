@@ -16,7 +16,7 @@ _SHORT = timedelta(milliseconds=10)
 
 
 def _make_botocore_quick() -> None:
-    """Let its clients read what S3 is once in a process, and try again soon: else each costs 0.1 s, and a retry 0.5 s."""
+    """Let its clients read what S3 is once in a process, and retry soon: each costs 0.1 s else, a retry 0.5 s."""
     read = cache(botocore.loaders.JSONFileLoader().load_file)
     botocore.loaders.JSONFileLoader.load_file = lambda _, path: read(path)
     botocore.retryhandler.delay_exponential = lambda **_: _SHORT.total_seconds()
