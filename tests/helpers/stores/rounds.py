@@ -22,19 +22,25 @@ _N_LOOKS = 3
 """So many times in a row nothing happened: a thread that waits for Python's lock has had it in the meantime."""
 
 
+class Rounds(list[list[str]]):
+    """One list of requests for each round."""
+
+    over = False
+    """Whether requests are answered at once from now on, as part of the last round."""
+
+
 class RoundStore(Wrapper):
     """Counts rounds, and requests by their keys.
 
     Parameters
     ----------
     store : Store
-    rounds : list, optional
-        One list of requests for each round.
+    rounds : Rounds, optional
     """
 
-    def __init__(self, store: Store, rounds: list[list[str]] | None = None) -> None:
+    def __init__(self, store: Store, rounds: Rounds | None = None) -> None:
         super().__init__(store)
-        self.rounds: list[list[str]] = [] if rounds is None else rounds
+        self.rounds = Rounds() if rounds is None else rounds
         self._answer: asyncio.Event | None = None
 
     def _with_store(self, store: Store) -> "RoundStore":
@@ -55,6 +61,9 @@ class RoundStore(Wrapper):
             yield name
 
     async def _turn(self, request: str) -> None:
+        if self.rounds.over:
+            self.rounds[-1].append(request)
+            return
         if self._answer is None:
             self._answer = asyncio.Event()
             self.rounds.append([])
