@@ -52,7 +52,7 @@ test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failu
 	$(GPU_PYTHON) .ci/zarr_suite.py --gpu || status=1; \
 	exit $$status
 
-test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline and the engine (two minutes)
+test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline and the engine (three minutes)
 	$(ZARR)/bin/python .ci/zarr_suite.py
 	$(ZARR)/bin/python .ci/xarray_suite.py
 	$(ZARR)/bin/python -m pytest -q -c /dev/null -p no:cacheprovider --disable-warnings .ci/test_zarr_programs.py
