@@ -10,10 +10,10 @@ GPU := .venv-cuda$(CUDA)
 GPU_PYTHON ?= $(GPU)/bin/python
 GPU_READY := $(if $(filter $(GPU)/%,$(GPU_PYTHON)),$(GPU)/.installed)
 TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/test_engine backend/test_indexers \
-	backend/test_open_in_rounds backend/test_xarray_contract cli/test_commands codec_pipeline/test_older_zarr fetch/test_missing_objects fetch/test_stores \
-	process/test_progress_bar project/test_documentation project/test_supported_versions reads/test_formats \
-	reads/test_selections stored/test_cf stored/test_metadata tasks/test_dask_graphs \
-	tasks/test_one_output tasks/test_stale_names tasks/test_task_names training/test_batches training/test_values))
+	backend/test_open_in_rounds backend/test_xarray_contract codec_pipeline/test_older_zarr fetch/test_missing_objects \
+	fetch/test_stores process/test_progress_bar project/test_documentation project/test_supported_versions \
+	reads/test_formats stored/test_cf stored/test_metadata tasks/test_dask_graphs tasks/test_one_output \
+	tasks/test_task_names training/test_values))
 PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done), python3)
 
@@ -55,7 +55,7 @@ test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failu
 	$(GPU_PYTHON) .ci/zarr_suite.py --gpu || status=1; \
 	exit $$status
 
-test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline and the engine (six minutes)
+test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline and the engine (three minutes)
 	$(ZARR)/bin/python .ci/zarr_suite.py
 	$(ZARR)/bin/python .ci/xarray_suite.py
 	$(ZARR)/bin/python -m pytest -q -c /dev/null -p no:cacheprovider --disable-warnings .ci/test_zarr_programs.py

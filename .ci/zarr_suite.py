@@ -65,15 +65,16 @@ def main() -> int:
     """Run the tests; further arguments are pytest's."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "xarray_gpuzarr"
     left_out = [f"--deselect={test}" for tests in DIFFERS.values() for test in tests]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "-p", "chosen_tests"]
     arguments = sys.argv[1:] or FILES
     if arguments == ["--gpu"]:
         arguments = ["-m", "gpu", "-n", "0", *ON_GPU]  # no other process takes memory of the GPU
     setting = {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline", "ZARR_NDBUFFER": "recycled.NDBuffer"}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
-        [*command, *left_out, *arguments],
+        [*command, "--tb=short", *left_out, *arguments],
         cwd=fetch(cache / "zarr-suite"),
-        env=os.environ | setting,
+        env=os.environ | setting | {"PYTHONPATH": os.pathsep.join(paths)},
         check=False,
     )
     return run.returncode

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import shtab
 import xarray as xr
 import zarr
+from helpers.every_pair import usually
 from zarr.errors import ZarrUserWarning
 
 import xarray_gpuzarr
@@ -234,11 +236,14 @@ def test_python_m_is_the_same_command(arguments, said):
     assert said in done.stdout
 
 
+INFO = ["info", "{path}"]
+UNREAD = [(INFO, "1"), ([*INFO, "--all"], ""), ([*INFO, "--json"], "1"), (["--help"], ""), (["--version"], "1")]
+"""Commands, and whether each write goes to the pipe at once."""
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["info", "{path}", "--all"], ["info", "{path}", "--json"], ["info", "{path}"], ["--help"], ["--version"]],
+    ("arguments", "unbuffered"), usually(UNREAD, full=[*product([words for words, _ in UNREAD], ["", "1"])])
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_pipe_that_nobody_reads_is_no_failure(path, arguments, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)

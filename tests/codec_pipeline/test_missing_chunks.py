@@ -10,7 +10,7 @@ import zarr
 from helpers.codec_pipeline import opened_by_both, reads_planned
 from helpers.data.corpus import counting, write
 from helpers.stores.fakes import drop
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import LocalStore as ObstoreLocal
 from zarr.codecs import ZstdCodec
@@ -62,6 +62,7 @@ READS = {
 
 @pytest.mark.parametrize("place", STORES)
 @pytest.mark.parametrize("layout", LAYOUTS)
+@settings(settings.get_profile("few"))  # there are sixteen
 @given(gone=st.sets(st.tuples(st.integers(0, 1), st.integers(0, 1))))
 def test_errors_are_those_of_zarr(place, layout, gone, tmp_path_factory):
     store = STORES[place](tmp_path_factory.mktemp("s"))

@@ -1,6 +1,6 @@
 """Plain zarr with this package's pipeline gives what zarr-python's own gives, whatever is stored and selected."""
 
-from itertools import product
+from itertools import cycle, product
 
 import numcodecs
 import numpy as np
@@ -10,6 +10,7 @@ from helpers.codec_pipeline import assert_same_reads, opened_by_both, reads_plan
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 from helpers.data.selections import all_axis_keys, points
+from helpers.every_pair import usually
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec, ZstdCodec
@@ -42,7 +43,14 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", params=product(LAYOUTS, ["memory", "local", "root"]), ids=" in ".join)
+PLACES = usually(
+    [*product(LAYOUTS, ["memory"]), *zip(LAYOUTS, cycle(["local", "root"]))],
+    full=[*product(LAYOUTS, ["memory", "local", "root"])],
+)
+"""Each layout in memory and in files: there in a group or at the root of the store."""
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=" in ".join)
 def arrays(request, tmp_path_factory):
     """(The array opened with zarr-python's pipeline, with this package's)."""
     layout, place = request.param

@@ -7,7 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from itertools import count
+from itertools import count, cycle, product
 
 import numpy as np
 import pytest
@@ -111,9 +111,8 @@ def store_of(request):
     return PLACES[place][name](request.getfixturevalue(place))
 
 
-everywhere = pytest.mark.parametrize(
-    "store", [pytest.param((place, name), id=name) for place, names in PLACES.items() for name in names], indirect=True
-)
+STORES = [(place, name) for place, names in PLACES.items() for name in names]
+everywhere = pytest.mark.parametrize("store", STORES, indirect=True, ids=[name for _, name in STORES])
 
 
 @pytest.fixture
@@ -149,8 +148,12 @@ def test_reads_are_planned_and_those_of_zarr(store, name):
             assert_same_reads(both, read)
 
 
-@everywhere
-@pytest.mark.parametrize("chunks", [None, {}])
+OPENED = usually([*zip(STORES, cycle([None, {}]))], full=[*product(STORES, [None, {}])])
+
+
+@pytest.mark.parametrize(
+    ("store", "chunks"), OPENED, indirect=["store"], ids=[f"{name}-{chunks}" for (_, name), chunks in OPENED]
+)
 def test_datasets_are_those_of_zarr(store, chunks):
     options = {"group": "w", "consolidated": True, "chunks": chunks}
     expected = xr.open_zarr(store, **options).load()
@@ -193,9 +196,7 @@ def fresh_sessions():
 
 
 @pytest.mark.usefixtures("fresh_sessions")
-@pytest.mark.parametrize(
-    "place", [pytest.param((place, name), id=name) for place, names in PLACES.items() for name in names]
-)
+@pytest.mark.parametrize("place", STORES, ids=[name for _, name in STORES])
 def test_many_coroutines_of_the_callers_loop(request, place):
     """Stores that may be bound to the loop that they were opened on are read there, by zarr-python."""
 

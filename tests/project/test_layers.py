@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def test_no_module_hides_from_the_floors_whom_it_imports():
     assert [path for path in modules if hidden.search(path.read_text())] == [ROOT / "xarray_gpuzarr" / "__init__.py"]
 
 
+@cache
 def imported_by(statement):
     """Return the top-level packages that a fresh Python has imported after `statement`."""
     code = f"import sys; {statement}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
@@ -53,19 +55,10 @@ def test_importing_brings_in_no_gpu_plot_or_cluster_package(statement):
     assert not (imported - brought_by_others) & {"cupy", "rmm", "nvidia", "matplotlib", "distributed", "numba"}
 
 
-def test_rich_is_left_to_those_who_print():
-    result = run(sys.executable, "-c", f"import {EVERYTHING}, sys; print('rich.console' in sys.modules)")
+def test_importing_warns_of_nothing_starts_no_thread_and_leaves_rich_to_those_who_print():
+    what = "threading.active_count(), 'rich.console' in sys.modules"
+    code = f"import {EVERYTHING}, sys, threading; print({what})"
 
-    assert result.stdout == "False\n"
+    result = run(sys.executable, "-W", "error::DeprecationWarning:xarray_gpuzarr", "-c", code)
 
-
-def test_importing_starts_no_thread():
-    result = run(sys.executable, "-c", f"import {EVERYTHING}, threading; print(threading.active_count())")
-
-    assert result.stdout == "1\n"
-
-
-def test_importing_warns_of_nothing():
-    result = run(sys.executable, "-W", "error::DeprecationWarning:xarray_gpuzarr", "-c", f"import {EVERYTHING}")
-
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "1 False\n", "")

@@ -157,12 +157,12 @@ def begin_all(passes, workers, go, told):
     told.put([(worker.seed, passes.begin(worker)) for worker in workers])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_processes_that_begin_at_once_agree(method):
+@pytest.mark.parametrize(("method", "n_processes"), [("fork", 4), ("spawn", 2), ("forkserver", 2)])
+def test_processes_that_begin_at_once_agree(method, n_processes):
     context = multiprocessing.get_context(method)
     passes, go, told = Passes(0, 0), context.Event(), context.SimpleQueue()
-    of_passes = [started(4, seed) for seed in range(20)]
-    turns = [[workers[n] for workers in of_passes[n:] + of_passes[:n]] for n in range(4)]
+    of_passes = [started(n_processes, seed) for seed in range(20)]
+    turns = [[workers[n] for workers in of_passes[n:] + of_passes[:n]] for n in range(n_processes)]
     processes = [context.Process(target=begin_all, args=(passes, workers, go, told)) for workers in turns]
     for process in processes:
         process.start()

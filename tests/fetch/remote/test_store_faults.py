@@ -103,7 +103,9 @@ def test_fault_is_an_error_of_every_decoder(server, fault, reading):
 
 
 @pytest.mark.host_decoder
-def test_silence_is_an_error_in_time(store, server):
+@pytest.mark.parametrize("client", CLIENTS)
+def test_silence_is_an_error_in_time(client, server):
+    store = CLIENTS[client](server.url, "bucket/s.zarr", timeout_s=TIMEOUT_S / 2)
     if "s3fs" in repr(type(getattr(store, "fs", None))):
         store.fs.retries = 1
 

@@ -54,6 +54,8 @@ class FaultyDevice(SimulatedDevice):
 
     def __init__(self, fault: Fault | None, seed: int = 0, **keywords: Any) -> None:
         super().__init__(seed, identity=IDENTITY, **keywords)
+        self.hangs = threading.Event()
+        """Set when somebody begins to wait for what never ends."""
         self.released = threading.Event()
         self.n_met = 0
         """Calls of the thing that goes wrong."""
@@ -191,6 +193,7 @@ class FaultyDevice(SimulatedDevice):
         except AssertionError as error:
             if self._kind != "hang" or not str(error).startswith("deadlock"):
                 raise
+            self.hangs.set()
             self.released.wait(20)  # whoever waits for longer has not been given up
             raise CudaError("a CUDA call failed", tried="synchronize", found="let go", do="nothing") from error
 

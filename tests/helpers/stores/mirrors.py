@@ -136,6 +136,7 @@ class Mirrors:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 256  # a connection that finds no place is asked for again after a second
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: clients hang up as they please."""

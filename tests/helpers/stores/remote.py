@@ -1,8 +1,11 @@
 """Stores behind servers on loopback, each opened as its users open it."""
 
 from datetime import timedelta
+from functools import cache
 
 import aiohttp
+import botocore.loaders
+import botocore.retryhandler
 from obstore.store import HTTPStore, S3Store
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, ObjectStore
@@ -10,6 +13,16 @@ from zarr.storage import FsspecStore, ObjectStore
 from helpers.stores.s3_server import REGION
 
 _SHORT = timedelta(milliseconds=10)
+
+
+def _make_botocore_quick() -> None:
+    """Let its clients read what S3 is once in a process, and retry soon: each costs 0.1 s else, a retry 0.5 s."""
+    read = cache(botocore.loaders.JSONFileLoader().load_file)
+    botocore.loaders.JSONFileLoader.load_file = lambda _, path: read(path)
+    botocore.retryhandler.delay_exponential = lambda **_: _SHORT.total_seconds()
+
+
+_make_botocore_quick()
 
 
 def obstore_options(timeout_s: float) -> dict:

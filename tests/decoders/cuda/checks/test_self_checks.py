@@ -8,7 +8,10 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty
 
 import numcodecs
 import numpy as np
@@ -265,10 +268,30 @@ def impatient(built: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "_LESS_PATIENCE_S", 1.0)
 
 
+@pytest.fixture
+def patience_ends(impatient: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[FaultyDevice], None]:
+    """Return what lets patience end as soon as somebody waits for what hangs on a device."""
+
+    def with_a_hang(device: FaultyDevice) -> None:
+        def within(answers, _seconds):
+            while True:
+                hangs = device.hangs.is_set()  # whoever waits has given all answers before
+                with suppress(Empty):
+                    return answers.get(timeout=0.002)
+                if hangs:
+                    device.hangs.clear()
+                    return None
+
+        monkeypatch.setattr(checked, "_within", within)
+
+    return with_a_hang
+
+
 @pytest.mark.parametrize(("where", "name"), sorted({(fault.where, name) for fault, name in FAULTS}))
-def test_what_hangs_is_given_up(where, name, impatient):
+def test_what_hangs_is_given_up(where, name, patience_ends):
     array, expected = cases()[name]
     device = FaultyDevice(Fault(where, "hang"), seed=2)
+    patience_ends(device)
     decoder = CudaDecoder(lambda: device)
     with pytest.warns(GpuZarrWarning, match="no end after 1 s"):
         np.testing.assert_array_equal(values(array, decoder), expected)
@@ -278,9 +301,10 @@ def test_what_hangs_is_given_up(where, name, impatient):
 
 @pytest.mark.parametrize("where", ["upload", "download"])
 @pytest.mark.parametrize("kind", ["bytes", "raise", "hang"])
-def test_a_device_that_cannot_copy_is_not_used(where, kind, impatient, monkeypatch):
+def test_a_device_that_cannot_copy_is_not_used(where, kind, patience_ends):
     array, _ = cases()["raw"]
     device = FaultyDevice(Fault(where, kind))
+    patience_ends(device)
     decoder = CudaDecoder(lambda: device)
     with pytest.warns(GpuZarrWarning, match="copies failed its self-check"):
         assert "copies failed" in decoder.why_unusable()
