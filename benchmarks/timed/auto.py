@@ -2,8 +2,7 @@
 
 The real CUDA decoder, its decision included, and the real host decoder read to the modelled device by a clock that
 stands still while they run. Reading a file and decoding a chunk on the host take as long as rates say, on threads that
-are lent by the rules of `crew`. Reads are shared by what those before have taken, or by a calibration, which is
-made as `gpuzarr doctor` makes one.
+are lent by the rules of `crew`. Reads are shared by what those before have taken, or by a calibration.
 """
 
 from __future__ import annotations
