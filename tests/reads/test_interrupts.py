@@ -20,8 +20,8 @@ from zarr.storage import LocalStore, MemoryStore
 import xarray_gpuzarr
 from xarray_gpuzarr import StoreReadError, read_array
 from xarray_gpuzarr.fetch.index_cache import IndexCache
-from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.crew import Crew
+from xarray_gpuzarr.process.crew import crew as shared
 from xarray_gpuzarr.process.waiting import Bell, apart
 
 pytestmark = pytest.mark.timeout(120)
@@ -86,9 +86,8 @@ def no_threads():
 def crew(monkeypatch):
     """A crew that has no threads yet, for reads of four."""
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
-    crew = Crew()
-    monkeypatch.setattr(threads, "crew", crew)
-    return crew
+    shared.restart()
+    return shared
 
 
 def test_a_read_does_without_helpers_that_cannot_be_started(tmp_path, no_threads, crew):
