@@ -52,8 +52,8 @@ _LITTLE_S = 2e-3
 """What is decoded in this time, by two threads if there are cores, is read on zarr-python's event loop, as long as no
 other read goes on: to hand it to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
 _SLOW_S, _BREAK = 10e-3, 20
-"""After a read on that loop that took longer, perhaps because a disk had to be waited for, others run on threads for so
-many times as long: slow ones hold the loop for a twentieth of the time. On a busy machine any read may be slow."""
+"""After a read on that loop that waited longer, for a disk or for a core, others run on threads for so many times as long:
+slow ones hold the loop for a twentieth of the time. Python's collector computes, and would take as long elsewhere."""
 
 
 class Reader:
@@ -112,10 +112,11 @@ class Reader:
         start = time.monotonic()
         may_hold_loop = device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop()
         if may_hold_loop and read.is_little(self._little_nbytes):
+            computing = time.thread_time()
             is_done = read.carry_out(decoder)
-            took = time.monotonic() - start
-            if took > _SLOW_S:
-                self._on_threads_until = start + _BREAK * took
+            waited = time.monotonic() - start - (time.thread_time() - computing)
+            if waited > _SLOW_S:
+                self._on_threads_until = start + _BREAK * waited
         else:
             is_done = await on_thread(
                 lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), is_remote=read.is_remote
