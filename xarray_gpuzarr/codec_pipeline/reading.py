@@ -52,7 +52,7 @@ _LITTLE_S = 2e-3
 """What is decoded in this time, by two threads if there are cores, is read on zarr-python's event loop, as long as no
 other read goes on: to hand it to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
 _SLOW_S, _BREAK = 10e-3, 20
-"""After a read on that loop that waited longer, for a disk or for a core, others run on threads for so many times as long:
+"""After a read on that loop that waited longer, for a disk or a core, others run on threads for so many times as long:
 slow ones hold the loop for a twentieth of the time. Python's collector computes, and would take as long elsewhere."""
 
 
