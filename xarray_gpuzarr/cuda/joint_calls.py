@@ -97,6 +97,11 @@ class Part:
         """Streams that no call has."""
         return len(self.columns[0]) - self.n_given
 
+    @property
+    def last_calls(self) -> dict[int, Call]:
+        """The last call on each of the streams for calls."""
+        return {call.number: call for call, *_ in self.given}
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Call:
@@ -104,6 +109,8 @@ class Call:
 
     key: tuple[Format, int]
     """Format, and length of the longest that comes out."""
+    number: int
+    """Of its stream among those for calls."""
     n: int
     known: Knowledge
     is_plain: bool
@@ -339,7 +346,8 @@ class JointCalls:
         api.upload(table.address, slot.array[: packed.nbytes], stream)
         slot.give_back(stream)
         for each, _ in taken:
-            api.wait(stream, each.ready)
+            if number not in each.last_calls:
+                api.wait(stream, each.ready)
         begun, done = api.event(timed=True), api.event(timed=True)
         api.record(begun, stream)
         spare = Address(table.address + 32 * n)
@@ -362,6 +370,7 @@ class JointCalls:
         api.record(done, stream)
         return Call(
             key=(part.format, longest),
+            number=number,
             n=n,
             known=part.known,
             is_plain=all(p.is_plain for p, _ in taken) and not self.apart,

@@ -186,7 +186,7 @@ class BatchDecoder:
         for _, part in decoding.joint:
             assert decoding.calls is not None
             decoding.calls.give(part)
-            for call, *_ in part.given:
+            for call in part.last_calls.values():
                 self._api.wait(stream, call.done)
         with self._workspace.stage("decode"):
             self._unshuffle(chunks, offset_by(memory, offsets.filters), stream)
