@@ -59,7 +59,7 @@ N_THREADS = (1, 2, 4, 8)
 BETWEEN_NBYTES = (16_384, 40_000, 131_072, 524_288, 1_048_576, 3_000_000)
 """Chunks that are read: some of a length that the calibration knows, most between."""
 BETWEEN_N = (1, 6, 24, 48, 100, 300, 768, 2000)
-_N_READS = 3
+_N_READS = 6
 """Of each thread."""
 _N_LEARNING = 4
 """Reads of each thread that learn, before those that are compared."""

@@ -8,7 +8,7 @@ to add any. No thread runs for this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
@@ -36,8 +36,12 @@ _TABLE_NBYTES = 64 * 1024
 """Room for a call of 1200 streams."""
 _FULL = 0.75
 """A call with more of what the device decodes at once is not filled up with a share of what one read wants."""
-_PATIENCE = 0.25
-"""Share of the last call's time for which few streams wait for others that are on their way."""
+_PATIENCE = 0.5
+"""Share of the last call's time for which few streams wait for others."""
+_LATELY = 2.5
+"""Owners that have added streams within so many times the last call's time are expected to do so again,"""
+_NEXT_S = 0.002
+"""if they begin to within this time."""
 _FIRST_PATIENCE_S = 0.01
 """The same, as long as no call has shown what it takes."""
 _LOOK_S = 0.002
@@ -131,13 +135,10 @@ class JointCalls:
     Parameters
     ----------
     api : DeviceApi
-    n_reading : callable
-        Returns how many reads are under way.
     """
 
-    def __init__(self, api: DeviceApi, n_reading: Callable[[], int]) -> None:
+    def __init__(self, api: DeviceApi) -> None:
         self._api = api
-        self._n_reading = n_reading
         self._streams: tuple[Stream, ...] = ()
         """For all calls; for one of two that show whether calls overlap. Made when needed."""
         self._memory: WorkspaceMemory
@@ -152,8 +153,10 @@ class JointCalls:
         """In the order in which they were given. Changed by whoever has the turn."""
         self._is_clean = True
         """Whether every call that was begun is under way, or has ended."""
-        self.done_staging: dict[object, None] = {}
-        """Owners that add nothing before they have what they wait for."""
+        self.staging: dict[object, None] = {}
+        """Owners that may add streams, although nobody waits for them."""
+        self._added_s: dict[object, float] = {}
+        """When each owner has last added streams."""
         self.apart: dict[object, None] = {}
         """Owners that make calls of their own."""
         self._rested_s = 0.0
@@ -168,6 +171,7 @@ class JointCalls:
         if not self._queue and not self._under_way:
             self._rested_s = perf_counter()
         self._queue.append(part)
+        self._added_s[part.owner] = perf_counter()
         self.look()
 
     def look(self) -> None:
@@ -176,16 +180,16 @@ class JointCalls:
 
     def give(self, part: Part) -> None:
         """Return once calls have all streams of a part."""
-        is_new = part.owner not in self.done_staging
+        was_staging = part.owner in self.staging
         try:
-            self.done_staging[part.owner] = None
+            self.staging.pop(part.owner, None)
             while part.n_left:
                 self.look()
                 if part.n_left and not self._wait_for_oldest():
                     self._changed.wait_until(lambda: bool(self._under_way or not part.n_left or self._due()), _LOOK_S)
         finally:
-            if is_new:
-                self.done_staging.pop(part.owner, None)
+            if was_staging:
+                self.staging[part.owner] = None
 
     def finish(self, part: Part) -> None:
         """Return once the calls of a part have ended and have their answers."""
@@ -202,7 +206,7 @@ class JointCalls:
 
         if any(part.owner is owner for part in list(self._queue)):
             self._turn.exclusive(forget)
-        for owners in (self.done_staging, self.apart):
+        for owners in (self.staging, self.apart):
             owners.pop(owner, None)
 
     def settle(self) -> None:
@@ -276,10 +280,18 @@ class JointCalls:
         if n >= room:  # who waits for the rest of a part that is cut waits for two calls
             whole = max(end for end in accumulate((part.n_left for part in parts), initial=0) if end <= wave)
             return whole if whole >= _FULL * wave else wave
-        patience_s = _FIRST_PATIENCE_S if self._last_s is None else _PATIENCE * self._last_s
         is_full = n + len(parts[-1].columns[0]) > room  # another one would not fit
-        are_all = len(self.done_staging) >= self._n_reading()
-        return n if is_full or are_all or perf_counter() - self._rested_s >= patience_s else 0
+        return n if is_full or not self._are_expected() else 0
+
+    def _are_expected(self) -> bool:
+        """Say whether it pays to wait for more: of reads that are being staged, or that follow those that were."""
+        now_s, last_s = perf_counter(), self._last_s or 0.0
+        waited_s = now_s - self._rested_s
+        if waited_s >= (_PATIENCE * last_s or _FIRST_PATIENCE_S):
+            return False
+        waiting = {part.owner for part in list(self._queue) if part.n_left}
+        lately = {owner for owner, added_s in list(self._added_s.items()) if now_s - added_s < _LATELY * last_s}
+        return bool(self.staging or (waited_s < _NEXT_S and lately - waiting))
 
     def _give(self, n: int) -> None:
         """Give the device a call of so many streams, or of half as many if memory is short.
@@ -290,7 +302,9 @@ class JointCalls:
         is_asked = parts[0].known.overlaps is None and n >= 2 * N_ASKING and not self._under_way and not self.apart
         if is_asked and all(part.is_plain for part in parts):
             first = self._call(parts, N_ASKING, 0)
-            self._call(parts, N_ASKING, 1).before = first
+            second = self._call(parts, N_ASKING, 1)
+            second.before = first
+            self._api.wait(self._streams[0], second.done)  # later calls take their time alone
             return
         while True:
             try:

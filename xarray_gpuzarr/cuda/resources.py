@@ -294,7 +294,7 @@ class WorkerResources:
         self.api = api
         self.options = options
         self.lock = SharedLock(n_at_once(options))
-        self.calls = JointCalls(api, lambda: self.lock.n_reading)
+        self.calls = JointCalls(api)
         self._workspaces: list[Workspace] = []
         self._lent: dict[int, Workspace] = {}
         """By the thread that reads."""

@@ -131,6 +131,7 @@ class Read:
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(self.out))
         self._decoder = BatchDecoder(workspace, self._placing, chain)
+        self._decompresses = chain.compressor is not None
         self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
         self._gathering: list[Piece] = []
@@ -165,6 +166,8 @@ class Read:
         stager, rule = self._stager, self._stager.rule
         lesson = self._lesson
         self._limits = self._limits.for_read(self._n_chunks, lesson.learnt, is_watched=lesson.is_on)
+        if self._decompresses:
+            lesson.expect(self._workspace)
         lesson.n_chunks = min(self._limits.n_chunks, self._n_chunks)
         sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
         cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
@@ -193,7 +196,7 @@ class Read:
     def _end_staging(self) -> None:
         """Say that nothing more comes, and place what the host decodes."""
         if self._workspace.calls is not None:
-            self._workspace.calls.done_staging[self._workspace] = None
+            self._workspace.calls.staging.pop(self._workspace, None)
         while self._share:
             self._place_decoded(self._share, self._share.take())
 

@@ -166,6 +166,11 @@ class Lesson:
         if self.is_on:
             self._calls.append(Timed(n=n_chunks, begin_s=begin_s, end_s=end_s))
 
+    def expect(self, workspace: Workspace) -> None:
+        """Let batches of other reads wait a little for those of this one, if they may be decoded together."""
+        if workspace.calls is not None and not self._is_told and not self.learnt.overlaps:
+            workspace.calls.staging[workspace] = None
+
     def joins(self, workspace: Workspace) -> Learnt | None:
         """Return what is known of the device, if a batch is decoded together with those of other reads; else None."""
         calls = workspace.calls
