@@ -27,6 +27,7 @@ from xarray_gpuzarr.cuda.shared_lock import SharedLock
 from xarray_gpuzarr.cuda.workspace_memory import WorkspaceMemory
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
 from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.waiting import Bell
 
 N_ASKING = 64
@@ -186,7 +187,10 @@ class JointCalls:
             while part.n_left:
                 self.look()
                 if part.n_left and not self._wait_for_oldest():
-                    self._changed.wait_until(lambda: bool(self._under_way or not part.n_left or self._due()), _LOOK_S)
+                    with counters.stage("wait"):
+                        self._changed.wait_until(
+                            lambda: bool(self._under_way or not part.n_left or self._due()), _LOOK_S
+                        )
         finally:
             if was_staging:
                 self.staging[part.owner] = None
@@ -234,7 +238,8 @@ class JointCalls:
         """Wait until the oldest call has ended; return whether there is one."""
         oldest = list(self._under_way)[:1]
         for call in oldest:
-            self._api.synchronize_event(call.done)
+            with counters.stage("wait"):
+                self._api.synchronize_event(call.done)
         return bool(oldest)
 
     def _step(self) -> None:
@@ -294,10 +299,7 @@ class JointCalls:
         return bool(self.staging or (waited_s < _NEXT_S and lately - waiting))
 
     def _give(self, n: int) -> None:
-        """Give the device a call of so many streams, or of half as many if memory is short.
-
-        As long as nobody knows whether calls overlap, two short ones show it.
-        """
+        """Give the device a call of so many streams; two short ones as long as nobody knows whether calls overlap."""
         parts = self._next()
         is_asked = parts[0].known.overlaps is None and n >= 2 * N_ASKING and not self._under_way and not self.apart
         if is_asked and all(part.is_plain for part in parts):
@@ -306,16 +308,7 @@ class JointCalls:
             second.before = first
             self._api.wait(self._streams[0], second.done)  # later calls take their time alone
             return
-        while True:
-            try:
-                self._call(parts, n, 0)
-            except DeviceMemoryError:
-                if n == 1 or self._under_way:
-                    raise
-                self._mend()
-                n //= 2
-            else:
-                return
+        self._call(parts, n, 0)
 
     def _call(self, parts: Sequence[Part], n: int, number: int) -> Call:
         """Give the device a call of the first `n` streams that wait, on one of the streams for calls.

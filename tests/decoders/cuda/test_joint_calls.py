@@ -43,8 +43,10 @@ def assert_nothing_is_left(reads):
     reads.device.check()
     gc.collect()  # the traceback of an error may be the last to know a result
     free, total = reads.device.memory_nbytes()
-    n_workspaces = sum(len(pool._workspaces) for pool in reads.decoder._resources.values())
-    assert total - free <= n_workspaces * 2 * 64 * KIB
+    for pool in reads.decoder._resources.values():
+        assert total - free <= len(pool._workspaces) * 2 * 64 * KIB
+        calls = pool.calls
+        assert not any([calls._queue, calls._under_way, calls.staging, calls.apart])
     reads.decoder.close()
     free, total = reads.device.memory_nbytes()
     assert free == total
