@@ -202,7 +202,7 @@ class JointCalls:
             self.look()
 
     def withdraw(self, owner: object) -> None:
-        """Forget an owner whose read has ended, and its streams that the device has not been given."""
+        """Forget the streams of an owner that the device has not been given."""
 
         def forget() -> None:
             for part in [part for part in self._queue if part.owner is owner]:
@@ -210,6 +210,9 @@ class JointCalls:
 
         if any(part.owner is owner for part in list(self._queue)):
             self._turn.exclusive(forget)
+
+    def leave(self, owner: object) -> None:
+        """Note that the read of an owner has ended."""
         for owners in (self.staging, self.apart):
             owners.pop(owner, None)
 

@@ -198,7 +198,9 @@ class Workspace:
             self.api.synchronize_event(event)
 
     def settle(self) -> None:
-        """Wait until all streams that reads use are idle."""
+        """Let nothing more of the read be decoded; wait until all streams that it uses are idle."""
+        if self.calls is not None:
+            self.calls.withdraw(self)
         for stream in (self.copy, *self.works, *([self.beside] if "beside" in self.__dict__ else ())):
             self.api.synchronize(stream)
         if self.calls is not None:
@@ -232,8 +234,6 @@ class Workspace:
 
     def _clean(self) -> None:
         """Bring the workspace to where a read may begin."""
-        if self.calls is not None:
-            self.calls.withdraw(self)
         if not self._is_clean:
             self.settle()
             self.free_all()
@@ -243,6 +243,8 @@ class Workspace:
                     ring.drop()
             self._is_clean, self._was_interrupted = True, False
         self._n_batches = 0
+        if self.calls is not None:
+            self.calls.leave(self)
         for ring in self._rings:
             ring.rewind()
 
