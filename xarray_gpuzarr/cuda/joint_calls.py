@@ -119,6 +119,7 @@ class Call:
     n: int
     known: Knowledge
     is_plain: bool
+    """Whether its time tells how many are decoded at once: there is one stream for each chunk, and all are as long."""
     begun: Event
     done: Event
     memories: Sequence[DeviceMemory]
@@ -202,24 +203,19 @@ class JointCalls:
             self.look()
 
     def withdraw(self, owner: object) -> None:
-        """Forget the streams of an owner that the device has not been given."""
+        """Forget the streams of an owner that the device has not been given, and wait until it has done all others."""
 
         def forget() -> None:
-            for part in [part for part in self._queue if part.owner is owner]:
+            for part in [part for part in self._queue if part.owner is owner or not part.n_left]:
                 self._queue.remove(part)
+            self._mend()
 
-        if any(part.owner is owner for part in list(self._queue)):
-            self._turn.exclusive(forget)
+        self._turn.exclusive(forget)
 
     def leave(self, owner: object) -> None:
         """Note that the read of an owner has ended."""
         for owners in (self.staging, self.apart):
             owners.pop(owner, None)
-
-    def settle(self) -> None:
-        """Wait until the device has done all calls."""
-        for stream in self._streams:
-            self._api.synchronize(stream)
 
     def trim(self) -> None:
         """Give device memory back that is kept for the next call."""
@@ -263,11 +259,20 @@ class JointCalls:
         """Bring everything to where a call may begin, also if the last one was interrupted."""
         if not self._streams:
             return
-        self.settle()
+        for stream in self._streams:
+            self._api.synchronize(stream)
         while self._under_way:
             self._take_answer(self._under_way[0])
         self._memory.take_back_all()
         self._is_clean = True
+        self._rest()
+
+    def _rest(self) -> None:
+        """Keep no long memory, if there is nothing to do."""
+        if not self._under_way and not self._queue:
+            self._memory.end_read()
+            for ring in (self._tables, self._answers):
+                ring.rewind()
 
     def _next(self) -> list[Part]:
         """Return what waits that one call can decode."""
@@ -295,10 +300,10 @@ class JointCalls:
         """Say whether it pays to wait for more: of reads that are being staged, or that follow those that were."""
         now_s, last_s = perf_counter(), self._last_s or 0.0
         waited_s = now_s - self._rested_s
-        if waited_s >= (_PATIENCE * last_s or _FIRST_PATIENCE_S):
+        if not waited_s < (_PATIENCE * last_s or _FIRST_PATIENCE_S):  # nor if the device does not know what it takes
             return False
         waiting = {part.owner for part in list(self._queue) if part.n_left}
-        lately = {owner for owner, added_s in list(self._added_s.items()) if now_s - added_s < _LATELY * last_s}
+        lately = {owner for owner in list(self._added_s) if now_s - self._added_s[owner] < _LATELY * last_s}
         return bool(self.staging or (waited_s < _NEXT_S and lately - waiting))
 
     def _give(self, n: int) -> None:
@@ -383,7 +388,7 @@ class JointCalls:
             number=number,
             n=n,
             known=part.known,
-            is_plain=all(p.is_plain for p, _ in taken) and not self.apart,
+            is_plain=all(p.is_plain for p, _ in taken) and longest == int(nbytes.min()) and not self.apart,
             begun=begun,
             done=done,
             memories=(table, temp),
@@ -397,10 +402,7 @@ class JointCalls:
         self._under_way.remove(call)
         for memory in call.memories:
             self._memory.give_back(memory)
-        if not self._under_way and not self._queue:
-            self._memory.end_read()
-            for ring in (self._tables, self._answers):
-                ring.rewind()
+        self._rest()
         self._rested_s = perf_counter()
         self._learn(call)
         self._changed.ring_for_all()
@@ -415,7 +417,7 @@ class JointCalls:
                     for c in (call.before, call)
                 )
             )
-        elif call.is_plain:
+        elif call.is_plain and not self.apart:
             least = self._least_s.setdefault(call.key, {})
             least[call.n] = min(call.seconds, least.get(call.n, call.seconds))
             call.known.see_waves(least)

@@ -203,8 +203,6 @@ class Workspace:
             self.calls.withdraw(self)
         for stream in (self.copy, *self.works, *([self.beside] if "beside" in self.__dict__ else ())):
             self.api.synchronize(stream)
-        if self.calls is not None:
-            self.calls.settle()
 
     def free_all(self, but: Collection[DeviceMemory] = ()) -> None:
         """Give everything back to the pool but what is lent and named; only once all streams are idle."""

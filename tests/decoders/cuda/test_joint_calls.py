@@ -22,7 +22,7 @@ from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, GpuZarrError
 from xarray_gpuzarr.cuda import joint_calls
 from xarray_gpuzarr.cuda.joint_calls import N_ASKING, JointCalls, Part
 from xarray_gpuzarr.cuda.shared_lock import SharedLock
-from xarray_gpuzarr.decoders.cuda.batches.learnt import Learnt, learnt_of
+from xarray_gpuzarr.decoders.cuda.batches.learnt import Learnt, Lesson, learnt_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,11 +45,17 @@ def assert_nothing_is_left(reads):
     free, total = reads.device.memory_nbytes()
     for pool in reads.decoder._resources.values():
         assert total - free <= len(pool._workspaces) * 2 * 64 * KIB
-        calls = pool.calls
-        assert not any([calls._queue, calls._under_way, calls.staging, calls.apart])
+    assert_calls_keep_nothing(reads)
     reads.decoder.close()
     free, total = reads.device.memory_nbytes()
     assert free == total
+
+
+def assert_calls_keep_nothing(reads):
+    for pool in reads.decoder._resources.values():
+        calls = pool.calls
+        memory = [calls._memory._lent, calls._memory._idle] if calls._streams else []
+        assert not any([calls._queue, calls._under_way, calls.staging, calls.apart, *memory])
 
 
 def at_once(work, n_threads):
@@ -149,6 +155,19 @@ def _of_joint_calls(notes):
                 yield f"{each.call}:{each.number}", each.site
 
 
+@pytest.mark.usefixtures("now")
+@pytest.mark.parametrize("name", ["zstd, scattered", "filters, scattered", "lz4"])
+@pytest.mark.parametrize("seed", SEEDS[:4])
+def test_what_is_said_of_a_batch_stays_until_it_is_looked_at(monkeypatch, name, seed):
+    """The first of many batches waits for streams of others, those behind it do not."""
+    joins = iter([known()])
+    monkeypatch.setattr(Lesson, "joins", lambda *_: next(joins, None))
+    monkeypatch.setattr(Lesson, "expect", lambda _, workspace: workspace.calls.staging.setdefault(workspace))
+
+    with limits(batch_chunks=4, batch_nbytes=32 * KIB):
+        assert_reads(CudaReads(SimulatedDevice(seed)), name)
+
+
 # Damage, interrupts, lack of memory.
 
 
@@ -195,11 +214,12 @@ def interrupted_at(at, seed, error=KeyboardInterrupt, **keywords):
 
 
 def read_interrupted(seed, at, error=KeyboardInterrupt, **keywords):
-    """Interrupt a read before its call number `at`; the next one is right, and nothing is left behind."""
+    """Interrupt a read before its call number `at`; nothing is left behind, and the next one is right."""
     reads = CudaReads(interrupted_at(at, seed, error, **keywords))
     with limits(batch_chunks=5, batch_nbytes=MIB), joint(12):
         with suppress(KeyboardInterrupt, DeviceMemoryError):
             reads.read(scene("zstd, scattered").array, HALF)
+        assert_calls_keep_nothing(reads)
         assert_reads(reads, "zstd, scattered", HALF)
         assert_nothing_is_left(reads)
 
@@ -312,7 +332,7 @@ def test_more_than_are_decoded_at_once_show_how_many_these_are():
     assert parts.due(60, 60, 90, staging=3) == 200
 
 
-@pytest.mark.parametrize(("last_s", "patience_s"), [(None, 0.01), (0.1, 0.05)])
+@pytest.mark.parametrize(("last_s", "patience_s"), [(None, 0.01), (0.1, 0.05), (0.0, 0.01)])
 def test_few_streams_wait_for_half_of_what_a_call_takes(now, last_s, patience_s):
     parts = Parts(known())
     parts.calls._last_s = last_s
@@ -322,6 +342,14 @@ def test_few_streams_wait_for_half_of_what_a_call_takes(now, last_s, patience_s)
         found.append(parts.due(10, staging=1))
 
     assert found == [0, 0, 10]
+
+
+@pytest.mark.usefixtures("now")
+def test_nobody_waits_for_a_time_that_is_none():
+    parts = Parts(known())
+    parts.calls._last_s = float("nan")
+
+    assert parts.due(10, staging=1) == 10
 
 
 def test_who_has_added_streams_lately_is_expected_again(now):

@@ -62,7 +62,11 @@ class Submitted:
     done: Event
     is_finished: bool = False
     """Whether the device has been given all of it."""
-    receipt: Receipt | None = None
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What tells how it went, once it is done."""
+        return self.decoding.receipt
 
 
 @record
@@ -308,7 +312,7 @@ class Read:
 
     def _finish(self, submitted: Submitted) -> None:
         """Give the device what is left of a batch, once what decompresses has been given."""
-        submitted.receipt = self._decoder.finish(submitted.decoding)
+        self._decoder.finish(submitted.decoding)
         self._api.record(submitted.done, submitted.decoding.stream)
         submitted.is_finished = True
 

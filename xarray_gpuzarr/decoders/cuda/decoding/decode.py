@@ -102,6 +102,8 @@ class Decoding:
     """Those that reads share, if they decode streams of it."""
     joint: list[tuple[Group, Part]] = field(default_factory=list)
     """What these decode."""
+    receipt: Receipt | None = None
+    """What will tell how it went, once the stream has come to the end of `finish`; None if nothing is decompressed."""
 
     @property
     def is_given(self) -> bool:
@@ -147,6 +149,7 @@ class BatchDecoder:
         decoding = Decoding(
             plan=plan, chunks=chunks, offsets=offsets, memory=memory, memories=[memory, scratch.memory], stream=stream
         )
+        decoding.receipt = Receipt.lend(self._workspace, plan, chunks.shadows, decoding.joint)
         self._move(plan, memory, offsets, stream)
         with self._workspace.stage("decode"):
             for group, columns in zip(plan.groups, offsets.groups, strict=True):
@@ -176,8 +179,8 @@ class BatchDecoder:
                 decoding.joint.append((group, part))
                 calls.add(part)
 
-    def finish(self, decoding: Decoding) -> Receipt | None:
-        """Enqueue what follows the decompression; return what will tell how it went, None if nothing is decompressed.
+    def finish(self, decoding: Decoding) -> None:
+        """Enqueue what follows the decompression.
 
         Waits until calls that reads share have been given what they decode of the batch.
         """
@@ -195,10 +198,8 @@ class BatchDecoder:
         with self._workspace.stage("place"):
             self._placing.launch(memory, offsets.places, stream)
             self._placing.launch(memory, offsets.fills, stream)
-        if not (plan.groups or len(plan.elements) or len(chunks.shadows)):
-            return None
-        address = offset_by(memory, offsets.receipt[0])
-        return Receipt.ask(self._workspace, plan, chunks.shadows, address, stream, decoding.joint)
+        if decoding.receipt is not None:
+            decoding.receipt.ask(self._api, offset_by(memory, offsets.receipt[0]), stream)
 
     def _allocate(self, plan: BatchPlan, chunks: Chunks, stream: Stream, temp_nbytes: int) -> _Scratch:
         """Take the scratch memory of a batch."""

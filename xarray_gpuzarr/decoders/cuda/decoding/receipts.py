@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import Stream
+from xarray_gpuzarr.cuda.api import DeviceApi, Stream
 from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.decompress import answer_nbytes
 from xarray_gpuzarr.cuda.joint_calls import Part
@@ -51,30 +51,27 @@ class Receipt:
         return first, first + 8 * n, first + 16 * n, flags, flags + 8 * n_flags
 
     @classmethod
-    def ask(
-        cls,
-        workspace: Workspace,
-        plan: BatchPlan,
-        shadows: Shadows,
-        address: Address,
-        stream: Stream,
-        joint: Sequence[tuple[Group, Part]],
-    ) -> Self:
-        """Enqueue the download of a receipt."""
-        n = plan.n_coded
-        nbytes = answer_nbytes(n) + 8 * (len(plan.elements) + len(shadows))
-        slot = workspace.receipts.lend(nbytes)
-        workspace.api.download(slot.array[:nbytes], address, stream)
-        slot.give_back(stream)
+    def lend(
+        cls, workspace: Workspace, plan: BatchPlan, shadows: Shadows, joint: Sequence[tuple[Group, Part]]
+    ) -> Self | None:
+        """Return the receipt of a batch, None if it has none. Batches are to ask in the order in which they retire."""
+        if not (plan.groups or len(plan.elements) or len(shadows)):
+            return None
         return cls(
-            slot=slot,
+            slot=workspace.receipts.lend(answer_nbytes(plan.n_coded) + 8 * (len(plan.elements) + len(shadows))),
             streams=plan.streams,
             groups=plan.groups,
-            n=n,
+            n=plan.n_coded,
             elements=plan.elements,
             shadows=shadows,
             joint=joint,
         )
+
+    def ask(self, api: DeviceApi, address: Address, stream: Stream) -> None:
+        """Enqueue the download."""
+        nbytes = answer_nbytes(self.n) + 8 * (len(self.elements) + len(self.shadows))
+        api.download(self.slot.array[:nbytes], address, stream)
+        self.slot.give_back(stream)
 
     def _columns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
         """Return lengths, sums and statuses."""
