@@ -9,6 +9,7 @@ to add any. No thread runs for this.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
@@ -174,11 +175,15 @@ class JointCalls:
             self._rested_s = perf_counter()
         self._queue.append(part)
         self._added_s[part.owner] = perf_counter()
-        self.look()
+        self._turn.exclusive(self._step)
 
     def look(self) -> None:
-        """Give the device what is due; to be called now and then by whoever waits and does something else meanwhile."""
-        self._turn.exclusive(self._step)
+        """Give the device what is due; to be called now and then by whoever waits and does something else meanwhile.
+
+        That there is no memory for it, those find out who want it.
+        """
+        with suppress(DeviceMemoryError):
+            self._turn.exclusive(self._step)
 
     def give(self, part: Part) -> None:
         """Return once calls have all streams of a part."""
@@ -186,7 +191,7 @@ class JointCalls:
         try:
             self.staging.pop(part.owner, None)
             while part.n_left:
-                self.look()
+                self._turn.exclusive(self._step)
                 if part.n_left and not self._wait_for_oldest():
                     with counters.stage("wait"):
                         self._changed.wait_until(
@@ -360,6 +365,7 @@ class JointCalls:
         slot.array[: packed.nbytes] = packed
         api.upload(table.address, slot.array[: packed.nbytes], stream)
         slot.give_back(stream)
+        counters.add(copied_nbytes=packed.nbytes)
         for each, _ in taken:
             if number not in each.last_calls:
                 api.wait(stream, each.ready)

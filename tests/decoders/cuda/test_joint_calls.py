@@ -267,6 +267,17 @@ def test_a_call_that_finds_no_memory_is_made_shorter(seed):
     assert {calls(failing) for failing in range(14)} == {1, 2, 3}
 
 
+def test_no_memory_for_streams_of_others_is_their_error(monkeypatch):
+    parts = Parts(known())
+    part = parts.part(10, 0)
+    parts.calls._queue = [part]
+    monkeypatch.setattr(parts.calls, "_give", lambda _: (_ for _ in ()).throw(short()))
+
+    parts.calls.look()
+    with pytest.raises(DeviceMemoryError):
+        parts.calls.give(part)
+
+
 # When and how many.
 
 
@@ -388,3 +399,24 @@ def test_two_calls_at_once_show_whether_they_overlap(monkeypatch, second_s, over
 
     assert learnt_of(device).overlaps is overlaps
     assert device.calls["nvcomp"] == 3
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "apart", "teaches"), [((10, 10), (), True), ((10, 20), (), False), ((10, 10), (1,), False)]
+)
+def test_calls_beside_others_and_of_chunks_of_several_lengths_teach_nothing(nbytes, apart, teaches):
+    seen, learnt = [], known(is_wave_full=False)
+    learnt.see_waves = seen.append
+    parts = Parts(learnt)
+    api = parts.calls._api
+    memory = api.allocate(256, api.stream())
+    for each in nbytes:
+        part = parts.part(1, object())
+        part.columns = [np.array([n]) for n in (memory.address, 64, memory.address + 128, each)]
+        parts.calls._queue.append(part)
+    parts.calls._give(2)
+    parts.calls.apart = dict.fromkeys(apart)
+
+    parts.calls.withdraw(None)
+
+    assert bool(seen) is teaches
