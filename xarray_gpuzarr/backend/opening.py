@@ -32,6 +32,8 @@ from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 from xarray_gpuzarr.stored.cf import parse_cast
 from xarray_gpuzarr.stored.metadata import parse_array
 
+_PACKING = frozenset({"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned"})
+"""Attributes of which xarray may say that they do not fit the values, or each other."""
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
 
@@ -63,10 +65,12 @@ def build_datasets[Path](
             drop_variables = [drop_variables]
         dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
         is_slow = any(takes_long(store.zarr_group.store) for store in stores.values())
-        ahead, prepared, failure = ValuesAhead(is_slow=is_slow), {}, None
+        ahead, prepared, failure = closing.enter_context(ValuesAhead(is_slow=is_slow)), {}, None
         for path, store in stores.items():
             try:
                 prepared[path] = _prepare(store, options, dropped, place, ahead)
+                if options.decode_times:
+                    ahead.begin()
             except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
                 failure = err
                 break
@@ -162,10 +166,12 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
     if array.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
         return None
     keywords = options.of_variable(name)
+    attrs = variable.attrs if keywords["mask_and_scale"] else {"dtype": variable.attrs.get("dtype")}
+    if _is_for_xarray(attrs, variable, array.dtype, keywords):
+        return None
     decoded = _decoded_stand_in(name, variable, array.dtype, keywords)
     if decoded is None or decoded.dtype.kind not in NUMERIC_KINDS:
         return None
-    attrs = variable.attrs if keywords["mask_and_scale"] else {"dtype": variable.attrs.get("dtype")}
     cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
@@ -191,6 +197,20 @@ def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
         do="nothing, if that is fast enough: values are the same. docs/codecs.md names what the GPU decodes; "
         "ds.gpuzarr.explain() shows every variable",
     )
+
+
+def _is_for_xarray(
+    attrs: Mapping[Any, Any], variable: Variable, stored: np.dtype[Any], keywords: dict[str, Any]
+) -> bool:
+    """Return whether only xarray can decode a variable: a stand-in would give its warnings twice, or wrong ones."""
+    if keywords["decode_times"] and isinstance(variable.attrs.get("units"), str) and _has_time_units(variable):
+        return True
+    if attrs.keys().isdisjoint(_PACKING):
+        return False
+    try:
+        return parse_cast(attrs, stored=stored, decoded=np.result_type(stored, np.float32)) is None
+    except (TypeError, ValueError):
+        return True
 
 
 def _decoded_stand_in(
