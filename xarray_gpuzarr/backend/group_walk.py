@@ -49,6 +49,8 @@ class _Walk:
     async def group(self, group: AsyncGroup, path: str) -> Opened:
         """Return a group with its members, then the groups below it."""
         if group.metadata.consolidated_metadata is None:
+            if not group.store.supports_listing:
+                raise ValueError("zarr-python says so in words of its own")
             names = [name async for name in group.store.list_dir(group.path) if name not in NO_NODES]
             # Groups are listed before it is known that they are, unless arrays' documents would have to wait for it.
             lists_early = self._ahead is not None and self._ahead.has_room(2 * len(names))
@@ -71,7 +73,8 @@ class _Walk:
                 await asyncio.wait([listing])
             return name, node, await self._below(parent, path, name, node)
         finally:
-            listing.cancel()
+            if not listing.cancel() and not listing.cancelled():
+                listing.exception()  # asyncio is not to log it: whoever asks again gets it
 
     async def _below(self, parent: AsyncGroup, path: str, name: str, node: Any) -> Opened:
         path = _join(path, name)

@@ -22,8 +22,8 @@ from zarr.errors import UnknownCodecError
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
-from xarray_gpuzarr.backend.group_walk import Members, Wanted, walk
-from xarray_gpuzarr.backend.metadata_ahead import fetch_first, takes_long
+from xarray_gpuzarr.backend.group_walk import Members, Opened, Wanted, walk
+from xarray_gpuzarr.backend.metadata_ahead import MetadataAhead, fetch_first, takes_long
 from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
 from xarray_gpuzarr.fetch import run_on_loop
 
@@ -86,12 +86,12 @@ def _open_ahead(where: Any, wanted: Wanted | None, options: dict[str, Any]) -> d
     known = StorePath(ahead, path) if path or isinstance(where, StorePath) else ahead
     try:
         first = ZarrStore.open_group(known, **options | {"storage_options": None, "cache_members": False})
-        first._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`
-        opened = _with_groups_below(first, wanted)
     except Exception as err:
         if type(ahead).__name__ in str(err):
             return None
         raise
+    first._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`
+    opened = _with_groups_below(first, wanted)
     for each in opened.values():
         ahead.hand_over(each)
     return opened
@@ -103,14 +103,26 @@ def _with_groups_below(first: ZarrStore, wanted: Wanted | None) -> dict[str, Zar
     try:
         found = run_on_loop(str(group.store_path), lambda: walk(group._async_group, wanted))  # noqa: SLF001
     except Exception:  # noqa: BLE001  # of any kind: it comes again, if it is one to xarray
-        found = [(path, each, dict(each.members())) for path, each in _groups_as_by_xarray(group, wanted).items()]
+        found = _as_by_xarray(group, wanted)
     return {path: _of_group(first, each, members) for path, each, members in found}
 
 
-def _groups_as_by_xarray(group: Group, wanted: Wanted | None) -> dict[str, Group]:
-    """Return groups as `ZarrStore.open_store` does once the first is open."""
+def _as_by_xarray(group: Group, wanted: Wanted | None) -> Opened:
+    """Return a group and those below it as `ZarrStore` does once the first is open, with its errors."""
+    store = group.store
+    try:
+        return _one_by_one(group, wanted)
+    except Exception as err:
+        if not isinstance(store, MetadataAhead) or type(store).__name__ not in str(err):
+            raise
+    group.store_path.store = store.itself
+    return _one_by_one(group, wanted)
+
+
+def _one_by_one(group: Group, wanted: Wanted | None) -> Opened:
     paths = ["/"] if wanted is None else list(_iter_zarr_groups(group))
-    return {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}  # type: ignore[misc]
+    groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
+    return [(path, each, dict(each.members())) for path, each in groups.items()]
 
 
 def _of_group(first: ZarrStore, group: Group, members: Members) -> ZarrStore:
