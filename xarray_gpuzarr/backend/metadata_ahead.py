@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from xarray.backends import ZarrStore
@@ -73,8 +72,7 @@ class MetadataAhead(WrapperStore[Store]):
         if byte_range is not None:
             return await self.itself.get(key, prototype, byte_range)
         if key not in self._documents:
-            async with self._asking():
-                self._documents[key] = await self.itself.get(key, prototype)
+            self._documents[key] = await self._asked(lambda: self.itself.get(key, prototype))
         return self._documents[key]
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
@@ -86,21 +84,19 @@ class MetadataAhead(WrapperStore[Store]):
         """Return the names below a path, as a list."""
         path = prefix.strip("/")
         if path not in self._listings:
-            async with self._asking():
-                self._listings[path] = [name async for name in self.itself.list_dir(prefix)]
+            self._listings[path] = await self._asked(lambda: _all_of(self.itself.list_dir(prefix)))
         return self._listings[path]
 
     def has_room(self, n_requests: int) -> bool:
         """Return whether requests would be made at once, without waiting for others."""
         return self._n_under_way + n_requests <= self._at_once
 
-    @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
-        """Wait for a slot."""
+    async def _asked[Answer](self, request: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Make a request as soon as there is a slot for it."""
         self._n_under_way += 1
         try:
             async with self._slots:
-                yield
+                return await request()
         finally:
             self._n_under_way -= 1
 
@@ -109,6 +105,10 @@ class MetadataAhead(WrapperStore[Store]):
         for node in (opened.zarr_group, *opened.members.values()):
             if node.store_path.store is self:
                 node.store_path.store = self.itself
+
+
+async def _all_of(names: AsyncIterator[str]) -> list[str]:
+    return [name async for name in names]
 
 
 def takes_long(where: object) -> bool:
