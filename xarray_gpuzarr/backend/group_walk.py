@@ -13,7 +13,7 @@ from typing import Any
 
 from zarr import Array, AsyncGroup, Group
 
-from xarray_gpuzarr.backend.metadata_ahead import NO_NODES, MetadataAhead
+from xarray_gpuzarr.backend.metadata_ahead import NO_NODES, MetadataAhead, takes_long
 
 type Wanted = Callable[[str], bool]
 """Whether a group, by its path from the first one, or groups below it are to be opened."""
@@ -37,8 +37,11 @@ async def walk(top: AsyncGroup, wanted: Wanted | None) -> Opened:
         Of any kind: a name is neither a group nor an array, a document is damaged, or some groups have consolidated
         metadata and others have none.
     """
-    store = top.store_path.store
-    return await _Walk(store if isinstance(store, MetadataAhead) else None, wanted).group(top, "/")
+    store = top.store
+    ahead = store if isinstance(store, MetadataAhead) else None
+    if ahead is None and takes_long(store):
+        raise ValueError("nothing bounds how many requests are under way")
+    return await _Walk(ahead, wanted).group(top, "/")
 
 
 class _Walk:
