@@ -131,7 +131,8 @@ def test_reads_that_are_under_way_at_a_time_share_the_threads():
         best_split(calibration, "zstd", 4000, 2**20, 16, n_reads=n_reads).n_host for n_reads in (1, 2, 32)
     )
 
-    assert alone > beside > crowded == 0
+    assert crowded == 0
+    assert 0 < alone <= beside  # reads stage side by side, and else share all there is
     assert [threads_each(16, n) for n in (0, 1, 3, 16, 17)] == [16, 16, 5, 1, 1]
 
 

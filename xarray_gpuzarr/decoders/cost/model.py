@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, log
 from typing import Protocol
 
 Table = tuple[tuple[float, ...], ...]
@@ -188,6 +188,10 @@ _LEAST_GAIN = 0.1
 """What sharing, and reads by the host alone, have to save of the better side's time. Tables and rates are off by some
 percent between what was measured, and what they leave out costs as much: threads begin with the host's chunks once the
 device has been given its own."""
+_LINE_RATE = 25e9
+"""Bytes a second that any line to a device brings up; where the device decodes more, reads may wait for the line."""
+_STAGING_BOUNDS = 16
+"""Where staging takes more than one of so many parts of the device's time, reads may wait for that."""
 _LEAST_GAIN_S = 5e-4
 """What sharing has to save in seconds, for each read that is under way: waking threads and a last batch more take some
 tenths of a millisecond."""
@@ -232,8 +236,8 @@ def best_split(  # noqa: PLR0913  # what a split depends on
     More chunks on the host never shorten its time, nor lengthen the device's: the best split is where the two cross.
 
     Where several reads are under way, the device is taken to need as long as for one read of all their chunks. It needs
-    less where staging bounds it, which each read's thread does for itself, but no less than for a read alone. So the
-    host's part, all of the read or some, may take no longer than that.
+    less where staging or the line bounds it, but no less than for a read alone. Where these may bound it, the host's
+    part therefore takes no longer than that; nor does all of the read by the host.
     """
 
     def host(n_host: int) -> float:
@@ -252,7 +256,9 @@ def best_split(  # noqa: PLR0913  # what a split depends on
     if little:
         return min(on_device, on_host, key=lambda found: found.seconds)
     whole = on_host if on_host.seconds < (1 - _LEAST_GAIN) * alone_s else on_device
-    crossing = bisect_left(range(n + 1), x=True, key=lambda n_host: host(n_host) >= min(device(n_host), alone_s))
+    else_s = max(n * n_reads * chunk_nbytes / _LINE_RATE, _STAGING_BOUNDS * times.staging_seconds(n))
+    most_s = inf if else_s < device(0) else alone_s
+    crossing = bisect_left(range(n + 1), x=True, key=lambda n_host: host(n_host) >= min(device(n_host), most_s))
     shared = min(map(split, (max(0, crossing - 1), min(n, crossing))), key=lambda found: (found.seconds, found.n_host))
     least_s = max(_LEAST_GAIN * whole.seconds, _LEAST_GAIN_S * n_reads)
     return shared if whole.seconds - shared.seconds >= least_s else whole
