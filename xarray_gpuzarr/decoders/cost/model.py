@@ -236,8 +236,8 @@ def best_split(  # noqa: PLR0913  # what a split depends on
     More chunks on the host never shorten its time, nor lengthen the device's: the best split is where the two cross.
 
     Where several reads are under way, the device is taken to need as long as for one read of all their chunks. It needs
-    less where staging or the line bounds it, but no less than for a read alone. Where these may bound it, the host's
-    part therefore takes no longer than that; nor does all of the read by the host.
+    less where staging or the line bounds it, but no less than for a read alone. Where these may bound it, or reads
+    outnumber threads, the host's part therefore takes no longer than that; nor does all of the read by the host.
     """
 
     def host(n_host: int) -> float:
@@ -257,7 +257,7 @@ def best_split(  # noqa: PLR0913  # what a split depends on
         return min(on_device, on_host, key=lambda found: found.seconds)
     whole = on_host if on_host.seconds < (1 - _LEAST_GAIN) * alone_s else on_device
     else_s = max(n * n_reads * chunk_nbytes / _LINE_RATE, _STAGING_BOUNDS * times.staging_seconds(n))
-    most_s = inf if else_s < device(0) else alone_s
+    most_s = inf if else_s < device(0) and n_reads <= n_threads else alone_s
     crossing = bisect_left(range(n + 1), x=True, key=lambda n_host: host(n_host) >= min(device(n_host), most_s))
     shared = min(map(split, (max(0, crossing - 1), min(n, crossing))), key=lambda found: (found.seconds, found.n_host))
     least_s = max(_LEAST_GAIN * whole.seconds, _LEAST_GAIN_S * n_reads)
