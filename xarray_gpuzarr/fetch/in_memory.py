@@ -16,13 +16,10 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
-    ByteStream,
     Edge,
     LocalFile,
-    MemoryStream,
     Pending,
     PendingEdge,
-    PendingStream,
     Request,
     Storage,
     Version,
@@ -90,15 +87,6 @@ class MemorySource:
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002  # there is none
         """Return a function that takes the ranges."""
         return lambda _allocate: [self._range(*request) for request in requests]
-
-    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:  # noqa: ARG002  # as above
-        """Return a function that takes the range."""
-
-        def finish() -> ByteStream | None:
-            data = self._range(key, wanted)
-            return None if data is None else MemoryStream(data)
-
-        return finish
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Return a function that takes the edge."""

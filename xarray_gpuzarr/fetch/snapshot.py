@@ -22,18 +22,16 @@ from xarray_gpuzarr.fetch import (
     AtHand,
     Edge,
     LocalFile,
-    MemoryStream,
     ObjectSource,
     Pending,
     PendingEdge,
-    PendingStream,
     Request,
     Storage,
     StrictSource,
     Version,
     index_cache,
 )
-from xarray_gpuzarr.fetch.counted import counted, counted_stream
+from xarray_gpuzarr.fetch.counted import counted
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.fetch.strict import missing_keys
@@ -116,13 +114,6 @@ class Snapshot:
         key = requests[0][0]
         taken = self._take(key, [wanted for _, wanted in requests])
         return counted(self._source.start(requests, self._versions.get(key))) if taken is None else AtHand([*taken])
-
-    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
-        """Start reading a byte range that is too large to be held at once."""
-        taken = self._take(key, [wanted])
-        if taken is not None:
-            return lambda: MemoryStream(taken[0])
-        return counted_stream(self._source.start_stream(key, wanted, self._versions.get(key)))
 
     def start_index(self, key: str, n_wanted: int, *, ask: bool = False) -> PendingIndex:
         """Ask for the index of a shard, unless it is in the cache.
