@@ -26,7 +26,6 @@ from xarray_gpuzarr.fetch.source import (
     short,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
-from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
 
@@ -59,9 +58,7 @@ class MemorySource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts, as of local files; nothing is read through that is not wanted."""
-        return coalesce_rule(
-            fetch_options(), max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
-        )
+        return coalesce_rule(max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
     def for_one_read(
         self,
@@ -72,9 +69,9 @@ class MemorySource:
         """Return this source, to look at each object once."""
         return MemorySource(store=self.store, held={})
 
-    def local_file(self, key: str) -> LocalFile:
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Raise: there is none."""
-        raise ValueError(key)
+        raise ValueError(key, version)
 
     def check(self, key: str, version: Version = None) -> None:
         """Raise: there is no local file."""

@@ -35,7 +35,6 @@ from xarray_gpuzarr.fetch.source import (
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
 
@@ -60,9 +59,7 @@ class LocalSource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""
-        return coalesce_rule(
-            fetch_options(), max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
-        )
+        return coalesce_rule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
     @property
     def identity(self) -> Hashable:
@@ -78,9 +75,9 @@ class LocalSource:
         """Return this source."""
         return self
 
-    def local_file(self, key: str) -> LocalFile:
-        """Return where a file lies; of which version it must be, a `Snapshot` knows."""
-        return LocalFile(self.local_path(key), None)
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
+        """Return where a file lies, and the version that it must be of."""
+        return LocalFile(f"{self.root}/{key}", version)
 
     def local_path(self, key: str) -> str:
         """Return the path of a file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
@@ -80,8 +80,8 @@ class LocalFile(NamedTuple):
     """An object that is a local file."""
 
     path: str
-    version: tuple[int, ...] | None
-    """As `fetch.local` tells it; None: any."""
+    version: Any
+    """As `fetch.local` tells it, a tuple of int; None: any."""
 
 
 class ByteSource(Protocol):
@@ -143,6 +143,9 @@ class ObjectSource(ByteSource, Protocol):
         most_nbytes : int or None
             Of one request, where that is known before.
         """
+
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
+        """Return where an object that is a local file lies, and the version that it must be of."""
 
     def check(self, key: str, version: Version = None) -> None:
         """Raise `ObjectChangedError` if a local file is not of a version."""

@@ -817,7 +817,8 @@ typedef struct {
     int64_t ndim, n_shards, n_rows;
     const span_of_axis_t *axes;
     const int64_t *ranges;              /* per shard and axis: its first piece, and the one behind the last */
-    const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard */
+    const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard;
+                                           NULL instead: all chunks are objects of their own */
     int64_t *table;                     /* results: shards, offsets and lengths of all rows, and ndim piece numbers of each;
                                            those that are stored by shard and offset, others behind */
     int64_t most_nbytes;                /* result: of a stored chunk */
@@ -861,7 +862,7 @@ static int by_place(const void *one, const void *other)
 static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry_t *entries)
 {
     const int64_t *range = all->ranges + 2 * all->ndim * shard;
-    const int64_t *offset = all->index[2 * shard], *nbytes = all->index[2 * shard + 1];
+    const int64_t *offset = all->index ? all->index[2 * shard] : NULL, *nbytes = offset ? all->index[2 * shard + 1] : NULL;
     int64_t at[MOST_AXES], axis = 0, *numbers = all->table + 3 * all->n_rows;
     for (int64_t i = 0; i < all->ndim; i++) at[i] = range[2 * i];
     while (axis >= 0) {
@@ -893,8 +894,9 @@ int64_t gpuzarr_look_up(lookup_t *all)
         qsort(entries, (size_t)all->n_rows, sizeof *entries, by_place);
     }
     for (row = 0; row < all->n_rows; row++) {
-        all->table[row] = entries[row].shard, offset[row] = entries[row].offset, nbytes[row] = entries[row].nbytes;
-        n_stored += nbytes[row] != NO_FILE;
+        all->table[row] = all->index ? entries[row].shard : row;
+        offset[row] = entries[row].offset, nbytes[row] = entries[row].nbytes;
+        n_stored += !all->index || nbytes[row] != NO_FILE;
         if (nbytes[row] > all->most_nbytes) all->most_nbytes = nbytes[row];
         for (int64_t i = 0; unsorted && i < ndim; i++) numbers[row * ndim + i] = unsorted[entries[row].row * ndim + i];
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from itertools import accumulate
 
 from xarray_gpuzarr.fetch import ByteSource
@@ -17,6 +17,7 @@ _ROOM_NBYTES = 256 * 1024
 """Of neighbours that are read at once; they stay in a core's cache."""
 
 
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NO_VERSION = (0,) * 5
 """Of a shard that is not there, of which nothing is read."""
 
@@ -41,7 +42,7 @@ def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
         Local.
     """
     found = [source.local_file(key) for key in plan.keys]
-    names = [os.fsencode(file.path) for file in found]
+    names = [file.path.encode(_ENCODING, _ERRORS) for file in found]  # as `os.fsencode` does
     paths = b"\0".join([*names, b""])
     if paths.count(b"\0") > len(names):
         return None

@@ -99,7 +99,7 @@ class StoreSource:
     @property
     def rule(self) -> CoalesceRule:
         """1 MiB gaps, since a round trip costs more, and 4 MiB requests: many connections together are quick."""
-        return coalesce_rule(fetch_options(), max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
+        return coalesce_rule(max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
 
     @property
     def lookahead(self) -> int:
@@ -111,9 +111,9 @@ class StoreSource:
         """What the client says of the store."""
         return self._client.identity
 
-    def local_file(self, key: str) -> LocalFile:
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Raise: there is none."""
-        raise ValueError(self._name(key))
+        raise ValueError(self._name(key), version)
 
     def check(self, key: str, version: Version = None) -> None:
         """Raise: there is no local file."""
