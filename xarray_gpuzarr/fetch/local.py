@@ -77,7 +77,7 @@ class LocalSource:
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Return where a file lies, and the version that it must be of."""
-        return LocalFile(f"{self.root}/{key}", version)
+        return LocalFile(self.local_path(key), version)
 
     def local_path(self, key: str) -> str:
         """Return the path of a file."""

@@ -21,6 +21,9 @@ from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 
+_NO_SHARD = 0, 0
+"""Addresses of its index."""
+
 
 def plan_read(
     spec: ArraySpec, target: Target, blocks: Sequence[Block], indexes: Sequence[ShardIndex | None]
@@ -59,11 +62,14 @@ def _by_loops(
     indexes: Sequence[ShardIndex | None],
 ) -> ReadPlan:
     ndim, n = len(spans), sum([block.n_rows for block in blocks])
-    numbers = [
-        *[number for axis in zip(spans, spec.grid.chunks_per_shard, strict=True) for number in (*axis[0], axis[1])],
-        *[end for block in blocks for axis in block.ranges for end in (axis.start, axis.stop)],
-        *[at for index in indexes for at in ((0, 0) if index is None else index.addresses)],
-    ]
+    numbers: list[int] = []
+    for along, per_shard in zip(spans, spec.grid.chunks_per_shard, strict=True):
+        numbers += (*along, per_shard)
+    for block in blocks:
+        for pieces in block.ranges:
+            numbers += pieces.start, pieces.stop
+    for found in indexes:
+        numbers += _NO_SHARD if found is None else found.addresses
     if spec.index is None:
         chunks = map(chunks_of_span, spans, blocks[0].ranges)
         keys, most_nbytes = tuple(map(spec.keys.key, product(*chunks))), WHOLE_OBJECT
