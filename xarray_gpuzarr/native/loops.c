@@ -28,7 +28,8 @@ enum { NO_FILE = -1, READ_OTHERWISE = -2 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
-enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 };
+enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32, BLOSC_OF_ZLIB = 3 };
+enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5, BLOSC_UNSPLIT = 0x10, BLOSC_NOT_INFLATED = 0xA }; /* flags; bits, too; stored */
 enum { PART_NBYTES = 8 << 20 };     /* of a raw chunk that one thread reads at once */
 enum { STREAMED_NBYTES = 16 << 20 }; /* chunks from this length on are decoded as they are read, where that can be */
 enum { PIECE_NBYTES = 512 * 1024 };  /* of such a chunk */
@@ -79,7 +80,8 @@ typedef struct {
     char *out;
     void *decode, *make_context, *free_context;
     void *decode_part, *restart; /* what decodes as much as is wanted */
-    void *unshuffle;            /* C-Blosc's decoder, for stages */
+    void *unshuffle;            /* C-Blosc's decoder, for stages, and for blocks of what `inflate` decodes */
+    void *inflate;              /* of Blosc frames: what decodes their zlib sooner than C-Blosc; NULL: they have none */
     const stage_t *stages;
     const steps_t *steps;       /* taken by elements on their way to the output; NULL: they are copied */
     const int64_t *const *index; /* per axis: NULL, or wanted elements, of which a piece's first element says the first;
@@ -214,13 +216,12 @@ uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
 }
 
 /* c-blosc 1.x README_CHUNK_FORMAT: version, version of the codec, flags, itemsize, nbytes, blocksize, cbytes.
- * zlib inside of it is decoded sooner in another way. C-Blosc counts in int, where 4 GiB - 1 is the -1 of an error. */
+ * C-Blosc counts in int, where 4 GiB - 1 is the -1 of an error. */
 static int is_blosc(const char *src, size_t nbytes, size_t wanted)
 {
     if (nbytes < BLOSC_HEADER_NBYTES || wanted > INT32_MAX || src[0] != 2) return 0;
     if (little(src + 4) != wanted || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
-    if (little(src + 12) > nbytes) return 0; /* less than the chunk is fine: some writers leave bytes behind a frame */
-    return (unsigned char)src[2] >> 5 != 3 || wanted < BLOSC_LEAST_INFLATED;
+    return little(src + 12) <= nbytes; /* less than the chunk is fine: some writers leave bytes behind a frame */
 }
 
 /* RFC 8878, 3.1.1.1: a frame that says how long it is, and bears no checksum, of which a part would not be checked. */
@@ -256,8 +257,64 @@ static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_
     return ((items_of_blosc_t *)job->decode_part)(src, (int)first, (int)n, dst + first * itemsize) == n * itemsize;
 }
 
+/* Undo a shuffle by C-Blosc, which has the quickest code for it: as a frame of one stored block, whose header goes in front
+ * of `src`. */
+static int unshuffle(const job_t *job, int flags, int typesize, char *src, char *dst, int64_t nbytes)
+{
+    uint32_t n = (uint32_t)nbytes;
+    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n}; /* nbytes, blocksize, cbytes, block, stream */
+    unsigned char *at = (unsigned char *)src - BLOSC_STORED_HEAD;
+    at[0] = 2, at[1] = 1, at[2] = (unsigned char)(flags | BLOSC_UNSPLIT), at[3] = (unsigned char)typesize;
+    for (int i = 0; i < 20; i++) at[4 + i] = (unsigned char)(lengths[i / 4] >> 8 * (i % 4));
+    return ((decode_blosc_t *)job->unshuffle)(at, dst, n, 1) == (int)n;
+}
+
+/* Decode the streams of a block, each behind its length. */
+static int inflate_block(const job_t *job, void *context, const char *src, size_t end, size_t at, char *dst, size_t length, size_t n)
+{
+    size_t step = length / n, used = 0, found = step;
+    if (length % n) return 0;
+    for (char *to = dst; to < dst + length; to += step) {
+        if (at + 4 > end) return 0;
+        size_t nbytes = little(src + at);
+        at += 4;
+        if (!nbytes || nbytes > step || nbytes > end - at) return 0;
+        if (nbytes == step)
+            memcpy(to, src + at, step);
+        else if (((inflate_t *)job->inflate)(context, src + at, nbytes, to, step, &used, &found) || found != step)
+            return 0;
+        at += nbytes;
+    }
+    return 1;
+}
+
+/* Decode the blocks of a Blosc frame of zlib streams that hold what is wanted, by what is quicker at it than the zlib of
+ * C-Blosc; `block` has room for one. */
+static int inflate_blosc(const job_t *job, void *context, const char *src, char *dst, char *block, span_t span)
+{
+    size_t whole = (size_t)job->packed_nbytes, end = little(src + 12), length = little(src + 8);
+    int flags = (unsigned char)src[2], typesize = (unsigned char)src[3], shuffled = flags & BLOSC_SHUFFLED;
+    if (!length || length > whole || !typesize || BLOSC_HEADER_NBYTES + 4 * ((whole - 1) / length + 1) > end) return 0;
+    size_t splits = !(flags & BLOSC_UNSPLIT) && typesize <= 16 && length / (size_t)typesize >= 128 ? (size_t)typesize : 1;
+    for (size_t first = 0; first < whole; first += length) {
+        size_t n = whole - first < length ? whole - first : length;
+        if ((int64_t)(first + n) <= span.first || (int64_t)first >= span.end) continue;
+        char *to = shuffled ? block : dst + first;
+        size_t at = little(src + BLOSC_HEADER_NBYTES + 4 * (first / length));
+        if (!inflate_block(job, context, src, end, at, to, n, n == length ? splits : 1)) return 0;
+        if (shuffled && !unshuffle(job, shuffled, typesize, to, dst + first, (int64_t)n)) return 0;
+    }
+    return 1;
+}
+
+static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t wanted)
+{
+    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted) || src[1] != 1) return 0;
+    return (unsigned char)src[2] >> 5 == BLOSC_OF_ZLIB && !(src[2] & BLOSC_NOT_INFLATED);
+}
+
 /* Decode what is wanted of a chunk to its place in `dst`; 0 if that is most of it, or cannot be done. */
-static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, span_t span)
+static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block, span_t span)
 {
     size_t wanted = (size_t)job->chunk_nbytes; /* only where no stage follows */
     int64_t enough = job->chunk_nbytes / 8 * 7;
@@ -267,6 +324,7 @@ static int decode_part(const job_t *job, void *context, const char *src, size_t 
         return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, wanted) &&
                decode_zstd_part(job, context, src, nbytes, dst, (size_t)span.end);
     case BLOSC:
+        if (is_inflated(job, src, nbytes, wanted)) return inflate_blosc(job, context, src, dst, block, span);
         return span.end - span.first <= enough && is_blosc(src, nbytes, wanted) && decode_blosc_part(job, src, dst, span);
     case LZ4:
         return span.end <= enough && nbytes > 4 && nbytes <= INT32_MAX && little(src) == wanted &&
@@ -277,13 +335,15 @@ static int decode_part(const job_t *job, void *context, const char *src, size_t 
     }
 }
 
-static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst)
+static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block)
 {
     size_t wanted = (size_t)job->packed_nbytes, used = 0, found = 0;
     switch (job->codec) {
     case ZSTD:
         return ((decode_zstd_t *)job->decode)(context, dst, wanted, src, nbytes) == wanted;
     case BLOSC:
+        if (is_inflated(job, src, nbytes, wanted))
+            return inflate_blosc(job, context, src, dst, block, (span_t){0, job->packed_nbytes});
         return is_blosc(src, nbytes, wanted) &&
                ((decode_blosc_t *)job->decode)(src, dst, wanted, 1) == (int)wanted;
     case LZ4: /* as numcodecs frames it: the length first */
@@ -295,21 +355,9 @@ static int decode_chunk(const job_t *job, void *context, const char *src, size_t
     }
 }
 
-/* Undo a shuffle by C-Blosc, which has the quickest code for it: as a frame of one stored block, whose header goes in front
- * of `src`. */
-static int unshuffle(const job_t *job, const stage_t *stage, char *src, char *dst)
-{
-    uint32_t n = (uint32_t)stage->nbytes;
-    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n}; /* nbytes, blocksize, cbytes, block, stream */
-    unsigned char *at = (unsigned char *)src - BLOSC_STORED_HEAD;
-    at[0] = 2, at[1] = 1, at[2] = 0x11, at[3] = (unsigned char)stage->elementsize;
-    for (int i = 0; i < 20; i++) at[4 + i] = (unsigned char)(lengths[i / 4] >> 8 * (i % 4));
-    return ((decode_blosc_t *)job->unshuffle)(at, dst, n, 1) == (int)n;
-}
-
 static int take_stage(const job_t *job, const stage_t *stage, char *src, char *dst)
 {
-    if (stage->kind == UNSHUFFLE) return unshuffle(job, stage, src, dst);
+    if (stage->kind == UNSHUFFLE) return unshuffle(job, BLOSC_BYTES_SHUFFLED, (int)stage->elementsize, src, dst, stage->nbytes);
     const steps_t *steps = stage->steps;
     int64_t n = stage->nbytes / steps->out_itemsize;
     take_steps(steps, dst, (lie_t){steps->out_itemsize, NULL}, src, (lie_t){steps->in_itemsize, NULL}, n);
@@ -544,15 +592,15 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     const job_t *job = lane->work->job;
     const rows_t *rows = lane->work->rows;
     const char *chunk = rows->src[row];
-    char *scratch = lane->scratch;
+    char *scratch = lane->scratch, *block = scratch + job->area_nbytes + HEAD_NBYTES;
     if (job->codec == RAW && !job->n_stages) return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
     char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
     if (job->codec == RAW)
         memcpy(to, chunk, nbytes);
     else if (is_streamed(lane->work)) {
         if (!decode_stream(lane, row, context, to)) return NULL;
-    } else if ((dst || !decode_part(job, context, chunk, nbytes, to, wanted_span(job, rows, row))) &&
-             !decode_chunk(job, context, chunk, nbytes, to))
+    } else if ((dst || !decode_part(job, context, chunk, nbytes, to, block, wanted_span(job, rows, row))) &&
+             !decode_chunk(job, context, chunk, nbytes, to, block))
         return NULL;
     return job->n_stages ? take_stages(job, scratch, dst) : to;
 }
@@ -737,7 +785,7 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
-static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages ? 2 : 1); }
+static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
 /* Lend lane number `i` its part of what all threads have. */
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)

@@ -20,7 +20,6 @@ import imagecodecs
 import numcodecs
 import zstandard
 
-from xarray_gpuzarr.decoders.host.blosc import inflate_frame, is_worth_inflating
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.decoders.host.streams import check_declared, decode_zstd, zstd_at_most
 from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes, declared_nbytes
@@ -86,11 +85,8 @@ def _blosc(src: memoryview, dst: memoryview) -> None:
     decoded, encoded = blosc_nbytes(src)
     if decoded != len(dst):
         raise FrameError("a frame of another length")
-    src = src[:encoded]
-    if is_worth_inflating(src, dst):
-        inflate_frame(src, dst)
-    elif dst:
-        imagecodecs.blosc_decode(src, numthreads=1, out=dst)
+    if dst:
+        imagecodecs.blosc_decode(src[:encoded], numthreads=1, out=dst)
 
 
 def _lz4(src: memoryview, dst: memoryview) -> None:
