@@ -18,14 +18,13 @@ import pytest
 
 from helpers.loops import changed, require_loops, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import array, codecs, compressors, job, local_files, native_program
+from xarray_gpuzarr.decoders.host import array, codecs, job, local_files, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.job import Job
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
 from xarray_gpuzarr.decoders.host.targets import GivenBoxes
 from xarray_gpuzarr.fetch import index_cache, local
-from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codecs import native_codec
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
@@ -187,17 +186,6 @@ def _poisoned(empty: Callable[..., Any]) -> Callable[..., Any]:
     return poisoned
 
 
-def _slow_codecs(patch: Patch, _: int) -> None:
-    """The quick call of each compressor refuses every frame."""
-
-    def refusing(_src: memoryview, _dst: memoryview) -> None:
-        _notes["decoded at most"] += 1
-        raise FrameError("refused by a test")
-
-    for compressor in compressors.COMPRESSORS.values():
-        patch.setattr(compressor, "into", refusing)
-
-
 def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
     """Every limit of a size is that of the chunk, or a byte beside it."""
 
@@ -206,7 +194,6 @@ def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
         sizes = {
             local_files: ["_ROOM_NBYTES"],
             host: ["_SHORT_CHUNK_NBYTES", "_LEAST_PART_NBYTES", "_LOOP_COPY_NBYTES"],
-            compressors: ["_ONE_SHOT_NBYTES"],
         }
         for module, names in sizes.items():
             for name in names:
@@ -244,7 +231,6 @@ WAYS: dict[str, Way] = {
     "no loops, caller": Way(force=(_no_loops, _caller), seen=("decoded row",)),
     "no loops, crew": Way(force=(_no_loops, _crew, _ALONE), seen=("decoded row, crew",)),
     "no loops, placed": Way(force=(_no_loops, _placed_only), seen=("placed",)),
-    "no loops, no quick codec": Way(force=(_no_loops, _slow_codecs), seen=("decoded at most",)),
     "loops, caller, parts of raw chunks": Way(force=(_caller, _loops(_RAW_PARTS)), seen=("rows read by the loops",)),
     "loops, crew, parts of raw chunks": Way(
         force=(_crew, _loops(_RAW_PARTS | _NOWHERE)), seen=("rows read by the loops, crew",)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
-from xarray_gpuzarr.decoders.host.compressors import COMPRESSORS, LIBRARY_ERRORS, decode_at_most, decompress
+from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most, decompress
 from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbytes, unshuffle
 from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
@@ -54,9 +54,6 @@ class ChunkCodec:
         self._most = 2 * _longest(self._stages, chunk_nbytes) + _STAGE_SLACK_NBYTES
         self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
-        alone = len(self._stages) == 1 and self._nbytes[0] == chunk_nbytes
-        compressor = COMPRESSORS.get(type(self._stages[0])) if alone else None
-        self._alone = None if compressor is None else compressor.into
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
 
@@ -81,12 +78,6 @@ class ChunkCodec:
         FrameError
             The bytes do not decode to exactly that many; names the codec.
         """
-        try:
-            if self._alone is not None:
-                self._alone(src, dst)
-                return
-        except LIBRARY_ERRORS:  # the general way asks once more, and says what is wrong
-            pass
         decoded = self._decode(src, dst)
         if decoded is not dst:
             if len(decoded) != len(dst):

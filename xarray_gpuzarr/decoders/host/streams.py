@@ -6,8 +6,9 @@ What one call of libzstd cannot do: several in a row, and those that do not say 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from contextlib import suppress
 
+import imagecodecs
 import zstandard
 
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
@@ -16,37 +17,9 @@ from xarray_gpuzarr.stored.codecs import CompressorSpec
 _PIECE_NBYTES = 512 * 1024
 _END = b"here it ends"
 _END_FRAME = zstandard.compress(_END)
+"""Behind all others: what it holds is decoded only if these were complete."""
 
 _thread = threading.local()
-
-
-def zstd_context() -> Any:
-    """Return this thread's zstd context."""
-    context = getattr(_thread, "zstd", None)
-    if context is None:
-        context = _thread.zstd = zstandard.ZstdDecompressor()
-    return context
-
-
-def decode_zstd(src: memoryview, dst: memoryview) -> None:
-    """Decode one zstd frame, or several in a row.
-
-    Parameters
-    ----------
-    src : memoryview of uint8, host memory
-    dst : memoryview of uint8, host memory
-        Written, all of it.
-
-    Raises
-    ------
-    FrameError, zstandard.ZstdError
-        The frames are cut short or damaged, declare or hold more bytes or fewer.
-    """
-    reader = _zstd_reader(src)
-    done = reader.readinto(dst)
-    rest = reader.read(len(_END) + 1) if done == len(dst) else b""
-    if rest != _END:
-        raise FrameError("fewer bytes, or a frame cut short" if len(rest) < len(_END) else "more bytes")
 
 
 def check_declared(spec: CompressorSpec, frame: memoryview, most: int) -> None:
@@ -56,15 +29,19 @@ def check_declared(spec: CompressorSpec, frame: memoryview, most: int) -> None:
         raise FrameError(f"a frame of {declared} bytes")
 
 
-def _zstd_reader(src: memoryview) -> Any:
-    """Read frames, and one more: what it holds is decoded only if all others were complete."""
-    ended = b"".join((src, _END_FRAME))
-    return zstd_context().stream_reader(ended, read_size=_PIECE_NBYTES, read_across_frames=True, closefd=False)
-
-
 def zstd_at_most(src: memoryview, most: int) -> memoryview:
     """Decode one zstd frame, or several in a row, to memory of its own; see `compressors.decode_at_most`."""
-    decoded = _zstd_reader(src).read(most + len(_END) + 1)
+    context = getattr(_thread, "zstd", None)
+    if context is None:
+        context = _thread.zstd = zstandard.ZstdDecompressor()
+    ended = b"".join((src, _END_FRAME))
+    reader = context.stream_reader(ended, read_size=_PIECE_NBYTES, read_across_frames=True, closefd=False)
+    try:
+        decoded = reader.read(most + len(_END) + 1)
+    except zstandard.ZstdError:
+        with suppress(imagecodecs.ZstdError):  # for windows of over 128 MiB, one call needs no memory
+            return memoryview(imagecodecs.zstd_decode(src, out=bytearray(most)))
+        raise
     if len(decoded) <= most + len(_END) and not decoded.endswith(_END):
         raise FrameError("a frame cut short")
     return memoryview(decoded)[: -len(_END)]
