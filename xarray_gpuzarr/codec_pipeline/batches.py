@@ -68,11 +68,33 @@ def requested(
         Axes that zarr-python takes from each piece before it is placed.
     """
     bounds = tuple([(max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True)])
+    alone = _slices(coords[0], batch[0], shard_shape, out_shape) if len(batch) == 1 and not drop_axes else None
+    if alone is not None:
+        return Requested(outer=OuterSelection(wanted=alone, undo=()), bounds=bounds)
     if isinstance(batch[0][3], tuple):
         outer, dropped = _product(coords, batch, shard_shape, out_shape, drop_axes)
         return None if outer is None else Requested(outer=outer, dropped=dropped, bounds=bounds)
     points = _points(coords, batch, shard_shape, out_shape)
     return None if points is None else Requested(points=points, bounds=bounds)
+
+
+def _slices(coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord) -> tuple[slice, ...] | None:
+    """Return what a single item wants if that is a slice along each axis: `_product` knows, in five times as long."""
+    inside, place, ndim = item[2], item[3], len(shard_shape)
+    if not isinstance(inside, tuple) or not isinstance(place, tuple):
+        return None
+    if not len(inside) == len(place) == len(out_shape) == ndim:
+        return None
+    wanted = []
+    for at, n, within, to, n_out in zip(coord, shard_shape, inside, place, out_shape, strict=True):
+        if type(within) is not slice or type(to) is not slice or to.indices(n_out) != (0, n_out, 1):
+            return None
+        start, stop, step = within.indices(n)
+        if step < 1 or len(range(start, stop, step)) != n_out or not n_out:
+            return None
+        first = at * n + start
+        wanted.append(slice(first, first + (n_out - 1) * step + 1, step))
+    return tuple(wanted)
 
 
 def _product(
