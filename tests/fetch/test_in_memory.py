@@ -70,7 +70,6 @@ def test_missing_object(source):
     assert source.start_whole("a")() is None
     whole = ByteRange(offset=0, nbytes=WHOLE_OBJECT)
     assert source.start([("a", whole), ("a/b", whole)])(bytearray) == [None, b"0123456789"]
-    assert source.start_stream("a", ByteRange(offset=0, nbytes=1))() is None
 
 
 def test_a_read_sees_one_version_of_an_object(source):

@@ -128,7 +128,6 @@ def test_chunk_files_with_holes(tmp_path, codecs):
 READS = {
     "start": lambda source: source.start([("k", WHOLE)])(bytearray)[0],
     "objects": lambda source: source.start([("k", WHOLE), ("k", WHOLE)])(bytearray)[1],
-    "stream": lambda source: source.start_stream("k", ByteRange(offset=0, nbytes=WHOLE_OBJECT))().read(10**6),
     "whole": lambda source: source.start_whole("k")().data,
     "the end": lambda source: source.start_edge("k", "end", 10**6)().data,
 }

@@ -18,14 +18,13 @@ import pytest
 
 from helpers.loops import changed, require_loops, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import array, codecs, compressors, job, local_files, native_program
+from xarray_gpuzarr.decoders.host import array, codecs, job, local_files, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
-from xarray_gpuzarr.decoders.host.blocks import PointBlock
-from xarray_gpuzarr.decoders.host.boxes import BoxBlock
+from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.job import Job
 from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
+from xarray_gpuzarr.decoders.host.targets import GivenBoxes
 from xarray_gpuzarr.fetch import index_cache, local
-from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codecs import native_codec
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
@@ -116,6 +115,8 @@ _SMALL = {
     "GRABS_A_THREAD = 8": "GRABS_A_THREAD = 1",
 }
 _SHORT_BLOCKS = {"BLOCK_ELEMENTS = 1024": "BLOCK_ELEMENTS = 3"}
+_STREAMED = {"STREAMED_NBYTES = 16 << 20": "STREAMED_NBYTES = 1", "PIECE_NBYTES = 512 * 1024": "PIECE_NBYTES = 7"}
+_RAW_PARTS = {"PART_NBYTES = 8 << 20": "PART_NBYTES = 5"}
 _NOWHERE = {_MEMORY: "(void)room; errno = EAGAIN; return -1;"}
 _HALF = {
     _MEMORY: f"""
@@ -169,29 +170,9 @@ def _parts(patch: Patch, _: int) -> None:
     patch.setattr(native_program, "native_codec", counted)
 
 
-def _no_raw_runs(patch: Patch, _: int) -> None:
-    raw_runs = BoxBlock._raw_runs
-
-    def refused(block: BoxBlock) -> None:
-        _notes["raw run refused"] += raw_runs(block) is not None
-
-    patch.setattr(BoxBlock, "_raw_runs", refused)
-
-
-def _all_raw_runs(patch: Patch, _: int) -> None:
-    """Even where a request for several would cost less."""
-    raw_runs = BoxBlock._raw_runs
-
-    def ruled(block: BoxBlock) -> Any:
-        block.job.rule = replace(block.job.rule, max_gap_nbytes=0)
-        return raw_runs(block)
-
-    patch.setattr(BoxBlock, "_raw_runs", ruled)
-
-
 def _placed_only(patch: Patch, _: int) -> None:
     """Nothing is decoded to its place."""
-    patch.setattr(Job, "may_be_direct", False)
+    patch.setattr(Job, "straight_to", lambda *_: None)
 
 
 def _poisoned(empty: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,31 +186,14 @@ def _poisoned(empty: Callable[..., Any]) -> Callable[..., Any]:
     return poisoned
 
 
-def _streamed(patch: Patch, _: int) -> None:
-    patch.setattr(array, "_STREAMED_NBYTES", 0)
-
-
-def _slow_codecs(patch: Patch, _: int) -> None:
-    """The quick call of each compressor refuses every frame."""
-
-    def refusing(_src: memoryview, _dst: memoryview) -> None:
-        _notes["decoded at most"] += 1
-        raise FrameError("refused by a test")
-
-    for compressor in compressors.COMPRESSORS.values():
-        patch.setattr(compressor, "into", refusing)
-
-
 def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
     """Every limit of a size is that of the chunk, or a byte beside it."""
 
     def force(patch: Patch, chunk_nbytes: int) -> None:
         limit = max(1, chunk_nbytes + more)
         sizes = {
-            array: ["_STREAMED_NBYTES"],
             local_files: ["_ROOM_NBYTES"],
-            host: ["_SHORT_CHUNK_NBYTES", "_LEAST_PART_NBYTES"],
-            compressors: ["_ONE_SHOT_NBYTES"],
+            host: ["_SHORT_CHUNK_NBYTES", "_LEAST_PART_NBYTES", "_LOOP_COPY_NBYTES"],
         }
         for module, names in sizes.items():
             for name in names:
@@ -266,26 +230,30 @@ WAYS: dict[str, Way] = {
     "half in memory": Way(force=(_caller, _loops(_HALF)), reads=2, seen=_LEFT),
     "no loops, caller": Way(force=(_no_loops, _caller), seen=("decoded row",)),
     "no loops, crew": Way(force=(_no_loops, _crew, _ALONE), seen=("decoded row, crew",)),
-    "no loops, placed": Way(force=(_no_loops, _placed_only, _no_raw_runs), seen=("placed",)),
-    "no loops, no quick codec": Way(force=(_no_loops, _slow_codecs), seen=("decoded at most",)),
-    "raw runs": Way(force=(_crew, _all_raw_runs), seen=("raw run",)),
-    "raw runs in pieces": Way(force=(_crew, _PIECES), seen=("raw run",)),
-    "no raw runs": Way(force=(_crew, _no_raw_runs), seen=("raw run refused",)),
-    "streamed": Way(force=(_streamed,), seen=("streamed",)),
-    "streamed, caller, not in memory": Way(force=(_caller, _streamed, _loops(_NOWHERE)), seen=("streamed",)),
-    "streamed, crew, not in memory": Way(force=(_crew, _streamed, _loops(_NOWHERE), _not_cached), seen=("streamed",)),
+    "no loops, placed": Way(force=(_no_loops, _placed_only), seen=("placed",)),
+    "loops, caller, parts of raw chunks": Way(force=(_caller, _loops(_RAW_PARTS)), seen=("rows read by the loops",)),
+    "loops, crew, parts of raw chunks": Way(
+        force=(_crew, _loops(_RAW_PARTS | _NOWHERE)), seen=("rows read by the loops, crew",)
+    ),
+    "streamed, caller": Way(force=(_caller, _loops(_STREAMED), _parts), seen=("part of a chunk",)),
+    "streamed, crew, not in memory": Way(
+        force=(_crew, _loops(_STREAMED | _NOWHERE), _parts, _not_cached), seen=("part of a chunk",)
+    ),
     "sizes a byte below the chunk": Way(force=(_on_the_edge(-1),)),
     "sizes of the chunk": Way(force=(_on_the_edge(0),)),
     "sizes a byte above the chunk": Way(force=(_crew, _on_the_edge(1))),
-    "from memory": Way(store="memory", seen=("rows placed by the loops", "decoded row", "raw run")),
+    "from memory": Way(store="memory", seen=("rows placed by the loops", "decoded row")),
+    "from memory, parts of raw chunks": Way(
+        store="memory", force=(_loops(_RAW_PARTS),), seen=("rows placed by the loops",)
+    ),
     "from memory, parts of chunks": Way(
         store="memory", force=(_crew, _loops(_SMALL), _parts), seen=("part of a chunk",), decodes_parts=True
     ),
-    "from memory, no loops": Way(store="memory", force=(_no_loops, _crew), seen=("decoded row", "raw run")),
-    "from memory, streamed": Way(store="memory", force=(_streamed,), seen=("streamed",)),
-    "asked for": Way(store="asked", seen=("rows placed by the loops", "decoded row", "raw run")),
-    "asked for, chunks one by one": Way(store="asked", force=(_ALONE,), seen=("decoded row", "raw run")),
-    "asked for, streamed": Way(store="asked", force=(_ALONE, _streamed, _no_loops), seen=("streamed",)),
+    "from memory, no loops": Way(store="memory", force=(_no_loops, _crew), seen=("decoded row",)),
+    "asked for": Way(store="asked", seen=("rows placed by the loops", "decoded row")),
+    "asked for, chunks one by one": Way(store="asked", force=(_ALONE,), seen=("rows placed by the loops", "raw piece")),
+    "asked for, raw chunks in pieces": Way(store="asked", force=(_crew, _PIECES), seen=("raw piece",)),
+    "asked for, no loops": Way(store="asked", force=(_ALONE, _no_loops), seen=("decoded row", "raw piece")),
     "codec pipeline": Way(by="pipeline", seen=("by the pipeline",), reads=2),
     "codec pipeline, on a thread": Way(
         by="pipeline", force=(_set(reading, "_LITTLE_S", 0), _crew), seen=("by the pipeline",)
@@ -336,12 +304,10 @@ def _watch(patch: Patch) -> None:
     _note_loops(patch)
     _note_crew(patch)
     for kind, name, note in (
-        (BoxBlock, "decode_row", "decoded row"),
-        (PointBlock, "decode_row", "decoded row"),
-        (BoxBlock, "place_box", "placed"),
-        (BoxBlock, "_raw_task", "raw run"),
+        (Block, "_decode_row", "decoded row"),
+        (GivenBoxes, "parts", "placed"),
+        (Block, "_piece_task", "raw piece"),
         (Job, "_decode_by_zarr", "chunk by zarr-python"),
-        (codecs.ChunkCodec, "from_stream", "streamed"),
         (trunk, "read_by_zarr", "all by zarr-python"),
         (reading._Read, "carry_out", "by the pipeline"),
     ):
@@ -386,14 +352,14 @@ def _note_loops(patch: Patch) -> None:
 
 
 def _note_crew(patch: Patch) -> None:
-    run, here = host._run, host._run_here
+    run, here = host._run, host._call_loops
 
     def noting(tasks: Any, one: Job, most: int) -> None:
         _notes["crew" if most > 1 else "one thread"] += 1
         run(tasks, one, most)
 
     patch.setattr(host, "_run", noting)
-    patch.setattr(host, "_run_here", _noting(here, "caller"))
+    patch.setattr(host, "_call_loops", _noting(here, "caller"))
 
 
 def require() -> None:

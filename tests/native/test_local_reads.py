@@ -23,8 +23,8 @@ from xarray_gpuzarr import CorruptChunkError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
 from xarray_gpuzarr.decoders.host import HostDecoder, job, native_rows
 from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.native_rows import NativeJob
-from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.fetch import LocalSource, index_cache
 from xarray_gpuzarr.native import address
 from xarray_gpuzarr.plan.stack import Crops, stack_target

@@ -48,7 +48,7 @@ MUTANTS = {
     "booleans": ("CONVERTER(in, in_t, bool, uint8_t, (x) != 0)", "CONVERTER(in, in_t, bool, uint8_t, x)"),
     "unsigned as signed": ("TO_REALS(u2, uint16_t, x)", "TO_REALS(u2, int16_t, x)"),
     "sum of all but the last": ("sum = i ? (of_t)(sum + x) : x;", "sum = i && i < n - 1 ? (of_t)(sum + x) : x;"),
-    "elements of a shuffle": ("at[3] = (unsigned char)stage->elementsize", "at[3] = 2"),
+    "elements of a shuffle": ("(int)stage->elementsize, src", "2, src"),
     "where points are from": ("rows->in_at + box}", "rows->in_at}"),
     "where points go": ("lie_t){1, rows->out_at + box}, chunk", "lie_t){1, rows->out_at}, chunk"),
     "the first of an index": ("index ? index + piece[0] : NULL", "index"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Buffer, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
-from xarray_gpuzarr.fetch import Allocate, ByteStream, Pending, PendingStream
+from xarray_gpuzarr.fetch import Allocate, Pending
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 
@@ -20,33 +20,6 @@ def counted(pending: Pending) -> Pending:
         return parts
 
     return finish
-
-
-def counted_stream(pending: PendingStream) -> PendingStream:
-    """Return a request for a stream that counts as `counted` does."""
-
-    def finish() -> ByteStream | None:
-        with counters.stage("fetch"):
-            stream = pending()
-        return None if stream is None else _CountedStream(stream)
-
-    return finish
-
-
-class _CountedStream:
-    def __init__(self, stream: ByteStream) -> None:
-        self._stream = stream
-
-    def read(self, nbytes: int) -> Buffer:
-        """Return up to `nbytes` further bytes; none at the end."""
-        with counters.stage("fetch"):
-            piece = self._stream.read(nbytes)
-        counters.add(read_nbytes=len(memoryview(piece)))
-        return piece
-
-    def close(self) -> None:
-        """Let go of what the stream holds open."""
-        self._stream.close()
 
 
 class CountedPlans:

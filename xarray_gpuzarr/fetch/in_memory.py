@@ -16,20 +16,16 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
-    ByteStream,
     Edge,
     LocalFile,
-    MemoryStream,
     Pending,
     PendingEdge,
-    PendingStream,
     Request,
     Storage,
     Version,
     short,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
-from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
 
@@ -62,9 +58,7 @@ class MemorySource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts, as of local files; nothing is read through that is not wanted."""
-        return coalesce_rule(
-            fetch_options(), max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
-        )
+        return coalesce_rule(max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
     def for_one_read(
         self,
@@ -75,9 +69,9 @@ class MemorySource:
         """Return this source, to look at each object once."""
         return MemorySource(store=self.store, held={})
 
-    def local_file(self, key: str) -> LocalFile:
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Raise: there is none."""
-        raise ValueError(key)
+        raise ValueError(key, version)
 
     def check(self, key: str, version: Version = None) -> None:
         """Raise: there is no local file."""
@@ -90,15 +84,6 @@ class MemorySource:
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:  # noqa: ARG002  # there is none
         """Return a function that takes the ranges."""
         return lambda _allocate: [self._range(*request) for request in requests]
-
-    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:  # noqa: ARG002  # as above
-        """Return a function that takes the range."""
-
-        def finish() -> ByteStream | None:
-            data = self._range(key, wanted)
-            return None if data is None else MemoryStream(data)
-
-        return finish
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Return a function that takes the edge."""

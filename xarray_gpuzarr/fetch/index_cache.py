@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec
 
-Key = tuple[Hashable, str, ShardIndexSpec]
+Key = tuple[Hashable, str, ShardIndexSpec | None]
 """What the shard is read from, its store key, and how its index is stored."""
 
 _ENTRY_NBYTES = 512

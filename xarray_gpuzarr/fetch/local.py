@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Buffer, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
 from itertools import accumulate
 from stat import S_ISDIR
 from typing import ClassVar, Literal
@@ -21,13 +20,10 @@ from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Allocate,
-    ByteStream,
     Edge,
     LocalFile,
-    MemoryStream,
     Pending,
     PendingEdge,
-    PendingStream,
     Request,
     Storage,
     Version,
@@ -39,7 +35,6 @@ from xarray_gpuzarr.fetch.source import (
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.fetch_options import fetch_options
 
 _MIB = 1024**2
 
@@ -64,9 +59,7 @@ class LocalSource:
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""
-        return coalesce_rule(
-            fetch_options(), max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64
-        )
+        return coalesce_rule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
     @property
     def identity(self) -> Hashable:
@@ -82,9 +75,9 @@ class LocalSource:
         """Return this source."""
         return self
 
-    def local_file(self, key: str) -> LocalFile:
-        """Return where a file lies; of which version it must be, a `Snapshot` knows."""
-        return LocalFile(self.local_path(key), None)
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
+        """Return where a file lies, and the version that it must be of."""
+        return LocalFile(self.local_path(key), version)
 
     def local_path(self, key: str) -> str:
         """Return the path of a file."""
@@ -159,29 +152,6 @@ class LocalSource:
                 raise short(self.local_path(key), offset, nbytes, done)
         self._check_version(fd, key, version)
         return parts
-
-    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
-        """Return a function that opens the file on the thread that calls it."""
-
-        def finish() -> ByteStream | None:
-            fd = self._open(key, version)
-            if fd is None:
-                return None
-            try:
-                file = FileIO(fd)  # closed with its last reference, whatever happens
-            except IsADirectoryError:
-                os.close(fd)
-                return None
-            nbytes = wanted.nbytes
-            if nbytes == WHOLE_OBJECT:
-                found = self._stat(fd, key)
-                if not found.st_size:
-                    with file:
-                        return MemoryStream(self._to_its_end(fd, key)[wanted.offset :])
-                nbytes = found.st_size - wanted.offset
-            return _LocalStream(self, file, key, ByteRange(offset=wanted.offset, nbytes=nbytes), version)
-
-        return finish
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Return a function that reads the edge on the thread that calls it."""
@@ -324,20 +294,3 @@ def _is_cached(fd: int, offset: int) -> bool:
     except (OSError, AttributeError):  # a file system, or a system, that cannot tell
         return True
     return True
-
-
-class _LocalStream:
-    """A range of an open file."""
-
-    def __init__(self, source: LocalSource, file: FileIO, key: str, wanted: ByteRange, version: Version) -> None:
-        self._source, self._file, self._key, self._version = source, file, key, version
-        self._at, self._end = wanted.offset, wanted.offset + wanted.nbytes
-
-    def read(self, nbytes: int) -> Buffer:
-        piece = bytearray(max(0, min(nbytes, self._end - self._at)))
-        self._source.pread(self._file.fileno(), self._key, self._at, memoryview(piece), self._version)
-        self._at += len(piece)
-        return piece
-
-    def close(self) -> None:
-        self._file.close()

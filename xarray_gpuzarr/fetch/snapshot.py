@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,16 @@ from xarray_gpuzarr.fetch import (
     AtHand,
     Edge,
     LocalFile,
-    MemoryStream,
     ObjectSource,
     Pending,
     PendingEdge,
-    PendingStream,
     Request,
     Storage,
     StrictSource,
     Version,
     index_cache,
 )
-from xarray_gpuzarr.fetch.counted import counted, counted_stream
+from xarray_gpuzarr.fetch.counted import counted
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.fetch.strict import missing_keys
@@ -100,8 +98,7 @@ class Snapshot:
 
     def local_file(self, key: str) -> LocalFile:
         """Return where a local file lies, and of which version it must be: that which its index was read from."""
-        version: Any = self._versions.get(key)
-        return LocalFile(self._source.local_file(key).path, version)
+        return self._source.local_file(key, self._versions.get(key))
 
     def check(self, key: str) -> None:
         """Raise if a local file is not of the version that its index was read from."""
@@ -117,12 +114,13 @@ class Snapshot:
         taken = self._take(key, [wanted for _, wanted in requests])
         return counted(self._source.start(requests, self._versions.get(key))) if taken is None else AtHand([*taken])
 
-    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
-        """Start reading a byte range that is too large to be held at once."""
-        taken = self._take(key, [wanted])
-        if taken is not None:
-            return lambda: MemoryStream(taken[0])
-        return counted_stream(self._source.start_stream(key, wanted, self._versions.get(key)))
+    def known_index(self, key: str) -> FoundIndex | None:
+        """Return the index of a shard if it is in the cache."""
+        found = index_cache.cache.get((self._source.identity, key, self._spec.index)) if self._use_cache else None
+        if found is None:
+            return None
+        self._versions[key] = found.version
+        return FoundIndex(index=found.index, from_cache=True)
 
     def start_index(self, key: str, n_wanted: int, *, ask: bool = False) -> PendingIndex:
         """Ask for the index of a shard, unless it is in the cache.
@@ -145,9 +143,9 @@ class Snapshot:
         spec = self._spec.index
         if ask:
             return self._ask(key, spec)
-        cached = index_cache.cache.get((self._source.identity, key, spec)) if self._use_cache else None
-        if cached is not None:
-            return lambda: self._known(key, cached)
+        known = self.known_index(key)
+        if known is not None:
+            return lambda: known
         if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
             return self._start_whole(key, spec)
         if self._one_answer:  # too long to be under way beside others
@@ -215,10 +213,6 @@ class Snapshot:
 
     def _has_room(self, spec: ShardIndexSpec) -> bool:
         return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= _WHOLE_NBYTES
-
-    def _known(self, key: str, cached: CachedIndex) -> FoundIndex:
-        self._versions[key] = cached.version
-        return FoundIndex(index=cached.index, from_cache=True)
 
     def _arrived(
         self, key: str, spec: ShardIndexSpec, asked: PendingEdge, whole: _WholeShard | None = None

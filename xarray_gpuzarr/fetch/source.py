@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Buffer, Callable, Hashable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
@@ -76,32 +76,12 @@ class Edge:
 PendingEdge = Callable[[], Edge | None]
 
 
-class ByteStream(Protocol):
-    """The bytes of a range, from first to last, for codecs that decode as they read."""
-
-    def read(self, nbytes: int) -> Buffer:
-        """Return up to `nbytes` further bytes; none at the end.
-
-        Raises
-        ------
-        StoreReadError
-            The store failed, or the object ends before the range does.
-        """
-
-    def close(self) -> None:
-        """Let go of what the stream holds open."""
-
-
-PendingStream = Callable[[], ByteStream | None]
-"""Open a stream that was asked for; None if the object does not exist."""
-
-
 class LocalFile(NamedTuple):
     """An object that is a local file."""
 
     path: str
-    version: tuple[int, ...] | None
-    """As `fetch.local` tells it; None: any."""
+    version: Any
+    """As `fetch.local` tells it, a tuple of int; None: any."""
 
 
 class ByteSource(Protocol):
@@ -145,9 +125,6 @@ class ByteSource(Protocol):
             On finishing: the store failed or returned another number of bytes.
         """
 
-    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
-        """Start reading a byte range that is too large to be held at once."""
-
 
 class ObjectSource(ByteSource, Protocol):
     """A store's own source, which knows which version of an object it reads."""
@@ -167,6 +144,9 @@ class ObjectSource(ByteSource, Protocol):
             Of one request, where that is known before.
         """
 
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
+        """Return where an object that is a local file lies, and the version that it must be of."""
+
     def check(self, key: str, version: Version = None) -> None:
         """Raise `ObjectChangedError` if a local file is not of a version."""
 
@@ -180,9 +160,6 @@ class ObjectSource(ByteSource, Protocol):
         StoreReadError
             On finishing: the store failed or returned another number of bytes.
         """
-
-    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
-        """Start reading a byte range that is too large to be held at once; raises as `start` does."""
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Start reading the first or last `nbytes` bytes of an object."""
@@ -205,22 +182,6 @@ class ObjectChangedError(StoreReadError):
     """Of the object in a store that is not local files."""
     was: Version = None
     now: Version = None
-
-
-class MemoryStream:
-    """Bytes that are there already."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-
-    def read(self, nbytes: int) -> Buffer:
-        """Return up to `nbytes` further bytes; none at the end."""
-        piece, self._data = self._data[:nbytes], self._data[nbytes:]
-        return piece
-
-    def close(self) -> None:
-        """Let go of the bytes."""
-        self._data = memoryview(b"")
 
 
 def failed(name: str, action: str, err: Exception) -> StoreReadError:

@@ -107,4 +107,4 @@ class StrictSource:
         return start_one
 
 
-_REQUESTS = frozenset({"start_edge", "start_stream", "start_whole"})
+_REQUESTS = frozenset({"start_edge", "start_whole"})

@@ -63,7 +63,7 @@ class JobStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("pieces", "first_piece", "chunk_shape", "in_strides", "every")),
         *((name, ctypes.c_void_p) for name in ("out_strides", "out")),
         *((name, ctypes.c_void_p) for name in ("decode", "make_context", "free_context", "decode_part", "restart")),
-        *((name, ctypes.c_void_p) for name in ("unshuffle", "stages", "steps", "index")),
+        *((name, ctypes.c_void_p) for name in ("unshuffle", "inflate", "stages", "steps", "index")),
         ("fill", ctypes.c_char_p),
     )
 

@@ -28,7 +28,11 @@ enum { NO_FILE = -1, READ_OTHERWISE = -2 };
 enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
-enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32 };
+enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32, BLOSC_OF_ZLIB = 3 };
+enum { BLOSC_BYTES_SHUFFLED = 1, BLOSC_SHUFFLED = 5, BLOSC_UNSPLIT = 0x10, BLOSC_NOT_INFLATED = 0xA }; /* flags; bits, too; stored */
+enum { PART_NBYTES = 8 << 20 };     /* of a raw chunk that one thread reads at once */
+enum { STREAMED_NBYTES = 16 << 20 }; /* chunks from this length on are decoded as they are read, where that can be */
+enum { PIECE_NBYTES = 512 * 1024 };  /* of such a chunk */
 
 typedef size_t decode_zstd_t(void *, void *, size_t, const void *, size_t);
 typedef int decode_blosc_t(const void *, void *, size_t, int);
@@ -76,7 +80,8 @@ typedef struct {
     char *out;
     void *decode, *make_context, *free_context;
     void *decode_part, *restart; /* what decodes as much as is wanted */
-    void *unshuffle;            /* C-Blosc's decoder, for stages */
+    void *unshuffle;            /* C-Blosc's decoder, for stages, and for blocks of what `inflate` decodes */
+    void *inflate;              /* of Blosc frames: what decodes their zlib sooner than C-Blosc; NULL: they have none */
     const stage_t *stages;
     const steps_t *steps;       /* taken by elements on their way to the output; NULL: they are copied */
     const int64_t *const *index; /* per axis: NULL, or wanted elements, of which a piece's first element says the first;
@@ -108,6 +113,25 @@ typedef struct {
     int64_t room_nbytes, max_gap_nbytes;
     int64_t n_read;         /* result: bytes */
 } files_t;
+
+/* Rows that are left to be taken, by any thread. */
+typedef struct {
+    const job_t *job;
+    const rows_t *rows;
+    const files_t *files; /* NULL if `src` has them all */
+    int64_t n_parts;      /* of a row, that threads take one by one */
+    int64_t end, step;    /* in parts */
+    atomic_llong next, n_read;
+    atomic_int is_elsewhere; /* a range was not in memory: others are hardly, and the file is read better as ever */
+    atomic_int is_changed;   /* a file is of another version */
+} work_t;
+
+typedef struct {
+    work_t *work;
+    char *scratch, *room;
+    int file; /* open, of number `number`; -1: none */
+    int64_t number;
+} lane_t;
 
 static uint32_t little(const char *at)
 {
@@ -192,13 +216,12 @@ uint32_t gpuzarr_crc32c(const char *at, int64_t nbytes)
 }
 
 /* c-blosc 1.x README_CHUNK_FORMAT: version, version of the codec, flags, itemsize, nbytes, blocksize, cbytes.
- * zlib inside of it is decoded sooner in another way. C-Blosc counts in int, where 4 GiB - 1 is the -1 of an error. */
+ * C-Blosc counts in int, where 4 GiB - 1 is the -1 of an error. */
 static int is_blosc(const char *src, size_t nbytes, size_t wanted)
 {
     if (nbytes < BLOSC_HEADER_NBYTES || wanted > INT32_MAX || src[0] != 2) return 0;
     if (little(src + 4) != wanted || little(src + 12) < BLOSC_HEADER_NBYTES) return 0;
-    if (little(src + 12) > nbytes) return 0; /* less than the chunk is fine: some writers leave bytes behind a frame */
-    return (unsigned char)src[2] >> 5 != 3 || wanted < BLOSC_LEAST_INFLATED;
+    return little(src + 12) <= nbytes; /* less than the chunk is fine: some writers leave bytes behind a frame */
 }
 
 /* RFC 8878, 3.1.1.1: a frame that says how long it is, and bears no checksum, of which a part would not be checked. */
@@ -234,8 +257,64 @@ static int decode_blosc_part(const job_t *job, const char *src, char *dst, span_
     return ((items_of_blosc_t *)job->decode_part)(src, (int)first, (int)n, dst + first * itemsize) == n * itemsize;
 }
 
+/* Undo a shuffle by C-Blosc, which has the quickest code for it: as a frame of one stored block, whose header goes in front
+ * of `src`. */
+static int unshuffle(const job_t *job, int flags, int typesize, char *src, char *dst, int64_t nbytes)
+{
+    uint32_t n = (uint32_t)nbytes;
+    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n}; /* nbytes, blocksize, cbytes, block, stream */
+    unsigned char *at = (unsigned char *)src - BLOSC_STORED_HEAD;
+    at[0] = 2, at[1] = 1, at[2] = (unsigned char)(flags | BLOSC_UNSPLIT), at[3] = (unsigned char)typesize;
+    for (int i = 0; i < 20; i++) at[4 + i] = (unsigned char)(lengths[i / 4] >> 8 * (i % 4));
+    return ((decode_blosc_t *)job->unshuffle)(at, dst, n, 1) == (int)n;
+}
+
+/* Decode the streams of a block, each behind its length. */
+static int inflate_block(const job_t *job, void *context, const char *src, size_t end, size_t at, char *dst, size_t length, size_t n)
+{
+    size_t step = length / n, used = 0, found = step;
+    if (length % n) return 0;
+    for (char *to = dst; to < dst + length; to += step) {
+        if (at + 4 > end) return 0;
+        size_t nbytes = little(src + at);
+        at += 4;
+        if (!nbytes || nbytes > step || nbytes > end - at) return 0;
+        if (nbytes == step)
+            memcpy(to, src + at, step);
+        else if (((inflate_t *)job->inflate)(context, src + at, nbytes, to, step, &used, &found) || found != step)
+            return 0;
+        at += nbytes;
+    }
+    return 1;
+}
+
+/* Decode the blocks of a Blosc frame of zlib streams that hold what is wanted, by what is quicker at it than the zlib of
+ * C-Blosc; `block` has room for one. */
+static int inflate_blosc(const job_t *job, void *context, const char *src, char *dst, char *block, span_t span)
+{
+    size_t whole = (size_t)job->packed_nbytes, end = little(src + 12), length = little(src + 8);
+    int flags = (unsigned char)src[2], typesize = (unsigned char)src[3], shuffled = flags & BLOSC_SHUFFLED;
+    if (!length || length > whole || !typesize || BLOSC_HEADER_NBYTES + 4 * ((whole - 1) / length + 1) > end) return 0;
+    size_t splits = !(flags & BLOSC_UNSPLIT) && typesize <= 16 && length / (size_t)typesize >= 128 ? (size_t)typesize : 1;
+    for (size_t first = 0; first < whole; first += length) {
+        size_t n = whole - first < length ? whole - first : length;
+        if ((int64_t)(first + n) <= span.first || (int64_t)first >= span.end) continue;
+        char *to = shuffled ? block : dst + first;
+        size_t at = little(src + BLOSC_HEADER_NBYTES + 4 * (first / length));
+        if (!inflate_block(job, context, src, end, at, to, n, n == length ? splits : 1)) return 0;
+        if (shuffled && !unshuffle(job, shuffled, typesize, to, dst + first, (int64_t)n)) return 0;
+    }
+    return 1;
+}
+
+static int is_inflated(const job_t *job, const char *src, size_t nbytes, size_t wanted)
+{
+    if (!job->inflate || wanted < BLOSC_LEAST_INFLATED || !is_blosc(src, nbytes, wanted) || src[1] != 1) return 0;
+    return (unsigned char)src[2] >> 5 == BLOSC_OF_ZLIB && !(src[2] & BLOSC_NOT_INFLATED);
+}
+
 /* Decode what is wanted of a chunk to its place in `dst`; 0 if that is most of it, or cannot be done. */
-static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, span_t span)
+static int decode_part(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block, span_t span)
 {
     size_t wanted = (size_t)job->chunk_nbytes; /* only where no stage follows */
     int64_t enough = job->chunk_nbytes / 8 * 7;
@@ -245,6 +324,7 @@ static int decode_part(const job_t *job, void *context, const char *src, size_t 
         return job->chunk_nbytes - span.end >= ZSTD_BLOCK_NBYTES && is_plain_zstd(src, nbytes, wanted) &&
                decode_zstd_part(job, context, src, nbytes, dst, (size_t)span.end);
     case BLOSC:
+        if (is_inflated(job, src, nbytes, wanted)) return inflate_blosc(job, context, src, dst, block, span);
         return span.end - span.first <= enough && is_blosc(src, nbytes, wanted) && decode_blosc_part(job, src, dst, span);
     case LZ4:
         return span.end <= enough && nbytes > 4 && nbytes <= INT32_MAX && little(src) == wanted &&
@@ -255,13 +335,15 @@ static int decode_part(const job_t *job, void *context, const char *src, size_t 
     }
 }
 
-static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst)
+static int decode_chunk(const job_t *job, void *context, const char *src, size_t nbytes, char *dst, char *block)
 {
     size_t wanted = (size_t)job->packed_nbytes, used = 0, found = 0;
     switch (job->codec) {
     case ZSTD:
         return ((decode_zstd_t *)job->decode)(context, dst, wanted, src, nbytes) == wanted;
     case BLOSC:
+        if (is_inflated(job, src, nbytes, wanted))
+            return inflate_blosc(job, context, src, dst, block, (span_t){0, job->packed_nbytes});
         return is_blosc(src, nbytes, wanted) &&
                ((decode_blosc_t *)job->decode)(src, dst, wanted, 1) == (int)wanted;
     case LZ4: /* as numcodecs frames it: the length first */
@@ -273,21 +355,9 @@ static int decode_chunk(const job_t *job, void *context, const char *src, size_t
     }
 }
 
-/* Undo a shuffle by C-Blosc, which has the quickest code for it: as a frame of one stored block, whose header goes in front
- * of `src`. */
-static int unshuffle(const job_t *job, const stage_t *stage, char *src, char *dst)
-{
-    uint32_t n = (uint32_t)stage->nbytes;
-    uint32_t lengths[] = {n, n, BLOSC_STORED_HEAD + n, BLOSC_STORED_HEAD - 4, n}; /* nbytes, blocksize, cbytes, block, stream */
-    unsigned char *at = (unsigned char *)src - BLOSC_STORED_HEAD;
-    at[0] = 2, at[1] = 1, at[2] = 0x11, at[3] = (unsigned char)stage->elementsize;
-    for (int i = 0; i < 20; i++) at[4 + i] = (unsigned char)(lengths[i / 4] >> 8 * (i % 4));
-    return ((decode_blosc_t *)job->unshuffle)(at, dst, n, 1) == (int)n;
-}
-
 static int take_stage(const job_t *job, const stage_t *stage, char *src, char *dst)
 {
-    if (stage->kind == UNSHUFFLE) return unshuffle(job, stage, src, dst);
+    if (stage->kind == UNSHUFFLE) return unshuffle(job, BLOSC_BYTES_SHUFFLED, (int)stage->elementsize, src, dst, stage->nbytes);
     const steps_t *steps = stage->steps;
     int64_t n = stage->nbytes / steps->out_itemsize;
     take_steps(steps, dst, (lie_t){steps->out_itemsize, NULL}, src, (lie_t){steps->in_itemsize, NULL}, n);
@@ -423,40 +493,6 @@ static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
     return span;
 }
 
-/* Decode a chunk, to `dst` if there is one, else to scratch; return where its elements are, NULL if that failed. */
-static const char *decode_row(
-    const job_t *job, const rows_t *rows, int64_t row, size_t nbytes, void *context, char *scratch, char *dst)
-{
-    const char *chunk = rows->src[row];
-    if (job->codec == RAW && !job->n_stages) return dst ? memcpy(dst, chunk, nbytes) : chunk;
-    char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
-    if (job->codec == RAW)
-        memcpy(to, chunk, nbytes);
-    else if ((dst || !decode_part(job, context, chunk, nbytes, to, wanted_span(job, rows, row))) &&
-             !decode_chunk(job, context, chunk, nbytes, to))
-        return NULL;
-    return job->n_stages ? take_stages(job, scratch, dst) : to;
-}
-
-static int treat_row(const job_t *job, const rows_t *rows, int64_t row, void *context, char *scratch)
-{
-    int64_t nbytes = rows->nbytes[row], box = first_box(rows, row), end = first_box(rows, row + 1);
-    if (!rows->src[row]) return 0;
-    for (int64_t i = 0; i < job->n_checksums; i++) {
-        nbytes -= 4;
-        if (nbytes < 0 || gpuzarr_crc32c(rows->src[row], nbytes) != little(rows->src[row] + nbytes)) return 0;
-    }
-    if (nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
-    char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
-    const char *chunk = decode_row(job, rows, row, (size_t)nbytes, context, scratch, dst);
-    if (!chunk || dst) return chunk != NULL;
-    if (rows->in_at)
-        bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
-    else
-        for (; box < end; box++) place_box(job, rows, box, chunk);
-    return 1;
-}
-
 /* Read what is in memory; without a way to ask for that, read. */
 static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 {
@@ -466,19 +502,6 @@ static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 #else
     return pread(file, to, (size_t)nbytes, offset);
 #endif
-}
-
-/* Return the length of a file that has been read whole; else NO_FILE if it does not exist, or READ_OTHERWISE. */
-static int64_t read_file(const char *path, char *room, int64_t nbytes)
-{
-    char next;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE;
-    ssize_t done = read_cached(file, room, nbytes, 0);
-    /* What is in memory ends with a block, unless the file ends before. */
-    int is_whole = done > 0 && (done % BLOCK_NBYTES || read_cached(file, &next, 1, done) == 0);
-    close(file);
-    return is_whole ? done : READ_OTHERWISE;
 }
 
 /* What tells a file from itself after a change; `local._version` in Python. */
@@ -495,24 +518,6 @@ static int is_of_version(int file, const int64_t *version)
            changed.tv_sec * INT64_C(1000000000) + changed.tv_nsec == version[3] &&
            touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec == version[4];
 }
-
-/* Rows that are left to be taken, by any thread. */
-typedef struct {
-    const job_t *job;
-    const rows_t *rows;
-    const files_t *files; /* NULL if `src` has them all */
-    int64_t end, step;
-    atomic_llong next, n_left, n_read;
-    atomic_int is_elsewhere; /* a range was not in memory: others are hardly, and the file is read better as ever */
-    atomic_int is_changed;   /* a file is of another version */
-} work_t;
-
-typedef struct {
-    work_t *work;
-    char *scratch, *room;
-    int file; /* open, of number `number`; -1: none */
-    int64_t number;
-} lane_t;
 
 static void close_file(lane_t *lane)
 {
@@ -536,28 +541,131 @@ static int file_of(lane_t *lane, int64_t row)
     return lane->file;
 }
 
+static int is_streamed(const work_t *work)
+{
+    const job_t *job = work->job;
+    return work->files && job->codec == ZSTD && !job->n_checksums && job->packed_nbytes >= STREAMED_NBYTES;
+}
+
+/* Decode a frame of zstd while it is read, so that it is never held; 0 if there is anything else than this one. */
+static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst)
+{
+    const work_t *work = lane->work;
+    const job_t *job = work->job;
+    const files_t *files = work->files;
+    int64_t at = files->offset ? files->offset[row] : 0, end = files->offset ? at + work->rows->nbytes[row] : INT64_MAX;
+    int64_t most = files->room_nbytes < PIECE_NBYTES ? files->room_nbytes : PIECE_NBYTES;
+    int file = file_of(lane, row);
+    in_buffer_t in = {lane->room, 0, 0};
+    out_buffer_t out = {dst, (size_t)job->packed_nbytes, 0};
+    size_t left = 1;
+    ((restart_zstd_t *)job->restart)(context);
+    for (;;) {
+        if (in.pos == in.size) {
+            ssize_t found = at < end ? pread(file, lane->room, (size_t)(end - at < most ? end - at : most), at) : 0;
+            if (found <= 0) return found == 0 && !left && out.pos == out.size && (at == end || !files->offset);
+            at += found, in.size = (size_t)found, in.pos = 0;
+            atomic_fetch_add(&lane->work->n_read, found);
+        }
+        size_t before = in.pos + out.pos;
+        if (left) left = ((stream_zstd_t *)job->decode_part)(context, &out, &in);
+        if (left > (size_t)-ZSTD_ERRORS || in.pos + out.pos == before) return 0;
+    }
+}
+
+/* Whether the bytes of chunks are those of the output. */
+static int is_copied(const job_t *job)
+{
+    return job->codec == RAW && !job->n_stages && !job->n_checksums && !job->steps;
+}
+
+/* Where a raw chunk is read to with no copy: its place in the output, if that is one run of memory. */
+static char *straight_to(const work_t *work, int64_t row)
+{
+    int is_run = is_copied(work->job) && is_direct(work->job, work->rows, row);
+    return is_run ? destination(work->job, work->rows, first_box(work->rows, row)) : NULL;
+}
+
+/* Decode a chunk, to `dst` if there is one, else to scratch; return where its elements are, NULL if that failed. */
+static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *context, char *dst)
+{
+    const job_t *job = lane->work->job;
+    const rows_t *rows = lane->work->rows;
+    const char *chunk = rows->src[row];
+    char *scratch = lane->scratch, *block = scratch + job->area_nbytes + HEAD_NBYTES;
+    if (job->codec == RAW && !job->n_stages) return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
+    char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
+    if (job->codec == RAW)
+        memcpy(to, chunk, nbytes);
+    else if (is_streamed(lane->work)) {
+        if (!decode_stream(lane, row, context, to)) return NULL;
+    } else if ((dst || !decode_part(job, context, chunk, nbytes, to, block, wanted_span(job, rows, row))) &&
+             !decode_chunk(job, context, chunk, nbytes, to, block))
+        return NULL;
+    return job->n_stages ? take_stages(job, scratch, dst) : to;
+}
+
+static int treat_row(lane_t *lane, int64_t row, void *context)
+{
+    const job_t *job = lane->work->job;
+    const rows_t *rows = lane->work->rows;
+    int64_t nbytes = rows->nbytes[row], box = first_box(rows, row), end = first_box(rows, row + 1);
+    if (!rows->src[row]) return 0;
+    for (int64_t i = 0; i < job->n_checksums; i++) {
+        nbytes -= 4;
+        if (nbytes < 0 || gpuzarr_crc32c(rows->src[row], nbytes) != little(rows->src[row] + nbytes)) return 0;
+    }
+    if (nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
+    char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
+    const char *chunk = decode_row(lane, row, (size_t)nbytes, context, dst);
+    if (!chunk || dst) return chunk != NULL;
+    if (rows->in_at)
+        bring_elements(job, job->out, (lie_t){1, rows->out_at + box}, chunk, (lie_t){1, rows->in_at + box}, end - box);
+    else
+        for (; box < end; box++) place_box(job, rows, box, chunk);
+    return 1;
+}
+
+static int64_t no_file(void) { return errno == ENOENT || errno == ENOTDIR ? NO_FILE : READ_OTHERWISE; }
+
+/* Return the length of a file that has been read whole; else NO_FILE if it does not exist, or READ_OTHERWISE. */
+static int64_t read_file(const char *path, char *room, int64_t nbytes)
+{
+    char next;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return no_file();
+    ssize_t done = read_cached(file, room, nbytes, 0);
+    /* What is in memory ends with a block, unless the file ends before. */
+    int ends = done < nbytes && done % BLOCK_NBYTES, is_whole = done > 0 && (ends || read_cached(file, &next, 1, done) == 0);
+    close(file);
+    return is_whole ? done : READ_OTHERWISE;
+}
+
 /* Read as many rows of [row, end) as are one range of a file, have room, and lie before what is not in memory; return the
- * one behind them. */
+ * one behind them. What goes to one run of memory is read there. */
 static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
 {
-    const files_t *files = lane->work->files;
-    const rows_t *rows = lane->work->rows;
+    const work_t *work = lane->work;
+    const files_t *files = work->files;
+    const rows_t *rows = work->rows;
     const int64_t *offset = files->offset, *nbytes = rows->nbytes;
-    int64_t first = offset[row], last = first, stop = row;
+    int64_t first = offset[row], last = first, stop = row, wanted = work->job->packed_nbytes;
     if (nbytes[row] == NO_FILE) return row + 1;
+    char *straight = nbytes[row] == wanted ? straight_to(work, row) : NULL, *to = straight ? straight : lane->room;
+    int64_t most = straight ? PART_NBYTES : files->room_nbytes, gap = straight ? 0 : files->max_gap_nbytes;
     for (; stop < end && nbytes[stop] != NO_FILE; stop++) {
         int64_t until = offset[stop] + nbytes[stop];
-        if (stop > row && (files->file[row] != files->file[stop] || offset[stop] - last > files->max_gap_nbytes ||
-                           until - first > files->room_nbytes))
+        if (stop > row && (files->file[row] != files->file[stop] || offset[stop] - last > gap || until - first > most))
+            break;
+        if (stop > row && straight && (nbytes[stop] != wanted || straight_to(work, stop) != to + (offset[stop] - first)))
             break;
         if (until > last) last = until;
     }
     ssize_t found = -1;
-    if (last - first <= files->room_nbytes && !lane->work->is_elsewhere)
-        found = read_cached(file_of(lane, row), lane->room, last - first, first);
+    if (last - first <= most && !work->is_elsewhere) found = read_cached(file_of(lane, row), to, last - first, first);
     int64_t behind = row;
     for (; behind < stop && offset[behind] + nbytes[behind] - first <= found; behind++)
-        rows->src[behind] = lane->room + (offset[behind] - first);
+        rows->src[behind] = to + (offset[behind] - first);
     if (behind > row) {
         atomic_fetch_add(&lane->work->n_read, found);
         return behind;
@@ -571,16 +679,30 @@ static int64_t read_object(lane_t *lane, int64_t row)
 {
     const files_t *files = lane->work->files;
     const rows_t *rows = lane->work->rows;
-    int64_t found = read_file(files->paths + files->path_at[files->file[row]], lane->room, files->room_nbytes);
-    rows->src[row] = found < 0 ? NULL : lane->room;
+    char *straight = straight_to(lane->work, row), *to = straight ? straight : lane->room;
+    int64_t most = straight ? lane->work->job->packed_nbytes : files->room_nbytes;
+    int64_t found = read_file(files->paths + files->path_at[files->file[row]], to, most);
+    rows->src[row] = found < 0 ? NULL : to;
     rows->nbytes[row] = found;
     if (found > 0) atomic_fetch_add(&lane->work->n_read, found);
+    return row + 1;
+}
+
+/* Open the file of a row that is decoded as it is read; what it gives is not known before. */
+static int64_t open_stream(lane_t *lane, int64_t row)
+{
+    const rows_t *rows = lane->work->rows;
+    if (lane->work->files->offset && rows->nbytes[row] == NO_FILE) return row + 1;
+    int is_open = file_of(lane, row) >= 0;
+    rows->src[row] = is_open ? lane->room : NULL;
+    if (!lane->work->files->offset) rows->nbytes[row] = is_open ? 0 : no_file();
     return row + 1;
 }
 
 static int64_t bring(lane_t *lane, int64_t row, int64_t end)
 {
     if (!lane->work->files) return end;
+    if (is_streamed(lane->work)) return open_stream(lane, row);
     return lane->work->files->offset ? read_run(lane, row, end) : read_object(lane, row);
 }
 
@@ -592,9 +714,36 @@ static void treat(lane_t *lane, int64_t row, void *context)
     rows->left[row] = DONE;
     if (is_absent && work->job->fill)
         fill_row(work->job, rows, row);
-    else if (is_absent || !is_able || !treat_row(work->job, rows, row, context, lane->scratch))
+    else if (is_absent || !is_able || !treat_row(lane, row, context))
         rows->left[row] = is_absent ? ABSENT : LEFT;
-    if (rows->left[row] != DONE) atomic_fetch_add(&lane->work->n_left, 1);
+}
+
+/* Bring a part of a raw chunk to its place; 0 if that cannot be done. */
+static int bring_part(lane_t *lane, int64_t row, int64_t first, char *dst)
+{
+    const files_t *files = lane->work->files;
+    const rows_t *rows = lane->work->rows;
+    int64_t whole = lane->work->job->packed_nbytes, n = whole - first < PART_NBYTES ? whole - first : PART_NBYTES;
+    char next;
+    if ((!files || files->offset) && rows->nbytes[row] != whole) return 0;
+    if (!files) return rows->src[row] && memcpy(dst + first, rows->src[row] + first, (size_t)n);
+    int file = file_of(lane, row);
+    if (file < 0 || pread(file, dst + first, (size_t)n, first + (files->offset ? files->offset[row] : 0)) != n) return 0;
+    atomic_fetch_add(&lane->work->n_read, n);
+    return files->offset || first + n < whole || pread(file, &next, 1, whole) == 0;
+}
+
+/* Treat a part of a row; all of it, with the first one, where it is no long raw chunk that goes to one run of memory. */
+static void treat_part(lane_t *lane, int64_t row, int64_t part)
+{
+    const work_t *work = lane->work;
+    const rows_t *rows = work->rows;
+    int is_missing = rows->nbytes[row] == NO_FILE && !(work->files && !work->files->offset);
+    char *dst = is_missing ? NULL : straight_to(work, row);
+    if (dst && !bring_part(lane, row, part * PART_NBYTES, dst)) rows->left[row] = LEFT;
+    if (dst || part) return;
+    bring(lane, row, row + 1);
+    treat(lane, row, NULL);
 }
 
 /* Contexts that the next lanes take, by codec: to make one of zstd takes as long as to decode 8 KB. */
@@ -627,7 +776,8 @@ static void *run_lane(void *argument)
     int64_t row;
     while ((row = atomic_fetch_add(&work->next, work->step)) < work->end) {
         int64_t end = row + work->step < work->end ? row + work->step : work->end;
-        while (row < end)
+        if (work->n_parts > 1) treat_part(lane, row / work->n_parts, row % work->n_parts);
+        while (work->n_parts == 1 && row < end)
             for (int64_t stop = bring(lane, row, end); row < stop; row++) treat(lane, row, context);
     }
     give_context(work->job, context);
@@ -635,7 +785,7 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
-static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages ? 2 : 1); }
+static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
 /* Lend lane number `i` its part of what all threads have. */
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)
@@ -662,41 +812,49 @@ static void run_threads(void *(*run)(void *), void *arguments, size_t argument_n
     while (n > 0) pthread_join(threads[--n], NULL);
 }
 
-static void run_lanes(work_t *work, char *scratch, int64_t n_threads)
+/* Treat rows [row, end) on up to n_threads threads; return how many are left. */
+static int64_t run_lanes(work_t *work, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
     lane_t lanes[MOST_THREADS];
+    int64_t n_left = 0;
+    work->n_parts = is_copied(work->job) ? (work->job->packed_nbytes + PART_NBYTES - 1) / PART_NBYTES : 1;
+    if (work->n_parts > 1) memset(work->rows->left + row, DONE, (size_t)(end - row)), work->step = 1;
+    if (work->n_parts < 1) work->n_parts = 1;
+    work->next = row * work->n_parts;
+    work->end = end * work->n_parts;
     if (n_threads > work->end - work->next) n_threads = work->end - work->next;
     if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
     if (n_threads < 1) n_threads = 1;
     for (int64_t i = 0; i < n_threads; i++) lanes[i] = lane_of(work, scratch, i);
     run_threads(run_lane, lanes, sizeof *lanes, n_threads);
+    for (int64_t i = row; i < end; i++) n_left += work->rows->left[i] != DONE;
+    return n_left;
 }
 
 /* Decode and place rows [row, end) on up to n_threads threads, each with areas of scratch; return how many are
  * left. */
 int64_t gpuzarr_place_rows(const job_t *job, const rows_t *rows, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
-    work_t work = {.job = job, .rows = rows, .end = end, .step = 1, .next = row};
-    run_lanes(&work, scratch, n_threads);
-    return work.n_left;
+    work_t work = {.job = job, .rows = rows, .step = 1};
+    return run_lanes(&work, row, end, scratch, n_threads);
 }
 
 /* As gpuzarr_place_rows, of rows that each thread reads before; all are left if a file is of another version. */
 int64_t gpuzarr_read_rows(
     const job_t *job, const rows_t *rows, files_t *files, int64_t row, int64_t end, char *scratch, int64_t n_threads)
 {
-    work_t work = {.job = job, .rows = rows, .files = files, .end = end, .step = 1, .next = row};
+    work_t work = {.job = job, .rows = rows, .files = files, .step = 1};
     if (files->offset) {
         work.step = (end - row) / (n_threads * GRABS_A_THREAD);
         work.step = work.step < 1 ? 1 : work.step > MOST_STEP ? MOST_STEP : work.step;
     }
-    run_lanes(&work, scratch, n_threads);
+    int64_t n_left = run_lanes(&work, row, end, scratch, n_threads);
     files->n_read = work.n_read;
-    if (!work.is_changed) return work.n_left;
-    work.n_left = 0;
+    if (!work.is_changed) return n_left;
+    n_left = 0;
     for (; row < end; row++)
-        if (rows->nbytes[row] != NO_FILE) rows->left[row] = LEFT, work.n_left++;
-    return work.n_left;
+        if (rows->nbytes[row] != NO_FILE) rows->left[row] = LEFT, n_left++;
+    return n_left;
 }
 
 /* Evenly spaced elements along an axis. */
@@ -707,7 +865,8 @@ typedef struct {
     int64_t ndim, n_shards, n_rows;
     const span_of_axis_t *axes;
     const int64_t *ranges;              /* per shard and axis: its first piece, and the one behind the last */
-    const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard */
+    const int64_t *const *index;        /* per shard: offsets of its chunks, and lengths; NULL: there is no such shard;
+                                           NULL instead: all chunks are objects of their own */
     int64_t *table;                     /* results: shards, offsets and lengths of all rows, and ndim piece numbers of each;
                                            those that are stored by shard and offset, others behind */
     int64_t most_nbytes;                /* result: of a stored chunk */
@@ -751,7 +910,7 @@ static int by_place(const void *one, const void *other)
 static int64_t list_shard(const lookup_t *all, int64_t shard, int64_t row, entry_t *entries)
 {
     const int64_t *range = all->ranges + 2 * all->ndim * shard;
-    const int64_t *offset = all->index[2 * shard], *nbytes = all->index[2 * shard + 1];
+    const int64_t *offset = all->index ? all->index[2 * shard] : NULL, *nbytes = offset ? all->index[2 * shard + 1] : NULL;
     int64_t at[MOST_AXES], axis = 0, *numbers = all->table + 3 * all->n_rows;
     for (int64_t i = 0; i < all->ndim; i++) at[i] = range[2 * i];
     while (axis >= 0) {
@@ -783,8 +942,9 @@ int64_t gpuzarr_look_up(lookup_t *all)
         qsort(entries, (size_t)all->n_rows, sizeof *entries, by_place);
     }
     for (row = 0; row < all->n_rows; row++) {
-        all->table[row] = entries[row].shard, offset[row] = entries[row].offset, nbytes[row] = entries[row].nbytes;
-        n_stored += nbytes[row] != NO_FILE;
+        all->table[row] = all->index ? entries[row].shard : row;
+        offset[row] = entries[row].offset, nbytes[row] = entries[row].nbytes;
+        n_stored += !all->index || nbytes[row] != NO_FILE;
         if (nbytes[row] > all->most_nbytes) all->most_nbytes = nbytes[row];
         for (int64_t i = 0; unsorted && i < ndim; i++) numbers[row * ndim + i] = unsorted[entries[row].row * ndim + i];
     }

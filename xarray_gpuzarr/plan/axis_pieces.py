@@ -68,7 +68,11 @@ class Span(NamedTuple):
 
 def span(wanted: slice, length: int, chunk_length: int) -> Span | None:
     """Return a slice with a positive step as a span; None if it has no elements."""
-    start, stop, step = wanted.indices(length)
+    return _kept_span(*wanted.indices(length), chunk_length)
+
+
+@lru_cache(maxsize=512)
+def _kept_span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
     if start >= stop:
         return None
     n = (stop - start - 1) // step + 1
@@ -102,6 +106,15 @@ def shards_of_span(along: Span, per_shard: int) -> list[tuple[int, range]]:
 
 
 _ONE = range(1)
+
+
+def chunks_of_span(along: Span, pieces: range) -> Sequence[int]:
+    """Return the coordinates of the chunks that give some pieces of a span."""
+    first, _, step, _, chunk_length = along
+    if step > chunk_length:
+        return [(first + i * step) // chunk_length for i in pieces]
+    low = first // chunk_length
+    return range(low + pieces.start, low + pieces.stop)
 
 
 def largest_box(pieces: Sequence[AxisPieces]) -> int:

@@ -1,6 +1,6 @@
 """Indexes of shards -> plans: where the bytes of each chunk lie, in the order of these bytes.
 
-Boxes of shards are looked up by the compiled loops, where there are any, since that takes NumPy as long as to decode a
+Boxes are looked up by the compiled loops, where there are any, since that takes NumPy as long as to decode a
 chunk of 16 KB.
 """
 
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 
 from xarray_gpuzarr.native import Loops, empty_int64s, int64s, loops
 from xarray_gpuzarr.native.library import LookupStruct
-from xarray_gpuzarr.plan.axis_pieces import Span
+from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
+
+_NO_SHARD = 0, 0
+"""Addresses of its index."""
 
 
 def plan_read(
@@ -35,18 +39,18 @@ def plan_read(
     indexes : sequence of ShardIndex or None
         Of the shard of each block; None for one that does not exist, or if chunks are objects of their own.
     """
-    if spec.index is None:
-        (block,) = blocks
-        row = block.row
-        keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
-        n = len(row)
-        columns = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
-        return ReadPlan.of(spec, target, keys, columns, row)
     compiled = loops()
     spans = target.spans if compiled is not None and isinstance(target, BoxTarget) else None
-    if compiled is None or spans is None:
+    if compiled is not None and spans is not None:
+        return _by_loops(compiled, spec, target, spans, blocks, indexes)
+    if spec.index is not None:
         return _by_numpy(spec, target, blocks, indexes)
-    return _by_loops(compiled, spec, target, spans, blocks, indexes)
+    (block,) = blocks
+    row = block.row
+    keys = tuple(spec.keys.key(tuple(c)) for c in target.chunk(row).tolist())
+    n = len(row)
+    columns = np.arange(n), np.zeros(n, np.int64), np.full(n, WHOLE_OBJECT, np.int64)
+    return ReadPlan.of(spec, target, keys, columns, row)
 
 
 def _by_loops(
@@ -58,22 +62,31 @@ def _by_loops(
     indexes: Sequence[ShardIndex | None],
 ) -> ReadPlan:
     ndim, n = len(spans), sum([block.n_rows for block in blocks])
-    numbers = [
-        *[number for axis in zip(spans, spec.grid.chunks_per_shard, strict=True) for number in (*axis[0], axis[1])],
-        *[end for block in blocks for axis in block.ranges for end in (axis.start, axis.stop)],
-        *[at for index in indexes for at in ((0, 0) if index is None else index.addresses)],
-    ]
+    numbers: list[int] = []
+    for along, per_shard in zip(spans, spec.grid.chunks_per_shard, strict=True):
+        numbers += (*along, per_shard)
+    for block in blocks:
+        for pieces in block.ranges:
+            numbers += pieces.start, pieces.stop
+    for found in indexes:
+        numbers += _NO_SHARD if found is None else found.addresses
+    if spec.index is None:
+        chunks = map(chunks_of_span, spans, blocks[0].ranges)
+        keys, most_nbytes = tuple(map(spec.keys.key, product(*chunks))), WHOLE_OBJECT
+    else:
+        keys, most_nbytes = tuple([str(block.key) for block in blocks]), 0
     _kept, given = int64s(numbers)
     memory, at = empty_int64s((3 + ndim) * n)
     ranges = given + 48 * ndim
-    struct = LookupStruct(ndim, len(blocks), n, given, ranges, ranges + 16 * ndim * len(blocks), at)
+    index = 0 if spec.index is None else ranges + 16 * ndim * len(blocks)
+    struct = LookupStruct(ndim, len(blocks), n, given, ranges, index, at, most_nbytes)
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")
     return ReadPlan(
         spec=spec,
         target=target,
-        keys=tuple([str(block.key) for block in blocks]),
+        keys=keys,
         n_chunks=n,
         n_stored=n_stored,
         memory=memory,

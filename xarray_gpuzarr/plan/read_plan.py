@@ -21,7 +21,6 @@ import numpy as np
 from xarray_gpuzarr.native import empty_int64s
 from xarray_gpuzarr.plan.axis_pieces import (
     AxisPieces,
-    Span,
     intersect_axis,
     runs_of_pieces,
     shards_of_pieces,
@@ -43,45 +42,40 @@ OBJECTS_PER_PART = 16
 """Small unsharded chunks that one thread takes at a time, and that a store is asked for at once."""
 
 
-@dataclass(frozen=True, eq=False)
 class BoxTarget:
-    """An output that is filled box by box."""
+    """An output that is filled box by box.
 
-    axes: tuple[tuple[slice | Column, int, int], ...]
-    """Per axis, what is wanted, the length of the axis and that of a chunk along it; see `intersect_axis`."""
+    Parameters
+    ----------
+    axes : tuple
+        Per axis, what is wanted, the length of the axis and that of a chunk along it; see `intersect_axis`.
+    """
 
-    @cached_property
-    def spans(self) -> tuple[Span, ...] | None:
-        """Per axis, what is wanted; None if it is not evenly spaced elements along all axes, or nothing."""
+    def __init__(self, axes: Sequence[tuple[slice | Column, int, int]]) -> None:
+        self._axes = axes
         spans = []
-        for wanted, length, chunk_length in self.axes:
+        for wanted, length, chunk_length in axes:
             found = span(wanted, length, chunk_length) if isinstance(wanted, slice) else None
             if found is None:
-                return None
+                break
             spans.append(found)
-        return tuple(spans)
+        self.spans = tuple(spans) if len(spans) == len(axes) else None
+        """Per axis, what is wanted; None if it is not evenly spaced elements along all axes, or nothing."""
+        if self.spans is None:
+            lengths, pieces = [p.length for p in self.pieces], [len(p.chunk) for p in self.pieces]
+        else:
+            lengths, pieces = [along.n_elements for along in spans], [along.n_pieces for along in spans]
+        self.shape = tuple(lengths)
+        """Shape of the output."""
+        self.n_pieces = pieces
+        """Per axis, the chunks along it that it touches."""
+        self.n_chunks = math.prod(pieces)
+        """Inner chunks that it touches, whether they are stored or not."""
 
     @cached_property
     def pieces(self) -> tuple[AxisPieces, ...]:
         """Per axis, what each chunk along it gives."""
-        return tuple([intersect_axis(*axis) for axis in self.axes])
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the output."""
-        spans = self.spans
-        return tuple([p.length for p in self.pieces] if spans is None else [along.n_elements for along in spans])
-
-    @cached_property
-    def n_chunks(self) -> int:
-        """Inner chunks that it touches, whether they are stored or not."""
-        return math.prod(self.n_pieces)
-
-    @property
-    def n_pieces(self) -> list[int]:
-        """Per axis, the chunks along it that it touches."""
-        spans = self.spans
-        return [len(p.chunk) for p in self.pieces] if spans is None else [along.n_pieces for along in spans]
+        return tuple([intersect_axis(*axis) for axis in self._axes])
 
     def shards(self, per_shard: Sequence[int]) -> list[list[tuple[int, range]]]:
         """Return, per axis, the shards along it and which pieces are theirs; `per_shard`: their chunks along each."""

@@ -40,6 +40,10 @@ def _answered(spec: ArraySpec, target: Target, snapshot: Snapshot) -> Iterator[t
     waiting: deque[tuple[Block, PendingIndex]] = deque()
     for block in plan_blocks(spec, target):
         n_wanted = block.n_rows
+        known = None if waiting else snapshot.known_index(str(block.key))
+        if known is not None:
+            yield block, known
+            continue
         while len(waiting) > snapshot.lookahead or (waiting and snapshot.should_wait(n_wanted)):
             first, asked = waiting.popleft()
             yield first, asked()

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xarray_gpuzarr.decoders import Decoder
-from xarray_gpuzarr.fetch import ByteSource, LocalFile, Pending, PendingStream, Request
-from xarray_gpuzarr.plan.byte_range import ByteRange
+from xarray_gpuzarr.fetch import ByteSource, LocalFile, Pending, Request
 
 
 class Stop:
@@ -66,7 +65,7 @@ class _StoppableSource:
 
     def __init__(self, source: ByteSource, stop: Stop) -> None:
         self._stop = stop
-        self._start, self._start_stream = source.start, source.start_stream
+        self._start = source.start
         self.rule, self.lookahead, self.is_remote = source.rule, source.lookahead, source.is_remote
         self.storage, self.is_local = source.storage, source.is_local
         self._local_file, self.check, self.prefetch = source.local_file, source.check, source.prefetch
@@ -78,7 +77,3 @@ class _StoppableSource:
     def start(self, requests: Sequence[Request]) -> Pending:
         self._stop.check()
         return self._start(requests)
-
-    def start_stream(self, key: str, wanted: ByteRange) -> PendingStream:
-        self._stop.check()
-        return self._start_stream(key, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -50,7 +51,7 @@ class KeyEncoding:
         return coord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, what follows from the fields is worked out once
 class ArraySpec:
     """One stored array, ready to be planned."""
 
@@ -77,7 +78,7 @@ class ArraySpec:
     def __hash__(self) -> int:
         return hash((self.path, self.metadata))  # of all fields, it takes 1 us for each read
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         """Stored dtype, byte order included."""
         return np.dtype(self.dtype)
@@ -88,7 +89,7 @@ class ArraySpec:
         value: np.generic = np.frombuffer(self.fill, self.dtype)[0]
         return value
 
-    @property
+    @cached_property
     def chunk_nbytes(self) -> int:
         """Bytes of one decoded inner chunk."""
         return math.prod(self.grid.chunk_shape) * self.numpy_dtype.itemsize
@@ -101,7 +102,7 @@ class ArraySpec:
             nbytes = encoded_nbytes(stage, nbytes) or nbytes
         return nbytes
 
-    @property
+    @cached_property
     def most_nbytes(self) -> int:
         """Bytes of one stored inner chunk, at most: no codec makes a chunk longer by more than 1/128 and 4 KiB."""
         nbytes = self.encoded_nbytes

@@ -11,8 +11,8 @@ Zarr v3 sharding-indexed codec 1.0, "Binary shard format"; RFC 3720 appendix B.4
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ _ENTRY_NBYTES = 16
 _CRC_NBYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardIndexSpec:
+class ShardIndexSpec(NamedTuple):  # a key of caches, whose hash had better be quick
     """How the index of every shard of an array is stored."""
 
     n_chunks: int

@@ -11,7 +11,6 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.host import filters as host_filters
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
 from xarray_gpuzarr.decoders.host.filters import decode_elements, unshuffle
 from xarray_gpuzarr.frames.headers import FrameError
@@ -170,12 +169,6 @@ def test_shuffle(elementsize, n_elements):
     )
 
     assert dst == content.tobytes()
-
-
-def test_shuffle_of_more_bytes_than_a_blosc_frame_has(monkeypatch):
-    monkeypatch.setattr(host_filters, "MOST_NBYTES", 1000)
-
-    test_shuffle(4, 1000)
 
 
 CHECKSUMS = {

@@ -174,3 +174,9 @@ def test_raw_chunk_of_another_length(store, layout, nbytes):
         read(array)
 
     assert_explains(caught.value, KEYS[layout])
+
+
+def test_part_of_a_chunk_with_rows_of_two_gib():
+    array = zarr.create_array(MemoryStore(), shape=(2, 2**31 + 9), chunks=(2, 2**31 + 9), dtype="u1", fill_value=7)
+
+    assert_same_bits(read(array, (slice(1, 2), slice(2**31, None))), np.full((1, 9), 7, "u1"))

@@ -36,8 +36,8 @@ from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay, TakenOf, shared_ou
 from xarray_gpuzarr.decoders.cuda.staging.direct import why_not_chain, why_not_unasked
 from xarray_gpuzarr.decoders.cuda.staging.host_share import HostShare
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
+from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.fetch import ByteSource, Storage

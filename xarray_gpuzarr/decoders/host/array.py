@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.decoders.host.native_program import native_program
-from xarray_gpuzarr.decoders.host.placing import cast_array
 from xarray_gpuzarr.native import Loops
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
 Array = npt.NDArray[Any]
-
-_STREAMED_NBYTES = 16 * 1024 * 1024
-"""Chunks from this size on are decoded as they are read, where the codec can: no buffer holds them encoded."""
 
 
 class HostArray:
@@ -40,13 +37,13 @@ class HostArray:
         self.strides = spec.chunk_strides
         """Of the elements of a decoded chunk along the axes of the array, in bytes."""
         self.codec = None if spec.codecs.other else chunk_codec(spec.codecs, self.chunk_nbytes)
-        self.streams = self.codec is not None and self.codec.streams and self.chunk_nbytes >= _STREAMED_NBYTES
-        """Whether chunks are decoded as they are read."""
+        self.is_raw = self.codec is not None and self.codec.raw
+        """Whether chunks are stored as they are."""
         self.is_same = cast.is_copy and self.stored == self.dtype
         """Whether the elements of the result are those that are stored."""
         in_order = spec.axes == tuple(range(spec.grid.ndim))
         self.may_be_direct = self.is_same and in_order and self.codec is not None
-        """Whether Python may decode chunks straight into an output in C order."""
+        """Whether Python may decode chunks straight into the output."""
         self.program = None if loops is None else native_program(spec.codecs, self.chunk_nbytes, self.stored, cast)
         """What the compiled loops do to each chunk; None where there are none, or they do not know how."""
         self.placed_strides = () if self.program is None else self.program.strides(spec)

@@ -1,48 +1,48 @@
 """What the host decoder does with one plan: tasks that fetch, decode and place its chunks.
 
 A thread reads a part into a buffer of its own that stays in its cache, then decodes each chunk to its place in the
-output. Boxes of the output have a module of their own, `boxes`.
+output. The compiled loops do all this for local files; Python does what they leave, and all where there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
-from xarray_gpuzarr.decoders.host.encoded import Encoded, Objects, Ranges
-from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace
+from xarray_gpuzarr.decoders.host.casting import cast_array
+from xarray_gpuzarr.decoders.host.encoded import Encoded
+from xarray_gpuzarr.decoders.host.job import Job, Task
 from xarray_gpuzarr.decoders.host.local_files import Files, local_files
-from xarray_gpuzarr.decoders.host.native_rows import Boxes, NativeRows, Points
-from xarray_gpuzarr.decoders.host.placing import cast_array
-from xarray_gpuzarr.fetch import ByteSource, Pending, Request
+from xarray_gpuzarr.decoders.host.native_rows import NativeRows
+from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
+from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch import Pending
 from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.plan.read_plan import PointTarget, ReadPlan
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
+from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.crew import crew
 
 
-def _unstarted(_source: ByteSource, _requests: Sequence[Request]) -> None:
-    """Start nothing: local files are read where their bytes are decoded."""
-
-
 class Block:
-    """How the encoded chunks of one plan are reached; subclasses say where they go.
-
-    Rows of chunks that are not stored follow those of the plan.
-    """
+    """The chunks of one plan, and where they go; rows of chunks that are not stored follow the others."""
 
     def __init__(self, job: Job, plan: ReadPlan) -> None:
-        self.job = job
-        self.plan = plan
+        self.job, self.plan = job, plan
         self.n_stored, self.n_rows = plan.n_stored, plan.n_chunks
         self.native: NativeRows | None = None
         """The chunks as the compiled loops take them."""
         self.files: Files | None = None
         """Where these loops read them."""
+        if job.native is not None and self.n_rows:
+            given = job.given.to_loops(plan, job.array.placed_strides, job.out.strides[0] if job.out.ndim else 0)
+            self.native = NativeRows(job.native, given, plan)
+            if job.source.is_local and self.n_stored:
+                self.files = local_files(plan, job.source)
 
     @cached_property
     def rows(self) -> list[list[int]]:
@@ -57,32 +57,25 @@ class Block:
         return [*(row for lo, hi in pairwise(parts) for row in range(lo, hi, self.job.rows_a_part)), parts[-1]]
 
     def tasks(self) -> Iterator[Task]:
-        """Return the tasks that fill and decode this block."""
-        job, n = self.job, self.n_rows
-        if job.native is not None and n:
-            self.native = NativeRows(job.native, self.given(), self.plan)
-            if job.source.is_local and self.n_stored:
-                self.files = local_files(self.plan, job.source)
-        step = job.rows_a_call
-        if self.files is not None and step is not None and not job.array.streams:
-            yield from [self._local_task(range(at, min(at + step, n))) for at in range(0, n, step)]
-            return
-        if n > self.n_stored:
-            yield Task(lambda _workspace, _pending: self.fill_missing(), start=_unstarted)
-        yield from self.read_tasks()
-
-    def read_tasks(self) -> Iterator[Task]:
-        """Return tasks that take a few objects each, or a few ranges of a shard."""
+        """Return the tasks that fill and decode this block: a few objects each, or a few ranges of a shard."""
+        if self.n_rows > self.n_stored:
+            yield Task(lambda _: self.fill_missing(), is_started=False)
+        array, source = self.job.array, self.job.source
+        is_cut = source.is_remote and array.is_raw and array.chunk_nbytes > self.job.rule.max_raw_nbytes
         for lo, hi in pairwise(self._together()):
             bounds = self.parts[lo : hi + 1]
             task = self._part_task(bounds)
             if self.files is not None:
-                task = self._local_task(range(bounds[0], bounds[-1]), task.requests)
-            yield task
+                yield Task(self._local_run(range(bounds[0], bounds[-1])), task.requests, is_started=False)
+            else:
+                yield from (is_cut and self._piece_tasks(bounds[0])) or (task,)
 
-    def given(self) -> Boxes | Points:
-        """Return what chunks give, as the compiled loops take it."""
-        raise NotImplementedError
+    def _local_run(self, rows: range) -> Callable[[None], None]:
+        def run(_: None) -> None:
+            for task in self.read_local(rows):
+                task.run(task.start(self.job.source))
+
+        return run
 
     def fill_missing(self) -> None:
         """Write the fill value where missing chunks would go."""
@@ -90,45 +83,75 @@ class Block:
             self._place(range(self.n_stored, self.n_rows))
         else:
             for numbers in self.rows[self.n_stored :]:
-                self.fill(numbers)
+                self._fill(numbers)
 
-    def _local_task(self, rows: range, requests: Sequence[Request] = ()) -> Task:
-        return Task(lambda workspace, _pending: self._read_local(workspace, rows), requests, _unstarted)
-
-    def _read_local(self, workspace: Workspace, rows: range) -> None:
-        """Let the compiled loops read, decode and place what they can; what they leave is read as ever."""
-        job = self.job
+    def read_local(self, rows: range) -> list[Task]:
+        """Let the compiled loops read, decode and place what they can; return tasks for what they leave."""
         assert self.native is not None
         assert self.files is not None
-        with crew.taking(job.most_threads) as n_threads:
+        with crew.taking(self.job.most_threads) as n_threads:
             found = self.native.read(rows, self.files, n_threads)
         counters.add(read_nbytes=found.n_read)
         left = found.left
         if not left:
-            return
+            return []
         inner = [row for row in self.parts if left[0] < row <= left[-1]]
-        tasks = [self._part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
-        if job.rows_a_call is not None:
-            job.left += tasks
-            return
-        for task in tasks:
-            task.run(workspace, task.start(job.source, task.requests))
+        return [self._part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
 
     def _part_task(self, bounds: list[int]) -> Task:
         """Return a task for consecutive parts, given the rows at which they begin and end."""
         plan = self.plan
+        if plan.spec.index is None:
+            bounds = [*range(bounds[0], bounds[-1] + 1)]
 
-        def run(workspace: Workspace, pending: Pending) -> None:
-            found = pending(workspace.staging)
-            if plan.spec.index is None:
-                self.place(workspace, Objects(bounds[0], found))
-                return
-            data = [part for part in found if part is not None]
-            if len(data) < len(found):
-                self.check_absent(bounds[0])
-            self.place(workspace, Ranges(data, bounds, plan.offset, plan.nbytes))
+        def run(pending: Pending) -> None:
+            data = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
+            self._check_there(data, bounds[0])
+            self.place(Encoded(plan, bounds, data))
 
         return Task(run, [request for lo, hi in pairwise(bounds) for request in plan.requests(lo, hi)])
+
+    def _check_there(self, data: Sequence[memoryview | None], row: int) -> None:
+        """Raise if the shard of a row has disappeared."""
+        if self.plan.spec.index is not None and None in data:
+            raise vanished_shard(self.plan, row)
+
+    def _piece_tasks(self, row: int) -> list[Task]:
+        """Return tasks that each bring a piece of a long raw chunk to the output; none if it needs scratch.
+
+        Requests for pieces are under way beside each other. They are whole elements, and the last piece of an object of
+        unknown length is all that is left, to see that it is no more.
+        """
+        nbytes, dst = int(self.plan.nbytes[row]), self.job.straight_to(self.rows[row])
+        total, itemsize = self.job.array.chunk_nbytes, self.job.array.stored.itemsize
+        if dst is None or nbytes not in (total, WHOLE_OBJECT):
+            return []
+        longest = max(1, self.job.rule.max_raw_nbytes // itemsize) * itemsize
+        return [self._piece_task(row, first, dst[first : first + longest]) for first in range(0, total, longest)]
+
+    def _piece_task(self, row: int, first: int, dst: memoryview) -> Task:
+        plan, array = self.plan, self.job.array
+        is_object = plan.spec.index is None
+        to_end = is_object and first + len(dst) == array.chunk_nbytes
+        wanted = ByteRange(int(plan.offset[row]) + first, WHOLE_OBJECT if to_end else len(dst))
+
+        def run(pending: Pending) -> None:
+            try:
+                (data,) = pending(lambda nbytes: memoryview(buffer("staging", nbytes)))
+            except StoreReadError:
+                if not is_object:
+                    raise
+                data = memoryview(b"")  # too short, or none: who reads all of it finds out
+            self._check_there([data], row)
+            if data is None:
+                np.frombuffer(dst, self.job.out.dtype)[:] = array.fill[0]
+            elif len(data) == len(dst):
+                copy_bytes(data, dst)
+            else:
+                whole = self._part_task([row, row + 1])
+                whole.run(whole.start(self.job.source))
+
+        return Task(run, [(plan.key_of(row), wanted)])
 
     def _together(self) -> list[int]:
         """Cut the parts into those that one thread reads one after another, of one object."""
@@ -145,12 +168,7 @@ class Block:
                 limit = ends[part - 1] + rule.max_nbytes
         return [*cuts, len(ends)]
 
-    def check_absent(self, row: int) -> None:
-        """Raise if the object of a row may not be absent."""
-        if self.plan.spec.index is not None:
-            raise vanished_shard(self.plan, row)
-
-    def place(self, workspace: Workspace, chunks: Encoded) -> None:
+    def place(self, chunks: Encoded) -> None:
         """Decode and place chunks."""
         row = chunks.rows.start
         left: Sequence[int] = chunks.rows
@@ -161,9 +179,9 @@ class Block:
             for row in left:
                 data = chunks[row]
                 if data is None:
-                    self.fill(self.rows[row])
+                    self._fill(self.rows[row])
                 else:
-                    self.decode_row(workspace, data, row)
+                    self._decode_row(data, self.rows[row])
         except FrameError as err:
             raise chunk_fault(self.plan, row, err) from err
 
@@ -173,44 +191,17 @@ class Block:
         with crew.taking(self.job.most_threads) as n_threads:
             return self.native.place(rows, n_threads)
 
-    def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
+    def _decode_row(self, src: memoryview, numbers: list[int]) -> None:
         """Decode one chunk and place it; raises `FrameError`."""
-        raise NotImplementedError
+        job = self.job
+        dst = job.straight_to(numbers)
+        if dst is not None and job.array.codec is not None:
+            job.array.codec.into(src, dst)
+            return
+        for key, wanted in job.given.parts(job.decode(src), numbers):
+            job.out[key] = cast_array(job.array.cast, wanted)
 
-    def fill(self, numbers: list[int]) -> None:
-        """Write the fill value where the chunk of a row would go."""
-        raise NotImplementedError
-
-
-class PointBlock(Block):
-    """One plan whose chunks give scattered points of the output."""
-
-    def __init__(self, job: Job, plan: ReadPlan) -> None:
-        super().__init__(job, plan)
-        assert isinstance(plan.target, PointTarget)
-        self.groups = plan.target.groups
-
-    def _members(self, numbers: list[int]) -> slice:
-        group = numbers[0]
-        return slice(int(self.groups.bounds[group]), int(self.groups.bounds[group + 1]))
-
-    def given(self) -> Points:
-        """Return the points that chunks give."""
-        group, job = self.plan.all_row[:, 0], self.job
-        low = self.groups.bounds.take(group)
-        n = self.groups.bounds.take(group + 1) - low
-        first = np.concatenate([[0], n.cumsum()])
-        members = np.arange(first[-1]) + (low - first[:-1]).repeat(n)
-        in_at = self.groups.within.take(members, axis=0) @ np.array(job.array.placed_strides, np.int64)
-        out_at = self.groups.position.take(members) * job.out.strides[0]
-        return Points(in_at=in_at, out_at=out_at, first=first)
-
-    def fill(self, numbers: list[int]) -> None:
-        """Write the fill value to the points of one chunk."""
-        self.job.out[self.groups.position[self._members(numbers)]] = self.job.array.fill[0]
-
-    def decode_row(self, workspace: Workspace, src: memoryview, row: int) -> None:
-        """Decode one chunk and pick its points."""
-        members = self._members(self.rows[row])
-        points = self.job.decode(workspace, src)[tuple(self.groups.within[members].T)]
-        self.job.out[self.groups.position[members]] = cast_array(self.job.array.cast, points)
+    def _fill(self, numbers: list[int]) -> None:
+        """Write the fill value where a chunk would go."""
+        for key in self.job.given.keys(numbers):
+            self.job.out[key] = self.job.array.fill[0]

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import zstandard
 
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
-from xarray_gpuzarr.decoders.host.compressors import COMPRESSORS, LIBRARY_ERRORS, decode_at_most, decompress
+from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most, decompress
 from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbytes, unshuffle
 from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
-from xarray_gpuzarr.decoders.host.streams import decode_zstd_stream
-from xarray_gpuzarr.fetch import ByteStream
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.stored.codecs import (
     ChecksumSpec,
@@ -22,7 +19,6 @@ from xarray_gpuzarr.stored.codecs import (
     ElementSpec,
     ShuffleSpec,
     StageSpec,
-    ZstdSpec,
     encoded_nbytes,
 )
 
@@ -58,13 +54,8 @@ class ChunkCodec:
         self._most = 2 * _longest(self._stages, chunk_nbytes) + _STAGE_SLACK_NBYTES
         self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
-        alone = len(self._stages) == 1 and self._nbytes[0] == chunk_nbytes
-        compressor = COMPRESSORS.get(type(self._stages[0])) if alone else None
-        self._alone = None if compressor is None else compressor.into
         self.raw = not self._stages
         """Whether the decoded chunk is the encoded bytes."""
-        self.streams = [type(s) for s in self._stages] == [ZstdSpec]
-        """Whether `from_stream` can decode a chunk."""
 
     def view(self, src: memoryview) -> memoryview:
         """Return the decoded chunk as a part of `src`; only if `in_place`."""
@@ -87,12 +78,6 @@ class ChunkCodec:
         FrameError
             The bytes do not decode to exactly that many; names the codec.
         """
-        try:
-            if self._alone is not None:
-                self._alone(src, dst)
-                return
-        except LIBRARY_ERRORS:  # the general way asks once more, and says what is wrong
-            pass
         decoded = self._decode(src, dst)
         if decoded is not dst:
             if len(decoded) != len(dst):
@@ -116,13 +101,6 @@ class ChunkCodec:
             except LIBRARY_ERRORS as err:
                 raise _explained(str(stage), err, self._chunk_nbytes if nbytes is None else nbytes) from err
         return src
-
-    def from_stream(self, stream: ByteStream, dst: memoryview) -> None:
-        """Decode a chunk into the whole of `dst` as its bytes are read; only if `streams`. Otherwise as `into`."""
-        try:
-            decode_zstd_stream(stream, dst)
-        except (FrameError, zstandard.ZstdError) as err:
-            raise _explained("zstd", err, len(dst)) from err
 
 
 @lru_cache(maxsize=128)

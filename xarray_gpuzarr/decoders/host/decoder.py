@@ -1,7 +1,7 @@
 """The host decoder: the same plans, carried out with NumPy on threads, straight into one array.
 
-Tasks are taken from one queue by the calling thread and by idle helpers. What a task does is in `blocks`
-and `boxes`.
+Short reads of local files are calls of the compiled loops. Others are tasks, taken from one queue by the calling thread
+and by idle helpers. What a task does is in `blocks`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.host.array import HostArray, host_array
-from xarray_gpuzarr.decoders.host.blocks import Block, PointBlock
-from xarray_gpuzarr.decoders.host.boxes import BoxBlock
-from xarray_gpuzarr.decoders.host.job import Job, Task, Workspace, rows_a_call
-from xarray_gpuzarr.decoders.host.placing import cast_array
-from xarray_gpuzarr.decoders.host.stacks import StackBlock
+from xarray_gpuzarr.decoders.host.blocks import Block
+from xarray_gpuzarr.decoders.host.casting import cast_array
+from xarray_gpuzarr.decoders.host.job import Job, Task, rows_a_call
 from xarray_gpuzarr.decoders.protocol import Device, Route, StreamOf
 from xarray_gpuzarr.fetch import AtHand, ByteSource, ReadAhead, Request
 from xarray_gpuzarr.native import loops
-from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
-from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.plan.read_plan import ReadPlan, Target
 from xarray_gpuzarr.process import result_memory, threads
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -42,6 +39,8 @@ _LOOPS_S = 0.1
 hand over nothing, and share what they do by the chunk. A longer read had better have threads that come and go."""
 _LOOP_THREAD_S = 150e-6
 """Decoding that is worth a thread of the compiled loops, which never waits for Python: to start one takes 20 us."""
+_LOOP_COPY_NBYTES = 8 * 1024 * 1024
+"""Of a single raw chunk: what the loops share among threads."""
 _SHORT_CHUNK_NBYTES = 256 * 1024
 """Threads that decode chunks up to this ask for Python's lock so often that more of them than cores get less done."""
 
@@ -87,14 +86,14 @@ class HostDecoder:
         def decode() -> npt.NDArray[Any]:
             out = self.empty(shape, array.dtype) if given is None else given
             job = Job(array, target, out, source)
-            most = _share_out(job)
-            if job.rows_a_call is not None or (most == 1 and target.n_chunks == 1 and not source.is_remote):
-                _run_here(plans, job)
-                if job.left:
-                    job.most_threads, job.rows_a_call = 1, None  # what the loops leave once more, tasks read themselves
-                    _run(iter(job.left), job, most)
+            most, a_call = _share_out(job)
+            if a_call is not None:
+                left = _call_loops(plans, job, a_call)
+                job.most_threads = 1
+                if left:
+                    _run(iter(left), job, most)
             else:
-                _run((task for plan in plans for task in _BLOCKS[type(target)](job, plan).tasks()), job, most)
+                _run((task for plan in plans for task in Block(job, plan).tasks()), job, most)
             return out
 
         return decode() if source.is_remote else _in_turn(array, decode)
@@ -117,28 +116,34 @@ def _in_turn[Result](array: HostArray, decode: Callable[[], Result]) -> Result:
     return crew.in_turn(threads.n_cores(), decode) if array.chunk_nbytes <= _SHORT_CHUNK_NBYTES else decode()
 
 
-def _share_out(job: Job) -> int:
-    """Say how many threads are to work on a read, by how long decoding takes; set up what each of them takes."""
+def _share_out(job: Job) -> tuple[int, int | None]:
+    """Say how many threads are to work on a read, by how long decoding takes; set up what each of them takes.
+
+    Returns
+    -------
+    n_threads, rows : int, int or None
+        Chunks of local files that the compiled loops get at once, if the calling thread reads them all.
+    """
     array, source, n_chunks = job.array, job.source, job.target.n_chunks
     # One chunk is decoded by one thread; of several, little may be wanted and much to be decoded.
     nbytes = max(job.out.nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
     seconds = nbytes / array.rate
-    most = threads.thread_budget() if seconds >= _SERIAL_S else 1
+    is_long, is_single = seconds >= _SERIAL_S, n_chunks == 1
+    most = threads.thread_budget() if is_long and not is_single else 1
     if most > 1 and not source.is_remote:  # else latency tells how long requests should be
         job.longest_nbytes = max(_LEAST_PART_NBYTES, nbytes // most // _PARTS_A_THREAD)
         job.rows_a_part = _rows_a_part(n_chunks // most, array.rate, array.chunk_nbytes)
-    # What is only copied, two threads do no sooner than one.
-    by_loops = source.is_local and array.program is not None and seconds < (_SERIAL_S if array.is_copied else _LOOPS_S)
-    if not array.is_copied and (by_loops or most == 1):
-        job.most_threads = _most_threads(seconds)
-    if by_loops:
-        job.rows_a_call = rows_a_call(array.rate, array.chunk_nbytes)
-    return most
+    # What is only copied, two threads do no sooner than one, unless it is long.
+    is_short = not is_long if array.is_copied else seconds < _LOOPS_S
+    by_loops = source.is_local and array.program is not None and (is_single or is_short)
+    if is_single and array.is_copied:
+        job.most_threads = _most_threads(nbytes // _LOOP_COPY_NBYTES)
+    elif not array.is_copied and (by_loops or most == 1):
+        job.most_threads = _most_threads(int(seconds / _LOOP_THREAD_S))
+    return most, rows_a_call(array.rate, array.chunk_nbytes) if by_loops else None
 
 
-def _most_threads(seconds: float) -> int:
-    """Say how many threads of the compiled loops so much decoding is worth."""
-    n = int(seconds / _LOOP_THREAD_S)
+def _most_threads(n: int) -> int:
     return min(n, threads.thread_budget()) if n > 1 else 1
 
 
@@ -148,32 +153,32 @@ def _rows_a_part(share: int, rate: float, chunk_nbytes: int) -> int:
     return max(least, min(share // _PARTS_A_THREAD, rows_a_call(rate, chunk_nbytes)))
 
 
-_BLOCKS: dict[type[Target], Callable[[Job, ReadPlan], Block]] = {
-    BoxTarget: BoxBlock,
-    PointTarget: PointBlock,
-    StackTarget: StackBlock,
-}
-
-
 def _run(tasks: Iterator[Task], job: Job, most: int) -> None:
     """Run tasks on up to so many threads, the caller's among them."""
-    queue = TaskQueue(tasks, job.source)
-    crew.run(lambda go_on: queue.drain(Workspace(job), go_on), most)
+
+    def alone(_: Callable[[], bool]) -> None:
+        for task in tasks:
+            task.run(task.start(job.source))
+
+    nothing_ahead = job.target.n_chunks == 1 and not job.source.is_remote
+    crew.run(alone if nothing_ahead else TaskQueue(tasks, job.source).drain, most)
 
 
-def _run_here(plans: Iterator[ReadPlan], job: Job) -> None:
-    """Carry out plans on this thread, but for what the compiled loops cannot read."""
-    workspace = Workspace(job)
+def _call_loops(plans: Iterator[ReadPlan], job: Job, n_rows: int) -> list[Task]:
+    """Let the compiled loops carry out plans, so many rows a call; return tasks for what they cannot read."""
+    left: list[Task] = []
 
     def run(_: Callable[[], bool]) -> None:
         for plan in plans:
-            for task in _BLOCKS[type(job.target)](job, plan).tasks():
-                if task.requests and job.rows_a_call is not None:
-                    job.left.append(task)
-                else:
-                    task.run(workspace, task.start(job.source, task.requests))
+            block = Block(job, plan)
+            if block.files is None:
+                left.extend(block.tasks())
+                continue
+            for at in range(0, plan.n_chunks, n_rows):
+                left.extend(block.read_local(range(at, min(at + n_rows, plan.n_chunks))))
 
     crew.run(run, 1)
+    return left
 
 
 class TaskQueue:
@@ -188,12 +193,12 @@ class TaskQueue:
         self._n_started = 0
         self._stopped = False
 
-    def drain(self, workspace: Workspace, go_on: Callable[[], bool]) -> None:
+    def drain(self, go_on: Callable[[], bool]) -> None:
         """Run tasks until none is left, another thread failed, or `go_on` says no."""
         try:
             while go_on() and (item := self._next()) is not None:
                 task, pending = item
-                task.run(workspace, pending)
+                task.run(pending)
         except BaseException:
             self._stopped = True
             raise
@@ -207,7 +212,7 @@ class TaskQueue:
                 task = next(self._tasks, None)
                 if task is None:
                     break
-                pending = task.start(self._source, task.requests)
+                pending = task.start(self._source)
                 self._ready.append((task, pending))
                 self._n_started += self._weight(task, pending)
                 queued += task.requests

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from itertools import accumulate
+import sys
 
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.native import int64s
@@ -17,6 +16,7 @@ _ROOM_NBYTES = 256 * 1024
 """Of neighbours that are read at once; they stay in a core's cache."""
 
 
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NO_VERSION = (0,) * 5
 """Of a shard that is not there, of which nothing is read."""
 
@@ -40,25 +40,22 @@ def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
     source : ByteSource
         Local.
     """
-    found = [source.local_file(key) for key in plan.keys]
-    names = [os.fsencode(file.path) for file in found]
-    paths = b"\0".join([*names, b""])
-    if paths.count(b"\0") > len(names):
+    paths = bytearray()
+    starts: list[int] = []
+    versions: list[int] = []
+    for key in plan.keys:
+        path, version = source.local_file(key)
+        starts.append(len(paths))
+        paths += path.encode(_ENCODING, _ERRORS) + b"\0"  # as `os.fsencode` does
+        versions += version or _NO_VERSION
+    if paths.count(b"\0") > len(starts):
         return None
     is_sharded, rule = plan.spec.index is not None, source.rule
-    starts = accumulate([len(name) + 1 for name in names[:-1]], initial=0)
-    about, at = int64s([*starts, *[number for file in found for number in file.version or _NO_VERSION]])
+    about, at = int64s(starts + versions)
     if is_sharded:
         room_nbytes = max(plan.most_nbytes, min(_ROOM_NBYTES, rule.max_nbytes))
     else:
         room_nbytes = -(-plan.spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
-    struct = FilesStruct(
-        paths=paths,
-        path_at=at,
-        version=at + 8 * len(names) if is_sharded else 0,
-        file=plan.at,
-        offset=plan.offset_at if is_sharded else 0,
-        room_nbytes=room_nbytes,
-        max_gap_nbytes=rule.max_gap_nbytes,
-    )
+    versions_at, offset = (at + 8 * len(starts), plan.offset_at) if is_sharded else (0, 0)
+    struct = FilesStruct(bytes(paths), at, versions_at, plan.at, offset, 0, room_nbytes, rule.max_gap_nbytes)
     return Files(struct=struct, kept=(about, plan))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import Self
 
 import numpy as np
@@ -54,38 +54,50 @@ def _first_elements(pieces: AxisPieces) -> Column:
 class Axes:
     """What chunks give along the axes of the output."""
 
-    n_pieces: list[int]
+    n_pieces: tuple[int, ...]
     at: int
     """Address of a table of the pieces of all axes: first wanted elements, first positions in the output, counts."""
-    steps: list[int]
-    index: list[int]
-    """Addresses of wanted elements; 0 where these are evenly spaced."""
+    steps: tuple[int, ...]
+    index: tuple[int, ...]
+    """Addresses of wanted elements, 0 where these are evenly spaced; none if they are along all axes."""
     kept: object
     """What has these numbers."""
 
     @classmethod
     def of_spans(cls, loops: Loops, spans: Sequence[Span]) -> Self:
         """Cut evenly spaced elements at the borders of chunks."""
-        n_pieces = [along.n_pieces for along in spans]
-        numbers = [number for along in spans for number in (*along, 0)]
+        numbers: list[int] = []
+        for along in spans:
+            numbers += (*along, 0)
+        n_pieces, steps = tuple(numbers[3::6]), tuple(numbers[2::6])
         n = sum(n_pieces)
         table, at = empty_int64s(3 * n)
         _kept, given = int64s(numbers)
         loops.cut_axes(given, len(spans), n, at)
-        return cls(n_pieces=n_pieces, at=at, steps=[along.step for along in spans], index=[0] * len(spans), kept=table)
+        return cls(n_pieces=n_pieces, at=at, steps=steps, index=(), kept=table)
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[AxisPieces]) -> Self:
         """Take pieces as they are; none for points."""
         wanted, starts = map(_first_elements, pieces), [p.out_start for p in pieces]
         table = np.concatenate([_NONE, *wanted, *starts, *[p.count for p in pieces]])
+        index = tuple([0 if p.index is None else address(p.index) for p in pieces])
         return cls(
-            n_pieces=[len(p.count) for p in pieces],
+            n_pieces=tuple([len(p.count) for p in pieces]),
             at=address(table),
-            steps=[p.step for p in pieces],
-            index=[0 if p.index is None else address(p.index) for p in pieces],
+            steps=tuple([p.step for p in pieces]),
+            index=index if any(index) else (),
             kept=(table, pieces),
         )
+
+
+def _layout(n_pieces: tuple[int, ...], *columns: tuple[int, ...]) -> tuple[Sequence[int], int]:
+    """Return numbers of all axes in host memory, and where they lie: first pieces, and `columns`."""
+    return int64s([*accumulate(n_pieces, initial=0), *chain(*columns)])
+
+
+_kept_layout = lru_cache(maxsize=64)(_layout)
+"""Most reads of an array are alike."""
 
 
 class NativeJob:
@@ -116,21 +128,17 @@ class NativeJob:
         self._loops = loops
         self.program = program
         n = len(axes.n_pieces)
-        first = accumulate(axes.n_pieces, initial=0)
-        numbers = [*first, *chunk[0][:n], *chunk[1][:n], *axes.steps, *out.strides[:n], *axes.index]
-        lent, at = int64s(numbers)
+        layout = _layout if axes.index else _kept_layout
+        lent, at = layout(axes.n_pieces, chunk[0][:n], chunk[1][:n], axes.steps, out.strides[:n], axes.index)
         self._kept, length = (axes, lent, out), 8 * n
         chunks = at + length + 8  # behind the first pieces of all axes, and the number of all pieces
         self._struct = struct = JobStruct.from_buffer_copy(program.struct)
-        struct.ndim, struct.n_pieces, struct.pieces = n, numbers[n], axes.at
+        struct.ndim, struct.n_pieces, struct.pieces = n, lent[n], axes.at
         struct.first_piece, struct.chunk_shape, struct.in_strides = at, chunks, chunks + length
         struct.every, struct.out_strides, struct.out = chunks + 2 * length, chunks + 3 * length, address(out)
-        struct.index = chunks + 4 * length if any(axes.index) else 0
+        struct.index = chunks + 4 * length if axes.index else 0
         struct.fill = None if fill is None else fill.tobytes()
-
-    @cached_property
-    def _at(self) -> int:
-        return ctypes.addressof(self._struct)
+        self._at = ctypes.addressof(struct)
 
     def place_rows(self, *arguments: int) -> int:
         """Call the loops for a `RowsStruct`, its rows ``[row, end)``, scratch, and so many threads."""

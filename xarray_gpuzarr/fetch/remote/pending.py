@@ -13,9 +13,7 @@ from xarray_gpuzarr.fetch.remote.under_way import Reply
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
-    ByteStream,
     Edge,
-    MemoryStream,
     Version,
     changed,
     failed,
@@ -53,15 +51,6 @@ def _words(request: ByteRequest | None) -> str:
     return "the whole object" if request is None else f"all bytes from {request.offset} on"
 
 
-class Waiting:
-    """A request that waits to be finished."""
-
-    __slots__ = ("asked",)
-
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-
-
 class WaitingRanges:
     """Byte ranges that were asked for: a `Pending`."""
 
@@ -73,21 +62,6 @@ class WaitingRanges:
     def __call__(self, _allocate: Allocate) -> list[memoryview | None]:
         """Wait for the bytes of all."""
         return [_checked(*each, self._version) for each in zip(self.asked, self._wanted, strict=True)]
-
-
-class WaitingStream(Waiting):
-    """A byte range that was asked for: a `PendingStream`."""
-
-    __slots__ = ("_version", "_wanted")
-
-    def __init__(self, asked: Asked, wanted: ByteRange, version: Version) -> None:
-        super().__init__(asked)
-        self._wanted, self._version = wanted, version
-
-    def __call__(self) -> ByteStream | None:
-        """Wait for the bytes."""
-        data = _checked(self.asked, self._wanted, self._version)
-        return None if data is None else MemoryStream(data)
 
 
 def _checked(asked: Asked, wanted: ByteRange, version: Version) -> memoryview | None:
@@ -104,10 +78,13 @@ def _checked(asked: Asked, wanted: ByteRange, version: Version) -> memoryview | 
     return answer.data
 
 
-class WaitingEdge(Waiting):
+class WaitingEdge:
     """The first or last bytes of an object, or all of it: a `PendingEdge`."""
 
-    __slots__ = ()
+    __slots__ = ("asked",)
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
 
     def __call__(self) -> Edge | None:
         """Wait for the bytes."""

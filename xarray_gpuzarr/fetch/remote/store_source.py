@@ -21,14 +21,13 @@ from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import Answer, strong_tag
 from xarray_gpuzarr.fetch.remote.clients import Client, client_for
-from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingEdge, WaitingRanges, WaitingStream
+from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingEdge, WaitingRanges
 from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     LocalFile,
     Pending,
     PendingEdge,
-    PendingStream,
     Request,
     Storage,
     Version,
@@ -100,7 +99,7 @@ class StoreSource:
     @property
     def rule(self) -> CoalesceRule:
         """1 MiB gaps, since a round trip costs more, and 4 MiB requests: many connections together are quick."""
-        return coalesce_rule(fetch_options(), max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
+        return coalesce_rule(max_gap_nbytes=_MIB, max_nbytes=4 * _MIB, max_raw_nbytes=4 * _MIB)
 
     @property
     def lookahead(self) -> int:
@@ -112,9 +111,9 @@ class StoreSource:
         """What the client says of the store."""
         return self._client.identity
 
-    def local_file(self, key: str) -> LocalFile:
+    def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Raise: there is none."""
-        raise ValueError(self._name(key))
+        raise ValueError(self._name(key), version)
 
     def check(self, key: str, version: Version = None) -> None:
         """Raise: there is no local file."""
@@ -138,10 +137,6 @@ class StoreSource:
     def start_whole(self, key: str) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
         return WaitingEdge(self._ask(key, None))
-
-    def start_stream(self, key: str, wanted: ByteRange, version: Version = None) -> PendingStream:
-        """Ask the store for the whole range now; what it returns is held as it is."""
-        return WaitingStream(self._ask(key, _request(wanted), version), wanted, version)
 
     def give_up(self) -> None:
         """Give up requests that have not been answered."""

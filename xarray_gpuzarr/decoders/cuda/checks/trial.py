@@ -21,7 +21,7 @@ from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.fetch import Allocate, LocalFile, MemoryStream, Pending, PendingStream, Request, Storage
+from xarray_gpuzarr.fetch import Allocate, LocalFile, Pending, Request, Storage
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.points import group_points
@@ -177,8 +177,3 @@ class KnownBytes:
             return [view]
 
         return finish
-
-    def start_stream(self, _key: str, wanted: ByteRange) -> PendingStream:
-        """Return a range as a stream."""
-        data = self._data[wanted.offset : wanted.offset + wanted.nbytes]
-        return lambda: MemoryStream(memoryview(data))

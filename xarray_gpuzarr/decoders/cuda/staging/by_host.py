@@ -15,7 +15,6 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.decoders.faults import chunk_fault
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.decoders.host.scratch import buffer
-from xarray_gpuzarr.fetch import MemoryStream
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -92,7 +91,4 @@ class ByHost:
         crew.run(drain, len(rows))
 
     def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
-        if self._codec.streams:  # the way that also sees whatever follows the frame
-            self._codec.from_stream(MemoryStream(encoded), decoded)
-        else:
-            self._codec.into(encoded, decoded)
+        self._codec.into(encoded, decoded)

@@ -29,7 +29,7 @@ from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_shard
 from xarray_gpuzarr.decoders.host.codecs import chunk_codec
 from xarray_gpuzarr.decoders.host.native_program import NativeProgram, native_program
 from xarray_gpuzarr.decoders.host.scratch import buffer
-from xarray_gpuzarr.fetch import ByteSource, MemoryStream
+from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.native import loops
 from xarray_gpuzarr.plan.read_plan import ReadPlan
@@ -245,18 +245,9 @@ class HostShare:
             first = int(plan.offset[row]) - piece.first
             encoded = data if plan.spec.index is None else data[first : first + int(plan.nbytes[row])]
             try:
-                self._decode_chunk(encoded, view)
+                self._codec.into(encoded, view)
             except FrameError as err:
                 raise chunk_fault(plan, row, err) from err
-
-    def _decode_chunk(self, encoded: memoryview, decoded: memoryview) -> None:
-        codec = self._codec
-        try:
-            codec.into(encoded, decoded)
-        except FrameError:
-            if not codec.streams:
-                raise
-            codec.from_stream(MemoryStream(encoded), decoded)  # says what is wrong as it is said of the device's chunks
 
 
 def n_rows(pieces: Iterable[Piece]) -> int:
