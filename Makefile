@@ -124,7 +124,7 @@ performance: $(VENV)/.installed ## Write docs/performance.md, its figures and do
 bench-smoke: $(VENV)/.installed ## One case of each kind on tiny data, to see that it runs
 	$(BIN)/python -m benchmarks --smoke
 
-gpu-environments: $(VENV)/bin/python ## Let pip resolve every environment for GPUs; let the real CuPy be serialized
+gpu-environments: $(VENV)/bin/python | $(VENV)/bin/uv ## Resolve every environment for GPUs, by pip and uv; let the real CuPy be serialized
 	.ci/try-gpu-environments
 
 package: $(VENV)/.release ## Build wheel and sdist, install the wheel into an empty environment, use it there
@@ -154,37 +154,40 @@ $(VENV)/bin/python:
 		"found $$($(PYTHON) --version 2>&1 | tail -1): install one, or say make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(VENV)/bin/uv: | $(VENV)/bin/python
+	-$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED) | $(VENV)/bin/uv
+	.ci/install $(BIN)/python -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
 	$(BIN)/python -m venv $(OLDEST)
 	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
+	.ci/install $(OLDEST)/bin/python -c $(OLDEST)/constraints.txt -e '.[test]'
 	@touch $@
 
-$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED)
+$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(ZARR)
-	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite,zarr-programs]'
+	.ci/install $(ZARR)/bin/python -c constraints.txt -e '.[zarr-suite,zarr-programs]'
 	@touch $@
 
-$(TORCH)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-torch.txt $(COMPILED)
+$(TORCH)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-torch.txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(TORCH)
 	$(BIN)/python .ci/constraints.py torch > $(TORCH)/constraints.txt
-	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check -c $(TORCH)/constraints.txt -e '.[torch-suite]'
+	.ci/install $(TORCH)/bin/python -c $(TORCH)/constraints.txt -e '.[torch-suite]'
 	@touch $@
 
-$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED)
+$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(GPU)
 	$(BIN)/python .ci/constraints.py cuda$(CUDA) > $(GPU)/constraints.txt
-	$(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'
+	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	.ci/install $(BIN)/python -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.release: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[release]'
+	.ci/install $(BIN)/python -c constraints.txt -e '.[release]'
 	@touch $@
