@@ -22,6 +22,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c xarray_gpuzarr/native/elements.h
 
+CHECKED := lint types layers workflows cross package gpu-environments docs fresh-notebooks bench-smoke test test-oldest \
+	test-zarr test-torch
+
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck synccheck
@@ -61,7 +64,8 @@ test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and s
 	$(ZARR)/bin/python -m pytest -q -c /dev/null -p no:cacheprovider --disable-warnings .ci/test_zarr_programs.py
 
 test-torch: $(TORCH)/.installed ## Run the tests of training with PyTorch and torchdata, whose wheels take 5 GB (three minutes)
-	XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q tests/training
+	XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q \
+		tests/training/test_torch*.py tests/training/test_batches.py
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
@@ -107,7 +111,7 @@ types: $(VENV)/.installed ## Check types
 layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
-check: lint types layers workflows test test-oldest cross package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
+check: $(CHECKED) ## Everything that CI runs
 
 bench: $(VENV)/.installed ## Compare with zarr-python, zarrs, TensorStore and zarrista (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
