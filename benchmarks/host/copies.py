@@ -70,11 +70,8 @@ def _case(workload: Workload, folder: Path, stores: Sequence[str]) -> Case:
             for reader in READERS
         ]
 
-    return Case(
-        name=f"copies/{workload.codec}",
-        summary=f"{workload.summary}; buffers beyond the result, in lengths of the array",
-        contestants=contestants,
-    )
+    summary = f"{workload.summary}; buffers beyond the result, in lengths of the array"
+    return Case(name=f"copies/{workload.codec}", summary=summary, contestants=contestants)
 
 
 def _prepare(reader: str, path: Path, variable: str, stores: Sequence[str]) -> Ready:

@@ -154,12 +154,10 @@ def _latency_case(workload: Workload, latency_ms: int, folder: Path, *, with_lin
 
         return _contestants(workload, path, latency_ms, prepare, [*READERS, _LOCAL, _BARE], with_line=with_line)
 
-    return Case(
-        name=f"store/{workload.codec} {latency_ms} ms{f', {_LINE}' * with_line}",
-        summary=f"{workload.summary}; whole array from a server that answers {latency_ms} ms late"
-        + f", over a line of {_LINE}" * with_line,
-        contestants=contestants,
-    )
+    line = f", over a line of {_LINE}" * with_line
+    summary = f"{workload.summary}; whole array from a server that answers {latency_ms} ms late{line}"
+    name = f"store/{workload.codec} {latency_ms} ms{f', {_LINE}' * with_line}"
+    return Case(name=name, summary=summary, contestants=contestants)
 
 
 def _device_case(workload: Workload, latency_ms: int, folder: Path) -> Case:

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pandas as pd
 import xarray as xr
-from zarr.storage import ObjectStore
+from zarr.storage import ObjectStore, StorePath
 
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import require, rustytree_store, s3_store
@@ -21,6 +22,7 @@ from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongV
 
 _LATENCY_S = 0.05
 _MEANINGFUL_SCALE = 0.01
+_N_STORES = 12
 _NBYTES = 1
 """Bytes per second say nothing of opening."""
 _ENGINES = {
@@ -43,11 +45,24 @@ def cases(scale: float, folder: Path) -> list[Case]:
         )
         for consolidated in (True, False)
     ]
-    return found if scale >= _MEANINGFUL_SCALE else found[2::2]  # a tree takes xarray a minute
+    if scale < _MEANINGFUL_SCALE:
+        return found[2::2]  # a tree takes xarray a minute
+    for how, open_it in (
+        ("", _open_stores),
+        (", parallel", partial(_open_stores, parallel=True)),
+        (", local", _open_stores),
+    ):
+        many = f"{_N_STORES} stores by open_mfdataset{how}"
+        found += [_case(many, _write_stores, open_it, folder, consolidated=True, is_local="local" in how)]
+    return found
 
 
-def _case(what: str, write: Callable[..., None], open_it: Open, folder: Path, *, consolidated: bool) -> Case:
+def _case(
+    what: str, write: Callable[..., None], open_it: Open, folder: Path, *, consolidated: bool, is_local: bool = False
+) -> Case:
     kind = "consolidated" if consolidated else "not consolidated"
+    where = "local files" if is_local else f"a server that answers {_LATENCY_S * 1000:.0f} ms late, through obstore"
+    n_engines = len(_ENGINES) - (write is _write_stores)
 
     def contestants() -> list[Contestant]:
         served = folder / "served"
@@ -55,30 +70,29 @@ def _case(what: str, write: Callable[..., None], open_it: Open, folder: Path, *,
         if not path.exists():
             write(path.with_suffix(".part"), consolidated=consolidated)
             path.with_suffix(".part").rename(path)
-        shared = Shared(partial(RangeServer, served, _LATENCY_S), len(_ENGINES))
+        shared = Shared(partial(RangeServer, served, _LATENCY_S), n_engines)
         return [
             Contestant(
                 name=name,
                 side="ours" if name == "gpuzarr" else "peer",
                 nbytes=_NBYTES,
-                prepare=partial(shared.prepare, partial(_prepare, open_it, path, *options)),
+                prepare=partial(shared.prepare, partial(_prepare, open_it, path, *options, is_local=is_local)),
             )
             for name, options in _ENGINES.items()
+            if write is not _write_stores or name != "rustytree"
         ]
 
-    return Case(
-        name=f"open/{what}, {kind}",
-        summary=f"{what}, {kind}; from a server that answers {_LATENCY_S * 1000:.0f} ms late, through obstore",
-        most_rounds=3,
-        contestants=contestants,
-    )
+    named = f"{what}, {kind}"
+    return Case(name=f"open/{named}", summary=f"{named}; from {where}", most_rounds=3, contestants=contestants)
 
 
-def _prepare(open_it: Open, path: Path, engine: str, keywords: dict[str, Any], server: RangeServer) -> Ready:
+def _prepare(
+    open_it: Open, path: Path, engine: str, keywords: dict[str, Any], server: RangeServer, *, is_local: bool
+) -> Ready:
     require(engine)
 
     def opened() -> Any:
-        store: Any = ObjectStore(s3_store(server.url, path), read_only=True)
+        store: Any = path if is_local else ObjectStore(s3_store(server.url, path), read_only=True)
         if engine == "rustytree":
             store, keywords["storage_options"] = rustytree_store(server.url, path)
         with warnings.catch_warnings():
@@ -96,6 +110,18 @@ def _prepare(open_it: Open, path: Path, engine: str, keywords: dict[str, Any], s
 def _open_and_load(store: Any, **keywords: Any) -> xr.Dataset:
     ds = xr.open_dataset(store, chunks=None, **keywords)
     return ds.gpuzarr.load() if keywords["engine"] == "gpuzarr" else ds.load()
+
+
+def _open_stores(folder: Any, *, parallel: bool = False, **keywords: Any) -> xr.Dataset:
+    stores = [folder / f"{i}" if isinstance(folder, Path) else StorePath(folder, f"{i}") for i in range(_N_STORES)]
+    joined = {"combine": "nested", "concat_dim": "run", "data_vars": "all", "coords": "minimal", "compat": "override"}
+    with dask.config.set(scheduler="threads", num_workers=32):
+        return xr.open_mfdataset(stores, parallel=parallel, join="exact", **joined, **keywords)
+
+
+def _write_stores(path: Path, *, consolidated: bool) -> None:
+    for i in range(_N_STORES):
+        _replace(_dataset(4, 0), path / f"{i}", consolidated=consolidated)
 
 
 def _write_tree(path: Path, *, consolidated: bool) -> None:

@@ -12,13 +12,7 @@ Span = tuple[float, float]
 
 
 def call_s(groups: Sequence[Group], n_slots: int) -> float:
-    """Return how long one call takes that decodes chunks in waves, the longest first, each as long as its longest.
-
-    Parameters
-    ----------
-    groups : sequence of (number of chunks, seconds of each)
-    n_slots : int
-    """
+    """Return how long one call takes that decodes chunks in waves, the longest first, each as long as its longest."""
     total_s, n_free = 0.0, 0
     for n, seconds in sorted(groups, key=lambda group: -group[1]):
         n_waves = max(0, math.ceil((n - n_free) / n_slots))
@@ -31,11 +25,6 @@ def decoding_bound(groups: Sequence[Group], n_slots: int) -> float:
     """Return the shortest time in which slots decode chunks, all there from the beginning, if calls overlap.
 
     Exact if all chunks take equally long; else it is no more than the best schedule takes.
-
-    Parameters
-    ----------
-    groups : sequence of (number of chunks, seconds of each)
-    n_slots : int
     """
     each = {seconds for _, seconds in groups}
     if len(each) < 2:
@@ -62,17 +51,7 @@ def occupied(intervals: Iterable[Interval], start_s: float, end_s: float) -> flo
 def idle_shares(
     intervals: Sequence[Interval], reads: Iterable[Span], span: Span, slots: Mapping[str, int]
 ) -> dict[str, float]:
-    """Return the share of a span in which each resource stands still.
-
-    Parameters
-    ----------
-    intervals : sequence of Interval
-    reads : iterable of (start, end)
-        Of files, on any thread.
-    span : (start, end)
-    slots : dict of int
-        Of each resource.
-    """
+    """Return the share of a span in which each resource stands still; `reads` are those of files, on any thread."""
     start_s, end_s = span
     wall_s = end_s - start_s
 

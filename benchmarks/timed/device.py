@@ -173,6 +173,10 @@ class ModelledDevice:
         if self.simulation is not None:
             self.simulation.wait_for(of.last)
 
+    def is_reached(self, event: ModelledEvent) -> bool:
+        """Return whether an event is reached by now."""
+        return self.simulation is None or self.simulation.has_ended(event.operation)
+
     def synchronize_event(self, of: ModelledEvent) -> None:
         """Sleep until an event is reached."""
         if self.simulation is not None:

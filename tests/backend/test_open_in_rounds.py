@@ -24,7 +24,7 @@ from xarray.backends.zarr import ZarrArrayWrapper
 from zarr.storage import MemoryStore, StorePath
 
 import xarray_gpuzarr
-from xarray_gpuzarr.backend import values_ahead
+from xarray_gpuzarr.backend import opening, values_ahead
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.decoders.host import HostDecoder
 
@@ -126,6 +126,50 @@ def test_other_trees_take_a_round_for_each_level(zarr_format, consolidated):
     assert max(Counter(store.asked).values()) == 1
     store.rounds.over = True
     assert_same_tree(ours, xr.open_datatree(stored, engine="zarr"))
+
+
+def test_values_are_asked_for_while_other_groups_are_prepared(monkeypatch):
+    asked, n_prepared, prepare = threading.Event(), Counter(), opening._prepare
+
+    class Noting(Wrapper):
+        async def get(self, key, prototype, byte_range=None):
+            if is_data(key):
+                asked.set()
+            return await super().get(key, prototype, byte_range)
+
+    def last_waits(store, *rest):
+        n_prepared["groups"] += 1
+        assert n_prepared["groups"] < 10 or asked.wait(20)
+        return prepare(store, *rest)
+
+    monkeypatch.setattr(opening, "_prepare", last_waits)
+
+    assert len(list(open_tree(Noting(tree(3, consolidated=True))).subtree)) == n_prepared["groups"] == 10
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+def test_zarr_makes_each_array_once(zarr_format, consolidated, kind, monkeypatch):
+    stored, made, init = kind(tree(zarr_format, consolidated=consolidated)), [], zarr.AsyncArray.__init__
+    monkeypatch.setattr(zarr.AsyncArray, "__init__", lambda self, *a, **k: (made.append(self), init(self, *a, **k))[1])
+
+    opened = open_tree(stored, consolidated=consolidated)
+
+    assert len(made) == sum(len(node.variables) for node in (each.to_dataset(inherit=False) for each in opened.subtree))
+
+
+def test_a_store_that_cannot_be_listed_is_refused_as_by_the_stock_engine(zarr_format):
+    class Unlisted(Wrapper):
+        supports_listing = False
+
+    stored = Unlisted(tree(zarr_format, consolidated=False))
+
+    ours, stock = (
+        outcome(lambda engine=engine: xr.open_datatree(stored, engine=engine)) for engine in ("gpuzarr", "zarr")
+    )
+
+    assert isinstance(stock[0], tuple)
+    assert ours == stock
 
 
 @pytest.mark.usefixtures("many_at_once")
@@ -301,14 +345,14 @@ class FailingStore(Wrapper):
 
 
 def outcome(open_it):
-    """Return what opening gives, or the error's type and words; and the warnings, in any order."""
+    """Return what opening gives, or the error's type and words; and how often each warning came."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result = open_it()
         except Exception as err:  # noqa: BLE001  # of any kind: it is compared
             result = (type(err), str(err))
-    return result, {(w.category, str(w.message)) for w in caught}
+    return result, Counter((w.category, str(w.message)) for w in caught)
 
 
 @pytest.mark.parametrize("consolidated", [None, True, False])
@@ -454,7 +498,9 @@ def test_values_that_may_have_changed_since_are_read_anew(monkeypatch, of, secon
 def test_indexes_and_times_of_stores_that_answer_at_once_are_read_together_too(monkeypatch, tmp_path):
     weather().to_zarr(tmp_path, zarr_format=3, encoding=ENCODING)
     expected, together, read_all = xr.open_dataset(tmp_path, engine="zarr"), [], values_ahead._read_all
-    monkeypatch.setattr(values_ahead, "_read_all", lambda arrays: (together.append(len(arrays)), read_all(arrays))[1])
+    monkeypatch.setattr(
+        values_ahead, "_read_all", lambda arrays, *rest: (together.append(len(arrays)), read_all(arrays, *rest))[1]
+    )
 
     ours = open_ours(tmp_path)
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 from helpers.every_pair import usually
 
-from benchmarks.timed.auto import CODECS, MOST_SLOWER, main, sweep
+from benchmarks.timed.auto import CODECS, MOST_SLOWER, Machine, main, sweep
 from benchmarks.timed.rates import Rates
 from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
 from xarray_gpuzarr.decoders.cost.model import Split, best_split
 from xarray_gpuzarr.decoders.cost.taken import Taken
 from xarray_gpuzarr.decoders.cuda import split as shares
+from xarray_gpuzarr.decoders.cuda.batches.learnt import learnt_of
+from xarray_gpuzarr.process.device_options import in_force
 
 LAYOUTS = (40_000, 1_048_576), usually((24, 400), full=(24, 100, 400))
 FEW = ("zstd",), (1_048_576,), (24, 100, 300, 768), (1, 4)
@@ -44,6 +46,24 @@ def test_a_read_of_many_shards_is_much_quicker_than_by_the_device_alone(in_turn)
 
     assert cell.of_device > 1.45
     assert cell.first_s <= 1.01 * cell.seconds["device"]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("slots", [528, 1056])
+def test_threads_keep_the_device_busy_whichever_it_is(in_turn, slots):
+    """Eight threads of tasks, of which each decodes a fifth of a wave or less; nothing is known before."""
+    machine, n_chunks, n_shards = Machine(Rates(in_turn=in_turn, n_decoding=slots)), 100, 40
+    with machine.running():
+        in_force.choose({"calibration": "off"})
+        stored = machine.stored("zstd", 1_024_000, n_chunks, n_shards)
+        machine.by_shards(stored, n_shards, 8)
+        seconds = machine.by_shards(stored, n_shards, 8)
+
+    found = learnt_of(machine.device.as_api)
+    assert found.overlaps is not in_turn
+    assert found.wave == slots or not found.is_wave_full
+    n_at_once = min(8 * n_chunks, slots)
+    assert seconds < 1.3 * n_shards * n_chunks / n_at_once * 0.03
 
 
 def test_sharing_pays():

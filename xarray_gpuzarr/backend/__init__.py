@@ -81,13 +81,13 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         MetadataError
             The stored metadata of an array is malformed.
         """
-        from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # imports zarr and dask
+        from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415
 
         place = Place.of(device, storage)
-        opening.require_reading(mode)
+        groups.require_reading(mode)
         group_store = (
-            opening.open_group(
+            groups.open_group(
                 filename_or_obj,
                 group=group,
                 consolidated=consolidated,
@@ -97,7 +97,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
                 cache_members=cache_members,
             )
             if store is None
-            else opening.open_already(store)
+            else groups.open_already(store)
         )
         options = DecodeOptions(
             mask_and_scale=mask_and_scale,
@@ -136,12 +136,12 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         Keywords are as for `open_dataset`. In addition, `group` may be a pattern such as ``"/*/sweep_0"``, as in
         ``xarray.DataTree.match``. Then matching groups and their parents are opened, with their paths from the root.
         """
-        from xarray_gpuzarr.backend import opening  # noqa: PLC0415  # likewise
+        from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # likewise
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415
 
         place, options = Place.of(device, storage), DecodeOptions(**decoding)
-        opening.require_reading(mode)
-        stores = opening.open_groups(
+        groups.require_reading(mode)
+        stores = groups.open_groups(
             filename_or_obj,
             group=group,
             consolidated=consolidated,

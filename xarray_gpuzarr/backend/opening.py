@@ -11,168 +11,31 @@ xarray, "How to add a new backend".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 from xarray import Coordinates, Dataset, Variable, conventions
 from xarray.backends import ZarrStore
-from xarray.backends.common import _normalize_path
 from xarray.core import indexing
-from xarray.core.treenode import NodePath
 from xarray.core.utils import close_on_error
-from zarr.errors import UnknownCodecError
-from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.chunking import ShardVariable
-from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.backend.metadata_ahead import Wanted, fetch_metadata, takes_long
+from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
-from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
-from xarray_gpuzarr.fetch import run_on_loop
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 from xarray_gpuzarr.stored.cf import parse_cast
 from xarray_gpuzarr.stored.metadata import parse_array
 
+_PACKING = frozenset({"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned"})
+"""Attributes of which xarray may say that they do not fit the values, or each other."""
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
-
-
-def open_group(
-    filename_or_obj: Any, *, group: str | None = None, consolidated: bool | None = None, **options: Any
-) -> ZarrStore:
-    """Open one group for reading, as xarray's zarr engine does.
-
-    Parameters
-    ----------
-    filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
-    group : str or None
-    consolidated : bool or None
-        None takes consolidated metadata if there are any.
-    **options
-        Others of `ZarrStore.open_group`.
-    """
-
-    def by_xarray(where: Any, **options: Any) -> dict[str, ZarrStore]:
-        return {"/": ZarrStore.open_group(where, **options)}
-
-    opened = _open(by_xarray, filename_or_obj, None, group=group, consolidated=consolidated, **options)
-    return opened["/"]
-
-
-def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> dict[str, ZarrStore]:
-    """Open a group and all groups below it, by their paths from it; parameters as for `open_group`.
-
-    With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it are opened, and those above them.
-    """
-    if group and is_pattern(group):
-        pattern = GroupPattern(group)
-        stores = _open(ZarrStore.open_store, filename_or_obj, pattern.leads_to, group="/", **options)
-        if pattern.given not in stores:
-            return pattern.chosen(stores)
-    parent = str(NodePath("/") / NodePath(group)) if group else "/"
-    stores = _open(ZarrStore.open_store, filename_or_obj, lambda path: True, group=parent, **options)  # noqa: ARG005
-    return {
-        str(NodePath(path).relative_to(parent)) if group else str(NodePath(path)): store
-        for path, store in stores.items()
-    }
-
-
-def _open(
-    by_xarray: Callable[..., dict[str, ZarrStore]], where: Any, wanted: Wanted | None, **options: Any
-) -> dict[str, ZarrStore]:
-    """Let xarray open groups, of a store that has been asked for their metadata before if that takes it long."""
-    where = _normalize_path(where)
-    options |= {"mode": "r", "consolidate_on_close": False}
-    with _naming_unknown_codecs(where):
-        if not takes_long(where) or not options.get("cache_members", True):
-            return by_xarray(where, **options)
-        opened = _open_ahead(by_xarray, where, wanted, options)
-        return by_xarray(where, **options) if opened is None else opened
-
-
-def _open_ahead(
-    by_xarray: Callable[..., dict[str, ZarrStore]], where: Any, wanted: Wanted | None, options: dict[str, Any]
-) -> dict[str, ZarrStore] | None:
-    """Ask for metadata, then let xarray open; None if either fails: without help, it does so with its own words."""
-    asked = {name: options.get(name) for name in ("group", "consolidated", "zarr_format", "storage_options")}
-    try:
-        ahead, path = run_on_loop(str(where), partial(fetch_metadata, where, wanted=wanted, **asked))
-        known = StorePath(ahead, path) if path or isinstance(where, StorePath) else ahead
-        opened = by_xarray(known, **options | {"storage_options": None})
-    except Exception:  # noqa: BLE001  # of any kind
-        return None
-    for each in opened.values():
-        ahead.hand_over(each)
-        each._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`
-    return opened
-
-
-def open_already(store: object) -> ZarrStore:
-    """Return a group that the caller has opened, if it is one.
-
-    Raises
-    ------
-    OptionError
-    """
-    if isinstance(store, ZarrStore):
-        return store
-    raise OptionError(
-        "store= is not an open Zarr store",
-        tried="reading store= in place of the path",
-        found=f"an instance of {type(store).__module__}.{type(store).__qualname__}",
-        do="give an xarray.backends.ZarrStore, or give the path, URL or zarr store as the first argument",
-    )
-
-
-def require_reading(mode: object) -> None:
-    """Refuse to open a store in a mode that lets it be changed.
-
-    Raises
-    ------
-    OptionError
-    """
-    if mode != "r":
-        raise OptionError(
-            'engine="gpuzarr" only reads',
-            tried=f"mode={mode!r}",
-            found='the one mode of this engine is "r"; others create, change or remove what is stored',
-            do="leave mode out to read; write with Dataset.to_zarr",
-        )
-
-
-@contextmanager
-def _naming_unknown_codecs(store: object) -> Iterator[None]:
-    try:
-        yield
-    except UnknownCodecError as err:
-        raise UnsupportedCodecError(
-            f"an array of {store} is stored with a codec that is not installed",
-            tried="the codecs of zarr-python and of the packages that register codecs with it",
-            found=str(err),
-            do=f"{_how_to_install(str(err))}, or leave the array's group out",
-        ) from err
-
-
-_BROUGHT_BY = {
-    "imagecodecs_": "imagecodecs",
-    "zfpy": "'numcodecs[zfpy]'",
-    "pcodec": "'numcodecs[pcodec]'",
-    "scale_offset": "'zarr>=3.2'",
-    "cast_value": "'zarr>=3.2' cast-value-rs",
-}
-"""Part of the name of a codec -> what pip is to install."""
-
-
-def _how_to_install(found: str) -> str:
-    package = next((package for part, package in _BROUGHT_BY.items() if part in found), None)
-    return "install the package that brings the codec" if package is None else f"pip install {package}"
 
 
 def build_datasets[Path](
@@ -202,10 +65,12 @@ def build_datasets[Path](
             drop_variables = [drop_variables]
         dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
         is_slow = any(takes_long(store.zarr_group.store) for store in stores.values())
-        ahead, prepared, failure = ValuesAhead(is_slow=is_slow), {}, None
+        ahead, prepared, failure = closing.enter_context(ValuesAhead(is_slow=is_slow)), {}, None
         for path, store in stores.items():
             try:
                 prepared[path] = _prepare(store, options, dropped, place, ahead)
+                if options.decode_times:
+                    ahead.begin()
             except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
                 failure = err
                 break
@@ -301,10 +166,12 @@ def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, 
     if array.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
         return None
     keywords = options.of_variable(name)
+    attrs = variable.attrs if keywords["mask_and_scale"] else {"dtype": variable.attrs.get("dtype")}
+    if _is_for_xarray(attrs, variable, array.dtype, keywords):
+        return None
     decoded = _decoded_stand_in(name, variable, array.dtype, keywords)
     if decoded is None or decoded.dtype.kind not in NUMERIC_KINDS:
         return None
-    attrs = variable.attrs if keywords["mask_and_scale"] else {"dtype": variable.attrs.get("dtype")}
     cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
@@ -330,6 +197,20 @@ def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
         do="nothing, if that is fast enough: values are the same. docs/codecs.md names what the GPU decodes; "
         "ds.gpuzarr.explain() shows every variable",
     )
+
+
+def _is_for_xarray(
+    attrs: Mapping[Any, Any], variable: Variable, stored: np.dtype[Any], keywords: dict[str, Any]
+) -> bool:
+    """Return whether only xarray can decode a variable: a stand-in would give its warnings twice, or wrong ones."""
+    if keywords["decode_times"] and isinstance(variable.attrs.get("units"), str) and _has_time_units(variable):
+        return True
+    if attrs.keys().isdisjoint(_PACKING):
+        return False
+    try:
+        return parse_cast(attrs, stored=stored, decoded=np.result_type(stored, np.float32)) is None
+    except (TypeError, ValueError):
+        return True
 
 
 def _decoded_stand_in(

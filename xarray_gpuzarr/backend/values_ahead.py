@@ -8,16 +8,19 @@ of them as ever. What fails is read again when xarray asks for it, so that error
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import cycle
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core import indexing
+from zarr import config
 
-from xarray_gpuzarr.fetch import requests_at_once, run_on_loop
+from xarray_gpuzarr.fetch import Reply, UnderWay, begin_on_loop, requests_at_once
 
 _MOST_NBYTES = 4 * 1024**2
 """Decoded bytes."""
@@ -25,6 +28,7 @@ _SECONDS, _LOCAL_SECONDS = 30.0, 2.0
 """Time from which on stored values may have changed, and are read anew; the other in stores that answer at once."""
 
 type Box = tuple[slice, ...]
+type _Request = Callable[[], Coroutine[Any, Any, None]]
 
 
 class ValuesAhead:
@@ -37,12 +41,22 @@ class ValuesAhead:
     """
 
     def __init__(self, *, is_slow: bool) -> None:
+        self._is_slow = is_slow
         self._seconds = _SECONDS if is_slow else _LOCAL_SECONDS
         self._waiting: list[ArrayAhead] = []
         self._times: list[ArrayAhead] = []
+        self._under_way = UnderWay()
+        self._slots = asyncio.Semaphore(requests_at_once())
         self.is_decoded = False
         """Whether xarray has looked at all times; what is left is to read indexes."""
         self._until = monotonic() + self._seconds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._under_way.give_up()
 
     def index(self, stock: ZarrArrayWrapper) -> ZarrArrayWrapper:
         """Return an array of which all values are wanted."""
@@ -65,13 +79,34 @@ class ValuesAhead:
         self._times.clear()
         self._waiting = [array for array in self._waiting if array.is_ahead]
 
-    def fetch(self) -> None:
-        """Read what is wanted of all arrays that wait."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
+    def begin(self) -> None:
+        """Ask a slow store for what is wanted so far, if there are times, which are looked at before indexes are."""
+        if self._is_slow and self._times:
+            with suppress(Exception):  # likewise, see `fetch`
+                self._ask()
+
+    def fetch(self, array: ArrayAhead) -> None:
+        """Ask for what is wanted of all arrays that wait, and wait for the answer of one of them."""
+        try:
             with suppress(Exception):  # of any kind: it comes again when xarray reads the array
-                run_on_loop(str(waiting[0].stored.store), lambda: _read_all(waiting))
-            self._until = monotonic() + self._seconds
+                self._ask()
+                if array.reply is not None:
+                    array.reply.result(config.get("async.timeout", None))
+        except BaseException:
+            self._under_way.give_up()
+            raise
+
+    def _ask(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        requests: list[_Request] = [partial(_read, each, self._slots) for each in waiting]
+        if not self._is_slow:  # all answers are there before a thread would have been woken for the first
+            requests = [lambda: _read_all(waiting, self._slots)]
+        replies = begin_on_loop(str(waiting[0].stored.store), self._under_way, requests)
+        for array, reply in zip(waiting, cycle(replies)):  # there are as many, or one for all
+            array.reply = reply
+        self._until = monotonic() + self._seconds
 
     def is_over(self) -> bool:
         """Return whether values were read, or would have been, long ago."""
@@ -94,13 +129,14 @@ class ArrayAhead(ZarrArrayWrapper):
     ahead : ValuesAhead
     """
 
-    __slots__ = ("_ahead", "known", "stored", "wanted")
+    __slots__ = ("_ahead", "known", "reply", "stored", "wanted")
 
     def __init__(self, zarr_array: Any, wanted: Sequence[Box], ahead: ValuesAhead) -> None:
         super().__init__(zarr_array)  # type: ignore[no-untyped-call]
         self.stored = zarr_array
         self.wanted = wanted
         self.known: list[tuple[Box, Any]] = []
+        self.reply: Reply[None] | None = None
         self._ahead: ValuesAhead | None = ahead
 
     @property
@@ -116,7 +152,7 @@ class ArrayAhead(ZarrArrayWrapper):
         if ahead is not None and ahead.is_over():
             self.forget()
         elif ahead is not None:
-            ahead.fetch()
+            ahead.fetch(self)
             known = self._known_values(key)
             if known is not None:
                 if ahead.is_decoded and known.shape == self.shape:
@@ -126,7 +162,7 @@ class ArrayAhead(ZarrArrayWrapper):
 
     def forget(self) -> None:
         """Read from the store from now on."""
-        self._ahead, self.known = None, []
+        self._ahead, self.known, self.reply = None, [], None
 
     def _known_values(self, key: indexing.ExplicitIndexer) -> Any:
         """Return the values that a selection selects if they are known, else None."""
@@ -173,8 +209,7 @@ def _whole(stock: ZarrArrayWrapper) -> Box:
     return tuple(slice(0, n) for n in stock.shape)
 
 
-async def _read_all(arrays: Sequence[ArrayAhead]) -> None:
-    slots = asyncio.Semaphore(requests_at_once())
+async def _read_all(arrays: Sequence[ArrayAhead], slots: asyncio.Semaphore) -> None:
     await asyncio.gather(*(_read(array, slots) for array in arrays))
 
 

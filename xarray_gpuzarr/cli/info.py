@@ -18,8 +18,8 @@ from rich.console import Console
 from xarray_gpuzarr.backend.accessor import DatasetAccessor, Explanation
 from xarray_gpuzarr.backend.accessor.explain import Row, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
+from xarray_gpuzarr.backend.groups import open_group
 from xarray_gpuzarr.backend.lazy_array import LazyArray
-from xarray_gpuzarr.backend.opening import open_group
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
 from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of

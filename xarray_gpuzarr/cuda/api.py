@@ -172,6 +172,9 @@ class DeviceApi(Protocol):
     def synchronize_event(self, event: Event) -> None:
         """Block until `event`, as it was last recorded, has been reached."""
 
+    def is_reached(self, event: Event) -> bool:
+        """Return whether `event`, as it was last recorded, has been reached. Does not block."""
+
     def elapsed_s(self, first: Event, last: Event) -> float:
         """Return the seconds from one event with timing to another, which both have been reached."""
 

@@ -210,6 +210,11 @@ class NativeDevice:
         """Block until `event`, as it was last recorded, has been reached."""
         _cupy_event(event).synchronize()
 
+    @cuda_call("cudaEventQuery")
+    def is_reached(self, event: Event) -> bool:
+        """Return whether `event`, as it was last recorded, has been reached."""
+        return bool(_cupy_event(event).done)
+
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.
 

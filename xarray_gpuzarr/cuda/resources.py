@@ -20,6 +20,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Event, Stream
+from xarray_gpuzarr.cuda.joint_calls import JointCalls
 from xarray_gpuzarr.cuda.pinned import PinnedRing, Slot
 from xarray_gpuzarr.cuda.shared_lock import SharedLock
 from xarray_gpuzarr.cuda.workspace_memory import ResultMemory, WorkspaceMemory
@@ -65,10 +66,20 @@ class Workspace:
     options : ResourceOptions
     keeps_results : bool
         Whether nobody but this workspace's `copy` stream looks at results: the array library may work on any stream.
+    calls : JointCalls, optional
+        Calls that reads share.
     """
 
-    def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
+    def __init__(
+        self,
+        api: DeviceApi,
+        options: ResourceOptions,
+        *,
+        keeps_results: bool = False,
+        calls: JointCalls | None = None,
+    ) -> None:
         self.api = api
+        self.calls = calls
         self.options = options
         self.copy = api.stream()
         self._consumer = self.copy if keeps_results else None
@@ -187,9 +198,13 @@ class Workspace:
             self.api.synchronize_event(event)
 
     def settle(self) -> None:
-        """Wait until all streams that reads use are idle."""
+        """Let nothing more of the read be decoded; wait until all streams that it uses are idle."""
+        if self.calls is not None:
+            self.calls.withdraw(self)
         for stream in (self.copy, *self.works, *([self.beside] if "beside" in self.__dict__ else ())):
             self.api.synchronize(stream)
+        if self.calls is not None:
+            self.calls.settle()
 
     def free_all(self, but: Collection[DeviceMemory] = ()) -> None:
         """Give everything back to the pool but what is lent and named; only once all streams are idle."""
@@ -228,6 +243,8 @@ class Workspace:
                     ring.drop()
             self._is_clean, self._was_interrupted = True, False
         self._n_batches = 0
+        if self.calls is not None:
+            self.calls.leave(self)
         for ring in self._rings:
             ring.rewind()
 
@@ -279,6 +296,7 @@ class WorkerResources:
         self.api = api
         self.options = options
         self.lock = SharedLock(n_at_once(options))
+        self.calls = JointCalls(api)
         self._workspaces: list[Workspace] = []
         self._lent: dict[int, Workspace] = {}
         """By the thread that reads."""
@@ -310,7 +328,7 @@ class WorkerResources:
         with self._lock:
             workspace = next(self._idle(), None)
             if workspace is None:
-                workspace = Workspace(self.api, self.options)
+                workspace = Workspace(self.api, self.options, calls=self.calls)
                 self._workspaces.append(workspace)
             self._threads.add(thread)
             self._lent[thread] = workspace
@@ -336,7 +354,7 @@ class WorkerResources:
         """Take the streams and pinned memory that reads of so many more threads use."""
         with self._lock:
             more = min(n_threads, n_at_once(self.options) - len(self._workspaces))
-            self._workspaces += [Workspace(self.api, self.options) for _ in range(more)]
+            self._workspaces += [Workspace(self.api, self.options, calls=self.calls) for _ in range(more)]
             for workspace in self._idle():
                 workspace.prepare()
 
@@ -346,6 +364,7 @@ class WorkerResources:
         with self._lock:
             for workspace in self._idle():
                 workspace.trim()
+        self.calls.trim()
 
     def close(self) -> None:
         """Close all workspaces, once the reads that are under way have ended.
@@ -359,5 +378,6 @@ class WorkerResources:
             while self._workspaces:  # an interrupted one stays, to be settled by the next
                 self._workspaces[-1].close()
                 self._workspaces.pop()
+            self.calls.close()
 
         self.lock.exclusive(close)

@@ -35,8 +35,8 @@ class Bell:
     def __init__(self) -> None:
         self._waiting: deque[Lock] = deque()
 
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Return once `is_so` does; it is asked again whenever the bell rings, and now and then."""
+    def wait_until(self, is_so: Callable[[], bool], look_s: float = _PATIENCE_S) -> None:
+        """Return once `is_so` does; it is asked again whenever the bell rings, and so many seconds later."""
         while not is_so():
             rung = Lock()
             rung.acquire()
@@ -44,7 +44,7 @@ class Bell:
                 self._waiting.append(rung)
                 if is_so():  # it has become so since it was asked, and nobody knew that this thread waits
                     return
-                rung.acquire(timeout=_PATIENCE_S)
+                rung.acquire(timeout=look_s)
             finally:
                 with suppress(ValueError):
                     self._waiting.remove(rung)

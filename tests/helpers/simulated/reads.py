@@ -27,6 +27,7 @@ from helpers.stores.fakes import put, take
 from helpers.stores.shards import with_chunk
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda import decoder as cuda
+from xarray_gpuzarr.decoders.cuda.batches.learnt import Learnt, Lesson
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray, read, stored_array
@@ -146,6 +147,16 @@ def shared(part: float) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "shared_out", lambda _, target, plans, *__: (round(part * target.n_chunks), None, plans))
         patch.setattr(cuda, "is_little", lambda *_: False)
+        yield
+
+
+@contextmanager
+def joint(wave: int) -> Iterator[None]:
+    """Let calls that reads share decode all, on a device that decodes so many streams at once."""
+    known = Learnt(wave)
+    known.overlaps, known.is_wave_full = False, True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lesson, "joins", lambda *_: known)
         yield
 
 

@@ -164,6 +164,10 @@ class SimulatedDevice:
                 assert event.point.reached, "an event that was not reached has no time yet"
             return self._times.random()
 
+    def is_reached(self, event: SimulatedEvent) -> bool:
+        with self._border.call("is_reached", event):
+            return event.point is None or event.point.reached
+
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         with self._border.call("record", event, stream) as ignored:
             if not ignored:

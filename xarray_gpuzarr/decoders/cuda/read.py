@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import (
 )
 from xarray_gpuzarr.decoders.cuda.batches.sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes, read_chain
-from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
+from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder, Decoding
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
 from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, different_values
@@ -48,17 +49,20 @@ from xarray_gpuzarr.stored.cf import Cast
 Column = npt.NDArray[np.int64]
 
 
-@record
+@dataclass(slots=True, eq=False, kw_only=True)
 class Submitted:
     """A batch that the device has been given, and what the host still owes it."""
 
     batch: Batch
+    decoding: Decoding
     memories: Sequence[DeviceMemory]
     """All that it uses."""
     begun: Event | None
     """Where all was there that it needs, if somebody asks when that was."""
     done: Event
-    receipt: Receipt | None
+    is_finished: bool = False
+    """Whether the device has been given all of it."""
+    receipt: Receipt | None = None
 
 
 @record
@@ -127,6 +131,7 @@ class Read:
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(self.out))
         self._decoder = BatchDecoder(workspace, self._placing, chain)
+        self._decompresses = chain.compressor is not None
         self._has_elements = bool(chain.elements)
         self._requested_nbytes = aligned(max(chain.inner_nbytes, chain.chunk_nbytes))
         self._gathering: list[Piece] = []
@@ -161,6 +166,8 @@ class Read:
         stager, rule = self._stager, self._stager.rule
         lesson = self._lesson
         self._limits = self._limits.for_read(self._n_chunks, lesson.learnt, is_watched=lesson.is_on)
+        if self._decompresses:
+            lesson.expect(self._workspace)
         lesson.n_chunks = min(self._limits.n_chunks, self._n_chunks)
         sizes, most_nbytes = self._limits.sizes(self._n_chunks), self._limits.n_chunks * self._requested_nbytes
         cutter = Cutter(sizes, most_nbytes=most_nbytes, slot_nbytes=stager.slot_nbytes)
@@ -178,14 +185,20 @@ class Read:
         self._gathered(ends_batch=True)
         while self._expected:
             self._stage(self._expected.popleft())
-        while self._share:
-            self._place_decoded(self._share, self._share.take())
+        self._end_staging()
         self._retire_all()
         lesson.end()
         for batch_and_numbers in self._doubtful:
             self._decode_again(*batch_and_numbers)
         self._workspace.free(self._placing.memory)
         return self.out
+
+    def _end_staging(self) -> None:
+        """Say that nothing more comes, and place what the host decodes."""
+        if self._workspace.calls is not None:
+            self._workspace.calls.staging.pop(self._workspace, None)
+        while self._share:
+            self._place_decoded(self._share, self._share.take())
 
     def _gathered(self, *, ends_batch: bool) -> None:
         """Let what was gathered be a segment."""
@@ -268,6 +281,8 @@ class Read:
         """
         if len(self._beside) >= self._workspace.options.n_slots:
             self._release(self._beside.popleft())
+        if self._submitted and self._submitted[0].decoding.calls is not None:
+            self._submitted[0].decoding.calls.look()
         try:
             staged = share.stage(pieces)
             rows = np.concatenate([piece.plan.row[piece.lo : piece.hi] for piece in pieces])
@@ -284,10 +299,18 @@ class Read:
         self._api.record(copied, self._workspace.copy)
         self._api.wait(work, copied)
         begun = self._lesson.begin(work)
-        memories, receipt = self._decoder.decode(chunks, work)
-        self._api.record(done, work)
-        memories += (memory for s in staged for memory in s.memories)
-        return Submitted(batch=batch, memories=memories, begun=begun, done=done, receipt=receipt)
+        decoding = self._decoder.decode(chunks, work, self._lesson.joins(self._workspace))
+        memories = [*decoding.memories, *(memory for s in staged for memory in s.memories)]
+        submitted = Submitted(batch=batch, decoding=decoding, memories=memories, begun=begun, done=done)
+        if decoding.is_given:
+            self._finish(submitted)
+        return submitted
+
+    def _finish(self, submitted: Submitted) -> None:
+        """Give the device what is left of a batch, once what decompresses has been given."""
+        submitted.receipt = self._decoder.finish(submitted.decoding)
+        self._api.record(submitted.done, submitted.decoding.stream)
+        submitted.is_finished = True
 
     def _retire(self) -> None:
         """Wait for the oldest batch, give its memory back, and check what nvCOMP said of its chunks."""
@@ -295,7 +318,9 @@ class Read:
         self._release(oldest)
         if self._share is not None:
             self._share.n_under_way -= oldest.batch.n_chunks
-        if oldest.receipt is not None:
+        if oldest.receipt is not None and oldest.decoding.joint:
+            self._lesson.note_joint(oldest.batch.n_chunks, oldest.receipt.n, oldest.decoding.joint)
+        elif oldest.receipt is not None:
             self._lesson.note(oldest.batch.n_chunks, oldest.receipt.n, oldest.begun, oldest.done)
         doubtful = oldest.receipt.doubtful() if oldest.receipt is not None else NO_ROWS
         if len(doubtful):
@@ -321,7 +346,10 @@ class Read:
 
     def _release(self, submitted: Submitted) -> None:
         """Wait for a batch, and give its memory back."""
+        if not submitted.is_finished:
+            self._finish(submitted)
         self._workspace.wait_for(submitted.done)
+        submitted.decoding.finish_calls()
         for memory in submitted.memories:
             self._workspace.free(memory)
 

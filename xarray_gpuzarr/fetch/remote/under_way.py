@@ -153,14 +153,36 @@ def run_on_loop[Result](name: str, request: Callable[[], Coroutine[Any, Any, Res
     TimeoutError
         zarr's ``async.timeout`` is over.
     """
+    under_way = UnderWay()
+    try:
+        return begin_on_loop(name, under_way, [request])[0].result(config.get("async.timeout", None))
+    finally:
+        under_way.give_up()
+
+
+def begin_on_loop[Result](
+    name: str, under_way: UnderWay, requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]
+) -> list[Reply[Result]]:
+    """Let zarr's event loop run coroutines; return at once.
+
+    Parameters
+    ----------
+    name : str
+        Of what is read.
+    under_way : UnderWay
+        By which they can be cancelled.
+    requests : sequence of callable
+        Each returns a coroutine.
+
+    Raises
+    ------
+    RuntimeError
+        This thread is that of the event loop.
+    """
     loop = event_loop(name)
     if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
         raise RuntimeError("zarr's event loop would wait for itself")
-    under_way = UnderWay()
-    try:
-        return under_way.ask(loop, [request])[0].result(config.get("async.timeout", None))
-    finally:
-        under_way.give_up()
+    return under_way.ask(loop, requests)
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:

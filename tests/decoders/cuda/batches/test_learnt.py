@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr.cuda.joint_calls import Timed
 from xarray_gpuzarr.decoders.cost.model import Calibration
 from xarray_gpuzarr.decoders.cuda.batches import learnt as learnt_module
-from xarray_gpuzarr.decoders.cuda.batches.learnt import Call, Learnt, Lesson, learnt_of
+from xarray_gpuzarr.decoders.cuda.batches.learnt import Learnt, Lesson, learnt_of
 from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, SHORTEST, BatchLimits
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
@@ -27,7 +28,7 @@ def in_turn(sizes, slots, apart):
     calls, free = [], 0.0
     for number, n in enumerate(sizes):
         free = max(free, number * apart) + -(-n // slots) * LONG
-        calls.append(Call(n_chunks=n, n_streams=n, begin_s=number * apart, end_s=free))
+        calls.append(Timed(n=n, begin_s=number * apart, end_s=free))
     return calls
 
 
@@ -40,7 +41,7 @@ def together(sizes, slots, apart):
         for _ in range(n):
             ends.append(max(free[0], number * apart) + LONG)
             heapreplace(free, ends[-1])
-        calls.append(Call(n_chunks=n, n_streams=n, begin_s=number * apart, end_s=max(ends)))
+        calls.append(Timed(n=n, begin_s=number * apart, end_s=max(ends)))
     return calls
 
 
@@ -102,12 +103,23 @@ def test_calls_that_show_nothing_are_taken_to_run_in_turn_in_the_end():
     assert shown == [None, None, False]
 
 
+def teach(lesson, device, n_chunks, n_streams):
+    """Let a call teach something."""
+    stream = device.stream()
+    begun, done = lesson.begin(stream), lesson.event()
+    device.record(done, stream)
+    device.synchronize_event(done)
+    lesson.note(n_chunks, n_streams, begun, done)
+
+
 def test_chunks_of_several_streams_show_nothing():
-    learnt = Learnt()
-    calls = [Call(n_chunks=n, n_streams=9 * n, begin_s=0, end_s=LONG) for n in (64, 64, 528, 1056)]
+    device = NotingDevice(LAZY)
+    lesson = Lesson(device, None, n_reading=lambda: 1)
+    for n in (SHORTEST, SHORTEST, N_AT_ONCE, 2 * N_AT_ONCE):
+        teach(lesson, device, n, 9 * n)
+    lesson.end()
 
-    learnt.learn(calls)
-
+    learnt = learnt_of(device)
     assert (learnt.overlaps, learnt.wave, learnt.is_wave_full) == (None, N_AT_ONCE, False)
 
 
@@ -133,12 +145,9 @@ def test_only_reads_that_are_alone_are_watched():
 
 def test_a_read_that_does_not_stay_alone_teaches_nothing():
     device, answers = NotingDevice(LAZY), iter([True, True, False])
-    lesson, stream = Lesson(device, None, n_reading=lambda: 1 if next(answers) else 2), device.stream()
+    lesson = Lesson(device, None, n_reading=lambda: 1 if next(answers) else 2)
     for _ in range(2):
-        begun, done = lesson.begin(stream), lesson.event()
-        device.record(done, stream)
-        device.synchronize_event(done)
-        lesson.note(SHORTEST, SHORTEST, begun, done)
+        teach(lesson, device, SHORTEST, SHORTEST)
     lesson.end()
 
     assert learnt_of(device).overlaps is None

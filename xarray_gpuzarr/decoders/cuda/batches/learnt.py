@@ -6,34 +6,25 @@ Only reads that have the device to themselves teach anything. What they teach is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from time import perf_counter
 from typing import Self
 from weakref import WeakKeyDictionary
 
 from xarray_gpuzarr.cuda.api import DeviceApi, Event, Stream
+from xarray_gpuzarr.cuda.joint_calls import Part, Timed
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cost.calibration import calibration_in_force
 from xarray_gpuzarr.decoders.cost.model import Calibration
 from xarray_gpuzarr.decoders.cost.taken import Taken
 from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, SHORTEST
-from xarray_gpuzarr.process.records import record
 
 _AS_LONG = 1.5
-"""A call with twice as many chunks that takes less than so many times as long has not filled the device before."""
+"""A call with so many times as many chunks, or more, that takes less than so many times as long has not filled the
+device before."""
 _N_TRIES = 3
 """Reads that are asked whether calls overlap; if none can tell, they are taken to run in turn."""
-
-
-@record
-class Call:
-    """One call that has decoded."""
-
-    n_chunks: int
-    n_streams: int
-    begin_s: float
-    """When everything was there that it needs, by a clock of the read's."""
-    end_s: float
 
 
 class Learnt:
@@ -64,34 +55,43 @@ class Learnt:
         learnt.is_wave_full, learnt.overlaps = wave is not None, overlaps
         return learnt
 
-    def learn(self, calls: Sequence[Call]) -> None:
+    def learn(self, calls: Sequence[Timed]) -> None:
         """Learn from the calls of a read that had the device to itself, in the order in which they were given."""
-        if self.overlaps is None and [call.n_chunks for call in calls[:2]] == [SHORTEST, SHORTEST]:
-            self._n_tries += 1
-            self.overlaps = _overlap(*calls[:2])
-            if self.overlaps is None and self._n_tries == _N_TRIES:
-                self.overlaps = False
+        if [call.n for call in calls[:2]] == [SHORTEST, SHORTEST]:
+            self.compare(*calls[:2])
         own: dict[int, float] = {}
         for before, call in pairwise(calls):
             seconds = call.end_s - max(call.begin_s, before.end_s)
-            if call.n_streams == call.n_chunks:
-                own[call.n_chunks] = min(seconds, own.get(call.n_chunks, seconds))
-        once, twice = own.get(self.wave, 0.0), own.get(2 * self.wave, 0.0)
-        if once > 0 and twice > 0 and not self.is_wave_full:
-            if twice < _AS_LONG * once:
+            own[call.n] = min(seconds, own.get(call.n, seconds))
+        self.see_waves(own)
+
+    def compare(self, first: Timed, second: Timed) -> None:
+        """Learn whether calls overlap; see `Knowledge.compare`."""
+        if self.overlaps is None:
+            self._n_tries += 1
+            self.overlaps = _overlap(first, second)
+            if self.overlaps is None and self._n_tries == _N_TRIES:
+                self.overlaps = False
+
+    def see_waves(self, seconds: Mapping[int, float]) -> None:
+        """Learn how many streams are decoded at once; see `Knowledge.see_waves`."""
+        n_once = max((n for n in seconds if n <= self.wave), default=0)
+        n_more = max((n for n in seconds if _AS_LONG * self.wave <= n <= 2 * self.wave), default=0)
+        once, more = seconds.get(n_once, 0.0), seconds.get(n_more, 0.0)
+        if once > 0 and more > 0 and not self.is_wave_full:
+            if more < _AS_LONG * once:
                 self.wave *= 2
             else:
                 self.is_wave_full = True
 
 
-def _overlap(first: Call, second: Call) -> bool | None:
+def _overlap(first: Timed, second: Timed) -> bool | None:
     """Say whether two short calls with as many chunks were decoded together; None if they do not show it.
 
     In turn, the second ends a whole call after the first; together, only as much later as it has begun later.
     """
     seconds = first.end_s - first.begin_s
-    is_late = second.begin_s - first.begin_s > seconds / 4
-    if is_late or any(call.n_streams != call.n_chunks for call in (first, second)):
+    if second.begin_s - first.begin_s > seconds / 4:
         return None
     return second.end_s - first.end_s < seconds / 2
 
@@ -117,13 +117,14 @@ class Lesson:
         self._n_reading = n_reading
         self.learnt = learnt_of(api) if batch_chunks is None else Learnt(batch_chunks)
         self._first: Event | None = None
-        self._calls: list[Call] = []
+        self._calls: list[Timed] = []
         self._taken = taken
         self._end_s = 0.0
         self.n_chunks = 1
         """Of the longest call that the read may have."""
+        self._is_told = batch_chunks is not None
         is_known = self.learnt.is_wave_full and self.learnt.overlaps is not None
-        self.is_on = batch_chunks is None and not is_known and n_reading() == 1
+        self.is_on = not self._is_told and not is_known and n_reading() == 1
         """Whether anything can be learnt."""
 
     @property
@@ -161,8 +162,31 @@ class Lesson:
             n_all = n_chunks * max(1, self._n_reading())
             self._taken.by_device(end_s - max(begin_s, self._end_s), n_all, self.learnt.wave)
         self._end_s = max(self._end_s, end_s)
+        self.is_on = self.is_on and n_streams == n_chunks  # others do not show how many are decoded at once
         if self.is_on:
-            self._calls.append(Call(n_chunks=n_chunks, n_streams=n_streams, begin_s=begin_s, end_s=end_s))
+            self._calls.append(Timed(n=n_chunks, begin_s=begin_s, end_s=end_s))
+
+    def expect(self, workspace: Workspace) -> None:
+        """Let batches of other reads wait a little for those of this one, if they may be decoded together."""
+        if workspace.calls is not None and not self._is_told and not self.learnt.overlaps:
+            workspace.calls.staging[workspace] = None
+
+    def joins(self, workspace: Workspace) -> Learnt | None:
+        """Return what is known of the device, if a batch is decoded together with those of other reads; else None."""
+        calls = workspace.calls
+        if calls is None:
+            return None
+        if self._is_told or self.learnt.overlaps or self._n_reading() < 2:
+            calls.apart[workspace] = None
+            return None
+        return self.learnt
+
+    def note_joint(self, n_chunks: int, n_streams: int, joint: Sequence[tuple[object, Part]]) -> None:
+        """Note the calls that have decoded a batch together with those of other reads."""
+        self.is_on = False
+        if self._taken is not None:
+            for call in {call for _, part in joint for call, *_ in part.given}:
+                self._taken.by_device(call.seconds, max(1, call.n * n_chunks // n_streams), self.learnt.wave)
 
     def end(self) -> None:
         """Learn from the read, if nothing has disturbed it."""

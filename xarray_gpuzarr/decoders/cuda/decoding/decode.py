@@ -6,20 +6,23 @@ that of a few NumPy calls on columns, however many chunks there are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda import nvcomp
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
+from xarray_gpuzarr.cuda.decompress import decompress
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
+from xarray_gpuzarr.cuda.joint_calls import JointCalls, Knowledge, Part
 from xarray_gpuzarr.cuda.launch import move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
+from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.cuda.batches.tables import Tables, offset_by
@@ -55,6 +58,8 @@ class _Offsets:
     moves: int
     moved_nbytes: Rows
     """No offsets: the lengths of the moves, in ascending order."""
+    streams: Sequence[npt.NDArray[Any]]
+    """No offsets: the four columns of all streams."""
     groups: list[int]
     """Per group, four columns: addresses and lengths of the streams, addresses and lengths of what they give."""
     filters: int
@@ -81,6 +86,35 @@ class _Stations:
     """Decoded."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Decoding:
+    """A batch that was begun."""
+
+    plan: BatchPlan
+    chunks: Chunks
+    offsets: _Offsets
+    memory: DeviceMemory
+    """Of its tables."""
+    memories: list[DeviceMemory]
+    """All that it uses."""
+    stream: Stream
+    calls: JointCalls | None = None
+    """Those that reads share, if they decode streams of it."""
+    joint: list[tuple[Group, Part]] = field(default_factory=list)
+    """What these decode."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the device has been given all that decompresses."""
+        return all(not part.n_left for _, part in self.joint)
+
+    def finish_calls(self) -> None:
+        """Wait for what the calls say that reads share."""
+        if self.calls is not None:
+            for _, part in self.joint:
+                self.calls.finish(part)
+
+
 class BatchDecoder:
     """Decodes the batches of one read.
 
@@ -97,37 +131,76 @@ class BatchDecoder:
         self._placing = placing
         self._chain = chain
 
-    def decode(self, chunks: Chunks, stream: Stream) -> tuple[list[DeviceMemory], Receipt | None]:
-        """Enqueue a batch.
+    def decode(self, chunks: Chunks, stream: Stream, joins: Knowledge | None = None) -> Decoding:
+        """Enqueue the decompression of a batch; with what is known of the device, by calls that reads share.
 
         Returns
         -------
-        memories : list of DeviceMemory
-            What is in use until the stream has come here.
-        receipt : Receipt or None
-            It will tell how it went; None if nothing is decompressed.
+        Decoding
+            Its memory is in use until the stream has come to the end of `finish`.
         """
         plan = plan_batch(chunks, self._placing, self._api.nvcomp)
-        scratch = self._allocate(plan, chunks, stream)
+        scratch = self._allocate(plan, chunks, stream, temp_nbytes=0 if joins is not None else plan.temp_nbytes)
         tables = Tables()
         offsets = self._fill_tables(tables, chunks, plan, scratch)
         memory = tables.send(self._workspace, stream)
+        decoding = Decoding(
+            plan=plan, chunks=chunks, offsets=offsets, memory=memory, memories=[memory, scratch.memory], stream=stream
+        )
         self._move(plan, memory, offsets, stream)
         with self._workspace.stage("decode"):
             for group, columns in zip(plan.groups, offsets.groups, strict=True):
-                self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
+                if joins is None or group.format is None:
+                    self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
+            if joins is not None:
+                self._join(decoding, joins)
+        return decoding
+
+    def _join(self, decoding: Decoding, known: Knowledge) -> None:
+        """Let calls that reads share decode the streams of a batch."""
+        workspace, plan, ready = self._workspace, decoding.plan, self._api.event()
+        decoding.calls = calls = workspace.calls
+        assert calls is not None
+        self._api.record(ready, decoding.stream)
+        for group in plan.groups:
+            if group.format is not None:
+                part = Part(
+                    owner=workspace,
+                    format=group.format,
+                    kind=group.inflate.checksum,
+                    columns=[column[group.rows] for column in decoding.offsets.streams],
+                    ready=ready,
+                    known=known,
+                    is_plain=plan.streams.one_each,
+                )
+                decoding.joint.append((group, part))
+                calls.add(part)
+
+    def finish(self, decoding: Decoding) -> Receipt | None:
+        """Enqueue what follows the decompression; return what will tell how it went, None if nothing is decompressed.
+
+        Waits until calls that reads share have been given what they decode of the batch.
+        """
+        plan, chunks, offsets, memory = decoding.plan, decoding.chunks, decoding.offsets, decoding.memory
+        stream = decoding.stream
+        for _, part in decoding.joint:
+            assert decoding.calls is not None
+            decoding.calls.give(part)
+            for call in part.last_calls.values():
+                self._api.wait(stream, call.done)
+        with self._workspace.stage("decode"):
             self._unshuffle(chunks, offset_by(memory, offsets.filters), stream)
             self._undo_elements(len(plan.elements), memory, offsets, stream)
             self._sum_up(len(chunks.shadows), memory, offsets, stream)
         with self._workspace.stage("place"):
             self._placing.launch(memory, offsets.places, stream)
             self._placing.launch(memory, offsets.fills, stream)
-        answer = None
-        if plan.groups or len(plan.elements) or len(chunks.shadows):
-            answer = Receipt.ask(self._workspace, plan, chunks.shadows, offset_by(memory, offsets.receipt[0]), stream)
-        return [memory, scratch.memory], answer
+        if not (plan.groups or len(plan.elements) or len(chunks.shadows)):
+            return None
+        address = offset_by(memory, offsets.receipt[0])
+        return Receipt.ask(self._workspace, plan, chunks.shadows, address, stream, decoding.joint)
 
-    def _allocate(self, plan: BatchPlan, chunks: Chunks, stream: Stream) -> _Scratch:
+    def _allocate(self, plan: BatchPlan, chunks: Chunks, stream: Stream, temp_nbytes: int) -> _Scratch:
         """Take the scratch memory of a batch."""
         room = _Room()
         moved = room.take(len(plan.moved), plan.streams.source_nbytes[plan.moved])
@@ -135,7 +208,7 @@ class BatchDecoder:
         apart = room.take(len(plan.apart), self._chain.chunk_nbytes)
         shuffled = room.take(len(plan.shuffled), self._chain.inner_nbytes)
         steps = [room.take(len(plan.elements), nbytes) for nbytes in self._chain.step_nbytes]
-        memory = self._workspace.lend_scratch(room.nbytes + aligned(plan.temp_nbytes), stream)
+        memory = self._workspace.lend_scratch(room.nbytes + aligned(temp_nbytes), stream)
 
         def addresses(offsets: Rows) -> Addresses:
             return (offsets + memory.address).view(np.uint64) if len(offsets) else _NO_ADDRESSES
@@ -160,6 +233,7 @@ class BatchDecoder:
         return _Offsets(
             moves=moves,
             moved_nbytes=moved_nbytes,
+            streams=columns,
             groups=[tables.add(*(column[group.rows] for column in columns)) for group in plan.groups],
             filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
             elements=self._add_elements(tables, plan, at, scratch),
@@ -208,36 +282,26 @@ class BatchDecoder:
         self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address, stream: Stream
     ) -> None:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
-        api, n = self._api, group.n
-        sources, source_nbytes, outputs, capacity = [Address(table + 8 * n * k) for k in range(4)]
         lengths, checksums, codes, *_ = offsets.receipt
         actual = offset_by(memory, lengths + 8 * group.first)
         sums = offset_by(memory, checksums + 8 * group.first)
         statuses = offset_by(memory, codes + 4 * group.first)
-        if group.format == "zstd":
-            check_zstd(api, stream, table=table, n=n, spare=offset_by(memory, offsets.spare), refused=sums)
         if group.format is None:
-            blosclz(api, stream, table=table, n=n, actual=actual, status=statuses)
-        else:
-            batch = nvcomp.Batch(
-                sources=sources,
-                source_nbytes=source_nbytes,
-                capacity=capacity,
-                actual=actual,
-                outputs=outputs,
-                statuses=statuses,
-            )
-            api.nvcomp.decompress(
-                group.format,
-                batch,
-                n_chunks=n,
-                temp=temp,
-                temp_nbytes=group.temp_nbytes,
-                stream=stream.handle,
-            )
-        if group.inflate.checksum is not None:
-            kind, longest = group.inflate.checksum, group.max_nbytes
-            checksum(api, stream, kind, table=outputs, n=n, max_nbytes=longest, result=sums)
+            blosclz(self._api, stream, table=table, n=group.n, actual=actual, status=statuses)
+            return
+        decompress(
+            self._api,
+            stream,
+            group.format,
+            group.inflate.checksum,
+            table=table,
+            n=group.n,
+            answer=(actual, sums, statuses),
+            spare=offset_by(memory, offsets.spare),
+            temp=temp,
+            temp_nbytes=group.temp_nbytes,
+            max_nbytes=group.max_nbytes,
+        )
 
     def _unshuffle(self, chunks: Chunks, table: Address, stream: Stream) -> None:
         filters = chunks.filters

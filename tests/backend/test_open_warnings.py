@@ -1,0 +1,69 @@
+"""Opening warns of what engine="zarr" warns of, as often: also where it fails, and where xarray has to decode."""
+
+import warnings
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.stores.fakes import Wrapper
+from zarr.storage import MemoryStore
+
+VARIABLES = {
+    "times before any reference": (np.arange(3.0) + 1, {"units": "days since 0001-01-01"}),
+    "times long after their reference": (np.arange(3.0) + 730_000, {"units": "days since 0001-01-01"}),
+    "ambiguous reference": (np.arange(3.0) + 1, {"units": "days since 1-1-1"}),
+    "another calendar": (np.arange(3.0) + 1, {"units": "days since 2000-01-01", "calendar": "noleap"}),
+    "far times": (np.arange(3.0) + 1e7, {"units": "days since 2000-01-01"}),
+    "times with two fill values": (
+        np.arange(3.0),
+        {"units": "days since 2000-01-01", "_FillValue": 1, "missing_value": 2},
+    ),
+    "two fill values": (np.arange(3.0), {"_FillValue": 1.0, "missing_value": 2.0}),
+    "two fill values of integers": (np.arange(3), {"_FillValue": 1, "missing_value": [2, 3]}),
+    "two fill values of truth": (np.arange(3, dtype="i1"), {"dtype": "bool", "_FillValue": 1, "missing_value": 2}),
+    "two complex fill values": (np.arange(3) * 1j, {"_FillValue": 1.0, "missing_value": 2.0}),
+    "unsigned numbers with a point": (np.arange(3.0), {"_Unsigned": "true"}),
+    "unsigned and swapped": (np.arange(3, dtype=">i2"), {"_Unsigned": "true", "missing_value": [4, 5]}),
+    "a fill value that is text": (np.arange(3), {"_FillValue": "abc"}),
+    "a factor that is text": (np.arange(3.0), {"scale_factor": "x", "_FillValue": 1, "missing_value": 2}),
+    "two factors": (np.arange(3.0), {"scale_factor": [2.0, 3.0], "_FillValue": 1, "missing_value": 2}),
+    "coordinates that are not there": (np.arange(3.0), {"coordinates": "nowhere", "grid_mapping": "gm"}),
+}
+
+
+def outcome(engine, opens, store, **keywords):
+    """Return an error's type and words, if there was one, and how often each warning came."""
+    error = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            opens(store, engine=engine, **keywords)
+        except Exception as err:  # noqa: BLE001  # of any kind: it is compared
+            error = type(err), str(err)
+    return error, Counter((w.category, str(w.message)) for w in caught)
+
+
+@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+@pytest.mark.parametrize(
+    "keywords", [{}, {"consolidated": False}, {"group": "nowhere"}, {"decode_times": False}], ids=str
+)
+@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_warnings_are_those_of_the_stock_engine(variable, kind, keywords, opens, zarr_format):
+    values, attributes = VARIABLES[variable]
+    stored = MemoryStore()
+    dims = {"dimension_names": ("x",)} if zarr_format == 3 else {}
+    array = zarr.open_group(stored, zarr_format=zarr_format).create_array("v", data=values, **dims)
+    array.attrs.update(attributes | ({} if dims else {"_ARRAY_DIMENSIONS": ["x"]}))
+
+    outcome_of = partial(outcome, opens=opens, store=kind(stored), **keywords)
+
+    assert outcome_of("gpuzarr") == outcome_of("zarr")
+
+
+@pytest.fixture(params=[2, 3])
+def zarr_format(request):
+    return request.param

@@ -1,0 +1,195 @@
+"""How groups of a store are opened: by xarray's own code, with fewer questions.
+
+xarray opens the first group. The groups below it, and the members of each, are asked of zarr-python all at once, where
+xarray would ask for one after another. If anything is out of the ordinary they are opened as xarray does, so that
+values, warnings and errors are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import partial
+from typing import Any
+
+from xarray.backends import ZarrStore
+from xarray.backends.common import _normalize_path
+from xarray.backends.zarr import _iter_zarr_groups
+from xarray.core.treenode import NodePath
+from zarr import Group
+from zarr.errors import UnknownCodecError
+from zarr.storage import StorePath
+
+from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
+from xarray_gpuzarr.backend.group_walk import Members, Opened, Wanted, walk
+from xarray_gpuzarr.backend.metadata_ahead import MetadataAhead, fetch_first, takes_long
+from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
+from xarray_gpuzarr.fetch import run_on_loop
+
+
+def open_group(
+    filename_or_obj: Any, *, group: str | None = None, consolidated: bool | None = None, **options: Any
+) -> ZarrStore:
+    """Open one group for reading, as xarray's zarr engine does.
+
+    Parameters
+    ----------
+    filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
+    group : str or None
+    consolidated : bool or None
+        None takes consolidated metadata if there are any.
+    **options
+        Others of `ZarrStore.open_group`.
+    """
+    return _open(filename_or_obj, None, group=group, consolidated=consolidated, **options)["/"]
+
+
+def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> dict[str, ZarrStore]:
+    """Open a group and all groups below it, by their paths from it; parameters as for `open_group`.
+
+    With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it are opened, and those above them.
+    """
+    if group and is_pattern(group):
+        pattern = GroupPattern(group)
+        stores = _open(filename_or_obj, pattern.leads_to, group="/", **options)
+        if pattern.given not in stores:
+            return pattern.chosen(stores)
+    parent = str(NodePath("/") / NodePath(group)) if group else "/"
+    stores = _open(filename_or_obj, lambda path: True, group=parent, **options)  # noqa: ARG005
+    return {path.lstrip("/") or "." if group else path: store for path, store in stores.items()}
+
+
+def _open(where: Any, wanted: Wanted | None, **options: Any) -> dict[str, ZarrStore]:
+    """Open a group, and those below it that are wanted, by their paths from it."""
+    where = _normalize_path(where)
+    options |= {"mode": "r", "consolidate_on_close": False}
+    with _naming_unknown_codecs(where):
+        if not options.get("cache_members", True):
+            return {"/": ZarrStore.open_group(where, **options)}
+        opened = _open_ahead(where, wanted, options) if takes_long(where) else None
+        if opened is None:
+            opened = _with_groups_below(ZarrStore.open_group(where, **options | {"cache_members": False}), wanted)
+        return opened
+
+
+def _open_ahead(where: Any, wanted: Wanted | None, options: dict[str, Any]) -> dict[str, ZarrStore] | None:
+    """Open groups of a store that takes long: what they are known by is asked for ahead, and once.
+
+    None if that fails, or says anything of the store that stands between: without it, xarray has its own words.
+    """
+    asked = {name: options.get(name) for name in ("group", "consolidated", "zarr_format", "storage_options")}
+    try:
+        ahead, path = run_on_loop(str(where), partial(fetch_first, where, **asked))
+    except Exception:  # noqa: BLE001  # of any kind
+        return None
+    known = StorePath(ahead, path) if path or isinstance(where, StorePath) else ahead
+    try:
+        first = ZarrStore.open_group(known, **options | {"storage_options": None, "cache_members": False})
+    except Exception as err:
+        if type(ahead).__name__ in str(err):
+            return None
+        raise
+    first._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`
+    opened = _with_groups_below(first, wanted)
+    for each in opened.values():
+        ahead.hand_over(each)
+    return opened
+
+
+def _with_groups_below(first: ZarrStore, wanted: Wanted | None) -> dict[str, ZarrStore]:
+    """Return an open group with its members, and the groups below it with theirs, by their paths from it."""
+    group = first.zarr_group
+    try:
+        found = run_on_loop(str(group.store_path), lambda: walk(group._async_group, wanted))  # noqa: SLF001
+    except Exception:  # noqa: BLE001  # of any kind: it comes again, if it is one to xarray
+        found = _as_by_xarray(group, wanted)
+    return {path: _of_group(first, each, members) for path, each, members in found}
+
+
+def _as_by_xarray(group: Group, wanted: Wanted | None) -> Opened:
+    """Return a group and those below it as `ZarrStore` does once the first is open, with its errors."""
+    store = group.store
+    try:
+        return _one_by_one(group, wanted)
+    except Exception as err:
+        if not isinstance(store, MetadataAhead) or type(store).__name__ not in str(err):
+            raise
+    group.store_path.store = store.itself
+    return _one_by_one(group, wanted)
+
+
+def _one_by_one(group: Group, wanted: Wanted | None) -> Opened:
+    paths = ["/"] if wanted is None else list(_iter_zarr_groups(group))
+    groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
+    return [(path, each, dict(each.members())) for path, each in groups.items()]
+
+
+def _of_group(first: ZarrStore, group: Group, members: Members) -> ZarrStore:
+    """Return an open group with the settings of another one, and its members."""
+    store = copy(first)
+    store.zarr_group = group
+    store._group = group.path  # noqa: SLF001  # what ZarrStore.__init__ sets, which would ask for the members
+    store._cache_members, store._members = True, members  # noqa: SLF001  # likewise
+    return store
+
+
+def open_already(store: object) -> ZarrStore:
+    """Return a group that the caller has opened, if it is one.
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(store, ZarrStore):
+        return store
+    raise OptionError(
+        "store= is not an open Zarr store",
+        tried="reading store= in place of the path",
+        found=f"an instance of {type(store).__module__}.{type(store).__qualname__}",
+        do="give an xarray.backends.ZarrStore, or give the path, URL or zarr store as the first argument",
+    )
+
+
+def require_reading(mode: object) -> None:
+    """Refuse to open a store in a mode that lets it be changed.
+
+    Raises
+    ------
+    OptionError
+    """
+    if mode != "r":
+        raise OptionError(
+            'engine="gpuzarr" only reads',
+            tried=f"mode={mode!r}",
+            found='the one mode of this engine is "r"; others create, change or remove what is stored',
+            do="leave mode out to read; write with Dataset.to_zarr",
+        )
+
+
+@contextmanager
+def _naming_unknown_codecs(store: object) -> Iterator[None]:
+    try:
+        yield
+    except UnknownCodecError as err:
+        raise UnsupportedCodecError(
+            f"an array of {store} is stored with a codec that is not installed",
+            tried="the codecs of zarr-python and of the packages that register codecs with it",
+            found=str(err),
+            do=f"{_how_to_install(str(err))}, or leave the array's group out",
+        ) from err
+
+
+_BROUGHT_BY = {
+    "imagecodecs_": "imagecodecs",
+    "zfpy": "'numcodecs[zfpy]'",
+    "pcodec": "'numcodecs[pcodec]'",
+    "scale_offset": "'zarr>=3.2'",
+    "cast_value": "'zarr>=3.2' cast-value-rs",
+}
+"""Part of the name of a codec -> what pip is to install."""
+
+
+def _how_to_install(found: str) -> str:
+    package = next((package for part, package in _BROUGHT_BY.items() if part in found), None)
+    return "install the package that brings the codec" if package is None else f"pip install {package}"
