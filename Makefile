@@ -22,6 +22,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c xarray_gpuzarr/native/elements.h
 
+CHECKED := lint types layers workflows cross package gpu-environments docs fresh-notebooks bench-smoke test test-oldest \
+	test-zarr test-torch
+
 SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
 	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
 SANITIZE = memcheck racecheck initcheck synccheck
@@ -61,7 +64,8 @@ test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and s
 	$(ZARR)/bin/python -m pytest -q -c /dev/null -p no:cacheprovider --disable-warnings .ci/test_zarr_programs.py
 
 test-torch: $(TORCH)/.installed ## Run the tests of training with PyTorch and torchdata, whose wheels take 5 GB (three minutes)
-	XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q tests/training
+	XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q \
+		tests/training/test_torch*.py tests/training/test_batches.py
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
@@ -107,7 +111,7 @@ types: $(VENV)/.installed ## Check types
 layers: $(VENV)/.installed ## Check that no floor imports from one above it
 	$(BIN)/lint-imports
 
-check: lint types layers workflows test test-oldest cross package gpu-environments docs fresh-notebooks bench-smoke ## Everything that CI runs
+check: $(CHECKED) ## Everything that CI runs
 
 bench: $(VENV)/.installed ## Compare with zarr-python, zarrs, TensorStore and zarrista (minutes)
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
@@ -124,7 +128,7 @@ performance: $(VENV)/.installed ## Write docs/performance.md, its figures and do
 bench-smoke: $(VENV)/.installed ## One case of each kind on tiny data, to see that it runs
 	$(BIN)/python -m benchmarks --smoke
 
-gpu-environments: $(VENV)/bin/python ## Let pip resolve every environment for GPUs; let the real CuPy be serialized
+gpu-environments: $(VENV)/bin/python | $(VENV)/bin/uv ## Resolve every environment for GPUs, by pip and uv; let the real CuPy be serialized
 	.ci/try-gpu-environments
 
 package: $(VENV)/.release ## Build wheel and sdist, install the wheel into an empty environment, use it there
@@ -154,37 +158,40 @@ $(VENV)/bin/python:
 		"found $$($(PYTHON) --version 2>&1 | tail -1): install one, or say make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(VENV)/bin/uv: | $(VENV)/bin/python
+	-$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED) | $(VENV)/bin/uv
+	.ci/install $(BIN)/python -c constraints.txt -e '.[dev]'
 	@touch $@
 
 $(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
 	$(BIN)/python -m venv $(OLDEST)
 	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install -q --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[test]'
+	.ci/install $(OLDEST)/bin/python -c $(OLDEST)/constraints.txt -e '.[test]'
 	@touch $@
 
-$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED)
+$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(ZARR)
-	$(ZARR)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[zarr-suite,zarr-programs]'
+	.ci/install $(ZARR)/bin/python -c constraints.txt -e '.[zarr-suite,zarr-programs]'
 	@touch $@
 
-$(TORCH)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-torch.txt $(COMPILED)
+$(TORCH)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-torch.txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(TORCH)
 	$(BIN)/python .ci/constraints.py torch > $(TORCH)/constraints.txt
-	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check -c $(TORCH)/constraints.txt -e '.[torch-suite]'
+	.ci/install $(TORCH)/bin/python -c $(TORCH)/constraints.txt -e '.[torch-suite]'
 	@touch $@
 
-$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED)
+$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(GPU)
 	$(BIN)/python .ci/constraints.py cuda$(CUDA) > $(GPU)/constraints.txt
-	$(GPU)/bin/python -m pip install -q --disable-pip-version-check -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'
+	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	.ci/install $(BIN)/python -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.release: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[release]'
+	.ci/install $(BIN)/python -c constraints.txt -e '.[release]'
 	@touch $@

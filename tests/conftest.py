@@ -1,5 +1,6 @@
 """Fixtures and settings of the whole suite."""
 
+import fcntl
 import gc
 import os
 from collections.abc import Iterator
@@ -51,6 +52,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             decoders.append(pytest.param("cuda", marks=pytest.mark.gpu))
     if len(decoders) > 1:
         metafunc.parametrize("decoder", decoders, indirect=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage among what is collected: there are many objects, and all of them stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Let one process after the other import a module: the first keeps its rewritten assertions for the others."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as module:
+        fcntl.flock(module, fcntl.LOCK_EX)
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # what -k and -m choose has every pair of its own
@@ -122,14 +143,19 @@ def device_decodes_all_by_itself(request: pytest.FixtureRequest) -> Iterator[Non
 @pytest.fixture(autouse=True)
 def settings_are_left_as_they_were() -> Iterator[None]:
     """Fail a test that leaves settings of this package or of zarr-python to later ones."""
-    before = _settings()
+    if _settings() != _seen:
+        _seen.update(deepcopy(_settings()))
     yield
-    assert _settings() == before
+    assert _settings() == _seen
 
 
-def _settings() -> object:
+_seen: dict[str, object] = {}
+"""Settings before a test; mostly those before the test before."""
+
+
+def _settings() -> dict[str, object]:
     ours = {name: value for name, value in os.environ.items() if name.startswith("XARRAY_GPUZARR_")}
-    return ours, deepcopy(zarr.config.config)
+    return {"ours": ours, "zarr's": zarr.config.config}
 
 
 @pytest.fixture

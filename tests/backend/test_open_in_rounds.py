@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections import Counter
 from contextlib import nullcontext, suppress
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -50,12 +51,17 @@ def small(value, n_times=4):
 
 
 def tree(zarr_format, *, consolidated, n=(3, 2)):
+    return MemoryStore(dict(_tree(zarr_format, consolidated, n)))
+
+
+@cache
+def _tree(zarr_format, consolidated, n):
     store = MemoryStore()
     groups = {f"/g{i}/h{j}": small(10 * i + j) for i in range(n[0]) for j in range(n[1])}
     xr.DataTree.from_dict({"/": xr.Dataset(attrs={"root": 1}), **groups}).to_zarr(
         store, zarr_format=zarr_format, consolidated=consolidated
     )
-    return store
+    return store._store_dict
 
 
 def many(zarr_format, *, consolidated, **encoding):

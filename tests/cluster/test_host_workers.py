@@ -222,7 +222,7 @@ def test_a_reduction_larger_than_memory(tmp_path):
     for row in range(shape[0]):
         array[row] = tile
 
-    with local_cluster(1, 1, memory_limit="400MB") as client:
+    with local_cluster(1, 1, memory_limit="400MB", as_users_do=True) as client:
         value = open_ours(tmp_path, chunks={}, consolidated=False)["v"].mean().compute()
         assert stats(client).total.decoded_nbytes * 4 > 1_000_000_000
 

@@ -8,19 +8,31 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster
 
+from helpers.fresh_process import fresh_processes
+
 SECONDS = 60
 """Nothing in these tests may take longer."""
 
 
 @contextmanager
 def local_cluster(
-    n_workers: int = 2, threads_per_worker: int = 1, *, processes: bool = True, **keywords: Any
+    n_workers: int = 2,
+    threads_per_worker: int = 1,
+    *,
+    processes: bool = True,
+    as_users_do: bool = False,
+    **keywords: Any,
 ) -> Iterator[Client]:
-    """Start workers, in processes unless told otherwise, and yield a client."""
+    """Start workers, in processes unless told otherwise, and yield a client.
+
+    The processes are quickly there, unless they are to start `as_users_do`: then all that dask puts into their
+    environment takes effect, on the allocator too.
+    """
+    method = "spawn" if as_users_do else fresh_processes().get_start_method()
     where = {"host": "127.0.0.1"} if processes else {}
     config = {
         "distributed.comm.timeouts.connect": SECONDS,
-        "distributed.worker.multiprocessing-method": "spawn",
+        "distributed.worker.multiprocessing-method": method,
         # A cluster looks again that long after it lost a worker, and closes a nanny whose worker is just restarting.
         "distributed.deploy.lost-worker-timeout": "1 hour",
     }

@@ -1,7 +1,6 @@
 """Reads that are interrupted, again and again: ``python -m helpers.interrupted_reads shards 2 points 1``.
 
-After each interrupt, nothing that reads hold may be held, and the next read must give the right values. Prints how many
-interrupts there were.
+After each interrupt, nothing that reads hold may be held, and the next read must give the right values.
 """
 
 import asyncio
@@ -240,15 +239,16 @@ def by_timer(subject: Subject, seconds: float) -> int:
     return n_hits
 
 
-def main() -> None:
-    kind, n_threads, way, amount = sys.argv[1:]
+def interrupt_reads(kind: str, n_threads: int, way: str, amount: float) -> int:
+    """Interrupt reads in this process, which does nothing else; return how many interrupts there were."""
     host._SERIAL_S = 0.0
     with tempfile.TemporaryDirectory() as path:
-        subject = SUBJECTS[kind](path, int(n_threads))
-        n = by_timer(subject, float(amount)) if way == "timer" else at_every_point(subject, step=int(amount))
+        subject = SUBJECTS[kind](path, n_threads)
+        n = by_timer(subject, amount) if way == "timer" else at_every_point(subject, step=int(amount))
         subject.read()
-    sys.stdout.write(f"{n} interrupts\n")
+    return n
 
 
 if __name__ == "__main__":
-    main()
+    kind, n_threads, way, amount = sys.argv[1:]
+    sys.stdout.write(f"{interrupt_reads(kind, int(n_threads), way, float(amount))} interrupts\n")

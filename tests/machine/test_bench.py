@@ -106,7 +106,7 @@ def test_every_reader_reads_the_same_box(path, name):
     np.testing.assert_array_equal(np.asarray(values), expected, strict=True)
 
 
-def test_options_of_a_remote_store_reach_every_reader(path, tmp_path, capsys):
+def test_options_of_a_remote_store_reach_every_reader(bench_of, path, tmp_path, capsys):
     parts = ["zarr default", "gpuzarr", "xarray zarr default, no"]
     with S3Server() as server:
         server.check_keys()

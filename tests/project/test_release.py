@@ -14,6 +14,19 @@ def test_changelog_begins_with_the_version():
     assert headings[0] == PROJECT["version"]
 
 
+def test_make_check_is_all_that_continuous_integration_runs():
+    makefile, workflow, script = (
+        (ROOT / name).read_text() for name in ("Makefile", ".github/workflows/tests.yml", ".ci/run")
+    )
+    target = r"(?<![\w.-])[a-z][a-z-]+(?![\w./-])"
+
+    checked = set(re.findall(target, re.search(r"^CHECKED := ((?:.*\\\n)*.*)", makefile, re.MULTILINE)[1]))
+    jobs = re.findall(r"- run: make ([a-z -]+)|target: \[(.*)\]", workflow)
+    assert {name for job in jobs for name in re.findall(target, " ".join(job))} == checked
+    lines = re.findall(r"^make ((?:-\S+ )*)([^#\n]*)", script, re.MULTILINE)
+    assert {name for _, line in lines for name in re.findall(target, line)} == checked
+
+
 def test_citation_names_the_version():
     citation = (ROOT / "CITATION.cff").read_text()
 

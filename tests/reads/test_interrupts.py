@@ -2,10 +2,7 @@
 
 import _thread
 import asyncio
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +10,8 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.every_pair import usually
+from helpers.fresh_process import in_fresh_process
+from helpers.interrupted_reads import interrupt_reads
 from helpers.stores.fakes import RecordingStore
 from zarr.core import sync
 from zarr.storage import LocalStore, MemoryStore
@@ -27,16 +26,6 @@ from xarray_gpuzarr.process.waiting import Bell, apart
 pytestmark = pytest.mark.timeout(120)
 
 DATA = np.arange(200_000, dtype="i4")
-
-TESTS = Path(__file__).parents[1]
-
-
-def interrupted_reads(*arguments: object) -> int:
-    """Return how many reads were interrupted in a process of its own; it fails if they leave something behind."""
-    command = [sys.executable, "-W", "ignore", "-m", "helpers.interrupted_reads", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout.split()[0])
 
 
 @pytest.mark.parametrize(
@@ -58,12 +47,14 @@ def interrupted_reads(*arguments: object) -> int:
 )
 def test_an_interrupt_at_any_point_leaves_nothing_behind(kind, n_threads, step):
     """Every `step`-th of the points where CPython handles signals, usually half of them; a step of 1 takes minutes."""
-    assert interrupted_reads(kind, n_threads, "points", usually(2 * step, full=step)) >= usually(5, full=10)
+    amount = usually(2 * step, full=step)
+
+    assert in_fresh_process(interrupt_reads, kind, n_threads, "points", amount, seconds=100) >= usually(5, full=10)
 
 
 @pytest.mark.parametrize(("kind", "n_threads"), [("shards", 2), ("store", 2), ("progress", 1)])
 def test_signals_at_any_time_leave_nothing_behind(kind, n_threads):
-    assert interrupted_reads(kind, n_threads, "timer", 1) >= 5
+    assert in_fresh_process(interrupt_reads, kind, n_threads, "timer", 1, seconds=100) >= 5
 
 
 @pytest.fixture
