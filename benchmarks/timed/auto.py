@@ -123,6 +123,8 @@ class Machine:
         self.device = ModelledDevice(self.rates, self.clock)
         self.decoder = cuda.CudaDecoder(lambda: self.device.as_api)
         self._host: Decoder = HostDecoder()
+        self._codec = "zstd"
+        """Of the array that was last made."""
         self.n_decoded = 0
         """Chunks that the host has decoded."""
         self.fetches: list[tuple[float, float]] = []
@@ -171,7 +173,7 @@ class Machine:
 
     def stored(self, codec: str, chunk_nbytes: int, n_chunks: int, n_shards: int = 1) -> StoredArray:
         """Return an array of shards of so many chunks."""
-        machine, rates = self, self.rates
+        machine, rates, self._codec = self, self.rates, codec
 
         class Store(HeaderStore):
             def start_edge(self, key: str, location: str, nbytes: int) -> Any:
@@ -199,9 +201,9 @@ class Machine:
         while not is_so():
             self.clock.sleep(_LOOK_S)
 
-    def _decode(self, codec: ChunkCodec, _encoded: memoryview, decoded: memoryview) -> None:
+    def _decode(self, _codec: ChunkCodec, _encoded: memoryview, decoded: memoryview) -> None:
         self.n_decoded += 1
-        self.crew.spend(len(decoded) / CODECS["zstd" if codec.streams else "lz4"])
+        self.crew.spend(len(decoded) / CODECS[self._codec])
 
     def _upload(self, workspace: Any, to: int, runs: Sequence[memoryview]) -> None:
         """Take the time of `image.upload_pageable`, and copy nothing."""

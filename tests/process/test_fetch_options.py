@@ -123,6 +123,8 @@ def test_an_unusable_resource_leaves_the_other_kind_alone():
 def test_limits_that_were_set_take_the_place_of_a_stores_own(chosen, rule):
     gap, longest, raw = rule
 
-    assert coalesce_rule(
-        FetchOptions(**chosen), max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000
-    ) == CoalesceRule(max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=raw)
+    configure(**chosen)
+
+    assert coalesce_rule(max_gap_nbytes=10, max_nbytes=100, max_raw_nbytes=1000) == CoalesceRule(
+        max_gap_nbytes=gap, max_nbytes=longest, max_raw_nbytes=raw
+    )

@@ -56,8 +56,11 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None)
     if isinstance(spec, Unplanned):
         found = read_by_zarr(stored, lambda a: a.oindex[outer.wanted] if a.ndim else a[()], decoder)
         return outer.restore(found)
-    target = box_target(outer, spec.grid)
-    return _guarded(spec, lambda: outer.restore(_read_target(stored, spec, target, decoder, out)))
+
+    def planned() -> Any:
+        return outer.restore(_read_target(stored, spec, box_target(outer, spec.grid), decoder, out))
+
+    return _guarded(spec, planned)
 
 
 def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:

@@ -12,12 +12,13 @@ import io
 import zlib
 from collections.abc import Callable
 
+import imagecodecs
 import numcodecs
 import zstandard
 
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
 from xarray_gpuzarr.decoders.host.streams import check_declared, zstd_at_most
-from xarray_gpuzarr.frames.headers import FrameError
+from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes
 from xarray_gpuzarr.native import Codec
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.codecs import (
@@ -73,10 +74,12 @@ def _zlib_at_most(src: memoryview, most: int) -> memoryview:
     return memoryview(decoded)
 
 
-def _by_numcodecs(codec_id: str) -> Callable[[memoryview, int], memoryview]:
-    """Return what decodes frames that always declare their length, which was looked at."""
-    codec = numcodecs.get_codec({"id": codec_id})
-    return lambda src, _most: memoryview(codec.decode(src)).cast("B")
+def _lz4_at_most(src: memoryview, _most: int) -> memoryview:  # the declared length was looked at
+    return memoryview(numcodecs.get_codec({"id": "lz4"}).decode(src)).cast("B")
+
+
+def _blosc_at_most(src: memoryview, _most: int) -> memoryview:  # likewise; numcodecs knows no snappy inside of Blosc
+    return memoryview(imagecodecs.blosc_decode(src[: blosc_nbytes(src)[1]], numthreads=1))
 
 
 COMPRESSORS: dict[type, Compressor] = of_each(
@@ -85,8 +88,8 @@ COMPRESSORS: dict[type, Compressor] = of_each(
         ZstdSpec: Compressor(at_most=zstd_at_most, rate=0.7e9, native="zstd"),
         GzipSpec: Compressor(at_most=_gzip_at_most, rate=0.3e9, native="gzip"),
         ZlibSpec: Compressor(at_most=_zlib_at_most, rate=0.3e9, native="zlib"),
-        Lz4Spec: Compressor(at_most=_by_numcodecs("lz4"), rate=2e9, native="lz4"),
-        BloscSpec: Compressor(at_most=_by_numcodecs("blosc"), rate=2e9, native="blosc"),
+        Lz4Spec: Compressor(at_most=_lz4_at_most, rate=2e9, native="lz4"),
+        BloscSpec: Compressor(at_most=_blosc_at_most, rate=2e9, native="blosc"),
     },
 )
 
