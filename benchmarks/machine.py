@@ -33,18 +33,8 @@ HOST_PACKAGES = (
     "google-crc32c",
     "memray",
 )
-GPU_PACKAGES = (
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "rmm-cu12",
-    "rmm-cu13",
-    "nvidia-libnvcomp-cu12",
-    "nvidia-libnvcomp-cu13",
-    "nvidia-nvcomp-cu12",
-    "nvidia-nvcomp-cu13",
-    "kvikio-cu12",
-    "kvikio-cu13",
-)
+_BY_CUDA = ("cupy-cuda{}x", "rmm-cu{}", "nvidia-libnvcomp-cu{}", "nvidia-nvcomp-cu{}", "kvikio-cu{}")
+GPU_PACKAGES = tuple(name.format(major) for name in _BY_CUDA for major in (12, 13))
 
 
 def about(module: str, settings: dict[str, object], packages: Sequence[str] = HOST_PACKAGES) -> dict[str, object]:

@@ -107,11 +107,6 @@ class Cell:
         """Return the time of shared reads over that of the better side."""
         return self.seconds["auto"] / min(self.seconds["device"], self.seconds["host"])
 
-    @property
-    def of_device(self) -> float:
-        """Return how many times as fast as by the device alone shared reads are."""
-        return self.seconds["device"] / self.seconds["auto"]
-
 
 class Machine:
     """A host and a device whose times are modelled; only inside `running`."""
@@ -311,24 +306,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timed.auto", description=__doc__)
     parser.add_argument("--codec", nargs="+", choices=tuple(CODECS), default=list(CODECS))
     parser.add_argument("--threads", nargs="+", type=int, default=N_THREADS, help="of dask (default 1 2 4 8)")
-    parser.add_argument("--least", action="store_true", help="one length, few numbers of chunks")
     parser.add_argument("--rates", type=Path, help="results of benchmarks.gpu.saturation (default: what is assumed)")
     parser.add_argument("--calls", nargs="+", choices=("overlap", "in-turn"), default=["overlap"], help="that decode")
     parser.add_argument("--by", choices=tuple(MOST_SLOWER), default="learnt", help="what shared reads go by")
     parser.add_argument("--shards", nargs="+", type=int, default=(), help="that a read is of (default 1)")
-    parser.add_argument("--lengths", nargs="+", type=int, help="bytes of a chunk (default: six)")
-    parser.add_argument("--chunks", nargs="+", type=int, help="of a shard (default: eight numbers)")
+    parser.add_argument("--lengths", nargs="+", type=int, default=BETWEEN_NBYTES, help="bytes of a chunk")
+    parser.add_argument("--chunks", nargs="+", type=int, default=BETWEEN_N, help="of a shard")
     options = parser.parse_args(arguments)
     return max(_main(options, in_turn=calls == "in-turn") for calls in options.calls)
 
 
 def _main(options: argparse.Namespace, *, in_turn: bool) -> int:
     most_slower = MOST_SLOWER[options.by]
-    lengths, numbers = (BETWEEN_NBYTES[:1], BETWEEN_N[:3]) if options.least else (BETWEEN_NBYTES, BETWEEN_N)
-    lengths, numbers = options.lengths or lengths, options.chunks or numbers
     rates = replace(rates_of(options.rates), in_turn=in_turn)
     print(rates.hardware)
-    cells = list(sweep(options.codec, lengths, numbers, options.threads, rates, by=options.by, shards=options.shards))
+    layouts = options.codec, options.lengths, options.chunks, options.threads
+    cells = list(sweep(*layouts, rates, by=options.by, shards=options.shards))
     print_sweep(cells, Console(width=None if sys.stdout.isatty() else 200))
     late = [cell for cell in cells if cell.slower > most_slower]
     print(f"{len(cells)} layouts; more than {most_slower - 1:.0%} slower than the better side: {len(late)}")

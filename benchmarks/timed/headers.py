@@ -112,11 +112,9 @@ def header_array(
     nbytes = _UNIT * np.random.default_rng(0).integers(mean - mean // 50, mean + mean // 50, n_chunks, endpoint=True)
     if codec == "none":
         nbytes = np.full(n_chunks, chunk_nbytes)
+    shard_shape = np.multiply(chunks_per_shard, chunk_shape).tolist()
     grid = ChunkGrid(
-        shape=(
-            n_shards * chunks_per_shard[0] * chunk_shape[0],
-            *np.multiply(chunks_per_shard, chunk_shape)[1:].tolist(),
-        ),
+        shape=(n_shards * shard_shape[0], *shard_shape[1:]),
         chunk_shape=chunk_shape,
         chunks_per_shard=chunks_per_shard,
     )

@@ -44,7 +44,7 @@ def test_a_read_of_many_shards_is_much_quicker_than_by_the_device_alone(in_turn)
         if cell.layout.n_shards > 1
     )
 
-    assert cell.of_device > 1.45
+    assert cell.seconds["device"] / cell.seconds["auto"] > 1.45
     assert cell.first_s <= 1.01 * cell.seconds["device"]
 
 
@@ -102,7 +102,7 @@ def test_another_steering_would_be_slower(part, monkeypatch):
 
 
 def test_the_command_says_what_was_slower(capsys):
-    assert main(["--codec", "lz4", "--threads", "1", "--least"]) == 0
+    assert main(["--codec", "lz4", "--threads", "1", "--lengths", "16384", "--chunks", "1", "6", "24"]) == 0
     printed = capsys.readouterr().out
     assert "lz4, 1 thread: auto's time over the better side's" in printed
     assert "more than 3% slower than the better side: 0" in printed
