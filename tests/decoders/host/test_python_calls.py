@@ -34,6 +34,7 @@ EVERY_THIRD = np.arange(0, 64, 3)
 def kept_indexes(monkeypatch):
     require_loops()
     monkeypatch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
+    monkeypatch.delitem(sys.modules, "distributed.worker", raising=False)  # asked for threads, where there are workers
     index_cache.cache.clear()
     yield
     index_cache.cache.clear()
