@@ -29,7 +29,6 @@ from helpers.simulated.reads import SMALL, CudaReads
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
-from xarray_gpuzarr.decoders.host import job as host_job
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.process import progress_bar, threads
 from xarray_gpuzarr.process.counters import counters
@@ -173,16 +172,9 @@ def shown(path: str) -> Subject:
     return Subject(read, [check_threads, check])
 
 
-def streams(path: str, n_threads: int) -> Subject:
-    """A read of chunks that are decoded as they are read."""
-    host_job._STREAMED_NBYTES = 0
-    return local(path, n_threads, **LAYOUT)
-
-
 SUBJECTS: dict[str, Callable[[str, int], Subject]] = {
     "shards": lambda path, n: local(path, n, **LAYOUT),
     "files": lambda path, n: local(path, n, chunks=(10, 32, 32), compressors=None),
-    "streams": streams,
     "store": lambda _, n: memory(n, **LAYOUT),
     "objects": lambda _, n: memory(n, chunks=(10, 32, 32)),
     "progress": lambda path, _: shown(path),

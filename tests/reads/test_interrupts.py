@@ -34,7 +34,6 @@ DATA = np.arange(200_000, dtype="i4")
         ("shards", 1, 13),
         ("shards", 2, 11),
         ("files", 2, 13),
-        ("streams", 1, 101),
         ("store", 1, 13),
         ("store", 2, 17),
         ("objects", 2, 17),

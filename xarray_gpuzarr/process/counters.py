@@ -112,13 +112,17 @@ class Counters:
         return _UNTIMED if mine.stage == stage else _Timed(mine, stage)
 
     def during[Result](self, stage: Stage, do: Callable[[], Result]) -> Result:
-        """Return what `do` does; its seconds count as a stage."""
+        """Return what `do` does; its seconds count as a stage, and whatever interrupts it ends the stage."""
         mine = self._mine
-        before = mine.switch(stage)
+        before = mine.stage
         try:
+            mine.switch(stage)
             return do()
         finally:
-            mine.switch(before)
+            try:
+                mine.switch(before)
+            finally:
+                mine.stage = before
 
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
@@ -133,15 +137,6 @@ class Counters:
     def switch(self, stage: Stage | None) -> Stage | None:
         """Start the calling thread's clock for another stage, None for no stage; return the stage before."""
         return self._mine.switch(stage)
-
-    def restoring[Result](self, read: Callable[[], Result]) -> Result:
-        """Return what `read` does; the calling thread is then in the stage before, whatever may have interrupted it."""
-        mine = self._mine
-        before = mine.stage
-        try:
-            return read()
-        finally:
-            mine.stage = before
 
     @property
     def _mine(self) -> _Account:

@@ -148,24 +148,26 @@ class Crew:
             self._turns[me] = most
             return True
 
-    def taking(self, n_wanted: int) -> AbstractContextManager[int]:
+    def taking(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
         """Count threads that the calling one starts by itself as at work, while a block runs.
 
         Parameters
         ----------
         n_wanted : int
             Threads that the block could use, the calling one, which `run` counts, among them.
+        budget : int or None
+            As for `run`.
 
         Yields
         ------
         int
             As many as cores are free for; at least 1.
         """
-        return self._taking(n_wanted) if n_wanted > 1 else _ALONE
+        return self._taking(n_wanted, budget or thread_budget()) if n_wanted > 1 else _ALONE
 
     @contextmanager
-    def _taking(self, n_wanted: int) -> Iterator[int]:
-        more = [object() for _ in range(min(n_wanted - 1, thread_budget() - self.n_active))]
+    def _taking(self, n_wanted: int, budget: int) -> Iterator[int]:
+        more = [object() for _ in range(min(n_wanted - 1, budget - self.n_active))]
         try:
             self._alone.update(more)
             yield 1 + len(more)
@@ -191,7 +193,12 @@ class Crew:
         """
         if most == 1:
             thread_setting()  # one that is unusable fails short reads, too
-            self._run_alone(work)
+            me = object()  # whom nobody could help; it counts all the same
+            try:
+                self._alone.add(me)
+                work(lambda: True)
+            finally:
+                self._alone.discard(me)
             return
         run = _Run(work, budget or thread_budget())
         try:
@@ -207,15 +214,6 @@ class Crew:
             self._runs.discard(run)
         if run.errors:
             _raise_first(run.errors)
-
-    def _run_alone(self, work: Work) -> None:
-        """Run what nobody could help with; it counts all the same."""
-        me = object()
-        try:
-            self._alone.add(me)
-            work(lambda: True)
-        finally:
-            self._alone.discard(me)
 
     def _ask_for_help(self, run: _Run, most: int) -> None:
         with self._lock:

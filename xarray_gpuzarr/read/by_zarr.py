@@ -21,7 +21,7 @@ def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], de
     array = stored.zarr_array
     assert array is not None
     try:
-        block = counters.restoring(lambda: counters.during("zarr", lambda: _as_array(pick(array), array.dtype)))
+        block = counters.during("zarr", lambda: _as_array(pick(array), array.dtype))
     except ChunkNotFoundError as err:
         raise missing_chunks(f"/{array.path}", "chunks", str(err)) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named

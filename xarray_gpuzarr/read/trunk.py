@@ -114,7 +114,7 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
 def _guarded(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
     """Return what a planned read does; name the array where host memory does not suffice for it."""
     try:
-        return counters.restoring(planned)
+        return counters.during("decode", planned)
     except DeviceMemoryError:
         raise
     except MemoryError as err:
@@ -154,10 +154,7 @@ def _read_snapshot(
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     with Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache) as snapshot:
         plans = CountedPlans(draw_plans(spec, target, snapshot))
-        with (
-            watch(iter(plans), attrgetter("n_chunks"), n_chunks=target.n_chunks, nbytes=nbytes) as watched,
-            counters.stage("decode"),
-        ):
+        with watch(iter(plans), attrgetter("n_chunks"), n_chunks=target.n_chunks, nbytes=nbytes) as watched:
             result = decode(watched, snapshot, spec=spec, target=target, cast=stored.cast)
         snapshot.check_all_there()
     plans.done()

@@ -22,9 +22,9 @@ def most(monkeypatch):
     """The threads that reads ask for, of four."""
     asked, run = [], host.crew.run
 
-    def noting(work, most, **more):
+    def noting(work, most, *budget):
         asked.append(most)
-        run(work, most, **more)
+        run(work, most, *budget)
 
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
     monkeypatch.setattr(host.crew, "run", noting)

@@ -89,7 +89,7 @@ class Block:
         """Let the compiled loops read, decode and place what they can; return tasks for what they leave."""
         assert self.native is not None
         assert self.files is not None
-        with crew.taking(self.job.most_threads) as n_threads:
+        with crew.taking(self.job.most_threads, self.job.budget) as n_threads:
             found = self.native.read(rows, self.files, n_threads)
         counters.add(read_nbytes=found.n_read)
         left = found.left
@@ -188,7 +188,7 @@ class Block:
     def _place(self, rows: range) -> Sequence[int]:
         """Let the compiled loops decode and place what they can; return the rows that are left."""
         assert self.native is not None
-        with crew.taking(self.job.most_threads) as n_threads:
+        with crew.taking(self.job.most_threads, self.job.budget) as n_threads:
             return self.native.place(rows, n_threads)
 
     def _decode_row(self, src: memoryview, numbers: list[int]) -> None:

@@ -129,7 +129,8 @@ def _share_out(job: Job) -> tuple[int, int | None]:
     nbytes = max(job.out.nbytes, n_chunks * array.chunk_nbytes if n_chunks > 1 else 0)
     seconds = nbytes / array.rate
     is_long, is_single = seconds >= _SERIAL_S, n_chunks == 1
-    most = threads.thread_budget() if is_long and not is_single else 1
+    job.budget = threads.thread_budget() if seconds >= min(_SERIAL_S, 2 * _LOOP_THREAD_S) else 1
+    most = job.budget if is_long and not is_single else 1
     if most > 1 and not source.is_remote:  # else latency tells how long requests should be
         job.longest_nbytes = max(_LEAST_PART_NBYTES, nbytes // most // _PARTS_A_THREAD)
         job.rows_a_part = _rows_a_part(n_chunks // most, array.rate, array.chunk_nbytes)
@@ -137,14 +138,10 @@ def _share_out(job: Job) -> tuple[int, int | None]:
     is_short = not is_long if array.is_copied else seconds < _LOOPS_S
     by_loops = source.is_local and array.program is not None and (is_single or is_short)
     if is_single and array.is_copied:
-        job.most_threads = _most_threads(nbytes // _LOOP_COPY_NBYTES)
+        job.most_threads = max(1, min(nbytes // _LOOP_COPY_NBYTES, job.budget))
     elif not array.is_copied and (by_loops or most == 1):
-        job.most_threads = _most_threads(int(seconds / _LOOP_THREAD_S))
+        job.most_threads = max(1, min(int(seconds / _LOOP_THREAD_S), job.budget))
     return most, rows_a_call(array.rate, array.chunk_nbytes) if by_loops else None
-
-
-def _most_threads(n: int) -> int:
-    return min(n, threads.thread_budget()) if n > 1 else 1
 
 
 def _rows_a_part(share: int, rate: float, chunk_nbytes: int) -> int:
@@ -161,7 +158,7 @@ def _run(tasks: Iterator[Task], job: Job, most: int) -> None:
             task.run(task.start(job.source))
 
     nothing_ahead = job.target.n_chunks == 1 and not job.source.is_remote
-    crew.run(alone if nothing_ahead else TaskQueue(tasks, job.source).drain, most)
+    crew.run(alone if nothing_ahead else TaskQueue(tasks, job.source).drain, most, job.budget)
 
 
 def _call_loops(plans: Iterator[ReadPlan], job: Job, n_rows: int) -> list[Task]:

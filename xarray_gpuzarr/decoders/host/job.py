@@ -52,6 +52,8 @@ class Job:
         self.array, self.target, self.out, self.source = array, target, out, source
         self.longest_nbytes = _ANY
         """Of parts: so that each thread gets some of a small read."""
+        self.budget = 1
+        """Threads of this process that may decode at once; 1 for a read that more would not end sooner."""
         self.most_threads = 1
         """Threads of the compiled loops that one thread of Python may be joined by, itself among them."""
         self.rows_a_part = _ANY
