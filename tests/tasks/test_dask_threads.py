@@ -53,14 +53,14 @@ def budgets(monkeypatch):
     """How many threads each read was allowed to use, however short it is."""
     budgets = []
 
-    def run(work, most, **_):
+    def run(work, most, _budget=None):
         budgets.append(most)
         work(lambda: True)
 
     monkeypatch.setattr(host, "_SERIAL_S", 0.0)
     monkeypatch.setattr(host, "_LOOPS_S", 0.0)
     monkeypatch.setattr(crew, "run", run)
-    monkeypatch.setattr(crew, "taking", lambda _: nullcontext(1))
+    monkeypatch.setattr(crew, "taking", lambda *_: nullcontext(1))
     return budgets
 
 

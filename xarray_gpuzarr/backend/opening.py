@@ -15,7 +15,6 @@ from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from typing import Any
 
-import numpy as np
 from xarray import Coordinates, Dataset, Variable, conventions
 from xarray.backends import ZarrStore
 from xarray.core import indexing
@@ -32,8 +31,6 @@ from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 from xarray_gpuzarr.stored.cf import parse_cast
 from xarray_gpuzarr.stored.metadata import parse_array
 
-_PACKING = frozenset({"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned"})
-"""Attributes of which xarray may say that they do not fit the values, or each other."""
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
 
@@ -68,13 +65,12 @@ def build_datasets[Path](
         ahead, prepared, failure = closing.enter_context(ValuesAhead(is_slow=is_slow)), {}, None
         for path, store in stores.items():
             try:
-                prepared[path] = _prepare(store, options, dropped, place, ahead)
-                if options.decode_times:
-                    ahead.begin()
+                prepared[path] = _prepare(store, options, dropped, ahead)
+                ahead.begin(is_tree=len(stores) > 1)
             except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
                 failure = err
                 break
-        datasets = {path: _decode(stores[path], *found, options, dropped) for path, found in prepared.items()}
+        datasets = {path: _decode(stores[path], *found, options, dropped, place) for path, found in prepared.items()}
         if failure is not None:
             raise failure
         ahead.end_decoding()
@@ -82,28 +78,23 @@ def build_datasets[Path](
 
 
 def _prepare(
-    store: ZarrStore, options: DecodeOptions, dropped: set[str], place: Place, ahead: ValuesAhead
+    store: ZarrStore, options: DecodeOptions, dropped: set[str], ahead: ValuesAhead
 ) -> tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]:
-    """Return the variables of a group, those of this engine decoded, and its attributes."""
+    """Return the variables of a group, not decoded, and its attributes."""
     try:
         stored, attrs = store.load()
     except OverflowError:  # of xarray's arithmetic: the array that is so long is named here
         for _, array in store.zarr_group.arrays():
             parse_array(array)
         raise
-    prepared = dict(stored)
-    for variable in prepared.values():
+    bounds = _time_bounds(stored)
+    for name, variable in stored.items():
         if variable.encoding.get("shards") is not None:
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
-    bounds = _time_bounds(stored)
-    for name in [name for name in prepared if name not in dropped]:
-        variable = prepared[name]
-        ours = None if name in bounds else engine_variable(name, variable, options, place)
-        if ours is not None:
-            prepared[name] = ours
-        else:
-            _let_wait(variable, name, ahead, is_time=name in bounds or _has_time_units(variable))
-    return prepared, attrs
+        if name not in dropped:
+            is_time = name in bounds or _has_time_units(variable)
+            _let_wait(variable, name, ahead, is_time=is_time and bool(options.of_variable(name)["decode_times"]))
+    return dict(stored), attrs
 
 
 def _let_wait(variable: Variable, name: Hashable, ahead: ValuesAhead, *, is_time: bool) -> None:
@@ -119,15 +110,16 @@ def _let_wait(variable: Variable, name: Hashable, ahead: ValuesAhead, *, is_time
 
 def _decode(
     store: ZarrStore,
-    prepared: dict[Hashable, Variable],
+    stored: dict[Hashable, Variable],
     attrs: MutableMapping[Any, Any],
     options: DecodeOptions,
     dropped: set[str],
+    place: Place,
 ) -> Dataset:
-    """Let xarray decode a group's other variables and tell coordinates from data."""
-    # Variables of this engine are decoded already and pass through unchanged.
+    """Let xarray decode a group and tell coordinates from data; put this engine's arrays in place of its lazy ones."""
+    as_stored = {name: dict(variable.attrs) for name, variable in stored.items()}  # xarray may take some away
     variables, attrs, coord_names = conventions.decode_cf_variables(
-        prepared,
+        stored,
         attrs,
         mask_and_scale=options.mask_and_scale,
         decode_times=options.decode_times,
@@ -139,10 +131,11 @@ def _decode(
     )
     data_vars: dict[Hashable, Variable] = {}
     coords: dict[Hashable, Variable] = {}
-    for name, variable in variables.items():
+    for name, decoded in variables.items():
+        variable = engine_variable(name, stored[name], as_stored[name], decoded, options, place)
         is_coord = name in coord_names or variable.dims == (name,)
         if is_coord and not variable.dims:
-            variable = _on_host(variable)  # noqa: PLW2901
+            variable = _on_host(variable)
         (coords if is_coord else data_vars)[name] = _self_chunking(variable)
     dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
     dataset.set_close(store.close)
@@ -150,36 +143,41 @@ def _decode(
     return dataset
 
 
-def engine_variable(name: Hashable, variable: Variable, options: DecodeOptions, place: Place) -> Variable | None:
-    """Return the decoded, lazy form of a stored variable, or None if xarray should decode it.
+def engine_variable(
+    name: Hashable,
+    variable: Variable,
+    attrs: Mapping[Any, Any],
+    decoded: Variable,
+    options: DecodeOptions,
+    place: Place,
+) -> Variable:
+    """Return a decoded variable, with an array that this engine reads if it can decode it.
 
     Parameters
     ----------
     name : hashable
     variable : xarray.Variable
         As `ZarrStore` opened it, not decoded.
+    attrs : mapping
+        Its attributes as they are stored.
+    decoded : xarray.Variable
+        As xarray decodes it.
     options : DecodeOptions
     place : Place
     """
     wrapped: Any = variable._data  # noqa: SLF001  # ZarrStore wraps the zarr array twice
     array = wrapped.array.get_array()
-    if array.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
-        return None
-    keywords = options.of_variable(name)
-    attrs = variable.attrs if keywords["mask_and_scale"] else {"dtype": variable.attrs.get("dtype")}
-    if _is_for_xarray(attrs, variable, array.dtype, keywords):
-        return None
-    decoded = _decoded_stand_in(name, variable, array.dtype, keywords)
-    if decoded is None or decoded.dtype.kind not in NUMERIC_KINDS:
-        return None
+    if {array.dtype.kind, decoded.dtype.kind} - NUMERIC_KINDS or variable.dims == (name,):
+        return decoded
+    if not options.of_variable(name)["mask_and_scale"]:
+        attrs = {"dtype": attrs.get("dtype")}
     cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
     if cast is None:
-        return None
+        return decoded
     here = "host" if place.device == "workers" and not array.ndim else place.device  # xarray makes no task of a scalar
     lazy = LazyArray(stored_array(array, cast, place.storage), here, or_host=place.or_host)
     _advise_of_host_decoding(name, lazy)
-    data = indexing.LazilyIndexedArray(lazy)
-    return Variable(decoded.dims, data, decoded.attrs, decoded.encoding, fastpath=True)
+    return Variable(decoded.dims, indexing.LazilyIndexedArray(lazy), decoded.attrs, decoded.encoding, fastpath=True)
 
 
 def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
@@ -197,32 +195,6 @@ def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
         do="nothing, if that is fast enough: values are the same. docs/codecs.md names what the GPU decodes; "
         "ds.gpuzarr.explain() shows every variable",
     )
-
-
-def _is_for_xarray(
-    attrs: Mapping[Any, Any], variable: Variable, stored: np.dtype[Any], keywords: dict[str, Any]
-) -> bool:
-    """Return whether only xarray can decode a variable: a stand-in would give its warnings twice, or wrong ones."""
-    if keywords["decode_times"] and isinstance(variable.attrs.get("units"), str) and _has_time_units(variable):
-        return True
-    if attrs.keys().isdisjoint(_PACKING):
-        return False
-    try:
-        return parse_cast(attrs, stored=stored, decoded=np.result_type(stored, np.float32)) is None
-    except (TypeError, ValueError):
-        return True
-
-
-def _decoded_stand_in(
-    name: Hashable, variable: Variable, dtype: np.dtype[Any], keywords: dict[str, Any]
-) -> Variable | None:
-    """Let xarray decode a variable of at most one element, to learn its dtype, attributes and encoding."""
-    one = np.zeros(tuple(min(n, 1) for n in variable.shape), dtype)
-    stand_in = Variable(variable.dims, one, dict(variable.attrs), dict(variable.encoding))
-    try:
-        return conventions.decode_cf_variable(name, stand_in, **keywords)
-    except Exception:  # noqa: BLE001  # the same error comes again, with its context, when xarray decodes the variable
-        return None
 
 
 def _time_bounds(variables: Mapping[Any, Variable]) -> set[Hashable]:

@@ -79,9 +79,9 @@ class ValuesAhead:
         self._times.clear()
         self._waiting = [array for array in self._waiting if array.is_ahead]
 
-    def begin(self) -> None:
-        """Ask a slow store for what is wanted so far, if there are times, which are looked at before indexes are."""
-        if self._is_slow and self._times:
+    def begin(self, *, is_tree: bool) -> None:
+        """Ask a slow store for what is wanted so far, if there are times, or other groups are still to be prepared."""
+        if self._is_slow and (self._times or is_tree):
             with suppress(Exception):  # likewise, see `fetch`
                 self._ask()
 
