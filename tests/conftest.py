@@ -24,13 +24,13 @@ NEEDS_GPU = "tests that need an NVIDIA GPU: make test-gpu"
 
 settings.register_profile(
     "ci",
-    max_examples=every_pair.usually(25, full=60),
+    max_examples=every_pair.usually(16, full=60),
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("few", settings.get_profile("ci"), max_examples=every_pair.usually(10, full=30))
+settings.register_profile("few", settings.get_profile("ci"), max_examples=every_pair.usually(7, full=30))
 settings.register_profile(
     "search",
     max_examples=2000,

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning", "ignore::UserWarning"),
 ]
 
-thorough = at_least(50, full=120)
+thorough = at_least(32, full=120)
 
 SHARDED = {"chunks": (5, 5), "shards": (10, 10)}
 VARIABLES = {

@@ -196,7 +196,7 @@ SERVERS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=usually(12, full=25))  # each starts a server
+@settings(max_examples=usually(8, full=25))  # each starts a server
 @given(drawn=SERVERS, chosen=st.lists(st.sampled_from([*SELECTIONS]), min_size=1, max_size=5))
 @pytest.mark.host_decoder
 def test_servers_with_an_older_version_are_never_mixed(drawn, chosen):
@@ -227,7 +227,7 @@ def test_servers_with_an_older_version_are_never_mixed_by_any_decoder(pick, sele
             assert_no_shard_is_mixed(read_array(array, selection, device="host"), selection, datas)
 
 
-@settings(max_examples=usually(12, full=25))
+@settings(max_examples=usually(8, full=25))
 @given(
     at=st.integers(0, 12),
     n=st.integers(1, 3),

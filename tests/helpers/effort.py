@@ -10,5 +10,5 @@ def at_least(n: int, *, full: int) -> settings:
     return settings(max_examples=max(usually(n, full=full), settings.default.max_examples))
 
 
-many = at_least(200, full=400)
+many = at_least(120, full=400)
 """For properties of pure arithmetic; the rest keep the profile that `conftest` loads."""

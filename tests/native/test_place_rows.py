@@ -57,7 +57,7 @@ DTYPES = ("?", "u1", "i2", "f2", "i4", "f4", "f8", "c8", "c16")
 """Elements of 1, 2, 4, 8 and 16 bytes; zarr-python has no numbers of other lengths, and text is read by it alone."""
 CANARY = 0x5A
 _IS_SANITIZED = os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1"
-more = settings(max_examples=usually(12, full=30)) if _IS_SANITIZED else at_least(60, full=120)
+more = settings(max_examples=usually(8, full=30)) if _IS_SANITIZED else at_least(40, full=120)
 """Reads of a few chunks take 5 ms, with sanitizers ten times that."""
 
 
@@ -253,7 +253,7 @@ def test_stacks_are_those_of_numpy():
 
 
 @given(layout=layouts(), order=st.sampled_from("CF"), data=st.data())
-@settings(max_examples=10 if _IS_SANITIZED else 30)
+@settings(max_examples=usually(6, full=10) if _IS_SANITIZED else 30)
 def test_reads_of_zarr_into_memory_of_the_caller(layout, order, data):
     elements, keywords = layout
     store = MemoryStore()

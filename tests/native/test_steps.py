@@ -104,7 +104,7 @@ def draw_cast(rng: Random, stored: str) -> Cast:
     return Cast(dtype=np.dtype(decoded).str, view=view, mask=mask, scale=scale, offset=offset)
 
 
-@pytest.mark.parametrize("number", range(usually(60, full=600)))
+@pytest.mark.parametrize("number", range(usually(40, full=600)))
 def test_masks_factors_and_summands(number):
     rng = Random(f"{SEED} {number}")
     stored = rng.choice([d for d in DTYPES if d[0] in "iuf" and d != "b1"])

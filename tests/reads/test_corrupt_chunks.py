@@ -200,13 +200,13 @@ def bits_flipped(chunk, codecs):
     """Flip every bit of the header, and some others, of every session others."""
     n_bits = 8 * len(chunk)
     step = usually(3, full=1) if codecs in BLOSC else 1
-    header = range(BULK.index(codecs) % step, min(n_bits, usually(128, full=256)), step)
-    stride = n_bits // usually(60, full=300) + 1
+    header = range(BULK.index(codecs) % step, min(n_bits, usually(96, full=256)), step)
+    stride = n_bits // usually(36, full=300) + 1
     return [flipped(chunk, bit) for bit in sorted({*header, *range(SEED % stride, n_bits, stride)})]
 
 
 def every_truncation(chunk, _codecs):
-    stride = len(chunk) // usually(40, full=200) + 1
+    stride = len(chunk) // usually(25, full=200) + 1
     return [chunk[:at] for at in {0, *range(SEED % stride, len(chunk), stride), len(chunk) - 1}]
 
 

@@ -29,7 +29,7 @@ from xarray_gpuzarr.read import stored_array
 
 pytestmark = pytest.mark.every_decoder
 
-thorough = at_least(60, full=150)
+thorough = at_least(40, full=150)
 
 
 def assert_reads_as_zarr_does(array, selection=None, *, by_zarr=False):

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::xarray.SerializationWarning", "ignore::RuntimeWarning", "ignore::UserWarning"),
 ]
 
-thorough = at_least(80, full=200)
+thorough = at_least(48, full=200)
 
 
 @pytest.mark.also_with("host-i2-true-big-plain", "simulated-i2-true-big-plain")

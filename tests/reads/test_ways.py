@@ -269,7 +269,7 @@ def test_each_way_is_taken(tmp_path, name):
 
 
 _MANY = 1000
-N_DRAWS = usually(100, full=_MANY)
+N_DRAWS = usually(70, full=_MANY)
 
 
 def test_all_ways_agree(tmp_path):

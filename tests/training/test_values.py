@@ -175,7 +175,7 @@ def in_fortran_order(ds):
     return ds.map(lambda a: a.copy(data=a.data.copy(order="F")), keep_attrs=True)
 
 
-@settings(max_examples=usually(12, full=25))
+@settings(max_examples=usually(8, full=25))
 @given(data=st.data())
 @pytest.mark.parametrize("load", [lambda ds: ds, lambda ds: ds.load(), in_fortran_order], ids=["lazy", "C", "F"])
 def test_samples_after_any_selection_of_one_store(stores, load, data):
@@ -187,7 +187,7 @@ def test_samples_after_any_selection_of_one_store(stores, load, data):
 
 
 @pytest.mark.filterwarnings("ignore:The specified chunks separate")
-@settings(max_examples=usually(12, full=25))
+@settings(max_examples=usually(8, full=25))
 @given(data=st.data())
 def test_samples_after_any_selection_of_several_stores(stores, data):
     chosen = data.draw(st.permutations(stores))

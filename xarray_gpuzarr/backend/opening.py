@@ -1,8 +1,8 @@
 """How a store is opened: xarray's zarr backend with this package's arrays in it.
 
-Metadata, groups, attributes and encodings are read by xarray's own `ZarrStore`. Every numeric variable whose CF
-decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass; index coordinates,
-times, strings and everything else stay with xarray on the host.
+Metadata, groups, attributes and encodings are read by xarray's own `ZarrStore`, and decoded by xarray, lazily. Every
+numeric variable whose CF decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one
+pass; index coordinates, times, strings and everything else stay with xarray on the host.
 
 References
 ----------

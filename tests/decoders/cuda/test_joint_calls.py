@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.data.corpus import V3_CODECS, counting, write
 from helpers.data.damage import assert_explains
+from helpers.every_pair import usually
 from helpers.simulated.reads import KIB, LAZY, SCENES, SEEDS, CudaReads, NotingDevice, joint, limits, scene, shared
 from helpers.simulated.simulator import SimulatedDevice
 from helpers.stores.fakes import put, take
@@ -86,13 +87,13 @@ def test_values_do_not_depend_on_calls(name, seed, selection, wave, batch_chunks
 
 
 @pytest.mark.parametrize("wave", [1, 7, 64, 1000])
-@pytest.mark.parametrize("seed", SEEDS[:6])
+@pytest.mark.parametrize("seed", SEEDS[: usually(2, full=6)])
 def test_threads_share_calls(seed, wave):
     device = NotingDevice(seed)
     reads = CudaReads(device)
 
     def work(number):
-        for turn in range(3):
+        for turn in range(usually(2, full=3)):
             assert_reads(reads, JOINED[(number + turn) % len(JOINED)])
 
     with limits(batch_chunks=10, batch_nbytes=MIB), joint(wave):
@@ -230,11 +231,11 @@ def test_an_error_of_any_call_leaves_nothing_behind(error):
     with limits(batch_chunks=5, batch_nbytes=MIB), joint(12):
         assert_reads(CudaReads(device), "zstd, scattered", HALF)
 
-    for at in range(len(device.notes)):
+    for at in range(0, len(device.notes), usually(3, full=1)):
         read_interrupted(SEEDS[at % len(SEEDS)], at, error)
 
 
-@pytest.mark.parametrize("at", range(20, 300, 20))
+@pytest.mark.parametrize("at", range(20, 300, usually(40, full=20)))
 def test_who_is_interrupted_leaves_the_streams_of_others_to_them(at):
     reads = CudaReads(interrupted_at(at, SEEDS[at % len(SEEDS)]))
     interrupted = []
