@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zarr
 from hypothesis import HealthCheck, settings
+from zarr.core import codec_pipeline
 from zarr.storage import LocalStore, MemoryStore
 
 pytest.register_assert_rewrite("helpers")
@@ -19,6 +20,11 @@ from helpers import every_decoder, every_pair, not_run  # noqa: E402
 from helpers.gpu import skip_or_fail_without_gpu  # noqa: E402
 
 from xarray_gpuzarr.native import loops  # noqa: E402
+
+if hasattr(codec_pipeline, "FusedCodecPipeline"):  # zarr-python 3.2 has none
+    # It writes in half the time; in the environment, so that processes of tests have it too.
+    os.environ["ZARR_CODEC_PIPELINE__PATH"] = "zarr.core.codec_pipeline.FusedCodecPipeline"
+    zarr.config.refresh()
 
 NEEDS_GPU = "tests that need an NVIDIA GPU: make test-gpu"
 
@@ -156,6 +162,13 @@ _seen: dict[str, object] = {}
 def _settings() -> dict[str, object]:
     ours = {name: value for name, value in os.environ.items() if name.startswith("XARRAY_GPUZARR_")}
     return {"ours": ours, "zarr's": zarr.config.config}
+
+
+@pytest.fixture
+def usual_pipeline() -> Iterator[None]:
+    """The codec pipeline that zarr-python has without any setting: it asks a store only for `get`."""
+    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+        yield
 
 
 @pytest.fixture

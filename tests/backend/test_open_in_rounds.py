@@ -28,7 +28,10 @@ from xarray_gpuzarr.backend import opening, values_ahead
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.decoders.host import HostDecoder
 
-pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated"),
+    pytest.mark.usefixtures("usual_pipeline"),  # requests are counted where it makes them
+]
 
 DEPTH = 3
 """Of `tree`: its arrays lie in groups of groups of the root."""

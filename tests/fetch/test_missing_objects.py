@@ -155,6 +155,7 @@ def lost(error):
     return script
 
 
+@pytest.mark.usefixtures("usual_pipeline")
 @pytest.mark.parametrize("wrap", [lambda store: store, LoggingStore, WrapperStore], ids=["plain", "logging", "wrapped"])
 @pytest.mark.parametrize("raised", [None, *RAISED])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -17,6 +17,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.usefixtures("usual_pipeline")
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_hold(module, tmp_path, monkeypatch):
     write_sharded(weather_dataset(SAMPLES["small"]), str(tmp_path / "era5.zarr"))
