@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.simulated.contexts import Contexts
+from helpers.simulated.fake_cuda import CUDARuntimeError
 from helpers.simulated.gpu import SimulatedGpu, use
 from helpers.simulated.planted_faults import FaultyDevice
 from helpers.simulated.reads import SCENES, CudaReads, limits, scene, shared
@@ -23,6 +24,7 @@ from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import batches
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.decoders.cuda.checks import check_all
+from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
 
@@ -198,6 +200,44 @@ def test_a_thread_that_has_used_no_device_keeps_the_one_it_has_used_now(fake, de
 
     assert on_thread(read) == 1
     assert devices(fake) == {1}, fake.contexts.made
+
+
+def test_a_thread_that_stays_on_its_device_is_not_sent_there_again(fake, native, device):
+    fake.contexts.set_device(1)
+
+    with device.activate():
+        pass
+
+    assert fake.called("setDevice") == [[1]]
+
+
+LOST = CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+
+def test_a_device_that_was_lost_before_is_an_error_in_our_words(fake, native, device):
+    fake.failures["setDevice"] = LOST  # "may also return error codes from previous, asynchronous launches"
+
+    with pytest.raises(CudaError, match="no longer use the GPU"), device.activate():
+        pass
+
+
+def test_a_device_that_is_lost_meanwhile_is_an_error_in_our_words(fake, native, device):
+    fake.contexts.set_device(0)
+
+    with pytest.raises(CudaError, match="no longer use the GPU"), device.activate():
+        fake.failures["setDevice"] = LOST
+
+
+def test_what_a_lost_device_has_raised_is_not_hidden(fake, native, device):
+    fake.contexts.set_device(0)
+
+    def fail():
+        with device.activate():
+            fake.failures["setDevice"] = LOST
+            raise KeyError("the cause")
+
+    with pytest.raises(KeyError, match="the cause"):
+        fail()
 
 
 # --- reads -----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, in_context
 from xarray_gpuzarr.cuda.sharing import share_memory
-from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError
 from xarray_gpuzarr.process.device_options import ResourceOptions, resource_options
 
 try:
@@ -133,13 +133,22 @@ class NativeDevice:
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Make this the device of the calling thread inside a ``with`` block; see `DeviceApi.activate`."""
-        before, has_context = cupy.cuda.runtime.getDevice(), cupy.cuda.driver.ctxGetCurrent() != 0
-        cupy.cuda.runtime.setDevice(self.index)
+        before = self._enter()
         try:
             yield
-        finally:
-            if has_context:  # else ``cudaSetDevice`` would make one there, of some 500 MiB
-                cupy.cuda.runtime.setDevice(before)
+        except BaseException:
+            with suppress(CudaError, DeviceMemoryError):  # of a lost device, whose loss is being raised
+                _go_back(before)
+            raise
+        _go_back(before)
+
+    @cuda_call("cudaGetDevice, cudaSetDevice")
+    def _enter(self) -> int | None:
+        """Make this the device of the calling thread; return which one to go back to."""
+        before, has_context = int(cupy.cuda.runtime.getDevice()), cupy.cuda.driver.ctxGetCurrent() != 0
+        cupy.cuda.runtime.setDevice(self.index)
+        # Where there is no context, going back would make one, of some 500 MiB.
+        return before if has_context and before != self.index else None
 
     @cuda_call("cudaMemGetInfo")
     def memory_nbytes(self) -> tuple[int, int]:
@@ -345,6 +354,12 @@ class NativeDevice:
             return module.get_function(kernel.name).kernel
         except FAILURES as error:
             raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
+
+
+@cuda_call("cudaSetDevice")
+def _go_back(device: int | None) -> None:
+    if device is not None:
+        cupy.cuda.runtime.setDevice(device)
 
 
 def _native(stream: Stream) -> NativeStream:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty
+from unittest.mock import Mock
 
 import numcodecs
 import numpy as np
@@ -32,9 +33,10 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
+from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES
 from xarray_gpuzarr.decoders.cuda.checks.checked import run_checks
 from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
-from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.cache_folder import cache_folder
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
@@ -370,6 +372,15 @@ def test_a_device_that_breaks_in_its_first_checks_is_not_used(first):
     with pytest.warns(GpuZarrWarning), pytest.raises(DeviceUnavailableError, match="copies failed"):
         values(array, decoder)
     assert "copies failed" in decoder.why_unusable()
+
+
+def test_a_device_that_can_no_longer_be_made_current_answers_at_once(impatient):
+    device = FaultyDevice(None)
+    device.activate = Mock(side_effect=CudaError("a CUDA call failed", tried="t", found="cudaErrorAssert", do="d"))
+
+    (answer,) = run_checks(device, [COPIES])
+
+    assert (answer.about, answer.found) == ("process", "CudaError: cudaErrorAssert")
 
 
 @pytest.mark.parametrize("error", [MemoryError("no pages"), OSError("no file"), ImportError("no module")])
