@@ -152,8 +152,9 @@ class Workspace:
         self._results.append(array)
         return array
 
-    def wait_for_consumer(self, stream: Stream) -> None:
-        """Let `stream` come after what the consumer has been given: it is about to write to an array of theirs."""
+    def fill(self, array: Any, stream: Stream) -> None:
+        """Let `stream` write to an array of the consumer's, after what the consumer has been given."""
+        self._results.append(array)
         given = self.api.event()
         self.api.record(given, self.api.consumer_stream())
         self.api.wait(stream, given)

@@ -1,6 +1,8 @@
 """Workspaces are lent to one read after another: how many there are, what they hold, and who waits."""
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -20,6 +22,7 @@ from xarray_gpuzarr.cuda.resources import WorkerResources, n_at_once, pinned_nby
 from xarray_gpuzarr.cuda.shared_lock import SharedLock
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.read import read, stored_array
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -248,6 +251,27 @@ def test_slots_of_an_interrupted_read_are_dropped_however_often_cleaning_fails(m
     pool.reading(lambda workspace: workspace.lend_slot(KIB))
 
     assert device.calls["allocate_pinned"] == before + 1
+
+
+def test_an_output_outlives_a_cleaning_that_was_interrupted(monkeypatch):
+    """Streams may still write to it."""
+    device, made = SimulatedDevice(LAZY), scene("zstd, straight into the result")
+    array, expected = made.array, made.expected
+    reads, out = CudaReads(device), device.empty(expected.shape, expected.dtype, device.consumer_stream())
+    output = weakref.ref(out)
+    with limits():
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            for wait in ("wait_for", "settle"):
+                patch.setattr(resources.Workspace, wait, lambda *_: fail(KeyboardInterrupt))
+            read(stored_array(array), ..., reads.decoder, out)
+        del out
+        gc.collect()
+        assert output() is not None
+
+        assert np.array_equal(reads.values(array), expected)
+    gc.collect()
+    assert output() is None
+    device.check()
 
 
 def test_long_tables_are_given_back_when_their_read_ends():

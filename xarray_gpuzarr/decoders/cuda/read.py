@@ -131,7 +131,7 @@ class Read:
         if out is None:
             out = workspace.result(target.shape, np.dtype(cast.dtype), workspace.first)
         else:
-            workspace.wait_for_consumer(workspace.first)
+            workspace.fill(out, workspace.first)
         self.out = out
         self._placing = Placing(workspace, spec, target, cast=cast, out=self._api.address(self.out))
         self._decoder = BatchDecoder(workspace, self._placing, chain)
