@@ -133,13 +133,13 @@ class NativeDevice:
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Make this the device of the calling thread inside a ``with`` block; see `DeviceApi.activate`."""
-        before, has_context = cupy.cuda.runtime.getDevice(), cupy.cuda.driver.ctxGetCurrent() != 0
-        cupy.cuda.runtime.setDevice(self.index)
+        before, has_context = _current()
+        _make_current(self.index)
         try:
             yield
         finally:
             if has_context:  # else ``cudaSetDevice`` would make one there, of some 500 MiB
-                cupy.cuda.runtime.setDevice(before)
+                _make_current(before)
 
     @cuda_call("cudaMemGetInfo")
     def memory_nbytes(self) -> tuple[int, int]:
@@ -345,6 +345,17 @@ class NativeDevice:
             return module.get_function(kernel.name).kernel
         except FAILURES as error:
             raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
+
+
+@cuda_call("cudaGetDevice")
+def _current() -> tuple[int, bool]:
+    """Return the calling thread's device, and whether it has a context."""
+    return int(cupy.cuda.runtime.getDevice()), cupy.cuda.driver.ctxGetCurrent() != 0
+
+
+@cuda_call("cudaSetDevice")
+def _make_current(index: int) -> None:
+    cupy.cuda.runtime.setDevice(index)
 
 
 def _native(stream: Stream) -> NativeStream:

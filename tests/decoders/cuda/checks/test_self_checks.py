@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 
@@ -32,9 +32,10 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
+from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES
 from xarray_gpuzarr.decoders.cuda.checks.checked import run_checks
 from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
-from xarray_gpuzarr.errors import DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process.cache_folder import cache_folder
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
@@ -343,6 +344,22 @@ def test_memory_that_lacks_for_a_moment_costs_nothing_later():
     np.testing.assert_array_equal(values(array, decoder), expected)
     assert decoder.route(array.spec, array.cast).where == "cuda"
     assert decoder.why_unusable() is None
+
+
+@pytest.mark.parametrize(("error", "about"), [(DeviceMemoryError, "moment"), (CudaError, "process")])
+def test_a_thread_that_cannot_turn_to_the_device_says_so_at_once(monkeypatch, error, about):
+    monkeypatch.setattr(checked, "PATIENCE_S", 1.0)
+    device = FaultyDevice(None)
+
+    @contextmanager
+    def activate():
+        raise error("no context", tried="cudaSetDevice", found="there is none to be had", do="wait")
+        yield
+
+    monkeypatch.setattr(device, "activate", activate)
+    (answer,) = run_checks(device, [COPIES])
+
+    assert (answer.found, answer.about) == (f"{error.__name__}: there is none to be had", about)
 
 
 @pytest.mark.parametrize("kind", ["raise", "hang"])

@@ -239,12 +239,13 @@ def _within(answers: SimpleQueue[Answer], seconds: float) -> Answer | None:
 
 def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[Answer], *, until_failure: bool) -> None:
     """Run checks one after another on streams and memory of their own."""
-    with api.activate(), suppress(Exception), ExitStack() as stack:
+    with suppress(Exception), ExitStack() as stack:
         workspace: Workspace | None = None
 
         def run(check: Check) -> int:
             nonlocal workspace
             if workspace is None:
+                stack.enter_context(api.activate())
                 workspace = Workspace(api, _LEAN, keeps_results=True)
                 stack.callback(workspace.close)
             return check.run(workspace)
