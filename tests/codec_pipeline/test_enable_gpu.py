@@ -156,6 +156,22 @@ def test_an_output_on_the_gpu_is_filled(local, gpu):
     assert_same_bits(down(out.as_ndarray_like()), DATA[:, 5])
 
 
+@pytest.mark.parametrize("dtype", ["u1", "i4", "f8"])
+def test_an_output_may_begin_anywhere_in_an_array(memory, gpu, dtype):
+    data = counting((6, 32)).astype(dtype)
+    with zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+        write(memory, data, chunks=(2, 16), shards=(6, 32), compressors=None)
+    whole = gpu.place(np.full(data.size + 40, 255, dtype))
+
+    for first in (0, 1, 2, 4, 8, 16, 1, 0):
+        out = zarr_gpu.NDBuffer.from_ndarray_like(whole[first : first + data.size].reshape(data.shape))
+        with reads_planned():
+            zarr.open_array(memory).get_basic_selection(out=out)
+
+        assert_same_bits(whole.get()[first : first + data.size].reshape(data.shape), data)
+        whole[...] = 255
+
+
 def test_missing_chunks_are_told(local):
     array = opened(local, config={"read_missing_chunks": False})
     (key,) = (key for key in ("c/0/1/0", "0.1.0") if (local.root / "g/a" / key).exists())

@@ -367,7 +367,15 @@ def test_events_with_timing_tell_seconds(fake, native):
 
 # --- failures --------------------------------------------------------------------------------------------------------
 
+
+def enter(device, _stream):
+    with device.activate():
+        pass
+
+
 CALLS = {
+    "getDevice": enter,
+    "setDevice": enter,
     "memGetInfo": lambda d, s: d.memory_nbytes(),
     "Stream": lambda d, s: d.stream(),
     "get_current_stream": lambda d, s: d.consumer_stream(),

@@ -175,7 +175,14 @@ def test_a_driver_that_cannot_be_asked_is_a_reason(kvikio):
     assert "cannot be asked (RuntimeError: is_gds_available failed)" in why_no_files()
 
 
-@pytest.mark.parametrize("error", [ImportError("no kvikio"), OSError("libcuda.so.1: cannot open shared object file")])
+NOT_LOADED = [
+    ImportError("no kvikio"),
+    OSError("libcuda.so.1: cannot open shared object file"),
+    RuntimeError('Failure finding "libcufile.so.0"'),  # as cuda.pathfinder words it
+]
+
+
+@pytest.mark.parametrize("error", NOT_LOADED)
 def test_kvikio_that_cannot_be_imported_is_a_reason(monkeypatch, error):
     def fail(name):
         raise error

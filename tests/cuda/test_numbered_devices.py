@@ -1,5 +1,6 @@
 """``device="cuda:1"``: every door leads to that GPU, on any thread, and no other GPU is started for it."""
 
+import asyncio
 import os
 import pickle
 import random
@@ -108,6 +109,22 @@ def test_every_door_leads_to_the_gpu_that_is_named(gpus, fake, path, door, devic
     found = on_thread(lambda: on(gpus[device], door(path, f"cuda:{device}")), "reads")
 
     np.testing.assert_array_equal(found, VALUES)
+    assert devices(fake) == {device}, fake.contexts.made
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_an_event_loop_loads_to_the_gpu_and_for_the_stream_of_its_thread(gpus, fake, path, device):
+    gpu, lazy = gpus[device], opened(path, "cuda")
+
+    def read():
+        fake.contexts.set_device(device)
+        with gpu.activate(), gpu.consuming(stream := gpu.stream()):
+            return asyncio.run(lazy.load_async()).a.data, stream
+
+    found, stream = on_thread(read)
+
+    np.testing.assert_array_equal(on(gpu, found), VALUES)
+    assert found._memory._consumer is stream
     assert devices(fake) == {device}, fake.contexts.made
 
 

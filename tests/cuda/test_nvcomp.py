@@ -203,6 +203,8 @@ UNAVAILABLE = {
     "nothing loads": (package(lambda: None), "/somewhere/libnvcomp", "6.0.0.12, but no library loads"),
     "the loader fails": (package(refuse), "/somewhere/libnvcomp", "libnvcomp.so.6: cannot open"),
     "too old": (package(lambda: FakeNvcomp(version=5002)), "/somewhere/libnvcomp", "nvCOMP 5.0.2; "),
+    "no limits": (package(lambda: FakeNvcomp(version=5100)), "/somewhere/libnvcomp", "nvCOMP 5.1.0; "),
+    "hangs": (package(lambda: FakeNvcomp(version=5201)), "/somewhere/libnvcomp", "nvCOMP 5.2.1; "),
     "too new": (package(lambda: FakeNvcomp(version=7000)), "/somewhere/libnvcomp", "nvCOMP 7.0.0; "),
 }
 
@@ -220,7 +222,7 @@ def test_a_library_that_cannot_be_used_says_why(case, monkeypatch):
     assert "pip install 'xarray-gpuzarr[cuda13]'" in caught.value.do
 
 
-@pytest.mark.parametrize(("number", "text"), [(5100, "5.1.0"), (5300, "5.3.0"), (6000, "6.0.0"), (6213, "6.2.13")])
+@pytest.mark.parametrize(("number", "text"), [(5300, "5.3.0"), (6000, "6.0.0"), (6213, "6.2.13")])
 def test_version(number, text, monkeypatch):
     fake = FakeNvcomp(version=number)
     monkeypatch.setitem(sys.modules, "nvidia.libnvcomp", package(lambda: fake))

@@ -81,10 +81,14 @@ class LazyArray(BackendArray):
         return self._points(key.tuple) if isinstance(key, indexing.VectorizedIndexer) else self._outer(key.tuple)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
-        """Read on another thread, so that the event loop stays free."""
-        threads = _waiting_threads() if self.takes_long else None
-        call = partial(copy_context().run, self.__getitem__, key)
-        return await asyncio.get_running_loop().run_in_executor(threads, call)
+        """Read on another thread, so that the event loop stays free, but where this one would."""
+        threads, as_caller = _waiting_threads() if self.takes_long else None, as_caller_of([self])
+
+        def call() -> Any:
+            with as_caller():
+                return self[key]
+
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(copy_context().run, call))
 
     def _outer(self, key: tuple[Any, ...]) -> Any:
         return self.by_decoder(lambda decoder: read(self.stored, key, decoder))

@@ -133,22 +133,19 @@ class NativeDevice:
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Make this the device of the calling thread inside a ``with`` block; see `DeviceApi.activate`."""
-        before = self._enter()
+        before, has_context = _current()
+        _make_current(self.index)
+        # Where there is no context, ``cudaSetDevice`` would make one, of some 500 MiB.
+        has_left = has_context and before != self.index
         try:
             yield
         except BaseException:
             with suppress(CudaError, DeviceMemoryError):  # of a lost device, whose loss is being raised
-                _go_back(before)
+                if has_left:
+                    _make_current(before)
             raise
-        _go_back(before)
-
-    @cuda_call("cudaGetDevice, cudaSetDevice")
-    def _enter(self) -> int | None:
-        """Make this the device of the calling thread; return which one to go back to."""
-        before, has_context = int(cupy.cuda.runtime.getDevice()), cupy.cuda.driver.ctxGetCurrent() != 0
-        cupy.cuda.runtime.setDevice(self.index)
-        # Where there is no context, going back would make one, of some 500 MiB.
-        return before if has_context and before != self.index else None
+        if has_left:
+            _make_current(before)
 
     @cuda_call("cudaMemGetInfo")
     def memory_nbytes(self) -> tuple[int, int]:
@@ -356,10 +353,15 @@ class NativeDevice:
             raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
 
 
+@cuda_call("cudaGetDevice")
+def _current() -> tuple[int, bool]:
+    """Return the calling thread's device, and whether it has a context."""
+    return int(cupy.cuda.runtime.getDevice()), cupy.cuda.driver.ctxGetCurrent() != 0
+
+
 @cuda_call("cudaSetDevice")
-def _go_back(device: int | None) -> None:
-    if device is not None:
-        cupy.cuda.runtime.setDevice(device)
+def _make_current(index: int) -> None:
+    cupy.cuda.runtime.setDevice(index)
 
 
 def _native(stream: Stream) -> NativeStream:

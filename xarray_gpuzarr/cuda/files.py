@@ -34,7 +34,7 @@ def why_no_files() -> str | None:
     """Say why files cannot be read straight into device memory on this machine; None if they can."""
     try:
         defaults = importlib.import_module("kvikio.defaults")
-    except (ImportError, OSError) as err:  # OSError: a library that it loads is missing
+    except (ImportError, OSError, RuntimeError) as err:  # the latter two: a library that it loads is missing
         return f"kvikio cannot be imported ({err})"
     if defaults.is_compat_mode_preferred():
         return "kvikio is in compatibility mode: cuFile or its driver (nvidia-fs) is missing, or was switched off"

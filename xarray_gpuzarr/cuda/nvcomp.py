@@ -1,8 +1,9 @@
 """nvCOMP's low-level batched decompression: finding the library, calling it, and turning its codes into errors.
 
-Addresses go in and out as integers; no memory is allocated and no stream is waited for here. nvCOMP 5.1 to 6
-fit, in which only the question for scratch memory has another form. All numbers were retyped from the headers of 6.0.0
-or measured with that library; those of 5.3.0, which RAPIDS 26.10 asks for, are the same.
+Addresses go in and out as integers; no memory is allocated and no stream is waited for here. nvCOMP 5.3 and 6 fit;
+of these only the question for scratch memory differs. All numbers were retyped from the headers of 6.0.0
+or measured with that library; those of 5.3.0, which RAPIDS 26.10 asks for, are the same. Of 5.1 they are not: it takes
+chunks of any length and promises none. Before 5.3, damaged snappy streams could keep the GPU busy for ever.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_CHUNK_NBYTES: dict[Format, tuple[int, int]] = {
 }
 """Largest compressed and largest decompressed chunk, in bytes (``nvcomp<Format>DecompressionMaxAllowedChunkSize``)."""
 
-_FIRST, _END, _FITTING = 5100, 7000, ">=5.1,<7"
+_FIRST, _END, _FITTING = 5300, 7000, ">=5.3,<7"
 _ASKS_WITH_STREAM = 6000
 _BACKEND_CUDA = 2  # corrupt LZ4 is undefined in the hardware engine, and reported by the CUDA kernels
 _LOOKAHEAD = 1
@@ -237,7 +238,7 @@ class Nvcomp:
 
     References
     ----------
-    nvCOMP 5.1 and 6.0 headers ``shared_types.h``, ``zstd.h``, ``lz4.h``, ``gzip.h``, ``deflate.h``, ``snappy.h``.
+    nvCOMP 5.3 and 6.0 headers ``shared_types.h``, ``zstd.h``, ``lz4.h``, ``gzip.h``, ``deflate.h``, ``snappy.h``.
     """
 
     def __init__(self, functions: object) -> None:

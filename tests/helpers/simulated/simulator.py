@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from helpers.kernels import on_host as host_kernels
+from helpers.simulated import alignment
 from helpers.simulated.array import SimulatedArray
 from helpers.simulated.calls import Border
 from helpers.simulated.fake_nvcomp import FakeNvcomp
@@ -52,7 +53,7 @@ class SimulatedDevice:
     fail_allocations : callable, optional
         Told the bytes of each allocation of device memory; True lets it fail.
     run_kernel : callable, optional
-        Stands in for `helpers.kernels.on_host.launch`.
+        Stands in for `helpers.simulated.alignment.launch`.
     mutations : collection of str
         Calls to ignore, see `simulated_calls.MUTATIONS`: for proofs that a test can fail.
     reads_files : bool
@@ -90,7 +91,7 @@ class SimulatedDevice:
         self._total_nbytes = memory_nbytes
         self._pinned_limit = pinned_nbytes
         self._fail_allocations = fail_allocations
-        self._run_kernel = run_kernel or host_kernels.launch
+        self._run_kernel = run_kernel or alignment.launch
         self._dead: deque[Block] = deque()
         self._arena = Arena(memory_nbytes)
         self._pinned = PinnedPool()

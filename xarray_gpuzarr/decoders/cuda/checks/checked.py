@@ -245,7 +245,7 @@ def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[Answer], 
         def run(check: Check) -> int:
             nonlocal workspace
             if workspace is None:
-                stack.enter_context(api.activate())  # which fails, too, where the context is broken
+                stack.enter_context(api.activate())
                 workspace = Workspace(api, _LEAN, keeps_results=True)
                 stack.callback(workspace.close)
             return check.run(workspace)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX
+from xarray_gpuzarr.cuda.elements import UNIT_NBYTES
 from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.tables import Tables, offset_by
@@ -83,7 +84,7 @@ class Placing:
         if isinstance(target, PointTarget):
             self._kernel: Scatter | Points = _points(spec, target, element, fill)
         else:
-            self._kernel, places = _scatter(spec, target, element, fill)
+            self._kernel, places = _scatter(spec, target, element, fill, out)
             as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
             self._runs = places if as_stored and places.may_be_runs else None
         self.memory = self._send()
@@ -159,31 +160,27 @@ _MAX_SCATTERS, _MAX_PIECES = 64, 4096
 
 
 def _scatter(
-    spec: ArraySpec, target: BoxTarget | StackTarget, element: ElementCast, fill: np.generic
+    spec: ArraySpec, target: BoxTarget | StackTarget, element: ElementCast, fill: np.generic, out: Address
 ) -> tuple[Scatter, OutputBoxes]:
     """Return the kernel for boxes and where they go, planned once for all reads that are cut alike."""
-    is_stack = isinstance(target, StackTarget)
+    is_stack, first = isinstance(target, StackTarget), Address(out % max(UNIT_NBYTES))
 
     def planned() -> tuple[Scatter, OutputBoxes]:
         axes = _stack_axes(spec, target.pieces) if is_stack else _axes(spec, target.pieces, target.shape)
         boxes = OutputBoxes(target.pieces, (1,) * is_stack + spec.grid.chunk_shape, _c_strides(target.shape))
-        return Scatter(axes, element, out=_ANYWHERE, fill=fill), boxes
+        return Scatter(axes, element, out=first, fill=fill), boxes
 
     # Crops at random places are not cut alike again.
     if is_stack or any(p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces):
         return planned()
     columns = tuple((p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces)
-    key = (spec.grid.chunk_shape, spec.axes, element, spec.fill, columns)
+    key = (spec.grid.chunk_shape, spec.axes, element, spec.fill, first, columns)
     found = _scatters.get(key)
     if found is None:
         if len(_scatters) >= _MAX_SCATTERS:
             _scatters.clear()
         found = _scatters[key] = planned()
     return found
-
-
-_ANYWHERE = Address(0)
-"""Results are aligned to 256 bytes, more than any kernel needs."""
 
 
 def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:
@@ -231,4 +228,4 @@ def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColum
 def _points(spec: ArraySpec, target: PointTarget, element: ElementCast, fill: np.generic) -> Points:
     groups = target.groups
     within = groups.within @ np.array(_strides(spec), np.int64)
-    return Points(groups.bounds, within, groups.position, element, out=_ANYWHERE, fill=fill)
+    return Points(groups.bounds, within, groups.position, element, out=Address(0), fill=fill)
