@@ -172,6 +172,21 @@ def test_an_output_may_begin_anywhere_in_an_array(memory, gpu, dtype):
         whole[...] = 255
 
 
+@pytest.mark.parametrize(("dtype", "part"), [("c8", "f4"), ("c16", "f8")])
+def test_an_output_may_begin_within_an_element(memory, gpu, dtype, part):
+    """Complex numbers are stored at once, which takes an alignment that the view of an array of their parts lacks."""
+    data = counting((6, 32)).astype(dtype)
+    with zarr.config.set({"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}):
+        write(memory, data, chunks=(2, 16), shards=(6, 32), compressors=None)
+    parts = gpu.place(np.zeros(2 * data.size + 1, part))
+    out = zarr_gpu.NDBuffer.from_ndarray_like(parts[1:].view(dtype).reshape(data.shape))
+
+    with reads_planned():
+        zarr.open_array(memory).get_basic_selection(out=out)
+
+    assert_same_bits(parts.get()[1:].view(dtype).reshape(data.shape), data)
+
+
 def test_missing_chunks_are_told(local):
     array = opened(local, config={"read_missing_chunks": False})
     (key,) = (key for key in ("c/0/1/0", "0.1.0") if (local.root / "g/a" / key).exists())

@@ -96,7 +96,7 @@ class Read:
     choice : Choice, optional
         Which chunks of the device's the host decodes as well.
     out : device array, shape of the target, dtype of the cast, C order, or None
-        What to fill; None makes an array.
+        What to fill; None makes an array, and so does one that is not aligned to its elements.
     """
 
     def __init__(  # noqa: PLR0913  # the knobs of one read
@@ -128,7 +128,7 @@ class Read:
         self._stager = stager_for(workspace, source, spec, chain=chain, choice=choice)
         self._choice = choice
         self._share: HostShare | None = None
-        if out is None:
+        if out is None or self._api.address(out) % np.dtype(cast.dtype).itemsize:  # where no kernel writes to
             out = workspace.result(target.shape, np.dtype(cast.dtype), workspace.first)
         else:
             workspace.fill(out, workspace.first)
