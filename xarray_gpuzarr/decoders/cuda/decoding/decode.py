@@ -269,7 +269,7 @@ class BatchDecoder:
         return tables.add(plain[rows], np.full(len(rows), self._chain.chunk_nbytes))
 
     def _sum_up(self, n: int, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
-        """Enqueue the CRCs of decoded chunks that the host has decoded as well; none are longer than can be summed up."""
+        """Enqueue the CRCs of decoded chunks that the host has decoded as well: none that is too long for one."""
         if not n:
             return
         table, result = offset_by(memory, offsets.shadows), offset_by(memory, offsets.receipt[4])
