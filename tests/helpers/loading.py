@@ -4,6 +4,7 @@ Tests that need PyTorch are skipped where it is missing; ``XARRAY_GPUZARR_REQUIR
 """
 
 import importlib
+import multiprocessing
 import os
 from typing import Any
 
@@ -23,8 +24,11 @@ _LONGEST = 60
 def import_or_skip(name: str) -> Any:
     """Return a module that comes with PyTorch, or end the tests of a module here."""
     if os.environ.get("XARRAY_GPUZARR_REQUIRE_TORCH") == "1":
-        return importlib.import_module(name)
-    return pytest.importorskip(name)
+        found = importlib.import_module(name)
+    else:
+        found = pytest.importorskip(name)
+    multiprocessing.set_forkserver_preload(["torch.utils.data", "xarray", "xarray_gpuzarr.torch"])
+    return found
 
 
 def written(folder: Any) -> Dataset:

@@ -4,6 +4,7 @@ import gc
 import json
 
 import pytest
+from helpers.every_pair import usually
 from helpers.loading import epochs_of, firsts, import_or_skip, written
 
 from xarray_gpuzarr import OptionError, batches
@@ -94,7 +95,8 @@ def test_every_stop_goes_on_with_what_would_have_come(make, n_workers, persisten
     epochs, states = stops(stateful(new(), n_workers, persistent), N_EPOCHS)
     assert list(map(sorted, epochs)) == list(map(sorted, expected))
 
-    for state, epoch, n in states[: 2 * len(expected[0]) + 2]:
+    step = usually(3, full=1)
+    for state, epoch, n in states[n_workers % step : 2 * len(expected[0]) + 2 : step]:
         resumed = stateful(new(), n_workers, persistent)
         resumed.load_state_dict(state)
 

@@ -6,6 +6,7 @@ import multiprocessing
 import random
 
 import pytest
+from helpers.every_pair import usually
 from helpers.loading import Late, epochs_of, firsts, import_or_skip, written
 
 from xarray_gpuzarr import CorruptChunkError, OptionError, batches
@@ -16,7 +17,7 @@ from xarray_gpuzarr.torch import IterableBatches  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*multi-threaded, use of fork")
 DRAWN = {"random": 13, "shuffle": True}
-METHODS = ["fork", "spawn", "forkserver"]
+METHODS = usually(["fork", "forkserver"], full=["fork", "spawn", "forkserver"])
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +181,8 @@ def test_errors_of_workers_keep_their_class(tmp_path, n_workers):
 
 
 @pytest.mark.parametrize(
-    ("method", "n_workers"), [("fork", 2), ("fork", 3), ("fork", 4), ("spawn", 2), ("forkserver", 3)]
+    ("method", "n_workers"),
+    [("fork", 2), ("fork", 3), ("fork", 4), ("forkserver", 3), *usually([], full=[("spawn", 2)])],
 )
 def test_other_threads_start_processes_while_workers_are_started(dataset, epochs, monkeypatch, method, n_workers):
     """Each worker's number among the children of this process is five more than that of the one before."""

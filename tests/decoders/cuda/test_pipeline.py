@@ -96,7 +96,7 @@ def needed(notes):
 
 def turns_red(name, ignored):
     """Say whether a read without one call goes wrong under some seed."""
-    for seed in SEEDS:
+    for seed in dict.fromkeys((*(SEEDS[n] for n in (0, 6, 4)), *SEEDS)):  # these see most
         try:
             assert_reads(SimulatedDevice(seed, mutations={ignored}), name)
         except (AssertionError, GpuZarrError):
