@@ -18,7 +18,9 @@ import xarray
 TESTS = ("xarray/tests/test_backends.py", "xarray/tests/test_backends_datatree.py")
 STOCK = {"ZARR_CODEC_PIPELINE__PATH": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 PIPELINE = {"ZARR_CODEC_PIPELINE__PATH": "xarray_gpuzarr.CodecPipeline", "ZARR_NDBUFFER": "recycled.NDBuffer"}
-ENGINE = STOCK | {"PYTEST_PLUGINS": "engine_gpuzarr"}
+QUICKEST = {"ZARR_CODEC_PIPELINE__PATH": "zarr.core.codec_pipeline.FusedCodecPipeline"}
+ENGINE = QUICKEST | {"PYTEST_PLUGINS": "engine_gpuzarr"}
+"""It reads without a pipeline; what the tests write is written soonest by that one."""
 OTHERWISE = {
     "test_indexing": "looks whether zarr's own asynchronous methods were called",
     "test_async_load": "likewise",

@@ -30,7 +30,7 @@ from xarray_gpuzarr.cli.terminal import make_writable, naming_unwritable, open_s
 from xarray_gpuzarr.decoders import resolve_device
 from xarray_gpuzarr.errors import GpuZarrError, visible
 
-ROUNDS = 5
+ROUNDS = 3
 _EQUAL = 'equal   values, dtypes and attributes are those of engine="zarr"'
 _MEASURED = f"""
 Opening the store and reading all of it: median of {ROUNDS} interleaved rounds,

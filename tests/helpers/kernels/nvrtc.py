@@ -6,9 +6,11 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from helpers.every_pair import FULL
+from helpers.kernels.on_host import kept, unfinished
 
 WHEEL = "nvidia-cuda-nvrtc"
 
@@ -48,12 +50,23 @@ def generations() -> list[int]:
 
 def compile_ptx(source: str, options: Sequence[str]) -> str:
     """Return the PTX of a program."""
-    return _compile(source, options, "PTX").rstrip(b"\0").decode()
+    return _compiled(source, options, "PTX").rstrip(b"\0").decode()
 
 
 def compile_cubin(source: str, options: Sequence[str]) -> bytes:
     """Return the machine code of a program, assembled as a driver would."""
-    return _compile(source, options, "CUBIN")
+    return _compiled(source, options, "CUBIN")
+
+
+def _compiled(source: str, options: Sequence[str], kind: str) -> bytes:
+    """Return what is kept of an earlier session, or compile."""
+
+    def write(result: Path) -> None:
+        made = unfinished(result)
+        made.write_bytes(_compile(source, options, kind))
+        made.replace(result)
+
+    return kept(f"kernel.{kind.lower()}", [metadata.version(WHEEL), *options, source], write).read_bytes()
 
 
 def _compile(source: str, options: Sequence[str], kind: str) -> bytes:

@@ -138,9 +138,19 @@ def _made(
     files: Sequence[Path],
     make: Callable[[Sequence[str], str, Path], subprocess.CompletedProcess[str]],
 ) -> Path:
-    """Return a file named by a hash of what it is made of; of all processes one makes it, and the others wait."""
     compiler = require_compiler()
     parts = [*command, _output((compiler, "--version")), *(f"{f.name}\0{f.read_text()}" for f in files), source]
+
+    def build(result: Path) -> None:
+        done = make([compiler, *sorted({f"-I{f.parent}" for f in files}), *command], source, result)
+        if done.returncode:
+            raise BuildError(f"{name} does not compile for the host:\n{done.stderr}")
+
+    return kept(name, parts, build)
+
+
+def kept(name: str, parts: Sequence[str], make: Callable[[Path], object]) -> Path:
+    """Return a file named by a hash of what it is made of; of all processes one makes it, and the others wait."""
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"xarray_gpuzarr_kernels_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -148,23 +158,26 @@ def _made(
     if not result.exists():
         with _alone(folder / f"lock_{key[:2]}"):
             if not result.exists():
-                done = make([compiler, *sorted({f"-I{f.parent}" for f in files}), *command], source, result)
-                if done.returncode:
-                    raise BuildError(f"{name} does not compile for the host:\n{done.stderr}")
+                make(result)
     return result
 
 
+def unfinished(result: Path) -> Path:
+    """Return where this process writes a file that appears whole or not at all."""
+    return result.with_name(f"{os.getpid()}_{result.name}")
+
+
 def _compile(command: Sequence[str], source: str, result: Path) -> subprocess.CompletedProcess[str]:
-    unfinished = result.with_name(f"{os.getpid()}_{result.name}")
-    done = _run([*command, "-o", str(unfinished)], source)
+    made = unfinished(result)
+    done = _run([*command, "-o", str(made)], source)
     if not done.returncode:
-        unfinished.replace(result)
+        made.replace(result)
     return done
 
 
 def _precompile(command: Sequence[str], source: str, result: Path) -> subprocess.CompletedProcess[str]:
     """Write a header, and behind it what the compiler takes in its stead."""
-    folder = result.with_name(f"{os.getpid()}_{result.name}")
+    folder = unfinished(result)
     folder.mkdir(exist_ok=True)
     header, parsed = folder / result.name, folder / f"{result.name}.gch"
     header.write_text(source)

@@ -16,6 +16,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
+from xarray_gpuzarr.cuda import checksum
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.decoding import shadows
 from xarray_gpuzarr.decoders.cuda.staging.direct import DirectStager
@@ -126,6 +127,18 @@ def test_a_share_of_chunks_is_verified(verify):
     array = stored(chunks=(1, 1))
     _, n_verified, _ = counted(lambda: values(array, decoder))
     assert 700 < n_verified < 1100  # of 1800, 9 standard deviations
+
+
+@pytest.mark.parametrize("value", ["all", "off"])
+@pytest.mark.parametrize("compressor", [None, ZstdCodec()])
+def test_chunks_that_are_too_long_to_sum_up_are_read_unverified(value, compressor, verify, monkeypatch):
+    verify(value)
+    for module in (checksum, shadows):
+        monkeypatch.setattr(module, "MAX_NBYTES", 99)
+    array, device = stored(compressors=compressor), SimulatedDevice()
+    found, *n = counted(lambda: values(array, CudaDecoder(lambda: device)))
+    np.testing.assert_array_equal(found, VALUES)
+    assert n == [0, 0]
 
 
 @pytest.mark.parametrize("nothing", ["off", 0, 0.0])

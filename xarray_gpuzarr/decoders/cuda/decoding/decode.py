@@ -269,7 +269,9 @@ class BatchDecoder:
         return tables.add(plain[rows], np.full(len(rows), self._chain.chunk_nbytes))
 
     def _sum_up(self, n: int, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
-        """Enqueue the CRCs of decoded chunks that the host has decoded as well."""
+        """Enqueue the CRCs of decoded chunks that the host has decoded as well: none that is too long for one."""
+        if not n:
+            return
         table, result = offset_by(memory, offsets.shadows), offset_by(memory, offsets.receipt[4])
         checksum(self._api, stream, "crc32", table=table, n=n, max_nbytes=self._chain.chunk_nbytes, result=result)
 
