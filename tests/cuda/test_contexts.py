@@ -202,13 +202,24 @@ def test_a_thread_that_has_used_no_device_keeps_the_one_it_has_used_now(fake, de
     assert devices(fake) == {1}, fake.contexts.made
 
 
-def test_a_thread_that_stays_on_its_device_is_not_sent_there_again(fake, native, device):
+def test_a_thread_that_stays_in_its_context_is_not_sent_there_again(fake, native, device):
     fake.contexts.set_device(1)
 
     with device.activate():
         pass
 
-    assert fake.called("setDevice") == [[1]]
+    assert not fake.called("ctxSetCurrent")
+
+
+def test_a_thread_gets_a_context_back_that_the_runtime_has_not_made(fake, native, device):
+    fake.contexts.set_context(fake.contexts.made_by_the_driver(1))
+    before = fake.contexts.context
+
+    with device.activate():
+        inside = fake.contexts.context
+
+    assert fake.contexts.context == before != inside
+    assert fake.contexts.device == 1
 
 
 LOST = CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
@@ -225,7 +236,7 @@ def test_a_device_that_is_lost_meanwhile_is_an_error_in_our_words(fake, native, 
     fake.contexts.set_device(0)
 
     with pytest.raises(CudaError, match="no longer use the GPU"), device.activate():
-        fake.failures["setDevice"] = LOST
+        fake.failures["ctxSetCurrent"] = LOST
 
 
 def test_what_a_lost_device_has_raised_is_not_hidden(fake, native, device):
@@ -233,7 +244,7 @@ def test_what_a_lost_device_has_raised_is_not_hidden(fake, native, device):
 
     def fail():
         with device.activate():
-            fake.failures["setDevice"] = LOST
+            fake.failures["ctxSetCurrent"] = LOST
             raise KeyError("the cause")
 
     with pytest.raises(KeyError, match="the cause"):

@@ -133,19 +133,14 @@ class NativeDevice:
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Make this the device of the calling thread inside a ``with`` block; see `DeviceApi.activate`."""
-        before, has_context = _current()
-        _make_current(self.index)
-        # Where there is no context, ``cudaSetDevice`` would make one, of some 500 MiB.
-        has_left = has_context and before != self.index
+        before = _go_to(self.index)
         try:
             yield
         except BaseException:
             with suppress(CudaError, DeviceMemoryError):  # of a lost device, whose loss is being raised
-                if has_left:
-                    _make_current(before)
+                _go_back(before)
             raise
-        if has_left:
-            _make_current(before)
+        _go_back(before)
 
     @cuda_call("cudaMemGetInfo")
     def memory_nbytes(self) -> tuple[int, int]:
@@ -353,15 +348,20 @@ class NativeDevice:
             raise cuda_error(f"compiling {kernel.name} of {kernel.file}", error) from error
 
 
-@cuda_call("cudaGetDevice")
-def _current() -> tuple[int, bool]:
-    """Return the calling thread's device, and whether it has a context."""
-    return int(cupy.cuda.runtime.getDevice()), cupy.cuda.driver.ctxGetCurrent() != 0
-
-
 @cuda_call("cudaSetDevice")
-def _make_current(index: int) -> None:
+def _go_to(index: int) -> int:
+    """Make a device the calling thread's; return the context that it had, 0 if that was none or is still there."""
+    cupy.cuda.runtime.getDevice()  # the driver says nothing before it was started
+    before = int(cupy.cuda.driver.ctxGetCurrent())
     cupy.cuda.runtime.setDevice(index)
+    return 0 if before == cupy.cuda.driver.ctxGetCurrent() else before
+
+
+@cuda_call("cuCtxSetCurrent")
+def _go_back(context: int) -> None:
+    """Give the calling thread its context back, which need not be the one that ``cudaSetDevice`` makes current."""
+    if context:  # else its device would get one, of some 500 MiB
+        cupy.cuda.driver.ctxSetCurrent(context)
 
 
 def _native(stream: Stream) -> NativeStream:

@@ -50,7 +50,7 @@ class Contexts:
     @property
     def device(self) -> int:
         """The calling thread's device: that of its context, if it has one."""
-        return self._thread.context - _FIRST if self._thread.context else self._thread.device
+        return self._thread.context % _FIRST if self._thread.context else self._thread.device
 
     @property
     def context(self) -> int:
@@ -65,6 +65,11 @@ class Contexts:
     def set_context(self, context: int) -> None:
         """Make a context the calling thread's, or none; its device for later stays what it is."""
         self._thread.context = context
+
+    @staticmethod
+    def made_by_the_driver(device: int) -> int:
+        """Return the handle of another context of a device, which ``cuCtxCreate`` has made."""
+        return 2 * _FIRST + device
 
     def need(self, call: str) -> None:
         """Make the context that a call needs, if its thread has none."""
