@@ -36,6 +36,8 @@ N_ASKING = 64
 _MOST_UNDER_WAY = 4
 _TABLE_NBYTES = 64 * 1024
 """Room for a call of 1200 streams."""
+_KEPT_TABLE_NBYTES = 4 * _TABLE_NBYTES
+"""Longer ones are given back when there is nothing to do. Taking pinned memory anew, and giving it back, takes long."""
 _FULL = 0.75
 """A call with more of what the device decodes at once is not filled up with a share of what one read wants."""
 _PATIENCE = 0.5
@@ -145,8 +147,8 @@ class JointCalls:
         self._streams: tuple[Stream, ...] = ()
         """For all calls; for one of two that show whether calls overlap. Made when needed."""
         self._memory: WorkspaceMemory
-        self._tables = PinnedRing(api, _MOST_UNDER_WAY + 1, _TABLE_NBYTES, kept_nbytes=_TABLE_NBYTES)
-        self._answers = PinnedRing(api, _MOST_UNDER_WAY + 1, _TABLE_NBYTES, kept_nbytes=_TABLE_NBYTES)
+        self._tables = PinnedRing(api, _MOST_UNDER_WAY + 1, _TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
+        self._answers = PinnedRing(api, _MOST_UNDER_WAY + 1, _TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         self._turn = SharedLock()
         """Whoever has it alone gives calls and takes answers."""
         self._changed = Bell()

@@ -268,6 +268,21 @@ def test_a_call_that_finds_no_memory_is_made_shorter(seed):
     assert {calls(failing) for failing in range(14)} == {1, 2, 3}
 
 
+@pytest.mark.parametrize(("n", "is_kept"), [(4000, True), (8000, False)])
+def test_tables_of_usual_calls_stay_pinned(n, is_kept):
+    data = counting((n,), "i2")
+    array = write(MemoryStore(), data, chunks=(1,), shards=data.shape, **V3_CODECS["zstd"])
+    device = NotingDevice(LAZY)
+    reads, taken = CudaReads(device), []
+
+    with limits(batch_chunks=n, batch_nbytes=MIB, slot_nbytes=MIB), joint(n):
+        for _ in range(7):
+            np.testing.assert_array_equal(reads.values(array), data)
+            taken.append(device.calls["allocate_pinned"])
+
+    assert (taken[-1] == taken[-2]) == is_kept
+
+
 def test_no_memory_for_streams_of_others_is_their_error(monkeypatch):
     parts = Parts(known())
     part = parts.part(10, 0)
