@@ -26,6 +26,7 @@ VARIABLES = {
     "two fill values of truth": (np.arange(3, dtype="i1"), {"dtype": "bool", "_FillValue": 1, "missing_value": 2}),
     "two complex fill values": (np.arange(3) * 1j, {"_FillValue": 1.0, "missing_value": 2.0}),
     "complex numbers made real": (np.arange(3) * 1j, {"_FillValue": [1.0, 2.0], "add_offset": -9}),
+    "complex numbers made truth": (np.arange(3) * 1j, {"_FillValue": [1.0, 2.0], "dtype": "bool"}),
     "unsigned numbers with a point": (np.arange(3.0), {"_Unsigned": "true"}),
     "unsigned and swapped": (np.arange(3, dtype=">i2"), {"_Unsigned": "true", "missing_value": [4, 5]}),
     "a fill value that is text": (np.arange(3), {"_FillValue": "abc"}),

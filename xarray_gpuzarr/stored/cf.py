@@ -77,7 +77,7 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
     """
     view = _unsigned_view(attrs.get("_Unsigned"), stored)
     is_swapped = view is not None and not stored.isnative  # xarray compares such data with a byte-swapped _FillValue
-    is_lossy = stored.kind == "c" and decoded.kind == "f"  # xarray warns of what is lost, whenever it is read
+    is_lossy = stored.kind == "c" and decoded.kind != "c"  # xarray warns of what is lost, whenever it is read
     if is_swapped or is_lossy:
         return None
     try:
