@@ -25,6 +25,8 @@ VARIABLES = {
     "two fill values of integers": (np.arange(3), {"_FillValue": 1, "missing_value": [2, 3]}),
     "two fill values of truth": (np.arange(3, dtype="i1"), {"dtype": "bool", "_FillValue": 1, "missing_value": 2}),
     "two complex fill values": (np.arange(3) * 1j, {"_FillValue": 1.0, "missing_value": 2.0}),
+    "complex numbers made real": (np.arange(3) * 1j, {"_FillValue": [1.0, 2.0], "add_offset": -9}),
+    "complex numbers made truth": (np.arange(3) * 1j, {"_FillValue": [1.0, 2.0], "dtype": "bool"}),
     "unsigned numbers with a point": (np.arange(3.0), {"_Unsigned": "true"}),
     "unsigned and swapped": (np.arange(3, dtype=">i2"), {"_Unsigned": "true", "missing_value": [4, 5]}),
     "a fill value that is text": (np.arange(3), {"_FillValue": "abc"}),
@@ -67,3 +69,32 @@ def test_warnings_are_those_of_the_stock_engine(variable, kind, keywords, opens,
 @pytest.fixture(params=[2, 3])
 def zarr_format(request):
     return request.param
+
+
+@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+def test_a_dimension_that_is_repeated_is_warned_of_as_often(kind, opens):
+    stored = MemoryStore()
+    zarr.open_group(stored).create_array("v", data=np.eye(3), dimension_names=("x", "x"))
+
+    outcome_of = partial(outcome, opens=opens, store=kind(stored))
+
+    assert outcome_of("gpuzarr") == outcome_of("zarr")
+
+
+@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+def test_documents_of_the_other_format_are_warned_of(kind, opens, zarr_format):
+    stored = MemoryStore()
+    for each in (5 - zarr_format, zarr_format):
+        zarr.open_group(stored, mode="a", zarr_format=each).require_group("g").attrs.update(a=1)
+
+    outcome_of = partial(outcome, opens=opens, store=kind(stored), zarr_format=zarr_format)
+
+    assert outcome_of("gpuzarr") == outcome_of("zarr")
+
+
+def test_a_store_that_is_not_there_is_named_as_it_was_asked_for():
+    outcome_of = partial(outcome, opens=xr.open_dataset, store="memory://nowhere.zarr")
+
+    assert outcome_of("gpuzarr") == outcome_of("zarr")

@@ -197,6 +197,9 @@ def test_nan_fill_value_leaves_values_alone(dtype):
         pytest.param({"dtype": "bool", "scale_factor": 2.0}, id="boolean with a scale"),
         pytest.param({"dtype": "int8"}, id="dtype attribute that means nothing"),
         pytest.param({"units": "days"}, id="a timedelta"),
+        pytest.param({"units": "days since 2000-01-01", "dtype": "bool"}, id="a boolean made of times"),
+        pytest.param({"units": "days", "dtype": "bool"}, id="a boolean made of timedeltas"),
+        pytest.param({"units": "m", "dtype": "bool"}, id="a boolean with a unit"),
         pytest.param({"units": "days since 2000-01-01"}, id="a time"),
         pytest.param({"units": "days since 2000-01-01", "missing_value": 3}, id="a time with a missing value"),
         pytest.param({"flag_values": [1, 2], "flag_meanings": "a b"}, id="flags"),
@@ -230,6 +233,15 @@ def test_attributes_that_xarray_refuses_give_its_own_error(memory, attrs):
         opened(memory, "gpuzarr", device="host")
 
     assert str(caught.value) == str(expected.value)
+
+
+def test_numbers_with_an_encoding_of_text_are_left_to_xarray():
+    memory = written(np.arange(8.0), {"_Encoding": "utf-8", "scale_factor": 2.0}, fill_value=4)
+
+    with pytest.raises(AttributeError, match="decode"):
+        opened(memory, "zarr").v.variable.values  # noqa: B018
+    with pytest.raises(AttributeError, match="decode"):
+        opened(memory, "gpuzarr", device="host").v.variable.values  # noqa: B018
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

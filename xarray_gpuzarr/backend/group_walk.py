@@ -54,7 +54,8 @@ class _Walk:
         if group.metadata.consolidated_metadata is None:
             if not group.store.supports_listing:
                 raise ValueError("zarr-python says so in words of its own")
-            names = [name async for name in group.store.list_dir(group.path) if name not in NO_NODES]
+            no_nodes = NO_NODES[group.metadata.zarr_format]
+            names = [name async for name in group.store.list_dir(group.path) if name not in no_nodes]
             # Groups are listed before it is known that they are, unless arrays' documents would have to wait for it.
             lists_early = self._ahead is not None and self._ahead.has_room(2 * len(names))
             async with asyncio.TaskGroup() as tasks:

@@ -87,7 +87,7 @@ def _open_ahead(where: Any, wanted: Wanted | None, options: dict[str, Any]) -> d
     try:
         first = ZarrStore.open_group(known, **options | {"storage_options": None, "cache_members": False})
     except Exception as err:
-        if type(ahead).__name__ in str(err):
+        if type(ahead).__name__ in str(err) or (ahead.itself is not where and repr(ahead) in str(err)):
             return None
         raise
     first._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`

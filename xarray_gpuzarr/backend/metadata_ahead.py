@@ -33,8 +33,8 @@ _ROOT = {
     None: ("zarr.json", ".zgroup", ".zattrs", ".zmetadata"),
 }
 """Format that is asked for -> documents of the group that is opened first."""
-NO_NODES = frozenset(_ROOT[None] + _NODE[2])
-"""Names in a group that are not those of its members."""
+NO_NODES = {2: (*_NODE[2], ".zmetadata"), 3: _NODE[3]}
+"""Format of a group -> names in it that are not those of members; zarr-python warns of others that are none."""
 
 
 class MetadataAhead(WrapperStore[Store]):

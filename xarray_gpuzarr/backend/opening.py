@@ -21,7 +21,7 @@ from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.chunking import ShardVariable
-from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
@@ -33,6 +33,8 @@ from xarray_gpuzarr.stored.metadata import parse_array
 
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
+_AS_TEXT_OR_TIME = {"_Encoding", "units"}
+"""Attributes that xarray takes from numbers which it makes text or times of, even if these become truth values then."""
 
 
 def build_datasets[Path](
@@ -131,27 +133,28 @@ def _decode(
     )
     data_vars: dict[Hashable, Variable] = {}
     coords: dict[Hashable, Variable] = {}
-    for name, decoded in variables.items():
-        variable = engine_variable(name, stored[name], as_stored[name], decoded, options, place)
+    for name, variable in variables.items():
         is_coord = name in coord_names or variable.dims == (name,)
-        if is_coord and not variable.dims:
-            variable = _on_host(variable)
-        (coords if is_coord else data_vars)[name] = _self_chunking(variable)
+        lazy = _engine_array(name, stored[name], as_stored[name], variable, options, place)
+        if lazy is not None:
+            # xarray's arithmetic of groups gives coordinates of one value to NumPy.
+            _put(LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy, variable)
+        (coords if is_coord else data_vars)[name] = variable
     dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
     dataset.set_close(store.close)
     dataset.encoding = store.get_encoding()
     return dataset
 
 
-def engine_variable(
+def _engine_array(
     name: Hashable,
     variable: Variable,
     attrs: Mapping[Any, Any],
     decoded: Variable,
     options: DecodeOptions,
     place: Place,
-) -> Variable:
-    """Return a decoded variable, with an array that this engine reads if it can decode it.
+) -> LazyArray | None:
+    """Return the array that this engine reads in place of a decoded variable's; None if xarray has to decode it.
 
     Parameters
     ----------
@@ -168,16 +171,25 @@ def engine_variable(
     wrapped: Any = variable._data  # noqa: SLF001  # ZarrStore wraps the zarr array twice
     array = wrapped.array.get_array()
     if {array.dtype.kind, decoded.dtype.kind} - NUMERIC_KINDS or variable.dims == (name,):
-        return decoded
+        return None
+    if _AS_TEXT_OR_TIME & decoded.encoding.keys():
+        return None
     if not options.of_variable(name)["mask_and_scale"]:
         attrs = {"dtype": attrs.get("dtype")}
     cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
     if cast is None:
-        return decoded
+        return None
     here = "host" if place.device == "workers" and not array.ndim else place.device  # xarray makes no task of a scalar
     lazy = LazyArray(stored_array(array, cast, place.storage), here, or_host=place.or_host)
     _advise_of_host_decoding(name, lazy)
-    return Variable(decoded.dims, indexing.LazilyIndexedArray(lazy), decoded.attrs, decoded.encoding, fastpath=True)
+    return lazy
+
+
+def _put(lazy: LazyArray, variable: Variable) -> None:
+    """Give a variable an array of this engine: the same object, as xarray warns of each that repeats a dimension."""
+    data: Any = indexing.LazilyIndexedArray(lazy)
+    variable._data = data  # noqa: SLF001
+    variable.__class__ = ShardVariable
 
 
 def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
@@ -204,24 +216,3 @@ def _time_bounds(variables: Mapping[Any, Variable]) -> set[Hashable]:
 
 def _has_time_units(variable: Variable) -> bool:
     return "since" in str(variable.attrs.get("units", ""))
-
-
-def _on_host(variable: Variable) -> Variable:
-    """Let the host read a lazy variable: xarray's arithmetic of groups gives coordinates of one value to NumPy."""
-    lazy = find_lazy_array(variable._data)  # noqa: SLF001
-    if lazy is None:
-        return variable
-    data = indexing.LazilyIndexedArray(LazyArray(lazy.stored, "host"))
-    return Variable(variable.dims, data, variable.attrs, variable.encoding, fastpath=True)
-
-
-def _self_chunking(variable: Variable) -> Variable:
-    if find_lazy_array(variable._data) is None:  # noqa: SLF001
-        return variable
-    return ShardVariable(
-        variable.dims,
-        variable._data,  # noqa: SLF001
-        variable.attrs,
-        variable.encoding,
-        fastpath=True,
-    )

@@ -76,8 +76,10 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
         None if the attributes ask for something that a cast cannot express; xarray decodes such a variable itself.
     """
     view = _unsigned_view(attrs.get("_Unsigned"), stored)
-    if view is not None and not stored.isnative:
-        return None  # xarray compares such data with a byte-swapped _FillValue; only xarray can match that
+    is_swapped = view is not None and not stored.isnative  # xarray compares such data with a byte-swapped _FillValue
+    is_lossy = stored.kind == "c" and decoded.kind != "c"  # xarray warns of what is lost, whenever it is read
+    if is_swapped or is_lossy:
+        return None
     try:
         mask = _mask_values(attrs, stored, view, decoded)
     except (TypeError, ValueError, OverflowError):  # text, or a number that no element can have
