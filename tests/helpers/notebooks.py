@@ -1,8 +1,8 @@
 """Notebooks with their outputs: ``python -m helpers.notebooks`` runs them and keeps those; ``--check`` compares.
 
 What is kept is small and says nothing of the machine: pictures get few colours, random identifiers become counts, bars
-of progress are left out. What is compared is what every machine gives: kinds of outputs and their text, without decimal
-fractions. Of cells that are tagged ``measured``, only the kinds are compared.
+of progress and what dask's processes log are left out. What is compared is what every machine gives: kinds of outputs
+and their text, without decimal fractions. Of cells that are tagged ``measured``, only the kinds are compared.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ COLOURS = 48
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NOT_KEPT = {"application/vnd.jupyter.widget-view+json"}
 _FRACTION = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
+_LOGGED = re.compile(r"[\d-]+ [\d:,]+ - distributed\.")
+"""A record of dask's loggers, such as a worker's whose heartbeat meets a scheduler that ends."""
 _LACKING = re.compile(r"CUDA cannot be used here.*", re.DOTALL)
 
 
@@ -96,9 +98,11 @@ def clean(notebook: Notebook) -> None:
 
 
 def _is_kept(output: dict[str, Any]) -> bool:
-    """Whether an output is more than a bar of progress, or the place of one."""
+    """Whether an output is more than a bar of progress, or the place of one, or what dask's processes log."""
     data = output.get("data")
-    return data is None or (not _NOT_KEPT & set(data) and data.get("text/plain") != "")
+    if data is None:
+        return not (output.get("name") == "stderr" and _LOGGED.match(output["text"]))
+    return not _NOT_KEPT & set(data) and data.get("text/plain") != ""
 
 
 def with_few_colours(png: str) -> str:

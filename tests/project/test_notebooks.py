@@ -152,3 +152,14 @@ def test_bars_are_not_kept_and_random_names_are_counted():
     clean(ran)
 
     assert ran == notebook(shown(**{"text/html": "<i id='id-1'><b for='id-1'>", "text/plain": "page"}))
+
+
+def test_what_dask_logs_is_not_kept_and_other_errors_are():
+    record = "2026-11-26 22:08:00,106 - distributed.worker - ERROR - Failed to communicate with scheduler."
+    logged = printed(record) | {"name": "stderr"}
+    warned = printed("cell.py:1: RuntimeWarning: chunks are split") | {"name": "stderr"}
+    ran = notebook(logged, copy.deepcopy(warned), printed(record))
+
+    clean(ran)
+
+    assert ran == notebook(warned, printed(record))
