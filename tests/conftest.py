@@ -30,7 +30,7 @@ NEEDS_GPU = "tests that need an NVIDIA GPU: make test-gpu"
 
 settings.register_profile(
     "ci",
-    max_examples=every_pair.usually(16, full=60),
+    max_examples=every_pair.usually(12, full=60),
     deadline=None,
     derandomize=True,
     database=None,

@@ -78,6 +78,7 @@ KEYWORDS = [
 ]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("keywords", KEYWORDS)
 def test_dataset_is_that_of_the_zarr_engine(weather_path, keywords):
     ours, stock = open_ours(weather_path, **keywords), open_stock(weather_path, **keywords)

@@ -358,6 +358,7 @@ def outcome(open_it):
     return result, Counter((w.category, str(w.message)) for w in caught)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("consolidated", [None, True, False])
 @pytest.mark.parametrize(
     "failing",
@@ -424,6 +425,7 @@ def random_store(rng, zarr_format):
     return store
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("seed", range(30))
 def test_any_tree_is_that_of_the_stock_engine(zarr_format, seed):
     rng = random.Random(seed)

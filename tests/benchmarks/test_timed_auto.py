@@ -15,9 +15,9 @@ from xarray_gpuzarr.decoders.cuda import split as shares
 from xarray_gpuzarr.decoders.cuda.batches.learnt import learnt_of
 from xarray_gpuzarr.process.device_options import in_force
 
-LAYOUTS = (40_000, 1_048_576), usually((24, 400), full=(24, 100, 400))
+LAYOUTS = (40_000, 1_048_576), usually((24, 200), full=(24, 100, 400))
 N_THREADS = usually((4,), full=(1, 4))
-FEW = ("zstd",), (1_048_576,), (24, 100, 300, 768), (1, 4)
+FEW = ("zstd",), (1_048_576,), usually((24, 100, 300), full=(24, 100, 300, 768)), (1, 4)
 
 
 def slower(cells, by="learnt"):
@@ -72,7 +72,7 @@ def test_sharing_pays():
 
     assert slower(cells, "calibrated") == {}
     shared = [c for c in cells if 0 < c.n_host < c.layout.n_chunks]
-    assert len(shared) >= 2
+    assert len(shared) >= usually(1, full=2)
     assert min(c.slower for c in shared) < 0.9
     assert min(c.slower for c in cells) < 0.5  # few chunks that the host has whole
 

@@ -406,6 +406,7 @@ def damaged_json(draw, document):
         node[key] = draw.choice([None, -1, 0, 2**70, 1.5, "", "\x1b[31m", [], {}, [[]], {"name": "?"}, True])
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("seed", range(usually(16, full=40)))
 def test_damaged_stores_give_a_table_or_three_lines(seed, zarr_format, tmp_path, capsys):

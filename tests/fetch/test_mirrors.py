@@ -93,6 +93,7 @@ def assert_all_right(array):
         assert_right(array, selection)
 
 
+@pytest.mark.every_value
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("marks", [*MARKS])
 @pytest.mark.parametrize("client", CLIENTS)
@@ -103,6 +104,7 @@ def test_values_from_every_client(monkeypatch, client, n, limits, marks):
         assert_all_right(opened(server, client))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("pick", [in_turn(2), at_random(3, 7), by_range(2)], ids=["in turn", "at random", "by range"])
 def test_values_under_every_codec(pick, codec):
@@ -110,6 +112,7 @@ def test_values_under_every_codec(pick, codec):
         assert_all_right(opened(server))
 
 
+@pytest.mark.every_value
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("marks", ["strong", "weak", "times only"])
 @pytest.mark.parametrize("client", CLIENTS)
@@ -217,6 +220,7 @@ def test_servers_with_an_older_version_are_never_mixed(drawn, chosen):
             assert_no_shard_is_mixed(values, SELECTIONS[name], datas)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("pick", [in_turn(2), at_random(2, 3), by_range(2)], ids=["in turn", "at random", "by range"])
 @pytest.mark.parametrize("selection", SELECTIONS.values(), ids=[*SELECTIONS])
 def test_servers_with_an_older_version_are_never_mixed_by_any_decoder(pick, selection):

@@ -167,7 +167,7 @@ def follow(steps, place, layout):
 
 
 @pytest.mark.parametrize("kind", STORES)
-@settings(max_examples=usually(4, full=12))
+@settings(max_examples=usually(3, full=12))
 @given(steps=STEPS, layout=st.sampled_from([*LAYOUTS]))
 def test_what_was_written_is_read(s3, kind, steps, layout):
     with tempfile.TemporaryDirectory() as directory:

@@ -6,6 +6,7 @@ that say little more. Pure; `helpers.every_pair` applies it to tests.
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from itertools import combinations
 
@@ -48,4 +49,26 @@ def covering(rows: Sequence[Row], also: Collection[int] = (), seed: int | None =
     others = [number for number in range(len(rows)) if number not in taken]
     if seed is not None and others:
         taken.add(random.Random(seed).choice(others))
+    return sorted(taken)
+
+
+def every_value(rows: Sequence[Row], also: Collection[int] = (), seed: int | None = None) -> list[int]:
+    """Return the numbers of rows that have every choice among them, each of them about as often as others of its place.
+
+    As `covering`, for what takes long; the seed also says which of many such rows they are.
+    """
+    draw = random.Random(seed)
+    order = draw.sample(range(len(rows)), len(rows)) if seed is not None else [*range(len(rows))]
+    places = [[*enumerate(row)] for row in rows]
+    used, taken = Counter(choice for number in also for choice in places[number]), [*also]
+    left = set().union(*map(set, places)) - set(used)
+    while left:
+        adds = [sum(choice in left for choice in place) for place in places]
+        number = min(order, key=lambda n: (not adds[n], sum(used[choice] for choice in places[n])))
+        taken.append(number)
+        used.update(places[number])
+        left -= used.keys()
+    others = sorted({*range(len(rows))} - {*taken})
+    if seed is not None and others:
+        taken.append(draw.choice(others))
     return sorted(taken)

@@ -3,7 +3,7 @@
 Such a test runs with a covering array of its combinations, with those that ``pytest.mark.also_with("id", ...)`` names
 because something was wrong there once, and with one that is drawn anew in each session. A decoder is a parameter like
 others. All combinations run by `FULL`, on a GPU, where a test is marked ``every_combination``, and where a user names
-tests.
+tests. Where a test is marked ``every_value`` because it takes long, it is enough that each value is among them.
 
 What else costs much and is asked for by number takes the number from `usually`.
 """
@@ -15,7 +15,7 @@ from collections import defaultdict
 import pytest
 
 from helpers import not_run
-from helpers.covering import covering
+from helpers.covering import covering, every_value
 
 FULL = os.environ.get("XARRAY_GPUZARR_FULL_TESTS") == "1"
 """Whether this is ``make test-full``; asked here and nowhere else."""
@@ -45,7 +45,7 @@ def _tests(items: list[pytest.Item]) -> dict[str, list[pytest.Function]]:
     for item in items:
         # A parameter's own marks may skip it, so that it covers nothing.
         called = getattr(item, "callspec", None)
-        if called is None or called.marks or len(called._idlist) < 3:
+        if called is None or called.marks or len(called._idlist) < (2 if item.get_closest_marker("every_value") else 3):
             continue
         if not any(map(item.get_closest_marker, ("gpu", "every_combination"))):
             tests[item.nodeid.split("[")[0]].append(item)
@@ -60,5 +60,6 @@ def _without(test: list[pytest.Function]) -> list[pytest.Function]:
     if unknown and not test[0].config.option.keyword:
         raise pytest.UsageError(f"{test[0].nodeid} has no combination {unknown[0]!r}, which its mark names")
     rows = [item.callspec._idlist for item in test]
-    kept = {*covering(rows, [numbers[name] for name in also if name in numbers], SEED)}
+    choose = every_value if test[0].get_closest_marker("every_value") else covering
+    kept = {*choose(rows, [numbers[name] for name in also if name in numbers], SEED)}
     return [item for number, item in enumerate(test) if number not in kept]

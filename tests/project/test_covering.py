@@ -1,12 +1,13 @@
 """Fewer combinations say as much: every pair of choices is among them."""
 
 import random
+from collections import Counter
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
 from helpers import every_pair, not_run
-from helpers.covering import covering, pairs_of
+from helpers.covering import covering, every_value, pairs_of
 
 PRODUCTS = {
     "two choices": [*product("abc", "de")],
@@ -45,6 +46,26 @@ def test_a_row_can_be_asked_for_and_one_more_is_drawn():
     assert covering(rows, seed=3) == covering(rows, seed=3)
 
 
+@pytest.mark.parametrize("rows", PRODUCTS.values(), ids=PRODUCTS)
+def test_every_value_is_covered_by_few_rows_that_differ(rows):
+    def counts(taken):
+        return [Counter(rows[number][place] for number in taken) for place in range(len(rows[0]) if rows else 0)]
+
+    taken = every_value(rows, seed=1)
+
+    assert [set(count) for count in counts(taken)] == [{row[p] for row in rows} for p in range(len(counts([])))]
+    assert len(taken) <= 1 + max((len(count) for count in counts(taken)), default=0)
+    assert every_value(rows, taken) == taken
+
+
+def test_a_choice_of_few_is_spread_over_the_others():
+    rows = PRODUCTS["formats, dtypes, decoders"]
+
+    decoders = Counter(rows[number][2] for number in every_value(rows))
+
+    assert max(decoders.values()) - min(decoders.values()) <= 1
+
+
 @pytest.mark.also_with("z-2-True-4")
 @pytest.mark.parametrize("fourth", range(5))
 @pytest.mark.parametrize("third", [False, True])
@@ -60,6 +81,13 @@ def test_example(first, second, third, fourth):
 @pytest.mark.parametrize("first", range(3))
 def test_whole_example(first, second, third):
     """Another one."""
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("second", range(3))
+@pytest.mark.parametrize("first", range(5))
+def test_long_example(first, second):
+    """And one that takes long."""
 
 
 def ran_of(request, name):
@@ -80,6 +108,14 @@ def test_tests_of_many_parameters_run_with_every_pair(request):
 
 def test_tests_may_ask_for_every_combination(request):
     assert len(ran_of(request, "test_whole_example")) == 27
+
+
+def test_tests_that_take_long_run_with_every_value(request):
+    ran = [c._idlist for c in ran_of(request, "test_long_example")]
+
+    assert {first for first, _ in ran} == {*"01234"}
+    assert {second for _, second in ran} == {*"012"}
+    assert len(ran) == (15 if every_pair.FULL else 6)
 
 
 def test_what_is_left_out_and_skipped_is_said_once_for_each_reason():

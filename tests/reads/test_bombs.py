@@ -98,6 +98,7 @@ BOMBS = {
 }  # fmt: skip
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("layout", ["sharded", "unsharded"])
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("bomb", BOMBS)

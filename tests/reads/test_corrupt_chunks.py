@@ -217,6 +217,7 @@ CHECKED = [
 UNCHECKED = [c for c in BULK if c not in CHECKED]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("codecs", CHECKED)
 def test_flipped_bits_never_give_other_numbers_where_a_checksum_is_stored(codecs):
     counts = outcomes(codecs, bits_flipped)
@@ -225,11 +226,13 @@ def test_flipped_bits_never_give_other_numbers_where_a_checksum_is_stored(codecs
     assert counts["error"] > counts["right"]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("codecs", UNCHECKED)
 def test_flipped_bits_give_numbers_or_a_package_error(codecs):
     assert sum(outcomes(codecs, bits_flipped).values()) >= 48
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("codecs", BULK)
 def test_truncated_chunk_never_gives_other_numbers(codecs):
     counts = outcomes(codecs, every_truncation)
@@ -248,6 +251,7 @@ def test_cut_checksum_is_an_error(codecs, n_bytes):
         read(array)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("codecs", BULK)
 @given(data=st.data())
 def test_random_bytes_instead_of_a_chunk_give_a_package_error_or_numbers(codecs, data):

@@ -83,6 +83,7 @@ def physical():
         return ds[["u", "v"]].load()
 
 
+@pytest.mark.every_value
 def test_lazily_read_winds_are_those_of_the_file(path, physical):
     ds = open_ours(path)
 
@@ -99,6 +100,7 @@ def test_chunked_winds_are_those_of_the_file(path, physical):
     xr.testing.assert_equal(ds.compute(), physical)
 
 
+@pytest.mark.every_value
 def test_dataset_is_that_of_the_zarr_engine(path):
     assert_same_dataset(open_ours(path, chunks={}), open_stock(path, chunks={}))
 
@@ -124,6 +126,7 @@ def test_packed_winds_through_read_array(path, winds):
     assert_same_bits(picked, winds["u"].values[1][[2, 0], 200:10:-3][:, :, [7, 7, -1]])
 
 
+@pytest.mark.every_value
 def test_wind_speed_of_chunked_winds(path, physical):
     ds = open_ours(path, chunks={})
 

@@ -85,6 +85,7 @@ def test_read_array_fills_up_what_is_left_out(stored, key):
     assert_same_bits(read_array(stored, key, device="host"), np.asarray(DATA[key]))
 
 
+@pytest.mark.every_value
 @given(all_axis_keys(SHAPE))
 def test_lazy_variable_selects_axis_by_axis(lazy, key):
     picked = lazy.isel(dict(zip(DIMS, key, strict=True)))
@@ -92,6 +93,7 @@ def test_lazy_variable_selects_axis_by_axis(lazy, key):
     assert_same_values(picked.values, numpy_outer(DATA, key))
 
 
+@pytest.mark.every_value
 @needs_selections_of_selections
 @given(all_axis_keys(SHAPE), st.data())
 def test_selections_of_lazy_selections(lazy, key, data):
@@ -108,6 +110,7 @@ def test_lazy_variable_takes_backward_slices_of_nothing_or_one(lazy, backwards):
     assert_same_values(lazy.isel(z=backwards).values, IN_MEMORY.isel(z=backwards).values)
 
 
+@pytest.mark.every_value
 @given(points(SHAPE))
 def test_lazy_variable_selects_points(lazy, coordinates):
     dims = ("a", "b")[: coordinates[0].ndim]
@@ -116,6 +119,7 @@ def test_lazy_variable_selects_points(lazy, coordinates):
     assert_same_values(lazy.isel(indexers).values, IN_MEMORY.isel(indexers).values)
 
 
+@pytest.mark.every_value
 @given(points(SHAPE[:2]), st.slices(SHAPE[2]))
 def test_lazy_variable_selects_points_and_a_slice(lazy, coordinates, rest):
     dims = ("a", "b")[: coordinates[0].ndim]
@@ -331,6 +335,7 @@ def test_missing_chunks_are_not_requested():
     assert [end - start for _, start, end in store.ranges] == [index_entries(take(store, "t/c/0"), 8)[1][1]]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("n_threads", [2, 8])
 def test_reads_from_several_threads_at_once(stored, n_threads):
     keys = [(slice(i % 7, None), slice(None, None, (-1) ** i), [i % 5, 0]) for i in range(60)]

@@ -241,6 +241,7 @@ N = 4_200_000
 """Elements of a chunk of 16.8 MB, which the host decodes as it is read."""
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("layout", [{"chunks": (N,), "shards": (4 * N,)}, {"chunks": (N,)}])
 def test_large_chunks(layout, tmp_path):
     array = zarr.create_array(LocalStore(tmp_path), shape=(4 * N,), dtype="i4", fill_value=5, **layout)

@@ -21,6 +21,7 @@ def path(tmp_path_factory):
     return path
 
 
+@pytest.mark.every_value
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
 @pytest.mark.parametrize("work", COMMON_WORK)

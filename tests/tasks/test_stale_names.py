@@ -123,6 +123,7 @@ def test_names_are_those_of_the_same_store(tmp_path, layout, consolidated):
     assert names(tmp_path / "s.zarr") == names(tmp_path / "s.zarr")
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("consolidated", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("change", CHANGES)

@@ -57,6 +57,7 @@ def assert_nothing_is_left(reads):
 # How much.
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("scratch_nbytes", [80 * KIB, 200 * KIB, 500 * KIB, 2 * MIB])
 @pytest.mark.parametrize("name", SCENES)
 def test_reads_stay_within_their_budget(name, scratch_nbytes):
@@ -306,6 +307,7 @@ def test_threads_read_at_once(seed):
     assert device.calls["stream"] <= (7 + 1) * 4
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize("seed", SEEDS[: usually(4, full=9)])
 def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):

@@ -165,6 +165,7 @@ def test_a_broken_install_says_what_to_reinstall(monkeypatch):
 PLACES = ["stream", "event", "allocate", "upload", "download", "scatter", "move", "Zstd", "zstd_blocks"]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("first", [0, 1, 2, 5, 9])
 @pytest.mark.parametrize("where", PLACES)
 def test_one_thread_that_lacks_memory_for_a_moment_reads_all_the_same(where, first):

@@ -57,6 +57,7 @@ def array(request, written, tmp_path):
     return zarr.open_array(LocalStore(tmp_path), path="t", mode="r")
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "selection",
     [

@@ -84,6 +84,7 @@ KINDS = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_all_chunks_are_verified_and_none_differs(name, seed, verify):
