@@ -218,7 +218,7 @@ def test_difference_finds_values_attributes_and_dtypes(changed, said):
     stock = demo.Reader(label="stock", open=lambda: xr.Dataset({"a": ("x", [1.0, 2.0])}))
     ours = demo.Reader(label="ours", open=lambda: changed)
 
-    difference = demo._difference([stock, ours])
+    difference = demo._difference(stock, ours)
 
     assert said in difference
     assert bool(difference) == bool(said)

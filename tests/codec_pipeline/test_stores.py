@@ -112,6 +112,8 @@ def store_of(request):
 
 
 STORES = [(place, name) for place, names in PLACES.items() for name in names]
+QUICK = usually([(place, name) for place, name in STORES if place != "s3"], full=STORES)
+"""Without the server that takes long; its clients are those of the other one."""
 everywhere = pytest.mark.parametrize("store", STORES, indirect=True, ids=[name for _, name in STORES])
 
 
@@ -169,7 +171,7 @@ def test_datasets_are_those_of_zarr(store, chunks):
 # ---- many at once
 
 
-@everywhere
+@pytest.mark.parametrize("store", QUICK, indirect=True, ids=[name for _, name in QUICK])
 def test_many_threads(store):
     with zarr_pipeline():
         group = zarr.open_group(store, mode="r", use_consolidated=False)
@@ -196,7 +198,7 @@ def fresh_sessions():
 
 
 @pytest.mark.usefixtures("fresh_sessions")
-@pytest.mark.parametrize("place", STORES, ids=[name for _, name in STORES])
+@pytest.mark.parametrize("place", QUICK, ids=[name for _, name in QUICK])
 def test_many_coroutines_of_the_callers_loop(request, place):
     """Stores that may be bound to the loop that they were opened on are read there, by zarr-python."""
 

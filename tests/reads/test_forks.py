@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.parametrize(("kind", "n"), [("files", 12), ("store", 12), ("progress", 20), ("zip", 4), ("cuda", 4)])
 def test_a_process_that_was_forked_off_reads_or_says_what_to_do(kind, n):
-    command = [sys.executable, "-W", "ignore", "-m", "helpers.forked_reads", kind, str(usually(max(3, n // 4), full=n))]
+    command = [sys.executable, "-W", "ignore", "-m", "helpers.forked_reads", kind, str(usually(max(2, n // 5), full=n))]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
 
