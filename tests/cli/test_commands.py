@@ -198,7 +198,7 @@ def test_demo_goes_on_without_matplotlib(tmp_path, capsys, monkeypatch):
 
 
 def test_demo_reports_a_difference_with_status_1(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(demo, "_difference", lambda _readers: "t2m: float32, not float64")
+    monkeypatch.setattr(demo, "_difference", lambda *_readers: "t2m: float32, not float64")
 
     assert main(["demo", "--size", "small", "--dir", str(tmp_path)]) == 1
 
