@@ -73,6 +73,15 @@ def test_a_host_that_was_busy_is_asked_again():
     assert [busy.for_host(5000, 16) for _ in range(32)] == [0] * 31 + [16]
 
 
+def test_calls_that_were_decoded_beside_others_count_as_well():
+    pairs = taken(wave_s=1.0)
+    for _ in range(300):
+        pairs.by_device(60e-3, WAVE, WAVE)
+        pairs.by_device(0.0, WAVE, WAVE)
+        pairs.by_device(-1.0, WAVE, WAVE)
+    assert pairs.device_seconds("", WAVE, NBYTES) == pytest.approx(20e-3, rel=0.1)
+
+
 def test_a_device_that_was_busy_once_is_believed_the_second_time():
     first = Taken(NBYTES)
     first.by_device(10.0, WAVE, WAVE)  # kernels were built

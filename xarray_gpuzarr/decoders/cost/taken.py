@@ -13,6 +13,8 @@ FEW_NBYTES = 256 * 1024
 """Decoded bytes of short chunks that a thread takes at a time: handing them over one by one would cost as much."""
 _N_CALLS = 2
 """Of the device, before it is known: whatever else was under way, it makes them longer, not shorter."""
+_AGED = 0.985
+"""What a call of the device counts for, compared with the next one."""
 _N_WITHOUT = 32
 """Reads that the host may be left out of."""
 
@@ -32,6 +34,8 @@ class Taken:
         """Seconds of a thread for a chunk."""
         self._wave_s: float | None = None
         """Seconds of the device for as many chunks as it decodes at once."""
+        self._busy_s, self._n_waves = 0.0, 0.0
+        """Of its last calls, older ones counting less and less."""
         self._staging_s = 0.0
         """Seconds that the host is busy with a chunk for the device."""
         self._wave = 1
@@ -43,15 +47,26 @@ class Taken:
         return self._host_s is not None and self._n_calls >= _N_CALLS
 
     def by_device(self, seconds: float, n: int, wave: int) -> None:
-        """Note a call that has decoded so many chunks, others' included, of a device that decodes so many at once."""
-        if seconds <= 0:
-            return
-        self._n_calls += 1
-        self._wave, each_s = wave, seconds / -(-n // wave)
-        if self._wave_s is not None and self._n_calls <= _N_CALLS:
-            self._wave_s = min(each_s, self._wave_s)
+        """Note a call that has kept a device busy that decodes so many chunks at once.
+
+        Parameters
+        ----------
+        seconds : float
+            In which no call before has kept it busy; not above 0 if it was always busy with others, too.
+        n : int
+            Chunks that were decoded.
+        wave : int
+        """
+        n_waves = -(-n // wave)
+        if self._n_calls < _N_CALLS:
+            if seconds <= 0:
+                return
+            self._busy_s, self._n_waves = min(seconds / n_waves, self._wave_s or seconds), 1.0
         else:
-            self._wave_s = _mean(self._wave_s, each_s)
+            self._busy_s = _AGED * self._busy_s + max(0.0, seconds)
+            self._n_waves = _AGED * self._n_waves + n_waves
+        self._n_calls += 1
+        self._wave, self._wave_s = wave, self._busy_s / self._n_waves
 
     def by_host(self, seconds: float, n: int, n_threads: int) -> None:
         """Note that threads have decoded so many chunks."""

@@ -2,6 +2,7 @@
 
 from heapq import heapify, heapreplace
 from itertools import cycle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,6 +117,28 @@ def teach(lesson, device, n_chunks, n_streams):
     device.record(done, stream)
     device.synchronize_event(done)
     lesson.note(n_chunks, n_streams, begun, done)
+
+
+@pytest.mark.parametrize(
+    ("n_chunks", "busy_s"),
+    [(N_AT_ONCE, [30, 30, -5, 10]), (N_AT_ONCE // 4, [30, 60, 25, 10])],
+    ids=["which fill it", "which do not"],
+)
+def test_calls_of_several_reads_keep_the_device_busy_together(monkeypatch, n_chunks, busy_s):
+    noted, at = [], {}
+    device, taken = NotingDevice(LAZY), SimpleNamespace(by_device=lambda seconds, *_: noted.append(seconds))
+    monkeypatch.setattr(device, "elapsed_s", lambda a, b: at.get(id(b), 0) - at.get(id(a), 0))
+    reads = [Lesson(device, None, n_reading=lambda: 2, taken=taken) for _ in range(2)]
+
+    events = []
+    for read, begin, end in ((0, 0, 30), (1, 0, 60), (0, 10, 55), (1, 70, 80)):
+        begun, done = device.event(timed=True), device.event(timed=True)
+        events += [begun, done]
+        at[id(begun)], at[id(done)] = begin, end
+        reads[read].begin(device.stream())
+        reads[read].note(n_chunks, n_chunks, begun, done)
+
+    assert noted == busy_s
 
 
 def test_chunks_of_several_streams_show_nothing():

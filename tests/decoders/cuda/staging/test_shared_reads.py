@@ -205,12 +205,23 @@ def by_host(call):
     return (counters.snapshot() - before).n_by_host
 
 
+def slow(monkeypatch, device):
+    """Let 1000 seconds pass on a device whenever an event is recorded."""
+    recorded, record = [], device.record
+
+    def counting(event, stream):
+        recorded.append(event)
+        record(event, stream)
+
+    monkeypatch.setattr(device, "record", counting)
+    monkeypatch.setattr(device, "elapsed_s", lambda a, b: 1000.0 * (recorded.index(b) - recorded.index(a)))
+
+
 def test_reads_show_that_the_host_is_quicker(monkeypatch):
     """The device is slow; from the third read on, which is the first that the host has some of, it has a part."""
     device = SimulatedDevice(LAZY)
     reads, array = CudaReads(device), scene("zstd, scattered").array
-    times = cycle([0.0, 1000.0])
-    monkeypatch.setattr(device, "elapsed_s", lambda *_: next(times))
+    slow(monkeypatch, device)
     monkeypatch.setattr(threads, "n_cores", lambda: 4)
     monkeypatch.setattr(cuda, "is_little", lambda *_: False)
 

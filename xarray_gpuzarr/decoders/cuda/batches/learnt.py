@@ -44,6 +44,8 @@ class Learnt:
         self.overlaps: bool | None = None
         """Whether calls on several streams are decoded together, rather than in turn; None: not known."""
         self._n_tries = 0
+        self.last_done: Event | None = None
+        """Where the device had decoded all calls of which the time was noted, of all reads."""
         self.taken: dict[tuple[str | None, int, bool], Taken] = {}
         """By codec and length of chunks, and whether reads are little: what these have taken."""
 
@@ -119,7 +121,8 @@ class Lesson:
         self._first: Event | None = None
         self._calls: list[Timed] = []
         self._taken = taken
-        self._end_s = 0.0
+        self._done: Event | None = None
+        """Where all calls of this read were done of which the time was noted."""
         self.n_chunks = 1
         """Of the longest call that the read may have."""
         self._is_told = batch_chunks is not None
@@ -158,13 +161,27 @@ class Lesson:
             return
         self.is_on = self.is_on and self._n_reading() == 1
         begin_s, end_s = (self._api.elapsed_s(self._first, event) for event in (begun, done))
-        if self._taken is not None and 2 * n_chunks >= self.n_chunks:  # shorter ones are hidden behind others
-            n_all = n_chunks * max(1, self._n_reading())
-            self._taken.by_device(end_s - max(begin_s, self._end_s), n_all, self.learnt.wave)
-        self._end_s = max(self._end_s, end_s)
+        if self._taken is not None:
+            self._note_busy(self._taken, n_chunks, begun, done)
         self.is_on = self.is_on and n_streams == n_chunks  # others do not show how many are decoded at once
         if self.is_on:
             self._calls.append(Timed(n=n_chunks, begin_s=begin_s, end_s=end_s))
+
+    def _note_busy(self, taken: Taken, n_chunks: int, begun: Event, done: Event) -> None:
+        """Note how long a call has kept the device busy that no call before had.
+
+        Where calls of several reads fill the device together, these are calls of any read; else they do not wait for
+        each other, and only calls of the same read are looked at.
+        """
+        is_filled = n_chunks * self._n_reading() > self.learnt.wave
+        before = (self.learnt.last_done if is_filled else self._done) or begun
+        seconds = self._api.elapsed_s(before, done) - max(0.0, self._api.elapsed_s(before, begun))
+        if 2 * n_chunks >= self.n_chunks:  # shorter ones are hidden behind others
+            taken.by_device(seconds, n_chunks, self.learnt.wave)
+        self._done, self.learnt.last_done = self._later(self._done, done), self._later(self.learnt.last_done, done)
+
+    def _later(self, before: Event | None, done: Event) -> Event:
+        return done if before is None or self._api.elapsed_s(before, done) > 0 else before
 
     def expect(self, workspace: Workspace) -> None:
         """Let batches of other reads wait a little for those of this one, if they may be decoded together."""
