@@ -177,7 +177,7 @@ class ShardVariable(Variable):
         )
         return chunked
 
-    def _reading_by(self, reader: BlockReader) -> Self:
+    def _reading_by(self, reader: Any) -> Self:
         """Return this variable with other data, made as no other: xarray warns of each that repeats a dimension."""
         variable = object.__new__(type(self))
         variable._dims, variable._data = self._dims, reader
