@@ -54,7 +54,7 @@ SHARDS = (
     Shards(name="published", n_chunks=400, n_shards=8),
     Shards(name="64 kB chunks", chunk_nbytes=64_000, n_chunks=3200, n_shards=8),
     Shards(name="4 MB chunks", chunk_nbytes=4_096_000, n_chunks=100, n_shards=8),
-    Shards(name="raw", codec="none", n_chunks=100, n_shards=16),
+    Shards(name="raw", codec="none", n_chunks=100, n_shards=64),
     Shards(name="small shards", n_chunks=4, n_shards=128),
 )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.data.corpus import write
 from helpers.simulated.reads import LAZY, CudaReads, NotingDevice, limits
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
@@ -45,12 +45,12 @@ def together(sizes, slots, apart):
     return calls
 
 
-def read(learnt, hardware, slots, n_chunks, apart=0.1):
+def read(learnt, hardware, slots, n_chunks, apart=0.1, chunk_nbytes=1 << 20):
     """Let a read of so many chunks teach something; return the sizes of its batches."""
     of = BatchLimits.of(
         "/t",
-        chunk_nbytes=1 << 20,
-        needed_nbytes=5 << 20,
+        chunk_nbytes=chunk_nbytes,
+        needed_nbytes=5 * chunk_nbytes,
         budget_nbytes=1 << 40,
         options=ResourceOptions(),
         wave=learnt.wave,
@@ -72,11 +72,17 @@ def test_a_long_read_shows_whether_calls_overlap(hardware, slots, n_chunks):
     assert learnt.overlaps == (hardware is together)
 
 
-@given(n_chunks=st.integers(6 * N_AT_ONCE, 12 * N_AT_ONCE), slots=st.integers(1, 8).map(lambda n: 132 * n))
-def test_reads_learn_how_many_chunks_are_decoded_at_once_in_turn(n_chunks, slots):
+@given(
+    n_chunks=st.integers(6 * N_AT_ONCE, 12 * N_AT_ONCE),
+    slots=st.integers(1, 8).map(lambda n: 132 * n),
+    chunk_nbytes=st.sampled_from([1 << 14, 64_000, 1 << 20]),
+)
+@example(n_chunks=4880, slots=1056, chunk_nbytes=64_000)  # all usual batches are of three waves as assumed
+@example(n_chunks=4880, slots=1056, chunk_nbytes=1 << 20)
+def test_reads_learn_how_many_chunks_are_decoded_at_once_in_turn(n_chunks, slots, chunk_nbytes):
     learnt = Learnt()
     for _ in range(3):
-        sizes = read(learnt, in_turn, slots, n_chunks)
+        sizes = read(learnt, in_turn, slots, n_chunks, chunk_nbytes=chunk_nbytes)
 
     n_waves = sum(-(-size // slots) for size in sizes)
     assert learnt.wave == (1056 if slots >= 1056 else 528)
