@@ -1,6 +1,7 @@
 """Keywords: every one that xarray's own zarr engine takes means the same here, or is refused with a reason."""
 
 import inspect
+from pathlib import PurePosixPath
 
 import numpy as np
 import pandas as pd
@@ -64,6 +65,25 @@ def test_other_modes_are_refused_before_anything_is_touched(path, opener, mode):
     assert f"mode={mode!r}" in raised.value.tried
     assert "to_zarr" in raised.value.do
     assert sorted((f, f.stat().st_mtime_ns) for f in path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", [str, PurePosixPath])
+def test_the_group_of_a_tree_may_be_a_path_object(tmp_path, kind):
+    xr.DataTree.from_dict({"/g/h": xr.Dataset({"a": ("x", np.arange(3.0))})}).to_zarr(tmp_path)
+
+    ours = xr.open_datatree(tmp_path, engine="gpuzarr", device="host", group=kind("g"))
+
+    assert ours.identical(xr.open_datatree(tmp_path, engine="zarr", group=kind("g")))
+
+
+@pytest.mark.parametrize("group", [b"g", 5, ["g"]])
+def test_what_is_no_name_of_a_group_is_refused_alike(path, group):
+    def refusal(engine):
+        with pytest.raises(TypeError) as raised:
+            xr.open_datatree(path, engine=engine, group=group)
+        return str(raised.value)
+
+    assert refusal("gpuzarr") == refusal("zarr")
 
 
 def test_an_open_store_is_read_in_place_of_the_path(path):

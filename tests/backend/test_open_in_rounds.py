@@ -214,6 +214,14 @@ def test_no_more_requests_are_under_way_than_zarr_is_told(zarr_format, n_at_once
     assert max(len(keys) for keys in store.rounds if not any(map(is_data, keys))) <= n_at_once
 
 
+def test_zarr_may_be_told_that_nothing_bounds_its_requests(zarr_format):
+    stored = tree(zarr_format, consolidated=True)
+
+    with zarr.config.set({"async.concurrency": None}):
+        for store in (stored, Wrapper(stored)):
+            assert_same_tree(open_tree(store), xr.open_datatree(stored, engine="zarr"))
+
+
 @pytest.mark.parametrize("group", ["g1", "/g1/h0", "g1/h0"])
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_a_group_of_a_tree_is_opened(zarr_format, group, consolidated):

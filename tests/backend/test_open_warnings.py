@@ -29,6 +29,8 @@ VARIABLES = {
     "complex numbers made truth": (np.arange(3) * 1j, {"_FillValue": [1.0, 2.0], "dtype": "bool"}),
     "unsigned numbers with a point": (np.arange(3.0), {"_Unsigned": "true"}),
     "unsigned and swapped": (np.arange(3, dtype=">i2"), {"_Unsigned": "true", "missing_value": [4, 5]}),
+    "a list of bounds, and of units": (np.arange(3), {"units": ["days since 2000-01-01"], "bounds": ["b"]}),
+    "a list of bounds of times": (np.arange(3), {"units": "days since 2000-01-01", "bounds": ["b"]}),
     "a fill value that is text": (np.arange(3), {"_FillValue": "abc"}),
     "a factor that is text": (np.arange(3.0), {"scale_factor": "x", "_FillValue": 1, "missing_value": 2}),
     "two factors": (np.arange(3.0), {"scale_factor": [2.0, 3.0], "_FillValue": 1, "missing_value": 2}),
@@ -73,11 +75,12 @@ def zarr_format(request):
 
 @pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
 @pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
-def test_a_dimension_that_is_repeated_is_warned_of_as_often(kind, opens):
+@pytest.mark.parametrize("keywords", [{}, {"chunks": {}}, {"chunks": "auto"}, {"chunks": {"x": 2}}], ids=str)
+def test_a_dimension_that_is_repeated_is_warned_of_as_often(keywords, kind, opens):
     stored = MemoryStore()
     zarr.open_group(stored).create_array("v", data=np.eye(3), dimension_names=("x", "x"))
 
-    outcome_of = partial(outcome, opens=opens, store=kind(stored))
+    outcome_of = partial(outcome, opens=opens, store=kind(stored), **keywords)
 
     assert outcome_of("gpuzarr") == outcome_of("zarr")
 

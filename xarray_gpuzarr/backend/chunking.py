@@ -171,11 +171,18 @@ class ShardVariable(Variable):
         reader = _block_reader(self._data)
         if reader is not None and _is_dask(chunked_array_type):
             auto = auto_axes(said_at_open(sys._getframe(1)), self.dims)  # noqa: SLF001
-            variable, chunked_array_type = self._replace(data=reader), ShardManager(auto)
+            variable, chunked_array_type = self._reading_by(reader), ShardManager(auto)
         chunked: Self = super(ShardVariable, variable).chunk(
             chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
         )
         return chunked
+
+    def _reading_by(self, reader: Any) -> Self:
+        """Return this variable with other data, made as no other: xarray warns of each that repeats a dimension."""
+        variable = object.__new__(type(self))
+        variable._dims, variable._data = self._dims, reader
+        variable._attrs, variable._encoding = self._attrs, self._encoding
+        return variable
 
 
 def _is_dask(manager: object) -> bool:

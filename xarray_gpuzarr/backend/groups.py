@@ -50,7 +50,7 @@ def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: An
 
     With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it are opened, and those above them.
     """
-    if group and is_pattern(group):
+    if isinstance(group, str) and is_pattern(group):
         pattern = GroupPattern(group)
         stores = _open(filename_or_obj, pattern.leads_to, group="/", **options)
         if pattern.given not in stores:

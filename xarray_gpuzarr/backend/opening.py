@@ -209,9 +209,10 @@ def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
     )
 
 
-def _time_bounds(variables: Mapping[Any, Variable]) -> set[Hashable]:
+def _time_bounds(variables: Mapping[Any, Variable]) -> set[str]:
     """Name the bounds of time coordinates: they take the coordinate's units, which only the whole group shows."""
-    return {v.attrs["bounds"] for v in variables.values() if _has_time_units(v) and "bounds" in v.attrs}
+    named = (v.attrs.get("bounds") for v in variables.values() if _has_time_units(v))
+    return {name for name in named if isinstance(name, str)}
 
 
 def _has_time_units(variable: Variable) -> bool:

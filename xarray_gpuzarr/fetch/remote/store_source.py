@@ -209,9 +209,9 @@ _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, asyncio.Semaphor
 
 def requests_at_once() -> int:
     """Return how many requests for metadata may be under way: zarr's ``async.concurrency`` where it was changed."""
-    chosen: int = zarr.config.get("async.concurrency")
+    chosen: int | None = zarr.config.get("async.concurrency")  # None bounds nothing where zarr-python takes it
     usual: int = zarr.config.defaults[0]["async"]["concurrency"]
-    return fetch_options().max_requests if chosen == usual else chosen
+    return fetch_options().max_requests if chosen in (None, usual) else chosen
 
 
 def _gate(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
