@@ -57,8 +57,8 @@ def every_value(rows: Sequence[Row], also: Collection[int] = (), seed: int | Non
 
     As `covering`, for what takes long; the seed also says which of many such rows they are.
     """
-    draw = random.Random(seed)
-    order = draw.sample(range(len(rows)), len(rows)) if seed is not None else [*range(len(rows))]
+    draw = random.Random(seed or 0)
+    order = draw.sample(range(len(rows)), len(rows))
     places = [[*enumerate(row)] for row in rows]
     used, taken = Counter(choice for number in also for choice in places[number]), [*also]
     left = set().union(*map(set, places)) - set(used)

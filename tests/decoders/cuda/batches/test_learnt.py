@@ -127,14 +127,12 @@ def teach(lesson, device, n_chunks, n_streams):
 def test_calls_of_several_reads_keep_the_device_busy_together(monkeypatch, n_chunks, busy_s):
     noted, at = [], {}
     device, taken = NotingDevice(LAZY), SimpleNamespace(by_device=lambda seconds, *_: noted.append(seconds))
-    monkeypatch.setattr(device, "elapsed_s", lambda a, b: at.get(id(b), 0) - at.get(id(a), 0))
+    monkeypatch.setattr(device, "elapsed_s", lambda a, b: at.get(b, 0) - at.get(a, 0))
     reads = [Lesson(device, None, n_reading=lambda: 2, taken=taken) for _ in range(2)]
 
-    events = []
     for read, begin, end in ((0, 0, 30), (1, 0, 60), (0, 10, 55), (1, 70, 80)):
         begun, done = device.event(timed=True), device.event(timed=True)
-        events += [begun, done]
-        at[id(begun)], at[id(done)] = begin, end
+        at[begun], at[done] = begin, end
         reads[read].begin(device.stream())
         reads[read].note(n_chunks, n_chunks, begun, done)
 

@@ -160,11 +160,11 @@ class Lesson:
         if begun is None or self._first is None:
             return
         self.is_on = self.is_on and self._n_reading() == 1
-        begin_s, end_s = (self._api.elapsed_s(self._first, event) for event in (begun, done))
         if self._taken is not None:
             self._note_busy(self._taken, n_chunks, begun, done)
         self.is_on = self.is_on and n_streams == n_chunks  # others do not show how many are decoded at once
         if self.is_on:
+            begin_s, end_s = (self._api.elapsed_s(self._first, event) for event in (begun, done))
             self._calls.append(Timed(n=n_chunks, begin_s=begin_s, end_s=end_s))
 
     def _note_busy(self, taken: Taken, n_chunks: int, begun: Event, done: Event) -> None:

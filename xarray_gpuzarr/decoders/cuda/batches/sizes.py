@@ -107,9 +107,7 @@ class BatchLimits:
             if learnt.overlaps is None:
                 short = _ASKING
             if not learnt.is_wave_full and 4 * self.wave <= self.n_under_way:
-                if n_most > 2 * self.wave:
-                    short = (*short, 2 * self.wave)
-                n_most = max(n_most, 2 * self.wave)
+                short, n_most = (*short, 2 * self.wave), max(n_most, 2 * self.wave)
         return replace(self, n_chunks=n_most, short=short)
 
     def sizes(self, n_chunks: int) -> Iterator[int]:
