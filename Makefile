@@ -32,6 +32,8 @@ SANITIZE_FLAGS ?=
 BENCH_FLAGS ?=
 TEST_FLAGS ?=
 SOAK_SECONDS = 180
+# What `make test` runs with every pair of parameters runs once more with every value.
+VALUES = XARRAY_GPUZARR_TEST_COMBINATIONS=$${XARRAY_GPUZARR_TEST_COMBINATIONS:-values}
 
 .PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
 	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-timed bench-smoke \
@@ -47,10 +49,10 @@ test: $(VENV)/.installed ## Run the test suite, with every pair of parameters
 	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test-full: $(VENV)/.installed ## The same with all combinations of parameters, and more of all else (twice as long)
-	XARRAY_GPUZARR_FULL_TESTS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
+	XARRAY_GPUZARR_TEST_COMBINATIONS=all $(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
-	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal -q -k 'not simulated' $(TOUCHING)
+	$(VALUES) $(OLDEST)/bin/python -m pytest -n auto --dist worksteal -q -k 'not simulated' $(TOUCHING)
 
 test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
 	status=0; \
@@ -58,13 +60,13 @@ test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failu
 	$(GPU_PYTHON) .ci/zarr_suite.py --gpu || status=1; \
 	exit $$status
 
-test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline and the engine (three minutes)
+test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline and the engine (two minutes)
 	$(ZARR)/bin/python .ci/zarr_suite.py
 	$(ZARR)/bin/python .ci/xarray_suite.py
 	$(ZARR)/bin/python -m pytest -q -c /dev/null -p no:cacheprovider --disable-warnings .ci/test_zarr_programs.py
 
-test-torch: $(TORCH)/.installed ## Run the tests of training with PyTorch and torchdata, whose wheels take 5 GB (three minutes)
-	XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q \
+test-torch: $(TORCH)/.installed ## Run the tests of training with PyTorch and torchdata, whose wheels take 5 GB (two minutes)
+	$(VALUES) XARRAY_GPUZARR_REQUIRE_TORCH=1 $(TORCH)/bin/python -m pytest -n auto --dist worksteal -q \
 		tests/training/test_torch*.py tests/training/test_batches.py
 
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)

@@ -1,4 +1,4 @@
-"""A plugin of pytest for other projects' tests: those that are asked for, with every pair of values of parameters.
+"""A plugin of pytest for other projects' tests: those that are asked for, with every value of each parameter.
 
 The environment may say more, with spaces between several: ``ONLY_NAMED`` leaves tests whose names, below the folder of
 all tests, contain it in any case of letters; ``-k`` also looks at the folders that lead there, of which one may be
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
+os.environ.setdefault("XARRAY_GPUZARR_TEST_COMBINATIONS", "values")
 
 from helpers import every_pair, not_run
 

@@ -77,7 +77,7 @@ def main() -> int:
             chosen = {} if arguments else {"ONLY_NAMED": "zarr"} | left_out
             failed = failures(setting | chosen, cache, 1 if arguments else least, "--tb=short", *arguments)
             if failed - stock:
-                every = {"XARRAY_GPUZARR_FULL_TESTS": "1"}
+                every = {"XARRAY_GPUZARR_TEST_COMBINATIONS": "all"}
                 stock |= failures(STOCK | every, cache, 0, "--tb=no", "--last-failed", *arguments)
         print(f"{len(failed & stock)} of them fail without this package too.")
         print(*(f"Only under {name}: {test}" for test in sorted(failed - stock)), sep="\n")

@@ -175,6 +175,7 @@ def test_a_store_that_cannot_be_listed_is_refused_as_by_the_stock_engine(zarr_fo
     assert ours == stock
 
 
+@pytest.mark.every_value
 @pytest.mark.usefixtures("many_at_once")
 @pytest.mark.parametrize(("consolidated", "n_rounds"), [(True, 2), (None, 4), (False, 3)])
 def test_a_group_takes_as_many_rounds_whatever_its_arrays(zarr_format, consolidated, n_rounds):
@@ -222,6 +223,7 @@ def test_zarr_may_be_told_that_nothing_bounds_its_requests(zarr_format):
             assert_same_tree(open_tree(store), xr.open_datatree(stored, engine="zarr"))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("group", ["g1", "/g1/h0", "g1/h0"])
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_a_group_of_a_tree_is_opened(zarr_format, group, consolidated):
@@ -242,6 +244,7 @@ def test_a_group_of_a_tree_is_opened(zarr_format, group, consolidated):
         assert_same_dataset(ours[path], expected)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("consolidated", [True, False])
 @pytest.mark.parametrize(
     ("pattern", "expected"),

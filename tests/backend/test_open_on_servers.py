@@ -61,6 +61,7 @@ def same_as_stock(where, stock, **keywords):
         assert_same_dataset(ours[path].to_dataset(inherit=False), expected[path].to_dataset(inherit=False))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("consolidated", [True, False])

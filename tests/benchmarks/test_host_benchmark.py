@@ -77,6 +77,7 @@ def who_can(operation):
     return [name for name, reader in READERS.items() if operation in reader.operations]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("layout", "operation", "reader"),
     [
@@ -96,6 +97,7 @@ def test_every_reader_gives_what_was_stored(folder, layout, operation, reader):
     np.testing.assert_allclose(values, wanted, rtol=1e-9 if operation == "mean" else 0, strict=True)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("reader", who_can("crop"))
 @pytest.mark.parametrize("operation", ["chunk", "plane", "crop"])
 @pytest.mark.parametrize("layout", ["boxes", "packed"])

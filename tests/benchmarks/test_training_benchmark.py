@@ -49,6 +49,7 @@ def feed_of(layout, folder, crop=(3, 6, 8), n_batches=3):
     return Feed(workload=LAYOUTS[layout], path=path, crop=crop, n_batches=n_batches)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("loader", [name for name, loader in LOADERS.items() if loader.in_order])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("served", [False, True])

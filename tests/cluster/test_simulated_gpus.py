@@ -254,6 +254,7 @@ class TestWorkersOfOneProcess:
     def ds(self, threads, path):
         return xr.open_dataset(path, engine="gpuzarr", chunks={}, device="cuda")
 
+    @pytest.mark.every_value
     @pytest.mark.parametrize("read_by", ["workers", "cuda"])
     def test_common_work(self, threads, path, read_by):
         register(threads, device="cuda", pool=True, **SMALL)

@@ -35,6 +35,7 @@ def path(request, local):
     return local.root
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
 @pytest.mark.parametrize("way", WAYS)
 def test_reads_are_those_of_zarr(path, scheduler, way):

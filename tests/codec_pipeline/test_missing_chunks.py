@@ -60,6 +60,7 @@ READS = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("place", STORES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(settings.get_profile("few"))  # there are sixteen
@@ -173,6 +174,7 @@ DOORS = {
 """Given a store, what reads a box of its array; the array is opened at once."""
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("place", STORES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("door", DOORS)
@@ -207,6 +209,7 @@ HARMLESS = {
 """zarr-python's other settings that may be in force while something is read."""
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("setting", HARMLESS)
 @pytest.mark.parametrize("door", DOORS)
 def test_other_settings_change_no_value(tmp_path, door, setting):

@@ -70,6 +70,7 @@ basic = st.tuples(
 )
 
 
+@pytest.mark.every_value
 @given(key=basic)
 def test_basic_selections(arrays, key):
     with reads_planned():
@@ -81,18 +82,21 @@ def forwards(keys):
     return not any(isinstance(key, slice) and key.step is not None and key.step < 1 for key in keys)
 
 
+@pytest.mark.every_value
 @given(key=all_axis_keys(SHAPE).filter(forwards))
 def test_orthogonal_selections(arrays, key):
     with reads_planned():
         assert_same_reads(arrays, lambda a: a.oindex[key])
 
 
+@pytest.mark.every_value
 @given(key=points(SHAPE))
 def test_coordinates(arrays, key):
     with reads_planned():
         assert_same_reads(arrays, lambda a: a.vindex[key])
 
 
+@pytest.mark.every_value
 @given(seed=st.integers(0, 99), density=st.sampled_from([0.0, 0.02, 0.5, 1.0]))
 def test_masks(arrays, seed, density):
     mask = np.random.default_rng(seed).random(SHAPE) < density

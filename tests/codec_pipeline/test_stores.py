@@ -140,6 +140,7 @@ READS = {
 }
 
 
+@pytest.mark.every_value
 @everywhere
 @pytest.mark.parametrize("name", ["sharded", "holes", "chunks"])
 def test_reads_are_planned_and_those_of_zarr(store, name):
@@ -153,6 +154,7 @@ def test_reads_are_planned_and_those_of_zarr(store, name):
 OPENED = usually([*zip(STORES, cycle([None, {}]))], full=[*product(STORES, [None, {}])])
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("store", "chunks"), OPENED, indirect=["store"], ids=[f"{name}-{chunks}" for (_, name), chunks in OPENED]
 )

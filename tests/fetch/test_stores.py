@@ -81,6 +81,7 @@ def test_index_at_the_start_in_any_store(any_store):
     assert_same_bits(read_array(array, device="host"), data)
 
 
+@pytest.mark.every_value
 def test_dataset_in_any_store(any_store):
     dataset().to_zarr(any_store, encoding=ENCODING)
 
@@ -176,6 +177,7 @@ def test_file_that_tensorstore_wrote(tmp_path, spec):
     assert_same_bits(read_array(zarr.open_array(tmp_path / "t", mode="r"), device="host"), DATA)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("codecs", ["bytes", "zstd", "gzip", "blosc-zstd-shuffle", "big-endian"])
 def test_tensorstore_reads_the_same(tmp_path, dtype, codecs):

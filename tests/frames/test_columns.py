@@ -54,6 +54,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 @pytest.mark.parametrize("writer", WRITERS)
 def test_frame_of_a_writer_is_ready_at_its_own_length_only(writer, payload):

@@ -3,7 +3,8 @@
 Such a test runs with a covering array of its combinations, with those that ``pytest.mark.also_with("id", ...)`` names
 because something was wrong there once, and with one that is drawn anew in each session. A decoder is a parameter like
 others. All combinations run by `FULL`, on a GPU, where a test is marked ``every_combination``, and where a user names
-tests. Where a test is marked ``every_value`` because it takes long, it is enough that each value is among them.
+tests. Where a test is marked ``every_value`` because it takes long, and where tests run once more under something else
+(sanitizers, the oldest libraries, other projects' suites), it is enough that each value is among them.
 
 What else costs much and is asked for by number takes the number from `usually`.
 """
@@ -17,11 +18,18 @@ import pytest
 from helpers import not_run
 from helpers.covering import covering, every_value
 
-FULL = os.environ.get("XARRAY_GPUZARR_FULL_TESTS") == "1"
-"""Whether this is ``make test-full``; asked here and nowhere else."""
+COMBINATIONS = "XARRAY_GPUZARR_TEST_COMBINATIONS"
+"""The environment variable that says which run: ``all``, ``pairs`` of values, or ``values``."""
+_RUN = os.environ.get(COMBINATIONS, "pairs")
+FULL = _RUN == "all"
+"""Whether this is ``make test-full``."""
 _SEED = "XARRAY_GPUZARR_TEST_SEED"
 SEED = int(os.environ.setdefault(_SEED, str(secrets.randbelow(1 << 32))))
 """What draws one more combination of each test; in the environment, so that all processes of a session draw one."""
+
+
+if _RUN not in {"all", "pairs", "values"}:
+    raise ValueError(f"{COMBINATIONS}={_RUN}: all, pairs and values are known")
 
 
 def usually[T](few: T, *, full: T) -> T:
@@ -45,11 +53,16 @@ def _tests(items: list[pytest.Item]) -> dict[str, list[pytest.Function]]:
     for item in items:
         # A parameter's own marks may skip it, so that it covers nothing.
         called = getattr(item, "callspec", None)
-        if called is None or called.marks or len(called._idlist) < (2 if item.get_closest_marker("every_value") else 3):
+        if called is None or called.marks or len(called._idlist) < (2 if _is_enough(item) else 3):
             continue
         if not any(map(item.get_closest_marker, ("gpu", "every_combination"))):
             tests[item.nodeid.split("[")[0]].append(item)
     return tests
+
+
+def _is_enough(item: pytest.Item) -> bool:
+    """Say whether each value of each parameter is enough."""
+    return _RUN == "values" or item.get_closest_marker("every_value") is not None
 
 
 def _without(test: list[pytest.Function]) -> list[pytest.Function]:
@@ -60,6 +73,6 @@ def _without(test: list[pytest.Function]) -> list[pytest.Function]:
     if unknown and not test[0].config.option.keyword:
         raise pytest.UsageError(f"{test[0].nodeid} has no combination {unknown[0]!r}, which its mark names")
     rows = [item.callspec._idlist for item in test]
-    choose = every_value if test[0].get_closest_marker("every_value") else covering
+    choose = every_value if _is_enough(test[0]) else covering
     kept = {*choose(rows, [numbers[name] for name in also if name in numbers], SEED)}
     return [item for number, item in enumerate(test) if number not in kept]

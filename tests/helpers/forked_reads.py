@@ -1,4 +1,4 @@
-"""Forks while other threads read: ``python -m helpers.forked_reads KIND N``, in a process of its own.
+"""Forks while other threads read: ``python -m helpers.forked_reads KIND=N ...``, in a process of its own.
 
 Each child's first read must give the right values, or an error that says what to do, and never lock up.
 """
@@ -107,11 +107,9 @@ def first_read(read: Read, says: str) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    kind, n = sys.argv[1], int(sys.argv[2])
+def fork(kind: str, n: int) -> None:
+    """Fork so many times while others read."""
     make, says = KINDS[kind]
-    host._SERIAL_S = 0.0
-    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = "3"
     with tempfile.TemporaryDirectory() as path:
         read = make(path)
         assert np.array_equal(read(), DATA)
@@ -127,8 +125,16 @@ def main() -> None:
                     if child == 0:
                         first_read(read, says)
                     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                assert code == 0, f"child {number} ended with {code}"
+                assert code == 0, f"{kind}: child {number} ended with {code}"
         assert np.array_equal(read(), DATA)
+
+
+def main() -> None:
+    host._SERIAL_S = 0.0
+    os.environ["XARRAY_GPUZARR_NUM_THREADS"] = "3"
+    for word in sys.argv[1:]:
+        kind, _, n = word.partition("=")
+        fork(kind, int(n))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def switching_after(seconds):
         sys.setswitchinterval(before)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: "raw" if c is None else type(c).__name__)
 def test_eight_threads_read_one_array(tmp_path, monkeypatch, compressor, sharded):

@@ -307,6 +307,7 @@ def test_damaged_array_that_zarr_reads_met_by_points(memory):
     assert_explains(caught.value, "/t", "zarr-python", "checksum")
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("chunks", [None, {}])
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
 def test_error_arrives_whole_through_xarray_and_dask(tmp_path, chunks, scheduler):

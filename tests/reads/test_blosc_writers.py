@@ -145,6 +145,7 @@ def padded(shard, n_chunks, behind):
     return shard
 
 
+@pytest.mark.every_value
 @pytest.mark.both_ways
 @pytest.mark.also_with("host-1-lz4-v2-zeros, as z5 writes", "simulated-1-lz4-v2-zeros, as z5 writes")
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)

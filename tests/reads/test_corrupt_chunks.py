@@ -62,12 +62,14 @@ def assert_damage_of_a_shard_is_told(memory, codecs, damage):
     assert_same_bits(read(array, (slice(0, 2), slice(0, 3))), DATA[:2, :3])
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("damage", NOTICED)
 @pytest.mark.parametrize("codecs", V3_CODECS)
 def test_damaged_chunk_of_a_shard(memory, codecs, damage):
     assert_damage_of_a_shard_is_told(memory, codecs, damage)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("codecs", notice_zeros(V3_CODECS, ["bytes", "transpose", "big-endian"]))
 def test_chunk_of_zeros_in_a_shard(memory, codecs):
     assert_damage_of_a_shard_is_told(memory, codecs, "zeros")
@@ -84,6 +86,7 @@ def assert_damaged_v2_chunk_is_told(local, codecs, damage):
     assert_only_the_first_shard_is_lost(array)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("damage", NOTICED)
 @pytest.mark.parametrize("codecs", V2_CODECS)
 def test_damaged_v2_chunk(local, codecs, damage):

@@ -226,6 +226,7 @@ def assert_damage_is_told(memory, name, damage):
     assert_same_bits(read(array, (slice(0, 2), slice(0, 3))), DATA[:2, :3])
 
 
+@pytest.mark.every_value
 @pytest.mark.doubtful_frames
 @pytest.mark.parametrize("damage", NOTICED)
 @pytest.mark.parametrize("name", V3_FILTERS)
@@ -258,6 +259,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.every_value
 @pytest.mark.doubtful_frames
 @pytest.mark.parametrize("name", CHECKED)
 def test_flipped_bits_never_give_other_numbers_where_a_checksum_is_stored(name):

@@ -9,17 +9,20 @@ import pytest
 from helpers.every_pair import usually
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
 ]
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("kind", "n"), [("files", 12), ("store", 12), ("progress", 20), ("zip", 4), ("cuda", 4)])
-def test_a_process_that_was_forked_off_reads_or_says_what_to_do(kind, n):
-    command = [sys.executable, "-W", "ignore", "-m", "helpers.forked_reads", kind, str(usually(max(2, n // 5), full=n))]
+def test_a_process_that_was_forked_off_reads_or_says_what_to_do():
+    forks = {"files": 12, "store": 12, "zip": 4, "cuda": 4, "progress": 20}
+    words = [f"{kind}={usually(max(2, n // 5), full=n)}" for kind, n in forks.items()]
+    command = [sys.executable, "-W", "ignore", "-m", "helpers.forked_reads", *words]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=TESTS)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=usually(100, full=280), check=False, cwd=TESTS
+    )
 
     assert (done.returncode, done.stderr) == (0, "")

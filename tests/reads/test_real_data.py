@@ -94,6 +94,7 @@ def test_lazily_read_winds_are_those_of_the_file(path, physical):
     )
 
 
+@pytest.mark.every_value
 def test_chunked_winds_are_those_of_the_file(path, physical):
     ds = open_ours(path, chunks={})
 
@@ -112,12 +113,14 @@ def test_one_block_per_shard(path):
     assert open_ours(path, chunks={})["u"].chunks == blocks[zarr_format]
 
 
+@pytest.mark.every_value
 def test_winds_through_open_mfdataset(path, physical):
     ds = xr.open_mfdataset([path], engine="gpuzarr", device="host")
 
     xr.testing.assert_equal(ds.compute(), physical)
 
 
+@pytest.mark.every_value
 def test_packed_winds_through_read_array(path, winds):
     array = zarr.open_group(path, mode="r")["u"]
 

@@ -63,6 +63,7 @@ def lazy(request, tmp_path_factory):
 IN_MEMORY = xr.DataArray(DATA, dims=DIMS)
 
 
+@pytest.mark.every_value
 @given(all_axis_keys(SHAPE))
 def test_read_array_selects_axis_by_axis(stored, key):
     read = read_array(stored, key, device="host")

@@ -23,6 +23,7 @@ def skippable(nbytes, kind):
     return struct.pack("<II", 0x184D2A50 + kind, nbytes) + bytes(nbytes)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("nbytes", [0, 1, 5, 100])
 @pytest.mark.parametrize("chunks", [(0, 1), (1,)], ids=["all", "second"])
 @pytest.mark.parametrize("n_rows", ROWS.values(), ids=ROWS)

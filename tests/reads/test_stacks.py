@@ -116,6 +116,7 @@ CROPS = [starts(1, 0, 5, 5, 2, 0, 4, count=4), starts(3, 0, 7, 7, 6, 8, 0, count
 """Of (9, 13): across borders, on them, twice the same."""
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.doubtful_frames
 def test_every_chain_of_codecs(chain):
@@ -126,6 +127,7 @@ def test_every_chain_of_codecs(chain):
     assert_same_bits(read_stack(array, CROPS, 7), expected_stack(array, CROPS, 7))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("chain", [chain for chain in CHAINS if chain.startswith("v3")])
 @pytest.mark.doubtful_frames
 def test_every_chain_of_codecs_in_shards(chain):

@@ -64,6 +64,7 @@ def budgets(monkeypatch):
     return budgets
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("config", "n"),
     [

@@ -144,6 +144,7 @@ def client():
         yield client
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     ("change", "layout"), usually([*zip(CHANGES, cycle(LAYOUTS))], full=[*product(CHANGES, LAYOUTS)])
 )
@@ -184,6 +185,7 @@ def by_obstore(path):
     return ObjectStore(pytest.importorskip("obstore").store.LocalStore(path), read_only=True)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "wrapped",
     [

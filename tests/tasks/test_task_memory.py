@@ -62,6 +62,7 @@ def peak_of(stored, options, seed):
     return device.peak_nbytes
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("cast", ["copied", "converted"])
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("chain", CHAINS)
@@ -132,6 +133,7 @@ def read_shards(reads, stored, data, n_threads):
         return len(list(threads.map(read_shard, range(len(data) // SHARD[0]))))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("share", [2.0, 1.2, 1.0, 0.6])
 def test_threads_that_share_too_little_memory_take_turns(packed, share, seed, monkeypatch):

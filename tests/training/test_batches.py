@@ -110,6 +110,7 @@ def test_each_epoch_is_the_next_one(ds):
     assert firsts(loader) == epochs[2]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("keywords", LOADERS)
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_state_goes_on_where_it_was_taken(ds, keywords, prefetch):

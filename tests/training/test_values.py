@@ -212,6 +212,7 @@ def test_stores_that_were_opened_as_one_are_read_by_one_plan_each(stores):
     assert_samples(ds, lattice(ds, {"time": 6, "x": 4}, {"time": 1, "x": 2}), loader)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "select",
     [
@@ -244,6 +245,7 @@ def test_elements_of_stores_that_take_turns_are_computed_by_dask(stores):
     assert_samples(ds, lattice(ds, {"time": 4}, {"time": 1}), loader)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "change",
     [

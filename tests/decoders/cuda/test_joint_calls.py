@@ -86,6 +86,7 @@ def test_values_do_not_depend_on_calls(name, seed, selection, wave, batch_chunks
     assert_nothing_is_left(reads)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("wave", [1, 7, 64, 1000])
 @pytest.mark.parametrize("seed", SEEDS[: usually(2, full=6)])
 def test_threads_share_calls(seed, wave):

@@ -92,6 +92,7 @@ def test_dates_of_any_form_are_no_reason_to_fail(client, header, date, tag):
                 assert client == "fsspec s3"  # botocore reads them, too
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(
     ("headers", "n_indexes"),
@@ -140,6 +141,7 @@ ALWAYS_OTHER = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("says", ALWAYS_OTHER)
 @pytest.mark.parametrize("client", FSSPEC)
@@ -195,6 +197,7 @@ RANGES = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("said", RANGES)
 @pytest.mark.parametrize("client", FSSPEC)
@@ -235,6 +238,7 @@ def test_partial_answers_that_pass_for_whole_ones_are_no_damage(client, layout):
         assert_explains(caught.value, "t/c/0/0", "status 200", "Content-Range")
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("status", [304, 400, 500, 501])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_servers_that_do_not_know_if_match(client, status):
@@ -279,6 +283,7 @@ UNTRUSTED = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("says", UNTRUSTED)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_no_index_is_kept_by_what_may_be_the_same_for_other_bytes(client, says):

@@ -72,6 +72,7 @@ def opened(store, name="sharded/zstd"):
     return zarr.open_array(store, path=name, mode="r")
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("codecs", ["bytes", "zstd"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values_are_those_that_were_written(store, layout, codecs):
@@ -86,6 +87,7 @@ def test_missing_chunks_and_shards_are_fill_values(store):
     assert_same_bits(read_array(opened(store, "holes"), device="host"), np.pad(DATA[:14, :19], ((16, 0), (0, 21))))
 
 
+@pytest.mark.every_value
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("chunks", [None, {}])
 def test_dataset_is_the_zarr_engines(store, chunks):
@@ -219,6 +221,7 @@ def test_requests_are_bounded_for_the_whole_process(store, server, monkeypatch):
         assert_same_bits(result, DATA[:9])
 
 
+@pytest.mark.every_value
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("most", [24, 30, 48], ids=["long", "shorter", "short"])
 def test_requests_of_one_read_are_under_way_at_once(store, server, most, monkeypatch):
@@ -309,6 +312,7 @@ def test_reads_from_many_threads(store):
         assert_same_bits(result, DATA[number::3])
 
 
+@pytest.mark.every_value
 @pytest.mark.host_decoder
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
 def test_dask_reads_shards(store, scheduler):

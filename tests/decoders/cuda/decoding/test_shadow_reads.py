@@ -159,6 +159,7 @@ def test_the_default_verifies_on_architectures_that_nobody_has_seen(verify, monk
     assert counted(lambda: values(stored(), CudaDecoder(lambda: device)))[1] == 0
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("chunk", [0, 2])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_wrong_bytes_of_one_chunk_of_a_batch_are_noticed(chunk, seed, verify):

@@ -73,6 +73,7 @@ def n_staged(device):
     return device.calls["upload"]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 @pytest.mark.parametrize("name", SCENES)
 def test_values_are_the_same(in_files, name, seed):

@@ -131,6 +131,7 @@ def test_bytes_that_are_stored_as_other_elements(tmp_path, encoded):
         np.testing.assert_array_equal(CudaReads(SimulatedDevice(LAZY)).values(array), data, strict=True)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("seed", MODES)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", SCENES)
