@@ -15,7 +15,7 @@ from benchmarks.arrays.stores import cache_directory
 from benchmarks.arrays.workloads import WORKLOADS
 from benchmarks.cluster import cases as cluster
 from benchmarks.cluster import graphs
-from benchmarks.host import copies
+from benchmarks.host import copies, many_threads
 from benchmarks.host.cases import host_cases, measured
 from benchmarks.host_cost import cases as host_cost
 from benchmarks.machine import about, default_out
@@ -37,6 +37,7 @@ MORE_CASES: tuple[CaseBuilder, ...] = (
     cluster.cases,
     graphs.cases,
     copies.cases,
+    many_threads.cases,
     host_cost.cases,
 )
 

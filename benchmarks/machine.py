@@ -15,23 +15,9 @@ from xarray_gpuzarr.decoders.cost.calibration import processor
 from xarray_gpuzarr.machine.bench.rounds import version_of
 
 HOST_PACKAGES = (
-    "xarray-gpuzarr",
-    "zarr",
-    "numcodecs",
-    "zarrs",
-    "tensorstore",
-    "zarrista",
-    "rustytree-xarray",
-    "insitubatch",
-    "xbatcher",
-    "xarray",
-    "dask",
-    "distributed",
-    "numpy",
-    "imagecodecs",
-    "zstandard",
-    "google-crc32c",
-    "memray",
+    *("xarray-gpuzarr", "zarr", "numcodecs", "zarrs", "tensorstore", "zarrista", "rustytree-xarray"),
+    *("insitubatch", "xbatcher", "xarray", "dask", "distributed", "numpy", "imagecodecs", "zstandard"),
+    *("google-crc32c", "memray"),
 )
 _BY_CUDA = ("cupy-cuda{}x", "rmm-cu{}", "nvidia-libnvcomp-cu{}", "nvidia-nvcomp-cu{}", "kvikio-cu{}")
 GPU_PACKAGES = tuple(name.format(major) for name in _BY_CUDA for major in (12, 13))

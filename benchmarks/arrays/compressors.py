@@ -56,46 +56,28 @@ class Compressor:
 
     def for_zarr(self, itemsize: int, zarr_format: int) -> Any:
         """Return what `zarr.create_array` takes as its compressor for elements of so many bytes; None for none."""
-        return self._for_v2() if zarr_format == 2 else self._for_v3(itemsize)
-
-    def _for_v3(self, itemsize: int) -> Any:
-        match self.family:
-            case "none":
-                return None
-            case "zstd":
-                return ZstdCodec(level=self.level)
-            case "gzip":
-                return GzipCodec(level=self.level)
-            case "lz4":
-                return zarr_numcodecs.LZ4()
-            case "zlib":
-                return zarr_numcodecs.Zlib(level=self.level)
-            case "blosc":
-                names: dict[str, Any] = {"cname": self.cname, "shuffle": self.shuffle}
-                return BloscCodec(clevel=self.level, typesize=itemsize, **names)
+        if zarr_format == 2:
+            return self._for_v2()
+        names: dict[str, Any] = {"cname": self.cname, "shuffle": self.shuffle}
+        return {
+            "none": lambda: None,
+            "zstd": lambda: ZstdCodec(level=self.level),
+            "gzip": lambda: GzipCodec(level=self.level),
+            "lz4": zarr_numcodecs.LZ4,
+            "zlib": lambda: zarr_numcodecs.Zlib(level=self.level),
+            "blosc": lambda: BloscCodec(clevel=self.level, typesize=itemsize, **names),
+        }[self.family]()
 
     def _for_v2(self) -> Any:
-        match self.family:
-            case "none":
-                return None
-            case "zstd":
-                return numcodecs.Zstd(level=self.level)
-            case "gzip":
-                return numcodecs.GZip(level=self.level)
-            case "lz4":
-                return numcodecs.LZ4()
-            case "zlib":
-                return numcodecs.Zlib(level=self.level)
-            case "blosc":
-                return numcodecs.Blosc(cname=self.cname, clevel=self.level, shuffle=SHUFFLES.index(self.shuffle))
+        if self.family == "none":
+            return None
+        options = {} if self.family == "lz4" else {"level": self.level}
+        if self.family == "blosc":
+            options = {"cname": self.cname, "clevel": self.level, "shuffle": SHUFFLES.index(self.shuffle)}
+        return numcodecs.get_codec({"id": self.family, **options})
 
     def encode(self, chunk: npt.NDArray[Any]) -> bytes:
-        """Return the bytes of a stored chunk.
-
-        Parameters
-        ----------
-        chunk : ndarray, C order, host memory
-        """
+        """Return the bytes of a stored chunk, given its elements in C order."""
         if self.family == "none":
             return chunk.tobytes()
         if self.cname == "snappy":  # numcodecs is built without it

@@ -154,13 +154,6 @@ def _write_dataset(workload: Workload, path: Path) -> None:
     attrs = {"long_name": "2 metre temperature", "units": "K"}
     dataset = xr.Dataset({workload.variable: (workload.dims, field, attrs)}, coords=coords)
     compressor = workload.compressor.for_zarr(workload.itemsize, 3)
-    encoding = {
-        "dtype": workload.dtype,
-        "scale_factor": PACKING.scale_factor,
-        "add_offset": PACKING.add_offset,
-        "_FillValue": PACKING.missing,
-        "chunks": workload.chunks,
-        "shards": workload.shards,
-        "compressors": () if compressor is None else (compressor,),
-    }
+    layout = {"dtype": workload.dtype, "chunks": workload.chunks, "shards": workload.shards}
+    encoding = layout | _attributes(workload) | {"compressors": () if compressor is None else (compressor,)}
     dataset.to_zarr(path, mode="w", zarr_format=3, consolidated=False, encoding={workload.variable: encoding})

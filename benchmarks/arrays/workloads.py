@@ -248,15 +248,7 @@ WORKLOADS: tuple[Workload, ...] = (
 SELECTED = ("volume-blosc-zstd", "shards-blosclz", "shards-raw", "era5-packed")
 """Names of those of which parts are read, too."""
 READ_ON = (
-    "files-raw",
-    "single-zstd",
-    "era5-packed",
-    "shards-blosclz",
-    "series-64kb-zstd",
-    "volume-blosc-zstd",
-    "volume-blosc-lz4",
-    "shards-raw",
-    "series-1mb-zstd",
-    "series-1mb-raw",
+    *("files-raw", "single-zstd", "era5-packed", "shards-blosclz", "series-64kb-zstd", "volume-blosc-zstd"),
+    *("volume-blosc-lz4", "shards-raw", "series-1mb-zstd", "series-1mb-raw"),
 )
 """Names of those that are read in every regime."""

@@ -5,6 +5,7 @@ Clusters are started when a case prepares, on loopback, and end with it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +19,11 @@ import numpy as np
 import xarray as xr
 import zarr
 from distributed import Client, LocalCluster, wait
-from zarr.storage import LocalStore
+from zarr.abc.store import Store
+from zarr.storage import LocalStore, WrapperStore
 
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, Workload
-from benchmarks.cluster.slow_store import SlowStore
 from benchmarks.shared import Shared, seconds
 from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, AbsentError, Chunking, Location, open_variable
 from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
@@ -86,8 +87,8 @@ def _prepare_mean(
     location: Location, reader: tuple[str, str, Chunking], expected: list[float], client: Client
 ) -> Ready:
     pipeline, engine, chunking = reader
-    if pipeline == "zarrs":
-        _require_zarrs()
+    if pipeline == "zarrs" and (why := READERS["zarrs"].why_absent()):
+        raise AbsentError(why)
     options = {"device": "host"} if engine == "gpuzarr" else {}
     with zarr.config.set({"codec_pipeline.path": PIPELINES[pipeline], "codec_pipeline.strict": True}):
         mean = open_variable(location, engine, chunking, **options).mean().data
@@ -96,12 +97,6 @@ def _prepare_mean(
     if not np.isclose(value, expected[0], rtol=1e-6):
         raise WrongValuesError(f"mean {value}, expected {expected[0]}")
     return Ready(measure=lambda: seconds(client.compute(mean).result))
-
-
-def _require_zarrs() -> None:
-    why = READERS["zarrs"].why_absent()
-    if why:
-        raise AbsentError(why)
 
 
 # ---- the cost of a task
@@ -170,6 +165,20 @@ def _write_vector(folder: Path, n: int) -> Path:
 # ---- read-ahead
 
 
+class _SlowStore(WrapperStore[Store]):
+    """Answers after a round trip, and no more than `_BYTES_PER_S` of all requests for chunks together."""
+
+    free_at = 0.0
+
+    async def get(self, key: str, *given: Any, **named: Any) -> Any:
+        answer = await super().get(key, *given, **named)
+        if answer is not None and not key.endswith("zarr.json"):
+            now = asyncio.get_running_loop().time()
+            self.free_at = max(now + _LATENCY_S, self.free_at) + len(answer) / _BYTES_PER_S
+            await asyncio.sleep(self.free_at - now)
+        return answer
+
+
 def _read_ahead_case(workload: Workload, folder: Path) -> Case:
     workload = replace(workload, name="era5-zlib", codec="gzip 5")
     n_threads = (1, 2, 4)
@@ -196,7 +205,7 @@ def _read_ahead_case(workload: Workload, folder: Path) -> Case:
 
 
 def _prepare_slow(path: Path, variable: str, client: Client) -> Ready:
-    store = SlowStore(LocalStore(path), latency_s=_LATENCY_S, bytes_per_s=_BYTES_PER_S)
+    store = _SlowStore(LocalStore(path))
     mean = xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host")[variable].mean().data
     client.compute(mean).result()
     return Ready(measure=lambda: seconds(client.compute(mean).result))

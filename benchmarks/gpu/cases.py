@@ -20,16 +20,7 @@ from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.cluster import ClusterCases
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.kernels import kernel_contestants
-from benchmarks.gpu.readers import (
-    OURS,
-    OURS_DASK,
-    OURS_UPLOAD,
-    OURS_XARRAY,
-    READERS,
-    Reader,
-    open_array,
-    open_boxes,
-)
+from benchmarks.gpu.readers import OURS, OURS_DASK, OURS_UPLOAD, OURS_XARRAY, READERS, Reader, open_array, open_boxes
 from benchmarks.gpu.stages import RecordedReads, count_calls
 from benchmarks.host.boxes import object_boxes
 from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED

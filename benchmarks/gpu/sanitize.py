@@ -29,11 +29,7 @@ from xarray_gpuzarr.machine.bench.readers import AbsentError
 
 _SCALE = 1e-3
 CODECS = (
-    "none",
-    "zstd 3",
-    "gzip 5",
-    "lz4",
-    "zlib 5",
+    *("none", "zstd 3", "gzip 5", "lz4", "zlib 5"),
     *(f"blosc {cname} 5 {shuffle}" for cname in INNER_CODECS for shuffle in SHUFFLES),
 )
 
@@ -71,13 +67,7 @@ def main(make_gpu: Callable[[], Gpu] = Gpu) -> int:
 def _reads_right(gpu: Gpu, codec: str, folder: Path) -> bool:
     """Read an array whole, in part and point by point; a shard of it is missing."""
     layout = Workload(
-        name=codec,
-        shape=(31, 2999),
-        chunks=(8, 1000),
-        shards=(16, 3000),
-        dtype="float32",
-        codec=codec,
-        field="volume",
+        name=codec, shape=(31, 2999), chunks=(8, 1000), shards=(16, 3000), dtype="float32", codec=codec, field="volume"
     )
     stored = write(layout, folder)
     expected = layout.values()

@@ -118,10 +118,7 @@ def _contestants(
 
     return [
         Contestant(
-            name=name,
-            side=side(name),
-            nbytes=workload.nbytes,
-            prepare=partial(shared.prepare, partial(prepare, name)),
+            name=name, side=side(name), nbytes=workload.nbytes, prepare=partial(shared.prepare, partial(prepare, name))
         )
         for name in names
     ]

@@ -114,9 +114,7 @@ def header_array(
         nbytes = np.full(n_chunks, chunk_nbytes)
     shard_shape = np.multiply(chunks_per_shard, chunk_shape).tolist()
     grid = ChunkGrid(
-        shape=(n_shards * shard_shape[0], *shard_shape[1:]),
-        chunk_shape=chunk_shape,
-        chunks_per_shard=chunks_per_shard,
+        shape=(n_shards * shard_shape[0], *shard_shape[1:]), chunk_shape=chunk_shape, chunks_per_shard=chunks_per_shard
     )
     codecs: list[Any] = [{"name": "bytes", "configuration": {"endian": "little"}}]
     codecs += [{"name": name, "configuration": {}} for name in [CODECS[codec][0]] if name]

@@ -24,18 +24,8 @@ from xarray_gpuzarr.machine.bench.results import CaseRows, Results, Row
 from xarray_gpuzarr.machine.bench.session import Case, Contestant, Progress, Ready, Session
 
 _PACKAGES = (
-    *(
-        "xarray-gpuzarr",
-        "zarr",
-        "numcodecs",
-        "zarrs",
-        "tensorstore",
-        "zarrista",
-        "xarray",
-        "dask",
-        "numpy",
-        "imagecodecs",
-    ),
+    *("xarray-gpuzarr", "zarr", "numcodecs", "zarrs", "tensorstore", "zarrista", "xarray", "dask", "numpy"),
+    *("imagecodecs",),
 )
 
 
