@@ -74,19 +74,7 @@ def stored_nbytes(path: Path) -> int:
 
 
 def write_tiled(workload: Workload, path: Path) -> list[bytes]:
-    """Write an array of repeated chunks into a new group.
-
-    Parameters
-    ----------
-    workload : Workload
-    path : pathlib.Path
-        The group; must not exist.
-
-    Returns
-    -------
-    list of bytes
-        The distinct chunks, compressed.
-    """
+    """Write an array of repeated chunks into a new group at `path`; return the distinct chunks, compressed."""
     group = zarr.create_group(path, zarr_format=workload.zarr_format)
     compressor = workload.compressor.for_zarr(workload.itemsize, workload.zarr_format)
     group.create_array(

@@ -18,6 +18,7 @@ from distributed import Client
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Stream
 from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -36,7 +37,7 @@ class Gpu:
             self._cupy = importlib.import_module("cupy")
             module = importlib.import_module("xarray_gpuzarr.cuda.device")
             self.api = cast("DeviceApi", module.native_device(0))
-        except (ImportError, RuntimeError) as error:  # CuPy's own errors are RuntimeErrors
+        except (ImportError, RuntimeError, DeviceMemoryError) as error:  # CuPy's own errors are RuntimeErrors
             raise AbsentError(f"no GPU to measure on: {type(error).__name__}: {error}") from error
 
     def about(self) -> dict[str, object]:
@@ -101,6 +102,12 @@ class Gpu:
         """Give back what CuPy's pools hold unused."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    def forget(self) -> None:
+        """Let go of what reads keep, their private pool among it, which keeps what it once had."""
+        decoder: Any = decoder_for("cuda")
+        decoder.close()
+        importlib.import_module("xarray_gpuzarr.cuda.device").forget_devices()
 
     @contextmanager
     def start_worker(self, n_threads: int) -> Iterator[Client]:

@@ -57,7 +57,9 @@ class Chunks:
     def resident(self, counts: Sequence[int]) -> Iterator[Resident]:
         """Yield as many chunks on the device as the largest of these counts that fits."""
         free, _ = self.gpu.api.memory_nbytes()
-        n = max((n for n in counts if 3 * n * self.nbytes <= free), default=min(counts))
+        # Encoded and decoded; and scratch of three times the length, once for all and once on the streams together.
+        lengths = 8 if self.workload.compressor.family in {"zstd", "gzip"} else 3
+        n = max((n for n in counts if lengths * n * self.nbytes <= free), default=min(counts))
         with ThreadPoolExecutor() as threads:
             encoded = list(threads.map(self.workload.compressor.encode, self.workload.tiles()))
         chunks = resident(self.gpu, self.workload, encoded, n)

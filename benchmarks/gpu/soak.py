@@ -155,7 +155,7 @@ def at_rest(gpu: Gpu) -> tuple[int, int]:
     gc.collect()
     gpu.synchronize()
     gpu.tidy()
-    gpu.api.trim()
+    gpu.forget()
     free, total = gpu.api.memory_nbytes()
     return _resident_nbytes(), total - free
 

@@ -40,6 +40,7 @@ def make(native, memory="auto"):
 def test_a_device_says_what_it_is(fake, native, monkeypatch):
     monkeypatch.setattr(native, "driver_version", lambda: "580.65.06")
     monkeypatch.setattr(native.NativeDevice, "nvcomp", SimpleNamespace(version="6.0.0"))
+    monkeypatch.setitem(fake_cuda.PROPERTIES, "uuid", bytes(range(16)) + b"what lies behind it")
     device, _ = make(native)
     identity = device.identity
     assert (identity.name, identity.uuid) == ("NVIDIA H200", "000102030405060708090a0b0c0d0e0f at 0000:01:00.0")
@@ -356,6 +357,22 @@ def test_threads_sleep_while_they_wait_for_events(fake, native):
     ((block, disable_timing),) = fake.called("Event")
     assert block
     assert disable_timing
+
+
+@pytest.mark.parametrize(("status", "is_reached"), [(0, True), (600, False)])
+def test_events_are_asked_whether_they_are_reached(fake, native, status, is_reached):
+    device, _ = make(native)
+    fake.event_status = status
+
+    assert device.is_reached(device.event()) is is_reached
+
+
+def test_an_event_tells_of_work_that_failed(fake, native):
+    device, _ = make(native)
+    fake.event_status = 700
+
+    with pytest.raises(CudaError, match="cudaEventQuery"):
+        device.is_reached(device.event())
 
 
 def test_events_with_timing_tell_seconds(fake, native):

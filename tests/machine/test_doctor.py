@@ -1,9 +1,11 @@
 """`gpuzarr doctor` on the simulated device and on a host without one: what it prints, writes, keeps and exits with."""
 
+import gzip
 import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -398,6 +400,16 @@ def test_a_calibration_is_kept_and_found_by_itself(gpu, folder, capsys):
     assert resource_options().calibration is None  # as it was
     assert "short reads may be the host's" in str(machine.machine_section(gpu.api).rows)
     gpu.api.check()
+
+
+@pytest.mark.parametrize(("nbytes", "fmt"), [(1 << 16, "gzip"), (1 << 17, "gzip, looking ahead")])
+def test_gzip_is_asked_of_the_algorithm_that_reads_use(gpu, nbytes, fmt):
+    values = bytes(range(256)) * (nbytes // 256)
+    with gpu.api.activate(), closing(resident.Workspace(gpu.api)) as space:
+        streams = resident.resident_streams(space, "gzip", [gzip.compress(values)] * 3, nbytes)
+
+        assert streams.fmt == fmt
+        assert streams.what_is_wrong(values) == ""
 
 
 READ_ONE_CHUNK = """

@@ -52,6 +52,8 @@ except ImportError:
 
 _NO_RANGE = nullcontext()
 _PER_THREAD_DEFAULT = 2
+_NOT_READY = 600
+"""What `cudaEventQuery` says of an event that is not yet reached: ``cudaErrorNotReady``."""
 """``cudaStreamPerThread`` as an integer."""
 
 
@@ -119,7 +121,7 @@ class NativeDevice:
         major, minor = divmod(runtime.driverGetVersion(), 1000)
         return DeviceIdentity(
             name=properties["name"].decode(),
-            uuid=f"{bytes(properties['uuid']).hex()} at {runtime.deviceGetPCIBusId(self.index)}",
+            uuid=f"{bytes(properties['uuid'])[:16].hex()} at {runtime.deviceGetPCIBusId(self.index)}",
             compute_capability=f"{properties['major']}.{properties['minor']}",
             driver=driver_version() or f"of CUDA {major}.{minor // 10}",
             versions={
@@ -214,7 +216,11 @@ class NativeDevice:
     @cuda_call("cudaEventQuery")
     def is_reached(self, event: Event) -> bool:
         """Return whether `event`, as it was last recorded, has been reached."""
-        return bool(_cupy_event(event).done)
+        runtime = cupy.cuda.runtime
+        status: int = runtime.eventQuery(_cupy_event(event).ptr)  # which raises nothing
+        if status not in {0, _NOT_READY}:
+            raise runtime.CUDARuntimeError(status)
+        return status == 0
 
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.

@@ -13,7 +13,7 @@ from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of
+from xarray_gpuzarr.decoders.cuda.chain import Chain, chain_of, needed_nbytes
 from xarray_gpuzarr.read import read, stored_array
 
 IN_ORDER = "are undone, in this order"
@@ -115,3 +115,11 @@ def test_chain_that_was_made_before_is_of_the_same_numbers(memory, scale):
     }
 
     assert type(chains[type(scale)].elements[0].filter.scale) is type(scale)
+
+
+@pytest.mark.parametrize(("n", "lengths"), [(16_384, 3), (65_536, 4)])
+def test_scratch_of_long_gzip_counts(n, lengths):
+    """Encoded, moved to where they are aligned, and decoded; from 64 KiB on nvCOMP looks ahead, in scratch memory."""
+    spec = stored_array(zarr.create_array({}, shape=n, chunks=(n,), dtype="i4", compressors=GzipCodec())).spec
+
+    assert needed_nbytes(spec) == lengths * 4 * n

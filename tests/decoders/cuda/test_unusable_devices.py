@@ -18,7 +18,7 @@ from xarray_gpuzarr.cluster.preparation import Preparation
 from xarray_gpuzarr.decoders import decoder_for, usable_device
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import remembered
-from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, GpuZarrError, GpuZarrWarning
+from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrError, GpuZarrWarning
 from xarray_gpuzarr.machine.diagnosis import doctor
 from xarray_gpuzarr.machine.diagnosis.device import current_device
 from xarray_gpuzarr.process import advice
@@ -52,6 +52,15 @@ def no_nvcomp():
     )
 
 
+def filled(*_):
+    raise DeviceMemoryError(
+        "not enough device memory",
+        tried="cudaGetDevice, cudaSetDevice",
+        found="cudaErrorMemoryAllocation: out of memory",
+        do="free memory of the GPU",
+    )
+
+
 class WithoutNvcomp(FaultyDevice):
     """A device that says who it is once nvCOMP is found."""
 
@@ -66,6 +75,7 @@ class WithoutNvcomp(FaultyDevice):
 
 STARTS = {
     "the driver is too old": (too_old, "CUDA driver version is insufficient", "pip install 'xarray-gpuzarr[cuda12]'"),
+    "others have filled its memory": (filled, "cudaErrorMemoryAllocation", "free memory of the GPU"),
     "nvCOMP does not load": (lambda *_: WithoutNvcomp(None), "nvCOMP 7.0.0", "pip install it"),
 }
 

@@ -95,6 +95,8 @@ class FakeCuda:
         What a call of that name raises.
     contexts : Contexts
         Of all devices.
+    event_status : int
+        What ``cudaEventQuery`` answers.
     """
 
     def __init__(self):
@@ -105,6 +107,7 @@ class FakeCuda:
         self.current_stream = 0
         self.contexts = Contexts()
         self.has_async = True
+        self.event_status = 0
         self._taken = {}
         self._at = itertools.count(4096, 4096)
         DeviceMemoryResource.fake = self
@@ -169,6 +172,8 @@ class FakeCuda:
             runtimeGetVersion=self.call("runtimeGetVersion", lambda: 13000),
             memGetInfo=self.call("memGetInfo", lambda: (300, 1000)),
             deviceSynchronize=self.call("deviceSynchronize"),
+            eventQuery=self.call("eventQuery", lambda _event: self.event_status),
+            CUDARuntimeError=CUDARuntimeError,
             deviceGetAttribute=self.call("deviceGetAttribute", lambda *_: int(self.has_async)),
         )
         stream = self.call("Stream", lambda **_: self.contexts.dying(self._stream(7), "streamDestroy"))
@@ -184,7 +189,7 @@ class FakeCuda:
             ),
             Stream=stream,
             Event=self.call(
-                "Event", lambda **_: self._dying("eventDestroy", record=self.call("record", lambda *_: None))
+                "Event", lambda **_: self._dying("eventDestroy", ptr=11, record=self.call("record", lambda *_: None))
             ),
             get_elapsed_time=self.call("get_elapsed_time", lambda *_: 2500.0),
             get_current_stream=self.call("get_current_stream", lambda: self._stream(self.current_stream)),

@@ -88,6 +88,9 @@ class SimulatedGpu:
     def tidy(self) -> None:
         """There is nothing that only the array library holds."""
 
+    def forget(self) -> None:
+        """The same device goes on; what it holds is seen at the end."""
+
     @contextmanager
     def start_worker(self, n_threads: int) -> Iterator[Client]:
         """Start a real worker with a simulated GPU of its own, and see that nothing was done wrong on it."""

@@ -17,7 +17,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.axes import MAX_BOX
 from xarray_gpuzarr.cuda.blosc import MAX_NBYTES as MAX_SHUFFLED_NBYTES
 from xarray_gpuzarr.cuda.filters import Delta, Elements, Filter, PackBits, Rule, why_no_filter
-from xarray_gpuzarr.cuda.nvcomp import zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp import quickest, zstd_temp_nbytes
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import ENVELOPES, longest_stream
 from xarray_gpuzarr.stored.array_spec import ArraySpec
@@ -204,6 +204,8 @@ def needed_nbytes(spec: ArraySpec) -> int:
     needed = nbytes + aligned(chain.chunk_nbytes) + sum(map(aligned, chain.step_nbytes))
     if isinstance(stage, ZstdSpec | BloscSpec):
         needed += zstd_temp_nbytes(1, nbytes)
+    if isinstance(stage, GzipSpec) and quickest("gzip", nbytes) != "gzip":
+        needed += nbytes  # scratch; how much that is, nvCOMP says only where there is a GPU
     if isinstance(stage, GzipSpec | ZlibSpec | BloscSpec) or (stage is None and chain.elements):
         needed += nbytes  # moved to where it is aligned
     if isinstance(stage, BloscSpec) or (stage is not None and chain.shuffle is not None):

@@ -288,7 +288,7 @@ class CudaDecoder:
             device = self._device()
             _ = device.identity  # for which nvCOMP is found
             self._not_started = ""
-        except (CudaError, DeviceUnavailableError) as error:
+        except (CudaError, DeviceMemoryError, DeviceUnavailableError) as error:
             self._not_started = f"{error.headline}: {error.found}"
             advise(
                 f"not started: {self._not_started}",

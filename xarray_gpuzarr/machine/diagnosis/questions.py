@@ -10,7 +10,7 @@ import numcodecs
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.cuda.nvcomp import Format, zstd_temp_nbytes
+from xarray_gpuzarr.cuda.nvcomp import Format, quickest, zstd_temp_nbytes
 from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.machine.diagnosis.resident import FORMATS, Workspace, resident_streams
@@ -51,7 +51,7 @@ def _alignments(api: DeviceApi, scale: float) -> Iterator[Fact]:
     for codec, (fmt, head, tail) in FORMATS.items():
         encoded = WRITERS[codec].encode(values)
         stream = encoded[head : len(encoded) - tail]
-        least = api.nvcomp.alignment(fmt).source
+        least = api.nvcomp.alignment(quickest(fmt, values.nbytes)).source
         for shift in (s for s in _SHIFTS if s % least == 0):
             wrong = _decoded(api, fmt, [stream] * n, values.tobytes(), shift)
             yield f"{fmt}, streams at offset {shift}", f"{n} decoded correctly", wrong

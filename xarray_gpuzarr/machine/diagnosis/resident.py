@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory
-from xarray_gpuzarr.cuda.nvcomp import Batch, Format
+from xarray_gpuzarr.cuda.nvcomp import Batch, Format, quickest
 
 FORMATS: dict[str, tuple[Format, int, int]] = {
     "zstd": ("zstd", 0, 0),
@@ -138,7 +138,7 @@ def _scratch_nbytes(space: Workspace, fmt: Format, n: int, nbytes: int) -> int:
 def resident_streams(
     space: Workspace, fmt: Format, streams: Sequence[bytes], nbytes: int, *, shift: int = 0
 ) -> Resident:
-    """Bring streams to the device, each `shift` bytes behind a multiple of 16.
+    """Bring streams to the device, each `shift` bytes behind a multiple of 16, for the algorithm that reads use.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def resident_streams(
     shift : int
         Below 16.
     """
-    n = len(streams)
+    n, fmt = len(streams), quickest(fmt, nbytes)
     lengths = np.array([len(stream) for stream in streams])
     homes = -(-(lengths + shift) // 16) * 16
     starts = np.cumsum(homes) - homes + shift

@@ -139,6 +139,22 @@ def test_calls_of_several_reads_keep_the_device_busy_together(monkeypatch, n_chu
     assert noted == busy_s
 
 
+def test_times_are_as_fine_after_a_day(monkeypatch):
+    """CUDA gives float32."""
+    noted, at = [], {}
+    device, taken = NotingDevice(LAZY), SimpleNamespace(by_device=lambda seconds, *_: noted.append(seconds))
+    monkeypatch.setattr(device, "elapsed_s", lambda a, b: float(np.float32(1e3 * (at.get(b, 0) - at.get(a, 0)))) / 1e3)
+    lesson = Lesson(device, None, n_reading=lambda: 1, taken=taken)
+
+    for begin, end in ((0, 0.03), (86_399.0, 86_399.0304)):
+        begun, done = device.event(timed=True), device.event(timed=True)
+        at[begun], at[done] = begin, end
+        lesson.begin(device.stream())
+        lesson.note(N_AT_ONCE, N_AT_ONCE, begun, done)
+
+    np.testing.assert_allclose(noted, [0.03, 0.0304], rtol=1e-5)
+
+
 def test_chunks_of_several_streams_show_nothing():
     device = NotingDevice(LAZY)
     lesson = Lesson(device, None, n_reading=lambda: 1)

@@ -175,7 +175,9 @@ class Lesson:
         """
         is_filled = n_chunks * self._n_reading() > self.learnt.wave
         before = (self.learnt.last_done if is_filled else self._done) or begun
-        seconds = self._api.elapsed_s(before, done) - max(0.0, self._api.elapsed_s(before, begun))
+        # Not by a difference: times are float32, and after a day those since `before` are rounded to 8 ms.
+        start = begun if self._api.elapsed_s(before, begun) > 0 else before
+        seconds = self._api.elapsed_s(start, done)
         if 2 * n_chunks >= self.n_chunks:  # shorter ones are hidden behind others
             taken.by_device(seconds, n_chunks, self.learnt.wave)
         self._done, self.learnt.last_done = self._later(self._done, done), self._later(self.learnt.last_done, done)
