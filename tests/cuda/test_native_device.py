@@ -398,6 +398,7 @@ CALLS = {
     "get_current_stream": lambda d, s: d.consumer_stream(),
     "Event": lambda d, s: d.event(),
     "record": lambda d, s: d.record(d.event(), s),
+    "eventQuery": lambda d, s: d.is_reached(d.event()),
     "get_elapsed_time": lambda d, s: d.elapsed_s(d.event(timed=True), d.event(timed=True)),
     "wait_event": lambda d, s: d.wait(s, d.event()),
     "synchronize": lambda d, s: d.synchronize(s),
@@ -434,6 +435,14 @@ def test_any_call_may_lack_memory(fake, native, name, words):
         CALLS[name](device, stream)
 
     assert caught.value.__cause__ is fake.failures[name]
+
+
+def test_the_array_library_may_lack_memory(fake, native):
+    device, _ = make(native)
+    fake.failures["asarray"] = MemoryError("Out of memory allocating 24 bytes (allocated so far: 0 bytes).")
+
+    with pytest.raises(DeviceMemoryError, match="allocating 24 bytes"):
+        device.array(np.arange(3))
 
 
 @pytest.mark.parametrize(

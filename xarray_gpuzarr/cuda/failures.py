@@ -53,7 +53,7 @@ def cuda_call[**P, R](call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return function(*args, **kwargs)
             except GpuZarrError:
                 raise
-            except FAILURES as error:
+            except (*FAILURES, MemoryError) as error:  # CuPy's own pool raises the latter
                 raise cuda_error(call, error) from error
 
         return translated
@@ -72,7 +72,7 @@ def cuda_error(call: str, error: Exception) -> CudaError | DeviceMemoryError:
         What CuPy or RMM raised.
     """
     name = _name(error)
-    if name in _OUT_OF_MEMORY:
+    if is_out_of_memory(error):
         return DeviceMemoryError("not enough device memory", tried=call, found=str(error), do=_FREE_MEMORY)
     if name in _FATAL:
         state = "this process can no longer use the GPU"

@@ -115,7 +115,12 @@ class Workspace:
 
         A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
         """
-        return scratch_nbytes(self.options, self.api.memory_nbytes()[1], self.n_sharing)
+        return scratch_nbytes(self.options, self._device_nbytes, self.n_sharing)
+
+    @cached_property
+    def _device_nbytes(self) -> int:
+        """Asked once: the driver may answer late, and Python's lock is held meanwhile."""
+        return self.api.memory_nbytes()[1]
 
     @property
     def first(self) -> Stream:
