@@ -28,6 +28,7 @@ def slower(cells, by="learnt"):
     }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(("by", "in_turn"), [("learnt", False), ("learnt", True), ("calibrated", False)])
 @pytest.mark.parametrize("codec", CODECS)
 def test_no_read_is_slower_than_on_the_better_side(codec, by, in_turn):
