@@ -52,9 +52,9 @@ except ImportError:
 
 _NO_RANGE = nullcontext()
 _PER_THREAD_DEFAULT = 2
+"""``cudaStreamPerThread`` as an integer."""
 _NOT_READY = 600
 """What `cudaEventQuery` says of an event that is not yet reached: ``cudaErrorNotReady``."""
-"""``cudaStreamPerThread`` as an integer."""
 
 
 class NativeStream:

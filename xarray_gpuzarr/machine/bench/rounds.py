@@ -25,7 +25,7 @@ from xarray_gpuzarr.machine.bench.session import Case, Contestant, Progress, Rea
 
 _PACKAGES = (
     *("xarray-gpuzarr", "zarr", "numcodecs", "zarrs", "tensorstore", "zarrista", "xarray", "dask", "numpy"),
-    *("imagecodecs",),
+    "imagecodecs",
 )
 
 
