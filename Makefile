@@ -110,7 +110,7 @@ lint: $(VENV)/.installed ## Check style and format
 types: $(VENV)/.installed ## Check types
 	$(BIN)/mypy
 
-layers: $(VENV)/.installed ## Check that no floor imports from one above it
+layers: $(VENV)/.installed ## Check that no layer imports from one above it
 	$(BIN)/lint-imports
 
 check: $(CHECKED) ## Everything that CI runs

@@ -143,7 +143,7 @@ def test_read_array_says_what_it_wants(given, kind, do):
 
     assert isinstance(caught.value, TypeError | OptionError)
     assert caught.value.tried.startswith(f"read_array of an instance of {kind}")
-    assert caught.value.found == "no zarr.Array"
+    assert caught.value.found == "an object that is not a zarr.Array"
     assert caught.value.do.startswith(do)
 
 

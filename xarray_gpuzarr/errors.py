@@ -4,7 +4,7 @@ Nothing is decided here and nothing is caught here. All other modules raise thes
 catch `GpuZarrError` for all of them or the builtin that each class also inherits from.
 
 Names, keys, tags and attributes are whatever somebody wrote into a store: errors, warnings, tables and commands pass
-them through `visible` where they leave for a terminal or a notebook. What a store says is shown, never obeyed.
+them through `visible`, which escapes control characters, where they leave for a terminal or a notebook.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class GpuZarrError(Exception):
 
     Notes
     -----
-    Only those who carry an error over from another process, such as PyTorch, give nothing but a text that is laid out
-    already, ``type(error)(text)``. It is shown line by line.
+    With one argument, ``type(error)(text)``, the text is the whole message. PyTorch raises errors of its workers like
+    this.
     """
 
     def __init__(

@@ -275,6 +275,14 @@ def test_persisted_blocks_are_in_memory(kinds):
     assert explanation.note == 'Nothing here is left to read by engine="gpuzarr".'
 
 
+def test_blocks_of_another_engine_are_not_in_memory(kinds):
+    other = xr.open_dataset(kinds, engine="zarr", chunks={}, consolidated=False)
+
+    row = by_name(other.gpuzarr.explain())["packed"]
+
+    assert (row.where, row.why) == ("dask", "not opened by this engine")
+
+
 def test_blocks_that_workers_hold_are_in_memory(kinds):
     chunked = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS)
     with Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None):

@@ -27,6 +27,7 @@ import xarray_gpuzarr
 from xarray_gpuzarr.backend import opening, values_ahead
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.errors import OptionError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated"),
@@ -252,7 +253,6 @@ def test_a_group_of_a_tree_is_opened(zarr_format, group, consolidated):
         ("/*/h0", ["/", "/g0", "/g0/h0", "/g1", "/g1/h0", "/g2", "/g2/h0"]),
         ("*/h1", ["/", "/g0", "/g0/h1", "/g1", "/g1/h1", "/g2", "/g2/h1"]),
         ("/g[02]", ["/", "/g0", "/g2"]),
-        ("/g?/none", ["/"]),
         ("g1/*", ["/", "/g1", "/g1/h0", "/g1/h1"]),
     ],
 )
@@ -265,8 +265,7 @@ def test_a_pattern_opens_the_groups_that_match(zarr_format, consolidated, patter
     store.rounds.over = True
     whole = xr.open_datatree(stored, engine="zarr")
     assert sorted(ours.groups) == expected
-    if "none" not in pattern:
-        assert {node.path for node in whole.match(pattern).leaves} <= set(expected)
+    assert {node.path for node in whole.match(pattern).leaves} <= set(expected)
     for path in expected:
         assert_same_dataset(ours[path].to_dataset(inherit=False), whole[path].to_dataset(inherit=False))
     others = {path for path in whole.groups if path not in expected}
@@ -276,6 +275,16 @@ def test_a_pattern_opens_the_groups_that_match(zarr_format, consolidated, patter
         if is_data(key) and f"/{key}".startswith(tuple(f"{o}/" for o in others)) and not key.endswith("/")
     ]
     assert sorted(open_tree(stored, group=pattern).groups) == expected
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_a_pattern_that_no_group_matches(zarr_format, consolidated):
+    stored = tree(zarr_format, consolidated=consolidated)
+
+    for store in (RoundStore(stored), stored):
+        with pytest.raises(OptionError, match=r"no group matches[^/]*group='/g\?/none'[^/]*: /, /g0, "):
+            open_tree(store, group="/g?/none")
 
 
 def test_a_pattern_from_the_root_asks_for_nothing_below_other_groups():

@@ -19,7 +19,7 @@ from helpers.data.datasets import open_ours, open_stock, write_weather
 from zarr.storage import LocalStore
 
 import xarray_gpuzarr
-from xarray_gpuzarr import DeviceUnavailableError, GpuZarrPlugin, register, stats
+from xarray_gpuzarr import DeviceUnavailableError, GpuZarrPlugin, OptionError, register, stats
 from xarray_gpuzarr.process.threads import thread_budget
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:Consolidated")]
@@ -164,6 +164,12 @@ def test_registering_without_any_client_says_so():
     assert "OptionError: there is no cluster to prepare\n  tried: register() with the current client" in done.stderr
     assert "  do:    create one first, client = distributed.Client(...)" in done.stderr
     assert "During handling" not in done.stderr
+
+
+@pytest.mark.parametrize("asked", [register, stats])
+def test_what_is_no_client_is_refused(asked):
+    with pytest.raises(OptionError, match=rf"{asked.__name__} takes a client\n.*of an instance of builtins.int"):
+        asked(3)
 
 
 def test_a_worker_without_a_gpu_is_refused_and_named(client):

@@ -1,4 +1,4 @@
-"""The wall's real implementation, with CuPy and RMM replaced by fakes; what only a GPU can show is in `cuda/`."""
+"""The real implementation of the device interface, with fakes of CuPy and RMM; a GPU is needed for the rest."""
 
 import importlib
 import sys
@@ -62,6 +62,15 @@ def test_sharing_is_asked_for_by_configure_alone(fake, native):
     ((index, resource),) = fake.called("set_per_device_resource")
     assert (index, type(resource).__name__) == (0, "PoolMemoryResource")
     assert fake.called("set_allocator") == [["RMM's for CuPy"]]
+
+
+def test_sharing_without_cupy_is_refused(monkeypatch):
+    monkeypatch.delitem(sys.modules, "xarray_gpuzarr.cuda.device", raising=False)
+    monkeypatch.delattr("xarray_gpuzarr.cuda.device", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+
+    with pytest.raises(DeviceUnavailableError, match=r"share=True needs a GPU\n[^/]*cupy"):
+        configure(share=True)
 
 
 PLAIN, USERS = CudaMemoryResource(), PoolMemoryResource("plain")

@@ -151,7 +151,8 @@ def test_configure_refuses_what_is_no_size_and_changes_nothing(as_before, name, 
 
     assert caught.value.tried == f"{name}={value!r}"
     assert caught.value.found == "not a size such as 67108864, 64 MiB or 2GB"
-    assert caught.value.do == f"change {name}, or unset XARRAY_GPUZARR_{name.upper()}, to get the default"
+    variable = f"XARRAY_GPUZARR_{name.upper()}"
+    assert caught.value.do == f"give {name} another value, or leave it out and unset {variable} to get the default"
     assert fetch_options.fetch_options().max_requests == before["max_requests"] == 7
 
 

@@ -131,11 +131,11 @@ def test_files_that_pages_name_exist():
 def test_floors_of_the_page_are_those_of_the_contract():
     page = (ROOT / "docs" / "architecture.md").read_text()
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    floors = [re.findall(r"xarray_gpuzarr\.(\w+)", floor) for floor in contracts[0]["layers"]]
+    layers = [re.findall(r"xarray_gpuzarr\.(\w+)", layer) for layer in contracts[0]["layers"]]
 
     shown = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| [\w,; ]+ \| (`[a-z_`, ]+) \|", page, re.MULTILINE)]
     package = {path.stem for path in (ROOT / "xarray_gpuzarr").iterdir() if not path.name.startswith(("_", "py.typed"))}
-    assert [set(floor) for floor in shown] == [set(floor) for floor in floors]
+    assert [set(layer) for layer in shown] == [set(layer) for layer in layers]
     assert set(chain(*shown)) == package
 
 

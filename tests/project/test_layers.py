@@ -1,4 +1,4 @@
-"""The floors of the house: who may import whom, and what importing the package brings in."""
+"""The layers of the package: who may import whom, and what importing the package brings in."""
 
 import re
 import subprocess

@@ -87,7 +87,7 @@ def test_every_row_has_a_chain():
 def test_codec_is_decoded_where_its_row_says(name):
     host, cuda = ROWS[name][2:]
     by = "host, by zarr-python" if host == "by zarr-python" else "host"
-    on_device = f"{by}, then one copy to the device" if cuda.startswith("host, one copy up") else "cuda"
+    on_device = f"{by}, then one copy to the device" if cuda == "decoded on the host, then copied up" else "cuda"
     for array in arrays(name):
         stored = stored_array(array)
         assert stored.route(decoder_for("host")).where == by

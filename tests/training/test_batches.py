@@ -182,7 +182,7 @@ def test_a_state_of_other_batches_is_refused(ds, changes, named):
     "state", [None, {}, {"epoch": 0}, {"epoch": "0", "batch": 0, "of": {}}, {"epoch": 0, "batch": -1, "of": {}}]
 )
 def test_what_is_no_state_is_refused(ds, state):
-    with pytest.raises(OptionError, match="no state of batches"):
+    with pytest.raises(OptionError, match="not a state of batches"):
         batches(ds, {"time": 2}, 3).load_state_dict(state)
 
 
@@ -256,7 +256,7 @@ def test_ranks_that_are_known_late_have_a_batch_each(ds, process_group):
     loader = batches(ds, {"time": 2}, 12, drop_last=True)
     process_group()
 
-    with pytest.raises(OptionError, match="no batch for every rank"):
+    with pytest.raises(OptionError, match="too few samples for a batch on each rank"):
         iter(loader)
 
 
@@ -522,7 +522,7 @@ def test_explain_says_how_each_variable_is_read(ds):
         ({"sizes": {"time": True}}, "unusable sizes['time']="),
         ({"batch": 0}, "unusable batch="),
         ({"batch": "3"}, "unusable batch="),
-        ({"batch": 13, "drop_last": True}, "no batch for every rank"),
+        ({"batch": 13, "drop_last": True}, "too few samples for a batch on each rank"),
         ({"stride": {"time": 0}}, "unusable stride['time']="),
         ({"stride": {"x": 1}}, "unknown dimensions in stride="),
         ({"stride": 1}, "unusable stride="),
@@ -553,9 +553,9 @@ def test_explain_says_how_each_variable_is_read(ds):
         ({"seed": -1}, "unusable seed="),
         ({"seed": None}, "unusable seed="),
         ({"prefetch": -1}, "unusable prefetch="),
-        ({"rank": 1}, "unusable world_size="),
+        ({"rank": 1}, "rank= and world_size= belong together"),
         ({"rank": 2, "world_size": 2}, "unusable rank="),
-        ({"rank": 0, "world_size": 13}, "no batch for every rank"),
+        ({"rank": 0, "world_size": 13}, "too few samples for a batch on each rank"),
     ],
 )
 def test_bad_options_are_refused(ds, keywords, message):
@@ -568,8 +568,8 @@ def test_bad_options_are_refused(ds, keywords, message):
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (lambda ds: ds.a, ArrayTypeError, "samples are cut from a dataset"),
-        (lambda ds: None, ArrayTypeError, "samples are cut from a dataset"),
+        (lambda ds: ds.a, ArrayTypeError, "batches takes an xarray.Dataset"),
+        (lambda ds: None, ArrayTypeError, "batches takes an xarray.Dataset"),
         (lambda ds: ds.drop_vars("a"), OptionError, "there is nothing to cut"),
         (lambda ds: xr.Dataset(), OptionError, "unknown dimensions"),
         (lambda ds: ds.isel(time=slice(0)), OptionError, "larger than the dataset"),

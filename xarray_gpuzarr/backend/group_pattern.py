@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 
 from xarray.core.treenode import NodePath
 
+from xarray_gpuzarr.errors import OptionError
+
 
 def is_pattern(group: str) -> bool:
     """Return whether the name of a group has a wildcard in it: ``*``, ``?`` or ``[``."""
@@ -42,8 +44,21 @@ class GroupPattern:
         return len(parts) <= len(wanted) and all(map(fnmatchcase, parts, wanted))
 
     def chosen[Group](self, groups: Mapping[str, Group]) -> dict[str, Group]:
-        """Return the groups that are meant, those above them, and the root."""
-        kept = {"/"}
+        """Return the groups that are meant, those above them, and the root.
+
+        Raises
+        ------
+        OptionError
+            None is meant.
+        """
+        kept = set[str]()
         for path in filter(self.matches, groups):
             kept.update(map(str, (NodePath(path), *NodePath(path).parents)))
+        if not kept:
+            raise OptionError(
+                "no group matches",
+                tried=f"group={str(self._pattern)!r}",
+                found=f"groups that were looked at: {', '.join(sorted(groups))}",
+                do="give a pattern of whole names: from the root if it begins with /, else from the end of a path",
+            )
         return {path: group for path, group in groups.items() if path in kept}

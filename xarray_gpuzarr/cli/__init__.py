@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    options = parser().parse_args(argv)
+    options = parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     from xarray_gpuzarr.cli.terminal import complain, warnings_said  # noqa: PLC0415  # imports xarray and rich
 
     # Of several requests that fail together, zarr raises one; its event loop logs the others with their tracebacks.

@@ -110,7 +110,8 @@ def _print(result: BenchResult, console: Console) -> None:
     for operation, case in result.cases.items():
         timed = [row for row in case.rows if row.status == "measured"]
         if timed:
-            say("", f"{_TITLES[operation]}: medians of {len(timed[0].samples)} interleaved reads, / the best peer's")
+            rounds = f"median of {len(timed[0].samples)} rounds"
+            say("", f"{_TITLES[operation]}: {rounds}; last column: time relative to the best other reader")
             table = table_of(_COLUMNS, [_cells(row, case) for row in timed])
             table.columns[0].no_wrap = True
             console.print(table)

@@ -161,7 +161,7 @@ def _print_tables(explained: Explanation, ours: list[tuple[Row, LazyArray]], gpu
     if ours:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
         console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]), "")
-        parts = ("a task on a GPU", "result", "batches", "peak", f"at once on {gpu}")
+        parts = ("a task on a GPU", "result", "batches", "peak", f"fit into {gpu}")
         console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in ours]))
 
 
@@ -190,7 +190,7 @@ def _task_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, A
         "disk_nbytes": disk_nbytes(lazy),
         "task_shape": _block_shape(row),
         "task_device_nbytes": None if memory is None else memory.device_nbytes,
-        "n_tasks_at_once": 0 if memory is None else memory.n_fitting(gpu_nbytes),
+        "n_tasks_fitting": 0 if memory is None else memory.n_fitting(gpu_nbytes),
     }
 
 

@@ -6,7 +6,7 @@ import pickle
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.cluster.clients import current_client, require_client
 
 if TYPE_CHECKING:
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
@@ -38,30 +38,16 @@ def register(client: Any = None, *, device: str = "auto", pool: bool = False, **
     Raises
     ------
     OptionError
-        An option is unknown or has an invalid value, or there is no current client.
+        An option is unknown or has an invalid value, `client` is not a client, or there is no current one.
     DeviceUnavailableError
         A worker lacks something; the message names both. Then no worker keeps the plugin.
     """
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
     plugin = GpuZarrPlugin(device=device, pool=pool, **options)
-    client = _current_client() if client is None else client
+    client = current_client() if client is None else client
+    require_client(client, "register")
     return client.sync(_register, client, plugin)
-
-
-def _current_client() -> Any:
-    """Return the client that dask computes with now."""
-    from distributed import Client  # noqa: PLC0415  # likewise
-
-    try:
-        return Client.current()  # type: ignore[no-untyped-call]
-    except ValueError:
-        raise OptionError(
-            "there is no cluster to prepare",
-            tried="register() with the current client of distributed",
-            found="no client in this process",
-            do="create one first, client = distributed.Client(...), or pass one: register(client)",
-        ) from None
 
 
 async def _register(client: Any, plugin: GpuZarrPlugin) -> None:

@@ -13,6 +13,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Self
 
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
+from xarray_gpuzarr.cluster.clients import require_client
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.process.counters import STAGES, Counts, counters
 
@@ -135,6 +136,11 @@ def stats(client: Any = None) -> Any:
         A row for each process; workers that are threads of one process share theirs. With an asynchronous client, an
         awaitable of that.
 
+    Raises
+    ------
+    OptionError
+        `client` is not a client.
+
     Examples
     --------
     >>> import xarray_gpuzarr
@@ -144,6 +150,7 @@ def stats(client: Any = None) -> Any:
     """
     if client is None:
         return Stats(rows=(_here(),))
+    require_client(client, "stats")
     return client.sync(_gather, client)
 
 

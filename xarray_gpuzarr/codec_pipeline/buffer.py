@@ -25,7 +25,7 @@ class _EqualToZarrs(type):
 
 
 class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
-    """zarr-python's arrays in host memory, large ones in memory of dead ones of the same length.
+    """zarr-python's arrays in host memory; large ones reuse the memory of freed arrays of the same length.
 
     Fresh memory costs page faults at every read, a fifth to a third of what reading a hundred MiB takes. Used where
     zarr-python's setting ``ndbuffer`` is ``"recycled.NDBuffer"``; up to 128 MiB are kept by a process. An array keeps

@@ -101,7 +101,7 @@ class CodecPipeline(codec.CodecPipeline):
 
         Notes
         -----
-        All count as present: with ``array.read_missing_chunks`` off, those that are not there are an error of the read.
+        Every chunk is reported as present. With ``array.read_missing_chunks`` off, a missing one raises an error.
         """
         batch = list(batch_info)
         if self._reader is None:

@@ -1,4 +1,4 @@
-"""The wall between the CUDA decoder and the GPU: everything the decoder may ask for, and nothing else.
+"""The interface between the CUDA decoder and the GPU: everything the decoder may ask for, and nothing else.
 
 `device.NativeDevice` implements it with CuPy, RMM and nvCOMP. The tests implement it once more as a simulator on host
 memory, whose streams run late and in any order that the events allow, so that a forgotten wait is a failing test.

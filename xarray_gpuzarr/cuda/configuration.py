@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from xarray_gpuzarr.errors import DeviceUnavailableError
 from xarray_gpuzarr.process.configuration import choose_options, options_in_force
+
+if TYPE_CHECKING:
+    from xarray_gpuzarr.cuda.api import DeviceApi
 
 
 def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
-    """Set, for this process and from the next read on, how stores are asked for bytes and what memory a GPU may give.
+    """Configure requests to stores and GPU memory for this process, from the next read on.
 
     Parameters
     ----------
@@ -22,12 +26,15 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     Returns
     -------
     dict
-        All options that are in force now, as keywords of this function.
+        All options that are in force now, as keywords of this function. None stands for a default that depends on the
+        store, the machine or the read.
 
     Raises
     ------
     OptionError
         An unknown name or an unusable value. Nothing has changed then.
+    DeviceUnavailableError
+        `share` without CuPy and RMM.
 
     Examples
     --------
@@ -39,7 +46,18 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     """
     choose_options(options)
     if share:
-        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
-
-        device.native_device().share("always")
+        _native_device().share("always")
     return options_in_force()
+
+
+def _native_device() -> DeviceApi:
+    try:
+        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
+    except ModuleNotFoundError as err:
+        raise DeviceUnavailableError(
+            "share=True needs a GPU",
+            tried="CuPy and RMM",
+            found=str(err),
+            do="leave share out, or run gpuzarr doctor, which says what to install",
+        ) from err
+    return device.native_device()

@@ -76,7 +76,7 @@ def _headline(name: str) -> str:
 
 
 def _do(name: str) -> str:
-    return f"change {name}, or unset {variable(name)}, to get the default"
+    return f"give {name} another value, or leave it out and unset {variable(name)} to get the default"
 
 
 class InForce[Options]:

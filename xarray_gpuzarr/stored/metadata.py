@@ -352,6 +352,6 @@ def require_array(array: object, asked: str = "read_array") -> None:
     raise ArrayTypeError(
         f"{asked} takes an open zarr array",
         tried=f"{asked} of an instance of {kind.__module__}.{kind.__qualname__}",
-        found="no zarr.Array",
+        found="an object that is not a zarr.Array",
         do=do,
     )

@@ -139,7 +139,7 @@ class Batches:
         self._progress = Progress(self.order, require_whole("epoch", epoch, 0), 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the latest iterator has come, for `load_state_dict` here or in another process.
+        """Return the position of the latest iterator, for `load_state_dict` here or in another process.
 
         Returns
         -------
@@ -174,7 +174,7 @@ class Batches:
         Raises
         ------
         OptionError
-            It is none, or of other batches; names what differs.
+            `state` is invalid, or of different batches; the message lists the differences.
         """
         epoch, batch, given = _parse_state(state)
         own = self._fingerprint(epoch, self.order)
@@ -215,7 +215,7 @@ def _parse_state(state: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
     except (KeyError, TypeError, ValueError):
         pass
     raise OptionError(
-        "no state of batches",
+        "not a state of batches",
         tried=f"{state!r}"[:200],
         found='not a mapping with "epoch", "batch" and "of"',
         do="give what state_dict() has returned",

@@ -123,7 +123,7 @@ def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
     """Return the lengths of the dimensions that are cut."""
     if not isinstance(ds, Dataset):
         raise ArrayTypeError(
-            "samples are cut from a dataset",
+            "batches takes an xarray.Dataset",
             tried=f"batches of a {type(ds).__module__}.{type(ds).__qualname__}",
             found="not an xarray.Dataset",
             do="give a dataset; DataArray.to_dataset(name=...) makes one",
@@ -173,6 +173,13 @@ def _nbytes(name: str, value: Any) -> int:
 def _ranks(rank: Any, world_size: Any) -> tuple[int, int]:
     if rank is None and world_size is None:
         return 0, 1
+    if rank is None or world_size is None:
+        raise OptionError(
+            "rank= and world_size= belong together",
+            tried=f"rank={rank!r}, world_size={world_size!r}"[:200],
+            found="only one of them",
+            do="give both, or neither: torch.distributed is asked then",
+        )
     world_size = require_whole("world_size", world_size, 1)
     rank = require_whole("rank", rank, 0)
     if rank >= world_size:

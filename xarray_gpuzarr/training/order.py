@@ -90,7 +90,7 @@ def require_batches(order: Order, samples: Samples) -> None:
     least = samples.n_samples // order.world_size
     if least < (order.batch if order.drop_last else 1):
         raise OptionError(
-            "there is no batch for every rank",
+            "too few samples for a batch on each rank",
             tried=f"batches of {order.batch} samples on {order.world_size} ranks, drop_last={order.drop_last}",
             found=f"{samples.n_samples} samples",
             do="give smaller batches or samples, a shorter stride=, or fewer ranks",

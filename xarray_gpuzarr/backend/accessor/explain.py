@@ -156,7 +156,9 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
         return ""
     times = -(-_KEPT_BUSY // n)
     longer = next((axis for axis, edge in enumerate(edges) if times * edge <= variable.shape[axis]), None)
-    enough = "longer chunks" if longer is None else f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}"
+    enough = "larger dask chunks"
+    if longer is not None:
+        enough = f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}"
     if times <= n_at_once(resource_options()):
         enough += f", or {times} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
@@ -186,7 +188,7 @@ def _on_dask(data: Any) -> tuple[str, str]:
     blocks = getattr(firsts[0], "value", firsts[0]) if firsts else None
     if type(blocks).__module__.startswith("distributed."):
         where = "in memory of dask's workers"
-    elif hasattr(blocks, "dtype") and not hasattr(blocks, "dask"):
+    elif isinstance(blocks, np.ndarray) or hasattr(blocks, "__cuda_array_interface__"):
         where = "in memory"
     else:
         return "dask", "not opened by this engine"

@@ -90,7 +90,7 @@ class WorkersDecoder:
         missing = self._missing_here()
         if missing:
             raise DeviceUnavailableError(
-                "what was opened with device='workers' is read on machines with a GPU",
+                "data opened with device='workers' can only be read on a machine with a GPU",
                 tried=f"reading {what} on {platform.node()}",
                 found="missing: " + ", ".join(missing),
                 do="open it with chunks={} and compute on a cluster whose workers have GPUs, "

@@ -53,7 +53,8 @@ def doctor(
     calibrate : bool
         Also measure where the GPU is quicker than the host, and keep that where later reads find it. Takes minutes.
     thorough : bool
-        Also ask nvCOMP what the docs assume of it, and read damaged chunks, each in its own process. Takes minutes.
+        Also test what the documentation assumes of nvCOMP, and read damaged chunks, each in its own process. Takes
+        minutes.
     progress : callable
         Told what is being done, as text.
 

@@ -85,7 +85,8 @@ def host_section(sizes: Sizes) -> Section:
                 wrong.append(f"{codec}: other values than were stored")
         rows.append((codec, f"{rates.alone / 1e6:.0f}", f"{rates.every / 1e6:.0f}"))
         facts[codec] = asdict(rates)
-    note = f"Chunks of {sizes.chunk} bytes of float32 in local files, placed in the result; {n_cores()} cores."
+    chunks = f"Chunks of {sizes.chunk} bytes of float32 in local files"
+    note = f"{chunks}, placed in the result and compared; {n_cores()} cores."
     title = "How fast does the host decode?"
     columns = ("codec", "MB/s, one thread", f"{n_threads} thread{'s'[: n_threads > 1]}")
     return Section(name="host", title=title, columns=columns, rows=rows, notes=[note], failures=wrong, facts=facts)
