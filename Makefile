@@ -139,8 +139,10 @@ package: $(VENV)/.release ## Build wheel and sdist, install the wheel into an em
 cross: $(VENV)/.release ## Compile the loops for all platforms that have wheels with them
 	.ci/cross
 
-workflows: $(VENV)/.release ## Check the workflows of .github by their schema
+workflows: $(VENV)/.release ## Check workflows, issue forms and the citation by their schemas
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 docs: $(VENV)/.docs ## Build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html

@@ -12,6 +12,8 @@ from packaging.metadata import Metadata
 
 MODULES = {".py", ".c", ".h", ".cu", ".cuh", ".json", ".typed"}
 IN_SDIST = {
+    ".ci/install",
+    ".github/workflows/tests.yml",
     "CHANGELOG.md",
     "CITATION.cff",
     "LICENSE",

@@ -12,6 +12,7 @@ import zarr
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.corpus import counting, write
 from helpers.data.datasets import SHARDS, open_ours, open_stock, write_weather
+from helpers.linux import needs_linux
 from helpers.older_versions import needs_rectilinear_grids
 from helpers.stores.fakes import RecordingStore
 from xarray.backends import ZarrStore
@@ -299,7 +300,7 @@ def open_files_below(path):
     return [link.readlink() for link in links if link.is_symlink() and str(path) in str(link.readlink())]
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
+@needs_linux
 def test_no_file_stays_open(v3):
     ds = open_ours(v3)
     before = open_files_below(v3)

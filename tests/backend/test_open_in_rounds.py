@@ -18,6 +18,7 @@ import xarray as xr
 import zarr
 from helpers.compare import assert_same_dataset, assert_same_values
 from helpers.data.datasets import ENCODING, V2_ENCODING, weather
+from helpers.linux import needs_linux
 from helpers.stores.fakes import Wrapper, is_data
 from helpers.stores.rounds import RoundStore
 from xarray.backends.zarr import ZarrArrayWrapper
@@ -32,6 +33,7 @@ from xarray_gpuzarr.errors import OptionError
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated"),
     pytest.mark.usefixtures("usual_pipeline"),  # requests are counted where it makes them
+    needs_linux,  # rounds end when no thread of /proc works
 ]
 
 DEPTH = 3

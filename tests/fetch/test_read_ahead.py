@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.linux import needs_linux
 from helpers.loops import leaving_all, without_loops
 from zarr.storage import LocalStore
 
@@ -15,6 +16,7 @@ from xarray_gpuzarr.fetch import LocalSource, ReadAhead
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange
 
 MIB = 1024**2
+pytestmark = needs_linux
 
 
 class FakeSource:

@@ -11,6 +11,7 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
+from helpers.linux import needs_linux
 from helpers.loops import without_loops
 from zarr.storage import LocalStore
 
@@ -133,6 +134,7 @@ READS = {
 }
 
 
+@needs_linux
 @pytest.mark.both_ways
 @pytest.mark.parametrize("read", READS)
 def test_a_file_that_reports_no_length_is_read_to_its_end(tmp_path, read):
@@ -142,6 +144,7 @@ def test_a_file_that_reports_no_length_is_read_to_its_end(tmp_path, read):
     assert bytes(READS[read](LocalSource(root=str(tmp_path)))) == Path("/proc/version").read_bytes()
 
 
+@needs_linux
 @pytest.mark.parametrize("location", ["start", "end"])
 def test_an_edge_of_a_file_that_reports_no_length(tmp_path, location):
     (tmp_path / "k").symlink_to("/proc/version")
@@ -167,6 +170,7 @@ def _failing(number, *_args):
     raise OSError(number, os.strerror(number))
 
 
+@needs_linux
 @pytest.mark.both_ways
 @pytest.mark.parametrize("layout", [{"chunks": (2, 4), "shards": (16, 8)}, {"chunks": (16, 8)}], ids=["sharded", "not"])
 @pytest.mark.parametrize("call", ["open", "fstat", "preadv"])

@@ -12,6 +12,7 @@ from helpers.compare import assert_same_bits
 from helpers.every_pair import usually
 from helpers.fresh_process import in_fresh_process
 from helpers.interrupted_reads import interrupt_reads
+from helpers.linux import needs_linux
 from helpers.stores.fakes import RecordingStore
 from zarr.core import sync
 from zarr.storage import LocalStore, MemoryStore
@@ -23,7 +24,7 @@ from xarray_gpuzarr.process.crew import Crew
 from xarray_gpuzarr.process.crew import crew as shared
 from xarray_gpuzarr.process.waiting import Bell, apart
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), needs_linux]
 
 DATA = np.arange(200_000, dtype="i4")
 
