@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers.kernels import nvrtc
+from helpers.kernels.blosc_runs import placed
 from helpers.kernels.on_host import HostLaunches, require_compiler, run_child, sanitized_environment
-from helpers.kernels.runs import aligned
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,13 +35,6 @@ LENGTHS = [0, 1, 2, 3, *(n + d for n in BORDERS for d in (-1, 0, 1)), 3_000_001]
 @pytest.fixture(autouse=True)
 def compiler() -> None:
     require_compiler()
-
-
-def placed(content: bytes, offset: int = 0) -> Bytes:
-    """Return `content` at an address that is `offset` modulo 256, with nothing allocated around it."""
-    message = aligned(len(content), offset)
-    message[:] = np.frombuffer(content, np.uint8)
-    return message
 
 
 def noise(nbytes: int) -> bytes:

@@ -69,7 +69,7 @@ def test_sharing_without_cupy_is_refused(monkeypatch):
     monkeypatch.delattr("xarray_gpuzarr.cuda.device", raising=False)
     monkeypatch.setitem(sys.modules, "cupy", None)
 
-    with pytest.raises(DeviceUnavailableError, match=r"share=True needs a GPU\n[^/]*cupy"):
+    with pytest.raises(DeviceUnavailableError, match=r"CuPy or RMM cannot be imported\n[^/]*cupy"):
         configure(share=True)
 
 

@@ -126,7 +126,6 @@ def test_blocks_and_threads_take_turns_in_any_order() -> None:
 
 # ---- assembly
 
-ROUNDINGS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3}
 TYPES = {"f32": ("float", "f", np.float32), "f64": ("double", "d", np.float64)}
 
 

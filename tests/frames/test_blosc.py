@@ -11,18 +11,13 @@ import zstandard
 from helpers.data import blosc_frames as by_hand
 from helpers.data.blosc_frames import RAW, assemble, decode, encode, header, parts_of, read, stored, streams
 from helpers.effort import many
+from helpers.fuzz import laid
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.frames.blosc import walk_blosc
 
 RNG = np.random.default_rng(7)
-
-
-def laid(frames):
-    """Lay the frames side by side, with nothing before the first and after the last."""
-    nbytes = np.array([len(frame) for frame in frames], np.int64)
-    return np.frombuffer(b"".join(frames), np.uint8), np.cumsum(nbytes) - nbytes, nbytes
 
 
 def walk(frames, expected):

@@ -43,7 +43,7 @@ LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32), "compr
 def check_threads() -> None:
     """Fail if a budget, a core or a lock of this process is held, or a thread is in a stage."""
     assert crew.n_active == 0, f"{crew.n_active} active threads"
-    assert crew.n_turns == 0, f"{crew.n_turns} turns"
+    assert not crew._turns, f"{len(crew._turns)} turns"
     assert counters.current is None, f"in stage {counters.current}"
     assert threads._limit.n_threads is None
     assert not progress_bar._shown

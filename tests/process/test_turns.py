@@ -83,9 +83,9 @@ def test_a_lent_core_is_taken_back():
 def test_who_holds_none_lends_none():
     shared = Crew()
 
-    assert shared.lend(lambda: shared.in_turn(1, lambda: shared.n_turns)) == 1
-    assert shared.in_turn(1, lambda: shared.n_turns) == 1
-    assert shared.n_turns == 0
+    assert shared.lend(lambda: shared.in_turn(1, lambda: len(shared._turns))) == 1
+    assert shared.in_turn(1, lambda: len(shared._turns)) == 1
+    assert len(shared._turns) == 0
 
 
 def fail() -> None:
@@ -100,7 +100,7 @@ def test_a_core_comes_back_after_an_exception(failing):
         with pytest.raises(KeyError):
             shared.in_turn(1, fail if failing == "in_turn" else lambda: shared.lend(fail))
 
-    assert shared.n_turns == 0
+    assert len(shared._turns) == 0
 
 
 def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypatch):

@@ -17,8 +17,6 @@ from xarray_gpuzarr.process.counters import counters
 
 pytestmark = pytest.mark.every_decoder
 
-SIZES = {"time": 4, "y": 3, "x": 2}
-
 
 def values(seed, shape):
     data = np.random.default_rng(seed).normal(size=shape).astype("f4")

@@ -103,8 +103,7 @@ def _waiting_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MOST_THREADS, "gpuzarr_async")
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_waiting_threads.cache_clear)
+os.register_at_fork(after_in_child=_waiting_threads.cache_clear)
 
 
 def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:

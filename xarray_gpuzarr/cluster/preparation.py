@@ -106,5 +106,4 @@ def _forget_devices() -> None:
 
 preparation = Preparation()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=preparation.restart)
+os.register_at_fork(after_in_child=preparation.restart)

@@ -30,8 +30,7 @@ def _pool(*, is_remote: bool) -> ThreadPoolExecutor:
     return pool
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)
+os.register_at_fork(after_in_child=_pools.clear)
 
 
 async def on_thread[Result](read: Callable[[Stop], Result], *, is_remote: bool) -> Result:

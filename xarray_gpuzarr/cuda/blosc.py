@@ -10,9 +10,6 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import N_THREADS
 
-CANNOT_DECOMPRESS = 12
-"""Status of a stream that is damaged or has another length than expected; nvCOMP has the same."""
-
 MAX_NBYTES = 2**31 - 1
 """Largest block and largest stream, in bytes, compressed or not: more than C-Blosc makes."""
 
@@ -98,8 +95,8 @@ def blosclz(  # noqa: PLR0913
     actual : Address of uint64, shape (n,)
         Written: bytes of each result.
     status : Address of int32, shape (n,)
-        Written: 0, or `CANNOT_DECOMPRESS` where a stream gives fewer bytes than its result should have, or more, or
-        refers to what is not there. As many as `actual` says are then written.
+        Written: 0, or nvCOMP's status of damaged streams, 12, where a stream gives fewer bytes than its result should
+        have, or more, or refers to what is not there. As many as `actual` says are then written.
     together : one of `BLOSCLZ_TOGETHER`, optional
         Streams that share a warp, for a check of each kernel; None: as many as leave enough warps.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from xarray_gpuzarr.errors import DeviceUnavailableError
+from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.process.configuration import choose_options, options_in_force
-
-if TYPE_CHECKING:
-    from xarray_gpuzarr.cuda.api import DeviceApi
 
 
 def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
@@ -46,18 +43,5 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
     """
     choose_options(options)
     if share:
-        _native_device().share("always")
+        native_device().share("always")
     return options_in_force()
-
-
-def _native_device() -> DeviceApi:
-    try:
-        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
-    except ModuleNotFoundError as err:
-        raise DeviceUnavailableError(
-            "share=True needs a GPU",
-            tried="CuPy and RMM",
-            found=str(err),
-            do="leave share out, or run gpuzarr doctor, which says what to install",
-        ) from err
-    return device.native_device()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda import driver
+from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.decoders.faults import no_direct_files
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
@@ -238,9 +239,7 @@ def _unpack(host: npt.NDArray[Any]) -> Any:
     """Return a CuPy array where there is a GPU; schedulers that have none pass a stand-in on."""
     if missing_for_cuda():
         return CupyStandIn(host)
-    from xarray_gpuzarr.decoders import cuda  # noqa: PLC0415  # likewise
-
-    api = cuda.native_device()
+    api = native_device()
     with api.activate():
         return api.array(host)
 

@@ -2,8 +2,9 @@
 
 Three sources behind one protocol: `LocalSource` reads files by position, straight into the caller's buffer and on the
 caller's thread; `MemorySource` takes what zarr's `MemoryStore` holds; `StoreSource` asks any other zarr store for byte
-ranges, many at a time, on zarr's own event loop. They are small, frozen and picklable, and hold no open file. Nothing
-is decoded or cached here. `StrictSource` notes which objects one of them misses.
+ranges, many at a time, on zarr's own event loop. They are small, frozen and picklable, and hold no open file. Chunks
+are not decoded here. `Snapshot` keeps to one version of a shard, and `index_cache` keeps indexes. `StrictSource` notes
+which objects one of them misses.
 """
 
 from __future__ import annotations

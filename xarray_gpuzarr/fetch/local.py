@@ -38,8 +38,6 @@ from xarray_gpuzarr.process.crew import crew
 
 _MIB = 1024**2
 
-_BLOCK_NBYTES = 512
-"""No file system has smaller ones, and none keeps a part of one in memory."""
 _AHEAD_NBYTES = 8 * _MIB
 """Most that is read ahead of one range: more would push other things out of the page cache."""
 

@@ -1,6 +1,6 @@
 """Where chunks go in an output that is filled box by box: what follows from the axes alone, worked out once a read.
 
-Pure arithmetic on columns. Both decoders ask which chunks they may decode straight into the result.
+Pure arithmetic on columns. The CUDA decoder asks which chunks it may decode straight into the result.
 """
 
 from __future__ import annotations

@@ -182,5 +182,4 @@ class _Timed:
 
 counters = Counters()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=counters.restart)
+os.register_at_fork(after_in_child=counters.restart)

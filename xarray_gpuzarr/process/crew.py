@@ -107,11 +107,6 @@ class Crew:
         """Threads that decode, or soon will."""
         return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
 
-    @property
-    def n_turns(self) -> int:
-        """Callers whose turn it is."""
-        return len(self._turns)
-
     def in_turn[Result](self, most: int, compute: Callable[[], Result]) -> Result:
         """Wait until fewer than `most` callers have their turn; return what `compute` does.
 
@@ -256,5 +251,4 @@ def _raise_first(errors: list[BaseException]) -> None:
 
 crew = Crew()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=crew.restart)
+os.register_at_fork(after_in_child=crew.restart)

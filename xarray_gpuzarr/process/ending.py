@@ -2,7 +2,7 @@
 
 Python does not wait for daemon threads, and would wait for others without end. ``atexit`` calls first what was
 registered last, so each thread that starts puts the wait in front of what libraries have registered by then, CuPy and
-RMM among them. Helpers of `threads.Crew` need none: they work only while their caller does.
+RMM among them. Helpers of `crew.Crew` need none: they work only while their caller does.
 """
 
 from __future__ import annotations

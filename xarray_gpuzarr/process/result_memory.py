@@ -92,5 +92,4 @@ def _after_fork() -> None:
     result_memory = ResultMemory()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

@@ -92,8 +92,7 @@ class InForce[Options]:
         self._kind = kind
         self._lock = threading.Lock()
         self.options: Options | None = None
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
+        os.register_at_fork(after_in_child=self._after_fork)
 
     def get(self) -> Options:
         """Return the record."""

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES, pinned_nbytes, scratch_nbytes
+from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES, scratch_nbytes
 from xarray_gpuzarr.cuda.workspace_memory import most_taken
 from xarray_gpuzarr.decoders.cuda.batches.sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
@@ -33,10 +33,6 @@ class TaskMemory:
     """Device memory for the batches under way: encoded chunks, decoded ones, and nvCOMP's scratch."""
     table_nbytes: int = 0
     """Device memory for pointer and size tables."""
-    host_nbytes: int = 0
-    """Host memory, if the host decodes what then crosses in one copy."""
-    pinned_nbytes: int = 0
-    """Pinned host memory of the read, taken as it is needed and kept for later ones."""
 
     @property
     def device_nbytes(self) -> int:
@@ -69,10 +65,9 @@ def task_memory(
         Not even one chunk can be decoded within the scratch memory of a thread.
     """
     result = prod(block_shape) * np.dtype(stored.cast.dtype).itemsize
-    pinned = pinned_nbytes(options)
     spec = stored.spec
     if not isinstance(spec, ArraySpec) or why_not_device(spec, stored.cast) is not None:
-        return TaskMemory(result_nbytes=result, host_nbytes=2 * result, pinned_nbytes=pinned)
+        return TaskMemory(result_nbytes=result)
     n_chunks = prod(-(-n // chunk) for n, chunk in zip(block_shape, spec.grid.chunk_shape, strict=True))
     needed = needed_nbytes(spec)
     limits = BatchLimits.of(
@@ -86,5 +81,4 @@ def task_memory(
         result_nbytes=result,
         batches_nbytes=most_taken(min(n_chunks, limits.n_under_way) * needed),
         table_nbytes=MAX_BATCHES * TABLE_NBYTES,
-        pinned_nbytes=pinned,
     )

@@ -29,7 +29,7 @@ Box = tuple[slice, ...]
 
 
 class Reader(Protocol):
-    """Slicing it reads; see `chunkmanager.BlockReader`."""
+    """Slicing it reads; see `backend.chunking.BlockReader`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]

@@ -26,7 +26,6 @@ PACKED = Cast(dtype="<f4", mask=(-32768,), scale=0.01, offset=273.15)
 MASKED = Cast(dtype="<f8", mask=(5, 7))
 FEW, MANY = 10, 30
 """Chunks of a row, of which there are 64."""
-SHUFFLED = {"compressors": [zn.Shuffle(elementsize=2), zn.Zstd(level=1)]}
 EVERY_THIRD = np.arange(0, 64, 3)
 
 

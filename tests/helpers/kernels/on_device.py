@@ -113,7 +113,7 @@ def use(image: Image, patch: pytest.MonkeyPatch) -> None:
 
 
 class Output:
-    """What `kernel_runs.Guarded` is on the host."""
+    """Memory of an output on the device."""
 
     def __init__(self, image: Image, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         image.clear()

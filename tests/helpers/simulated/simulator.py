@@ -1,8 +1,8 @@
 """A GPU on host memory: `DeviceApi` as unkind as the contract allows, to prove the CUDA decoder without a GPU.
 
-Streams run late and in any order that the events allow (`simulated_streams`); memory is poisoned before and after use
-(`simulated_memory`); arrays are as strict as CuPy's (`simulated_array`). What goes wrong while work runs is raised as
-AssertionError by the next call. Kernels run as `host_kernels` builds them, nvCOMP is `fake_nvcomp`.
+Streams run late and in any order that the events allow (`streams`); memory is poisoned before and after use
+(`memory`); arrays are as strict as CuPy's (`array`). What goes wrong while work runs is raised as
+AssertionError by the next call. Kernels run as `kernels.on_host` builds them, nvCOMP is `fake_nvcomp`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SimulatedDevice:
     Parameters
     ----------
     seed : int
-        Draws the order of all work; the remainder by four decides how late it runs, see `simulated_streams.MODES`.
+        Draws the order of all work; the remainder by four decides how late it runs, see `streams.MODES`.
     memory_nbytes : int
         Device memory.
     index : int
@@ -55,7 +55,7 @@ class SimulatedDevice:
     run_kernel : callable, optional
         Stands in for `helpers.simulated.alignment.launch`.
     mutations : collection of str
-        Calls to ignore, see `simulated_calls.MUTATIONS`: for proofs that a test can fail.
+        Calls to ignore, see `calls.MUTATIONS`: for proofs that a test can fail.
     reads_files : bool
         Whether it has GPUDirect Storage.
     steals : bool

@@ -50,13 +50,12 @@ class SimulatedModule(ModuleType):
     def __init__(self, **options: Any) -> None:
         super().__init__(MODULE)
         self.device = SimulatedDevice(**{"seed": next(_seeds), **options})
-        self.n_forgotten = 0
 
     def native_device(self, index: int | None = None) -> SimulatedDevice:
         return self.device
 
     def forget_devices(self) -> None:
-        self.n_forgotten += 1
+        pass
 
 
 def install(**options: Any) -> SimulatedModule:

@@ -67,11 +67,6 @@ template <> __device__ inline bool is_nan(u8 x)
     return (high | (low != 0)) > (u4)(Float<u8>::infinity >> 32);
 }
 
-template <class Bits> __device__ inline bool is_equal(Bits a, Bits b)
-{
-    return (a == b && !is_nan(a)) || !((a | b) & (Float<Bits>::sign - 1));
-}
-
 // ---- arithmetic, one rounding each
 
 __device__ inline f4 rounded_product(f4 a, f4 b)

@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity, Install, Undo
+from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
@@ -50,20 +51,6 @@ from xarray_gpuzarr.stored.cf import Cast
 
 _PATIENCE_SECONDS = (0.1, 0.4, 1.5)
 """Waits between tries to read alone."""
-
-
-def native_device(index: int | None = None) -> DeviceApi:
-    """Return the GPU of that number, the calling thread's current one if None."""
-    try:
-        from xarray_gpuzarr.cuda import device  # noqa: PLC0415  # imports CuPy and RMM
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            "CuPy or RMM cannot be imported",
-            tried="import cupy, rmm",
-            found=str(error),
-            do="reinstall them: pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver)",
-        ) from error
-    return device.native_device(index)
 
 
 class CudaDecoder:

@@ -85,7 +85,7 @@ class Read:
     Parameters
     ----------
     workspace : Workspace
-        The calling thread's.
+        Lent to this read.
     source : ByteSource
     spec : ArraySpec
         One that the device decodes.

@@ -1,5 +1,1 @@
 """What a client without a GPU has in place of the CUDA decoder, while a cluster's workers have one."""
-
-from xarray_gpuzarr.decoders.workers.decoder import WorkersDecoder
-
-__all__ = ["WorkersDecoder"]

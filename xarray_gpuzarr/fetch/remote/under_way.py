@@ -225,5 +225,4 @@ def _after_fork() -> None:
     vars(sync).update(_lock=None)  # zarr lets go of its loop, but not of the lock that a thread perhaps held
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,6 +1,6 @@
 """Readers of Zarr arrays, ours and others, measured in turns on one store; ``gpuzarr bench`` prints what comes out."""
 
-from xarray_gpuzarr.machine.bench.readers import READERS, ArrayReader, Location, Operation
+from xarray_gpuzarr.machine.bench.readers import READERS, ArrayReader, Location
 from xarray_gpuzarr.machine.bench.results import CaseRows, Row
 from xarray_gpuzarr.machine.bench.rounds import BenchResult, bench_array
 
@@ -10,7 +10,6 @@ __all__ = [
     "BenchResult",
     "CaseRows",
     "Location",
-    "Operation",
     "Row",
     "bench_array",
 ]

@@ -10,8 +10,8 @@ from typing import Any
 import zarr
 
 from xarray_gpuzarr.cuda.api import DeviceApi
+from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.decoders import decoder_for
-from xarray_gpuzarr.decoders.cuda import native_device
 from xarray_gpuzarr.machine.diagnosis.samples import Values
 from xarray_gpuzarr.process.device_options import in_force, resource_options
 from xarray_gpuzarr.read import read_array

@@ -19,7 +19,7 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
-from xarray_gpuzarr.process.threads import thread_budget
+from xarray_gpuzarr.process.threads import n_cores, thread_budget
 
 _PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "imagecodecs")
 _GPU_PACKAGES = ("cupy", "rmm", "nvidia-libnvcomp", "kvikio", "dask-cuda")
@@ -90,7 +90,7 @@ def _listed(versions: dict[str, str]) -> str:
 def _host() -> dict[str, Any]:
     return {
         "processor": processor(),
-        "n_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "n_cores": n_cores(),
         "n_threads": thread_budget(),
         "why_no_loops": why_absent(),
         "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

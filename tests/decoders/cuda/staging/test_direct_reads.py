@@ -69,10 +69,6 @@ def device_of(seed=LAZY, **keywords):
     return SimulatedDevice(seed, reads_files=True, **keywords)
 
 
-def n_staged(device):
-    return device.calls["upload"]
-
-
 @pytest.mark.every_value
 @pytest.mark.parametrize("seed", FEW_SEEDS)
 @pytest.mark.parametrize("name", SCENES)

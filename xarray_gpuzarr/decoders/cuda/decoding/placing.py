@@ -145,15 +145,6 @@ class Placing:
         return memory
 
 
-def _strides(spec: ArraySpec) -> list[int]:
-    """Return the elements between neighbours in a decoded chunk along each axis of the array."""
-    strides, step = [0] * spec.grid.ndim, 1
-    for axis in reversed(spec.axes):
-        strides[axis] = step
-        step *= spec.grid.chunk_shape[axis]
-    return strides
-
-
 _scatters: dict[tuple[Any, ...], tuple[Scatter, OutputBoxes]] = {}
 """Of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
 _MAX_SCATTERS, _MAX_PIECES = 64, 4096
@@ -194,8 +185,13 @@ def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -
             in_stride=in_stride,
             out_stride=out_stride,
         )
-        for p, in_stride, out_stride in zip(pieces, _strides(spec), _c_strides(shape), strict=True)
+        for p, in_stride, out_stride in zip(pieces, _chunk_strides(spec), _c_strides(shape), strict=True)
     ]
+
+
+def _chunk_strides(spec: ArraySpec) -> list[int]:
+    """Return the strides of a decoded chunk along the axes of the array, in elements."""
+    return [stride // spec.numpy_dtype.itemsize for stride in spec.chunk_strides]
 
 
 def _c_strides(shape: Sequence[int]) -> list[int]:
@@ -227,5 +223,5 @@ def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColum
 
 def _points(spec: ArraySpec, target: PointTarget, element: ElementCast, fill: np.generic) -> Points:
     groups = target.groups
-    within = groups.within @ np.array(_strides(spec), np.int64)
+    within = groups.within @ np.array(_chunk_strides(spec), np.int64)
     return Points(groups.bounds, within, groups.position, element, out=Address(0), fill=fill)
