@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> Device:
-        """Where results live: ``"host"`` or ``"cuda"``."""
+        """Where results live: ``"host"``, or ``"cuda"`` for any GPU, also one of a worker."""
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say where the chunks of an array are decoded and why. No I/O."""
