@@ -6,6 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from helpers.data.datasets import open_ours, open_stock, weather, write_weather
 from helpers.every_pair import usually
 from hypothesis import given, settings
@@ -103,6 +104,28 @@ def test_samples_of_every_kind_of_variable(chunks, prefetch):
     loader = batches(ds, sizes, 4, stride=stride, prefetch=prefetch)
 
     assert_samples(ds, lattice(ds, sizes, stride), loader)
+
+
+@pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
+@pytest.mark.parametrize("dtype", [">M8[us]", ">M8[ns]", "<M8[D]", ">m8[s]", "<m8[h]", ">f8", ">i2", "<U3"])
+def test_samples_of_dtypes_that_xarray_changes_when_it_loads_them(dtype, chunks):
+    store = MemoryStore()
+    array = zarr.create_group(store, zarr_format=2).create_array(
+        "v", shape=(6,), dtype=dtype, chunks=(4,), attributes={"_ARRAY_DIMENSIONS": ["x"]}
+    )
+    array[...] = np.arange(6).astype(dtype)
+    ds = open_ours(store, consolidated=False, chunks=chunks)
+
+    assert_samples(ds, lattice(ds, {"x": 2}, {}), batches(ds, {"x": 2}, 2))
+
+
+@pytest.mark.parametrize("window", [None, 1, "1 MB"])
+def test_samples_without_elements(window):
+    store = MemoryStore()
+    xr.Dataset({"v": (("time", "nothing"), np.zeros((6, 0), "f4"))}).to_zarr(store, consolidated=False)
+    ds = open_ours(store, consolidated=False)
+
+    assert_samples(ds, lattice(ds, {"time": 2}, {}), batches(ds, {"time": 2}, 2, window=window))
 
 
 def test_batches_have_the_dimension_sample_and_keep_other_indexes():

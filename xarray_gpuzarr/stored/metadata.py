@@ -181,6 +181,9 @@ def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> Arr
         if index is None:
             return Unplanned(reason=f"shard index codecs {sharding.index_codecs}")
         codecs, chunk_shape = sharding.codecs, sharding.chunk_shape
+    if not dtype.isnative and any(not isinstance(c, TransposeSpec) for c in codecs.array_to_array):
+        # Only an array that was just made has one: its filters encode bytes that its stored metadata do not tell of.
+        return Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     stored = codecs.array_to_bytes
     if isinstance(stored, BytesSpec) and not any(isinstance(c, ElementSpec) for c in codecs.array_to_array):
         dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")

@@ -104,7 +104,7 @@ def batches(  # noqa: PLR0913
     order = Order(
         batch=batch,
         shuffle=_require_bool("shuffle", shuffle),
-        window=None if window is None else batch * max(1, _nbytes("window", window) // (batch * template.nbytes)),
+        window=None if window is None else batch * max(1, _nbytes("window", window) // max(1, batch * template.nbytes)),
         seed=require_whole("seed", seed, 0),
         drop_last=_require_bool("drop_last", drop_last),
         rank=own_rank,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -118,7 +118,7 @@ class ByXarray:
         for box in boxes.slices():
             stop.check()
             found.append(self.variable[box].load().data)
-        return np.stack(found)
+        return np.stack(found).astype(found[0].dtype, copy=False)  # NumPy stacks to its own byte order
 
 
 Source = Stored | Computed | InMemory | ByXarray
@@ -177,8 +177,14 @@ def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxe
             found[name] = source.read(boxes[name], stop)
     if asked:
         (computed,) = dask.base.compute(asked)
-        found |= {name: np.stack(blocks) for name, blocks in computed.items()}
+        found |= {name: _stacked(blocks) for name, blocks in computed.items()}
     return {name: in_c_order(array) for name, array in found.items()}
+
+
+def _stacked(blocks: Sequence[Any]) -> Any:
+    """Stack what dask has computed, with the dtype that xarray gives such a block: it knows few units of time."""
+    as_loaded = Variable(range(blocks[0].ndim), blocks[0])
+    return np.stack(blocks).astype(as_loaded.dtype, copy=False)
 
 
 def _read_side_by_side[Name](
