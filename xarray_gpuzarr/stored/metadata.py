@@ -163,13 +163,12 @@ def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> Arr
 
 def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     document: dict[str, Any] = metadata.to_dict()
-    if document["chunk_grid"]["name"] != "regular":
-        return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
-    if document.get("storage_transformers"):
-        return Unplanned(reason="storage transformers")
     encoding = metadata.chunk_key_encoding
     if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
         return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
+    if document["chunk_grid"]["name"] != "regular" or document.get("storage_transformers"):
+        grid = f"chunk grid {document['chunk_grid']['name']!r}"
+        return Unplanned(reason="storage transformers" if document.get("storage_transformers") else grid)
     shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
     codecs, chunk_shape, index = parse_codecs(document["codecs"], dtype), shard_shape, None
     if isinstance(codecs.array_to_bytes, ShardingSpec):
