@@ -163,12 +163,10 @@ def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> Arr
 
 def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     document: dict[str, Any] = metadata.to_dict()
-    encoding = metadata.chunk_key_encoding
-    if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
-        return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
-    if document["chunk_grid"]["name"] != "regular" or document.get("storage_transformers"):
-        grid = f"chunk grid {document['chunk_grid']['name']!r}"
-        return Unplanned(reason="storage transformers" if document.get("storage_transformers") else grid)
+    layout, encoding = _unusual_layout(metadata, document), metadata.chunk_key_encoding
+    if layout is not None:
+        return Unplanned(reason=layout)
+    assert isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding)
     shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
     codecs, chunk_shape, index = parse_codecs(document["codecs"], dtype), shard_shape, None
     if isinstance(codecs.array_to_bytes, ShardingSpec):
@@ -204,6 +202,17 @@ def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> Arr
         ),
         metadata=_to_json(document),
     )
+
+
+def _unusual_layout(metadata: ArrayV3Metadata, document: dict[str, Any]) -> str | None:
+    """Name what keeps this package from finding the chunks of an array, None if nothing does."""
+    if document["chunk_grid"]["name"] != "regular":
+        return f"chunk grid {document['chunk_grid']['name']!r}"
+    if document.get("storage_transformers"):
+        return "storage transformers"
+    encoding = metadata.chunk_key_encoding
+    is_known = isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding)
+    return None if is_known else f"chunk key encoding {encoding.name!r}"
 
 
 def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:
