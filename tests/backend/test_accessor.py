@@ -275,6 +275,14 @@ def test_persisted_blocks_are_in_memory(kinds):
     assert explanation.note == 'Nothing here is left to read by engine="gpuzarr".'
 
 
+def test_a_persisted_scalar_is_in_memory(kinds):
+    mean = xr.open_dataset(kinds, chunks={}, consolidated=False, **OURS)[["packed"]].mean().persist()
+
+    row = by_name(mean.gpuzarr.explain())["packed"]
+
+    assert (row.where, row.why[:10]) == ("in memory", "persisted:")
+
+
 def test_blocks_of_another_engine_are_not_in_memory(kinds):
     other = xr.open_dataset(kinds, engine="zarr", chunks={}, consolidated=False)
 

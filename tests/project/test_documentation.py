@@ -128,7 +128,7 @@ def test_files_that_pages_name_exist():
     assert {name for name in named if not any((root / name).exists() for root in roots)} == set()
 
 
-def test_floors_of_the_page_are_those_of_the_contract():
+def test_layers_of_the_page_are_those_of_the_contract():
     page = (ROOT / "docs" / "architecture.md").read_text()
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [re.findall(r"xarray_gpuzarr\.(\w+)", layer) for layer in contracts[0]["layers"]]

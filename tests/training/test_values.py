@@ -106,15 +106,18 @@ def test_samples_of_every_kind_of_variable(chunks, prefetch):
     assert_samples(ds, lattice(ds, sizes, stride), loader)
 
 
+@pytest.mark.parametrize("loaded", [False, True], ids=["to read", "loaded"])
 @pytest.mark.parametrize("chunks", [None, {}], ids=["lazy", "dask"])
 @pytest.mark.parametrize("dtype", [">M8[us]", ">M8[ns]", "<M8[D]", ">m8[s]", "<m8[h]", ">f8", ">i2", "<U3"])
-def test_samples_of_dtypes_that_xarray_changes_when_it_loads_them(dtype, chunks):
+def test_samples_of_dtypes_that_xarray_changes_when_it_loads_them(dtype, chunks, loaded):
     store = MemoryStore()
     array = zarr.create_group(store, zarr_format=2).create_array(
         "v", shape=(6,), dtype=dtype, chunks=(4,), attributes={"_ARRAY_DIMENSIONS": ["x"]}
     )
     array[...] = np.arange(6).astype(dtype)
     ds = open_ours(store, consolidated=False, chunks=chunks)
+    if loaded:
+        ds.load()
 
     assert_samples(ds, lattice(ds, {"x": 2}, {}), batches(ds, {"x": 2}, 2))
 

@@ -1,4 +1,4 @@
-"""Clients of dask clusters: the one in use, and refusing what is none. Imports no distributed before it is asked."""
+"""The client of a dask cluster: the current one, or one that is given. Imports no distributed before it is asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xarray_gpuzarr.errors import OptionError
 
 def current_client() -> Any:
     """Return the client that dask computes with now."""
-    from distributed import Client  # noqa: PLC0415  # likewise
+    from distributed import Client  # noqa: PLC0415  # takes long
 
     try:
         return Client.current()  # type: ignore[no-untyped-call]

@@ -36,6 +36,7 @@ from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec, KeyEncodi
 from xarray_gpuzarr.stored.chunk_grid import MAX_LENGTH, ChunkGrid
 from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
 from xarray_gpuzarr.stored.codecs import (
+    ArrayArraySpec,
     BytesSpec,
     ChecksumSpec,
     CodecPipeline,
@@ -119,6 +120,9 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     if isinstance(metadata, ArrayV2Metadata):
         return _parse_v2(metadata, path, dtype)
     spec = _parse_v3(metadata, path, dtype)
+    if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
+        # Only an array that was just made has such a dtype: what its filters encode, its stored metadata do not tell.
+        spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     if _ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _require_right_elements(path, parse_codecs(metadata.to_dict()["codecs"]))  # type: ignore[arg-type]
     return spec
@@ -129,14 +133,18 @@ def _require_right_elements(path: str, codecs: CodecPipeline) -> None:
     stored = codecs.array_to_bytes
     if isinstance(stored, ShardingSpec):
         _require_right_elements(path, stored.codecs)
-    filters = [c for c in codecs.array_to_array if not isinstance(c, TransposeSpec)]
-    if filters and isinstance(stored, BytesSpec) and stored.endian == "big":
+    if _filters(codecs) and isinstance(stored, BytesSpec) and stored.endian == "big":
         raise UnsupportedCodecError(
             f"the installed zarr-python decodes array '/{path}' to wrong numbers",
             tried=f"{codecs}, which is left to zarr-python",
             found=f"zarr-python {zarr.__version__}, filters of big-endian elements",
             do="pip install 'zarr>=3.3', or leave the array out: drop_variables=[...]",
         )
+
+
+def _filters(codecs: CodecPipeline) -> list[ArrayArraySpec]:
+    """Return the codecs that change elements, not only where they are."""
+    return [c for c in codecs.array_to_array if not isinstance(c, TransposeSpec)]
 
 
 def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec:
@@ -163,10 +171,13 @@ def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> Arr
 
 def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     document: dict[str, Any] = metadata.to_dict()
-    layout, encoding = _unusual_layout(metadata, document), metadata.chunk_key_encoding
-    if layout is not None:
-        return Unplanned(reason=layout)
-    assert isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding)
+    if document["chunk_grid"]["name"] != "regular":
+        return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
+    if document.get("storage_transformers"):
+        return Unplanned(reason="storage transformers")
+    encoding = metadata.chunk_key_encoding
+    if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
+        return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
     shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
     codecs, chunk_shape, index = parse_codecs(document["codecs"], dtype), shard_shape, None
     if isinstance(codecs.array_to_bytes, ShardingSpec):
@@ -178,9 +189,6 @@ def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> Arr
         if index is None:
             return Unplanned(reason=f"shard index codecs {sharding.index_codecs}")
         codecs, chunk_shape = sharding.codecs, sharding.chunk_shape
-    if not dtype.isnative and any(not isinstance(c, TransposeSpec) for c in codecs.array_to_array):
-        # Only an array that was just made has one: its filters encode bytes that its stored metadata do not tell of.
-        return Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     stored = codecs.array_to_bytes
     if isinstance(stored, BytesSpec) and not any(isinstance(c, ElementSpec) for c in codecs.array_to_array):
         dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
@@ -202,17 +210,6 @@ def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> Arr
         ),
         metadata=_to_json(document),
     )
-
-
-def _unusual_layout(metadata: ArrayV3Metadata, document: dict[str, Any]) -> str | None:
-    """Name what keeps this package from finding the chunks of an array, None if nothing does."""
-    if document["chunk_grid"]["name"] != "regular":
-        return f"chunk grid {document['chunk_grid']['name']!r}"
-    if document.get("storage_transformers"):
-        return "storage transformers"
-    encoding = metadata.chunk_key_encoding
-    is_known = isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding)
-    return None if is_known else f"chunk key encoding {encoding.name!r}"
 
 
 def _index_spec(sharding: ShardingSpec, n_chunks: int) -> ShardIndexSpec | None:

@@ -100,7 +100,7 @@ class InMemory:
 
     def read(self, boxes: Boxes, stop: Stop) -> Any:  # noqa: ARG002
         """Copy the boxes."""
-        return np.stack([self.array[box] for box in boxes.slices()])
+        return _stacked([self.array[box] for box in boxes.slices()], self.array.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class ByXarray:
         for box in boxes.slices():
             stop.check()
             found.append(self.variable[box].load().data)
-        return np.stack(found).astype(found[0].dtype, copy=False)  # NumPy stacks to its own byte order
+        return _stacked(found, found[0].dtype)
 
 
 Source = Stored | Computed | InMemory | ByXarray
@@ -177,14 +177,19 @@ def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxe
             found[name] = source.read(boxes[name], stop)
     if asked:
         (computed,) = dask.base.compute(asked)
-        found |= {name: _stacked(blocks) for name, blocks in computed.items()}
+        found |= {name: _stacked(blocks, _as_loaded(blocks[0])) for name, blocks in computed.items()}
     return {name: in_c_order(array) for name, array in found.items()}
 
 
-def _stacked(blocks: Sequence[Any]) -> Any:
-    """Stack what dask has computed, with the dtype that xarray gives such a block: it knows few units of time."""
-    as_loaded = Variable(range(blocks[0].ndim), blocks[0])
-    return np.stack(blocks).astype(as_loaded.dtype, copy=False)
+def _stacked(blocks: Sequence[Any], dtype: np.dtype[Any]) -> Any:
+    """Stack blocks to a dtype: NumPy alone would give times the byte order of the machine."""
+    return np.stack(blocks).astype(dtype, copy=False)
+
+
+def _as_loaded(block: Any) -> np.dtype[Any]:
+    """Return the dtype that xarray gives what dask has computed: it knows few units of time."""
+    dtype: np.dtype[Any] = Variable(range(block.ndim), block).dtype
+    return dtype
 
 
 def _read_side_by_side[Name](

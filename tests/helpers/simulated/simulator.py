@@ -1,8 +1,8 @@
 """A GPU on host memory: `DeviceApi` as unkind as the contract allows, to prove the CUDA decoder without a GPU.
 
-Streams run late and in any order that the events allow (`streams`); memory is poisoned before and after use
-(`memory`); arrays are as strict as CuPy's (`array`). What goes wrong while work runs is raised as
-AssertionError by the next call. Kernels run as `kernels.on_host` builds them, nvCOMP is `fake_nvcomp`.
+Streams run late and in any order that the events allow (`streams`); memory is poisoned before and after use (`memory`);
+arrays are as strict as CuPy's (`array`). What goes wrong while work runs is raised as AssertionError by the next call.
+Kernels run as `kernels.on_host` builds them, nvCOMP is `fake_nvcomp`.
 """
 
 from __future__ import annotations

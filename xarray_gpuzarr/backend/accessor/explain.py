@@ -188,7 +188,7 @@ def _on_dask(data: Any) -> tuple[str, str]:
     blocks = getattr(firsts[0], "value", firsts[0]) if firsts else None
     if type(blocks).__module__.startswith("distributed."):
         where = "in memory of dask's workers"
-    elif isinstance(blocks, np.ndarray) or hasattr(blocks, "__cuda_array_interface__"):
+    elif isinstance(blocks, np.generic) or (hasattr(blocks, "__array_function__") and not hasattr(blocks, "dask")):
         where = "in memory"
     else:
         return "dask", "not opened by this engine"
