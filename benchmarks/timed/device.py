@@ -140,13 +140,14 @@ class ModelledDevice:
         """Return the stream of a handle."""
         return self._streams[handle]
 
-    def consumer_stream(self) -> Stream:
+    def current_stream(self) -> Stream:
         """Return one stream for all threads, as CUDA's legacy default stream is; nobody works on it."""
         return self._consumer
 
-    def consuming(self, _stream: Stream) -> AbstractContextManager[None]:
+    consumer_stream = current_stream
+
+    def use(self, _stream: Stream) -> None:
         """Change nothing: there is one such stream."""
-        return _NOTHING
 
     def event(self, *, timed: bool = False) -> ModelledEvent:  # noqa: ARG002
         """Return a new event."""

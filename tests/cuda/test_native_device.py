@@ -342,11 +342,12 @@ def test_the_per_thread_default_stream_is_refused(fake, native):
     assert "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM" in caught.value.do
 
 
-def test_a_stream_becomes_cupys_own_within_a_block(fake, native):
-    device, _ = make(native)
-    stream = device.stream()
+def test_a_stream_becomes_cupys_current_one(fake, native):
+    device, stream = make(native)
 
-    assert device.consuming(stream) is stream.for_cupy  # which CuPy enters as a context
+    device.use(stream)
+
+    assert device.current_stream().handle == stream.handle
 
 
 def test_a_stream_of_another_library_is_known_by_its_handle(fake, native):
@@ -405,6 +406,7 @@ CALLS = {
     "memGetInfo": lambda d, s: d.memory_nbytes(),
     "Stream": lambda d, s: d.stream(),
     "get_current_stream": lambda d, s: d.consumer_stream(),
+    "use": lambda d, s: d.use(s),
     "Event": lambda d, s: d.event(),
     "record": lambda d, s: d.record(d.event(), s),
     "eventQuery": lambda d, s: d.is_reached(d.event()),

@@ -118,7 +118,7 @@ def test_an_event_loop_loads_to_the_gpu_and_for_the_stream_of_its_thread(gpus, f
 
     def read():
         fake.contexts.set_device(device)
-        with gpu.activate(), gpu.consuming(stream := gpu.stream()):
+        with gpu.activate(), gpu.stream() as stream:
             return asyncio.run(lazy.load_async()).a.data, stream
 
     found, stream = on_thread(read)

@@ -41,7 +41,7 @@ class SimulatedWorld:
 
     def consuming(self, stream):
         """Let the calling thread's array library work on a stream."""
-        return self.device.consuming(stream)
+        return stream
 
 
 class GpuWorld:

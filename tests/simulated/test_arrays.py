@@ -84,7 +84,7 @@ def test_get_waits_for_the_stream_that_its_thread_consumes_on():
     pinned = device.allocate_pinned(N)
     pinned.array[:] = 3
     device.upload(device.address(array), pinned.array, mine)
-    with device.consuming(mine):
+    with mine:
         assert device.consumer_stream() is mine
         assert (array.get() == 3).all()
     assert device.consumer_stream().handle == 0

@@ -87,7 +87,7 @@ def test_memory_belongs_to_the_stream_on_which_the_epoch_began(gpu, stores, monk
         return found
 
     monkeypatch.setattr(gpu.api, "consumer_stream", noting)
-    with gpu.api.consuming(stream):
+    with stream:
         total = sum(float(batch.a.data.get().sum()) for batch in batches(opened(stores[0]), {"time": 2}, 3))
 
     assert total == np.arange(960.0).sum()
@@ -112,6 +112,18 @@ def test_memory_belongs_to_the_stream_that_is_named(gpu, stores, prefetch):
     assert asked == [0]
     assert seen.count(side) >= 4
     assert gpu.api.consumer_stream() is not side
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_stream_in_use_stays_in_use(gpu, stores, prefetch):
+    mine = gpu.api.stream().use()
+
+    found = []
+    for batch in batches(opened(stores[0]), {"time": 2}, 3, prefetch=prefetch):
+        assert gpu.api.consumer_stream() is mine
+        found.append(batch.a.data.get())
+
+    assert np.array_equal(np.concatenate(found).ravel(), np.arange(960.0))
 
 
 def test_variables_in_memory_of_the_device_are_copied_there(gpu, stores):

@@ -103,7 +103,7 @@ def test_batches_are_kept_for_cupys_stream_where_pytorch_has_no_cuda(gpu, ds, to
     side = gpu.api.stream()
     loader = torch.batches(batches(ds, {"time": 2}, 2), lambda batch: batch.a.data.get())
 
-    with gpu.api.consuming(side):
+    with side:
         seen = list(loader)
 
     assert np.array_equal(np.concatenate(seen).reshape(VALUES.shape), VALUES)

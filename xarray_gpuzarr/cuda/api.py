@@ -148,14 +148,17 @@ class DeviceApi(Protocol):
     def stream(self) -> Stream:
         """Return a new stream that does not wait for the legacy default stream."""
 
-    def consumer_stream(self) -> Stream:
+    def current_stream(self) -> Stream:
         """Return the stream that the calling thread's array library works on now."""
+
+    def consumer_stream(self) -> Stream:
+        """Return the current stream, on which a result will be used."""
 
     def external(self, handle: int) -> Stream:
         """Return the stream of that handle, which somebody else has made on this device and keeps."""
 
-    def consuming(self, stream: Stream) -> AbstractContextManager[object]:
-        """Make `stream` the one that the calling thread's array library works on inside a ``with`` block."""
+    def use(self, stream: Stream) -> None:
+        """Make `stream` the one that the calling thread's array library works on from now on."""
 
     def event(self, *, timed: bool = False) -> Event:
         """Return a new event, without timing unless asked; waiting for one that was never recorded returns at once."""

@@ -156,6 +156,10 @@ class NativeDevice:
         return NativeStream(stream := cupy.cuda.Stream(non_blocking=True), _Ending(stream))
 
     @cuda_call("cupy.cuda.get_current_stream")
+    def current_stream(self) -> NativeStream:
+        """Return CuPy's current stream of the calling thread."""
+        return NativeStream(cupy.cuda.get_current_stream())
+
     def consumer_stream(self) -> NativeStream:
         """Return CuPy's current stream of the calling thread.
 
@@ -165,7 +169,7 @@ class NativeDevice:
             It is the per-thread default stream, whose handle means another stream on every thread: memory that is
             freed on another one would be used again too early.
         """
-        stream = NativeStream(cupy.cuda.get_current_stream())
+        stream = self.current_stream()
         if stream.handle == _PER_THREAD_DEFAULT:
             raise DeviceUnavailableError(
                 "cannot read to CuPy's per-thread default stream",
@@ -179,9 +183,10 @@ class NativeDevice:
         """Return the stream of a ``cudaStream_t`` that another library has made and keeps."""
         return NativeStream(cupy.cuda.Stream.from_external(SimpleNamespace(__cuda_stream__=lambda: (0, handle))))
 
-    def consuming(self, stream: Stream) -> AbstractContextManager[object]:
-        """Make `stream` CuPy's current one on the calling thread inside a ``with`` block."""
-        return cast("AbstractContextManager[object]", _native(stream).for_cupy)
+    @cuda_call("cupy.cuda.Stream.use")
+    def use(self, stream: Stream) -> None:
+        """Make `stream` CuPy's current one on the calling thread."""
+        _native(stream).for_cupy.use()
 
     @cuda_call("cudaEventCreateWithFlags")
     def event(self, *, timed: bool = False) -> Event:

@@ -297,7 +297,7 @@ def test_threads_read_at_once(seed):
 
     def work(number):
         start.wait()
-        with device.consuming(device.stream()):
+        with device.stream():
             for name in (*SCENES[number:], *SCENES[:number]):
                 np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
 
@@ -314,7 +314,7 @@ def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):
     device = SimulatedDevice(seed, steals=True)
     reads, mine = CudaReads(device), device.stream()
 
-    with device.consuming(mine):
+    with mine:
         for _ in range(3):
             result = reads.read(scene(name).array)
             result[...] = 7

@@ -158,9 +158,9 @@ def test_result_is_ready_for_any_stream(seed):
     device = SimulatedDevice(seed)
     reads, mine, other = CudaReads(device), device.stream(), device.stream()
 
-    with limits(), device.consuming(mine):
+    with limits(), mine:
         result = reads.read(scene("zlib, moved first").array)
-    with device.consuming(other):
+    with other:
         np.testing.assert_array_equal(result.get(), scene("zlib, moved first").expected)
     del result
     device.check()
@@ -172,7 +172,7 @@ def test_memory_of_a_result_is_used_again_only_after_the_consumer_is_done(seed):
     device = SimulatedDevice(seed, 4 * KIB * KIB)
     reads, mine = CudaReads(device), device.stream()
 
-    with limits(), device.consuming(mine):
+    with limits(), mine:
         for _ in range(3):
             result = reads.read(scene(name).array)
             result[...] = 7

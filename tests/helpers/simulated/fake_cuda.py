@@ -239,7 +239,10 @@ class FakeCuda:
 
     def _stream(self, handle):
         return Thing(
-            ptr=handle, synchronize=self.call("synchronize"), wait_event=lambda _event: self.call("wait_event")()
+            ptr=handle,
+            synchronize=self.call("synchronize"),
+            wait_event=lambda _event: self.call("wait_event")(),
+            use=self.call("use", lambda: vars(self).update(current_stream=handle)),
         )
 
     def _dying(self, call, **members):

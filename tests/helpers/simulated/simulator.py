@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -33,8 +32,6 @@ from xarray_gpuzarr.cuda.nvcomp import Nvcomp
 from xarray_gpuzarr.errors import DeviceMemoryError
 
 RunKernel = Callable[[Kernel, int, int, Sequence[int]], object]
-
-_thread = threading.local()
 
 
 class SimulatedDevice:
@@ -97,7 +94,6 @@ class SimulatedDevice:
         self._pinned = PinnedPool()
         self._scheduler = Scheduler(seed)
         self._times = random.Random(seed)
-        self._null = self._scheduler.stream(0)
         me = weakref.proxy(self)  # a cycle would keep the memory until the garbage collector comes
         self._border = Border(index, self._scheduler, mutations, tidy=lambda: me._bury())  # noqa: PLW0108
         self._fake_nvcomp = FakeNvcomp(lambda handle, work: me._give_nvcomp(handle, work))  # noqa: PLW0108
@@ -130,15 +126,9 @@ class SimulatedDevice:
         with self._border.call("external"):
             return self._scheduler.streams[handle]
 
-    @contextmanager
-    def consuming(self, stream: SimulatedStream) -> Iterator[None]:
-        """Make `stream` the one that the calling thread's array library works on, as ``with cupy_stream:`` does."""
-        before = self._consumer()
-        _thread.consumer = stream
-        try:
-            yield
-        finally:
-            _thread.consumer = before
+    def use(self, stream: SimulatedStream) -> None:
+        with self._border.call("use", stream):
+            stream.use()
 
     def memory_nbytes(self) -> tuple[int, int]:
         with self._border.call("memory_nbytes"):
@@ -148,9 +138,12 @@ class SimulatedDevice:
         with self._border.call("stream"):
             return self._scheduler.stream(0x1000 * (self.index + 1) + 0x10 * len(self._scheduler.streams))
 
+    def current_stream(self) -> SimulatedStream:
+        with self._border.call("current_stream"):
+            return self._scheduler.current.stream
+
     def consumer_stream(self) -> SimulatedStream:
-        with self._border.call("consumer_stream"):
-            return self._consumer()
+        return self.current_stream()
 
     def event(self, *, timed: bool = False) -> SimulatedEvent:
         with self._border.call("event"):
@@ -292,7 +285,7 @@ class SimulatedDevice:
         """Return a copy of an array's elements, made by the consumer's stream."""
         with self._border.enter("get"):
             values = np.empty(elements.shape, elements.dtype)
-            stream = self._consumer()
+            stream = self._scheduler.current.stream
             touch = touch_of(elements, "read")
             self._scheduler.give(stream, "get", lambda: np.copyto(values, elements), touch)
             self._scheduler.reach(self._scheduler.end_of(stream))
@@ -302,7 +295,7 @@ class SimulatedDevice:
         """Assign to an array's elements in the order of the consumer's stream."""
         with self._border.enter("set"):
             run = partial(elements.__setitem__, key, np.copy(value))
-            self._scheduler.give(self._consumer(), "set", run, touch_of(elements, "write"))
+            self._scheduler.give(self._scheduler.current.stream, "set", run, touch_of(elements, "write"))
 
     def array(self, values: np.ndarray) -> SimulatedArray:
         return self.place(values)
@@ -310,7 +303,7 @@ class SimulatedDevice:
     def place(self, values: np.ndarray) -> SimulatedArray:
         """Return a new array that the consumer's stream fills."""
         with self._border.enter("place"):
-            array = self._array(values.shape, values.dtype, self._consumer())
+            array = self._array(values.shape, values.dtype, self._scheduler.current.stream)
             self.write(array.elements, ..., values)
             return array
 
@@ -327,10 +320,6 @@ class SimulatedDevice:
                 self._scheduler.hold(block.stream, block.freed_behind)
             name = f"free of {block.nbytes} bytes at {block.address:#x}"
             self._scheduler.give(block.stream, name, partial(self._arena.end, block), touch_all(block))
-
-    def _consumer(self) -> SimulatedStream:
-        stream: SimulatedStream | None = getattr(_thread, "consumer", None)
-        return self._null if stream is None or stream.scheduler is not self._scheduler else stream
 
     def _allocate(self, nbytes: int, stream: SimulatedStream) -> Block:
         left = self._total_nbytes - self._arena.nbytes

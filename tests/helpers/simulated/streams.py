@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -72,6 +73,17 @@ class Operation:
     """It must not run before this."""
 
 
+class CurrentStream(threading.local):
+    """The stream that a thread's array library works on, as CuPy keeps it.
+
+    The end of a ``with`` block makes the stream of the block around it current again, not what ``use`` has set since.
+    """
+
+    def __init__(self, default: SimulatedStream) -> None:
+        self.stream = default
+        self.blocks = [default]
+
+
 class SimulatedStream:
     """A queue of operations."""
 
@@ -82,6 +94,19 @@ class SimulatedStream:
         self.queue: deque[tuple[int, Operation]] = deque()
         self.n_given = 0
         self.n_done = 0
+
+    def __enter__(self) -> Self:
+        self.scheduler.current.blocks.append(self)
+        return self.use()
+
+    def __exit__(self, *_: object) -> None:
+        self.scheduler.current.blocks.pop()
+        self.scheduler.current.blocks[-1].use()
+
+    def use(self) -> Self:
+        """Make this the stream that the calling thread's array library works on."""
+        self.scheduler.current.stream = self
+        return self
 
     @property
     def runnable(self) -> bool:
@@ -128,6 +153,7 @@ class Scheduler:
         self._early = self._random.choice((0.02, 0.2, 0.7))
         self._n_given = 0
         self._starved = seed // len(MODES) % _N_STARVED
+        self.current = CurrentStream(self.stream(0))
 
     def stream(self, handle: int) -> SimulatedStream:
         """Return a new stream; in random order, some are much slower than others."""

@@ -205,8 +205,13 @@ class CudaDecoder:
 
         @contextmanager
         def reading() -> Iterator[None]:
-            with api.activate(), api.consuming(stream):
-                yield
+            with api.activate():
+                before = api.current_stream()
+                try:  # not CuPy's `with stream:`, whose end undoes a `stream.use()` of this thread
+                    api.use(stream)
+                    yield
+                finally:
+                    api.use(before)
 
         return reading
 
