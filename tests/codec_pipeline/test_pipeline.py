@@ -533,7 +533,7 @@ def test_cancellation_waits_for_the_thread():
         stop.check()
 
     async def cancelled():
-        task = asyncio.create_task(threads.on_thread(read, is_remote=False))
+        task = asyncio.create_task(threads.on_thread(read, threads.read_threads(None)))
         while not began.is_set():
             await asyncio.sleep(0.005)
         task.cancel()
@@ -551,8 +551,8 @@ def test_a_read_that_was_cancelled_before_it_began_never_begins(monkeypatch):
     busy, began = threading.Event(), []
 
     async def cancelled():
-        first = asyncio.create_task(threads.on_thread(lambda _: busy.wait(20), is_remote=False))
-        second = asyncio.create_task(threads.on_thread(lambda _: began.append(1), is_remote=False))
+        first = asyncio.create_task(threads.on_thread(lambda _: busy.wait(20), threads.read_threads(None)))
+        second = asyncio.create_task(threads.on_thread(lambda _: began.append(1), threads.read_threads(None)))
         await asyncio.sleep(0.02)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -6,22 +6,22 @@ Pickles to little more than its metadata and holds no file, stream or pool, so i
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from xarray.backends import BackendArray
 from xarray.core import indexing
+from zarr.abc.store import Store
 
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
-from xarray_gpuzarr.fetch import StoreSource
+from xarray_gpuzarr.fetch import StoreSource, server_of
 from xarray_gpuzarr.process.side_by_side import MOST_THREADS
+from xarray_gpuzarr.process.store_threads import threads_for
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
 
@@ -64,9 +64,13 @@ class LazyArray(BackendArray):
     @property
     def takes_long(self) -> bool:
         """Whether reads wait for a store that takes long to answer, so that several should be made at once."""
+        return self._slow_store is not None
+
+    @property
+    def _slow_store(self) -> Store | None:
         place, array = self.stored.place, self.stored.zarr_array
         store = array.store if array is not None else place.store if isinstance(place, StoreSource) else None
-        return store is not None and takes_long(store)
+        return store if store is not None and takes_long(store) else None
 
     def meta(self) -> Any:
         """Return a zero-length array of the kind that reads give. No I/O."""
@@ -82,7 +86,9 @@ class LazyArray(BackendArray):
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
         """Read on another thread, so that the event loop stays free, but where this one would."""
-        threads, as_caller = _waiting_threads() if self.takes_long else None, as_caller_of([self])
+        store, as_caller = self._slow_store, as_caller_of([self])
+        # asyncio's own are only four more than there are cores
+        threads = None if store is None else threads_for(server_of(store), MOST_THREADS)
 
         def call() -> Any:
             with as_caller():
@@ -95,15 +101,6 @@ class LazyArray(BackendArray):
 
     def _points(self, key: tuple[Any, ...]) -> Any:
         return self.by_decoder(lambda decoder: read_points(self.stored, key, decoder))
-
-
-@cache
-def _waiting_threads() -> ThreadPoolExecutor:
-    """Return threads that wait for slow stores; those of asyncio are only four more than there are cores."""
-    return ThreadPoolExecutor(MOST_THREADS, "gpuzarr_async")
-
-
-os.register_at_fork(after_in_child=_waiting_threads.cache_clear)
 
 
 def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -22,12 +23,12 @@ from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
 from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, requested
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
-from xarray_gpuzarr.codec_pipeline.threads import on_thread
+from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
-from xarray_gpuzarr.fetch import StrictSource, byte_source
+from xarray_gpuzarr.fetch import StrictSource, byte_source, server_of
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
@@ -72,6 +73,9 @@ class Reader:
         """Names in the key of a chunk behind the path of its array."""
         self._stored: StoredArray | Unplanned | None = None
         self._decoders: dict[str, Decoder | None] = {}
+        self._server: Hashable = None
+        self._threads: ThreadPoolExecutor | None = None
+        """Those of the last read, kept for the next."""
         self._on_threads_until = 0.0
         self._little_nbytes = 0.0
         """Bytes that one thread decodes in `_LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
@@ -118,14 +122,15 @@ class Reader:
             if waited > _SLOW_S:
                 self._on_threads_until = start + _BREAK * waited
         else:
-            is_done = await on_thread(
-                lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), is_remote=read.is_remote
-            )
+            self._threads = threads = read_threads(self._server)
+            is_done = await on_thread(lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), threads)
         return is_done
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
         path = "/".join(key.split("/")[: -self._depth])
         self._stored = stored = planned_array(self._metadata, self._store, path)
+        if isinstance(stored, StoredArray) and stored.source is not None and stored.source.is_remote:
+            self._server = server_of(self._store)
         spec = None if isinstance(stored, Unplanned) else stored.spec
         if isinstance(spec, ArraySpec) and spec.codecs.other is None:
             self._little_nbytes = _LITTLE_S * decoded_rate(spec.codecs)

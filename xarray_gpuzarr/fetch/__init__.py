@@ -18,7 +18,15 @@ from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.fetch.in_memory import MemorySource, answers_at_once
 from xarray_gpuzarr.fetch.local import LocalSource
 from xarray_gpuzarr.fetch.read_ahead import ReadAhead
-from xarray_gpuzarr.fetch.remote import Reply, StoreSource, UnderWay, begin_on_loop, requests_at_once, run_on_loop
+from xarray_gpuzarr.fetch.remote import (
+    Reply,
+    StoreSource,
+    UnderWay,
+    begin_on_loop,
+    requests_at_once,
+    run_on_loop,
+    server_of,
+)
 from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
@@ -62,6 +70,7 @@ __all__ = [
     "byte_source",
     "requests_at_once",
     "run_on_loop",
+    "server_of",
 ]
 
 

@@ -29,7 +29,7 @@ class FetchOptions:
     requested whole with its index, unless it is a local file. None: 4 MiB; in local files 2 MiB, or 8 MiB for raw bytes
     that are read straight into the result and for bytes bound for a GPU."""
     max_requests: int = 64
-    """Concurrent requests of this process to stores other than local files."""
+    """Concurrent requests of this process to one server, or to one store that names none; not to local files."""
     index_cache_nbytes: int = 64 * _MIB
     """Memory in bytes for cached shard indexes. 0: none are cached."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Self, TypedDict
@@ -92,6 +93,13 @@ class RangeServer:
         log: list[LoggedRequest] = json.loads(self._ask("GET"))["log"]
         self.set(log=[])
         return log
+
+    def wait_for(self, n: int) -> None:
+        """Wait until so many requests have come since `requests` was last called."""
+        deadline = time.monotonic() + _READY_SECONDS
+        while len(json.loads(self._ask("GET"))["log"]) < n:
+            assert time.monotonic() < deadline, f"fewer than {n} requests"
+            time.sleep(0.02)
 
     def most_at_once(self) -> int:
         """Return the most requests that were under way at once since the last call, and forget it."""

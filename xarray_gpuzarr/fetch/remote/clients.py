@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
@@ -34,6 +35,10 @@ class Client(Protocol):
     @property
     def identity(self) -> Hashable:
         """What the client reads from, equal for equal stores; None if its answers bear no version."""
+
+    @property
+    def server(self) -> Hashable:
+        """What answers, equal for stores that wait for each other's requests, see `server_of`."""
 
     @property
     def lost_by_fork(self) -> object:
@@ -59,6 +64,22 @@ def client_for(store: Store) -> Client:
     return _CLIENTS.get(f"{kind.__module__}.{kind.__name__}", StoreClient)(store)
 
 
+def server_of(store: Store) -> Hashable:
+    """Return what is equal for stores of one server; for the same store only, where no host is known."""
+    if isinstance(store, FsspecStore):
+        url = urlsplit(store.fs.unstrip_protocol(store.path))
+        return url.scheme, url.netloc, _digest((store.fs.storage_args, store.fs.storage_options))
+    if isinstance(store, ObjectStore):
+        return _obstore_server(store.store)
+    return str(store)
+
+
+def _obstore_server(store: Any) -> Hashable:
+    options = [getattr(store, name, None) for name in ("config", "client_options")]  # their order says nothing
+    said = json.dumps(options, sort_keys=True, default=str)
+    return type(store).__name__, urlsplit(getattr(store, "url", "")).netloc, _digest(said)
+
+
 _PRECONDITION_FAILED = 412
 
 
@@ -70,6 +91,7 @@ class StoreClient:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.server = server_of(store)
 
     async def get(
         self,
@@ -162,10 +184,10 @@ class ObstoreClient:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        options = [getattr(store, name, None) for name in ("config", "client_options")]  # their order says nothing
-        said = json.dumps(options, sort_keys=True, default=str)
-        place = (type(store).__name__, getattr(store, "url", None), str(getattr(store, "prefix", None)), said)
-        self.identity: Hashable = None if place[0] == "MemoryStore" else ("obstore", _digest(place))
+        self.server = _obstore_server(store)
+        place = (self.server, getattr(store, "url", None), str(getattr(store, "prefix", None)))
+        is_memory = type(store).__name__ == "MemoryStore"
+        self.identity: Hashable = None if is_memory else ("obstore", _digest(place))
 
     async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
         """See `Client.get`."""
@@ -219,6 +241,7 @@ class S3fsClient:
         self._fs: Any = store.fs
         self._path = store.path
         self._absent = store.allowed_exceptions
+        self.server = server_of(store)
         self.identity: Hashable = ("s3fs", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
 
@@ -261,6 +284,7 @@ class HttpClient:
         self._fs: Any = store.fs
         self._path = store.path
         self._absent = store.allowed_exceptions
+        self.server = server_of(store)
         self.identity: Hashable = ("http", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
@@ -85,6 +85,7 @@ class StoreSource:
         n = _UNDER_WAY
         if most_nbytes is not None:
             n = min(max(n, _UNDER_WAY_NBYTES // max(1, most_nbytes)), _SHORT_UNDER_WAY)
+        n = max(1, min(n, fetch_options().max_requests - 1))  # no read alone keeps others of its server waiting
         return StoreSource(store=self.store, client=self._client, n_under_way=n, ask_again=ask_again)
 
     def __repr__(self) -> str:
@@ -170,11 +171,11 @@ class StoreSource:
     async def _answer(
         self, loop: asyncio.AbstractEventLoop, key: str, request: ByteRequest | None, version: Version
     ) -> Answer | None:
-        """Ask once no more than ``max_requests`` of this process, nor too many of this read, are under way.
+        """Ask once no more than ``max_requests`` to this server, nor too many of this read, are under way.
 
         If a version is given, ask until an answer is of it, `_TRIES` times at most.
         """
-        async with self._gate or nullcontext(), _gate(loop):
+        async with self._gate or nullcontext(), _gate(loop, self._client.server):
             tag = strong_tag(version)
             for _ in range(1 if version is None else _TRIES):
                 try:
@@ -204,7 +205,9 @@ def _request(wanted: ByteRange) -> ByteRequest | None:
     return OffsetByteRequest(wanted.offset) if wanted.offset else None
 
 
-_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, asyncio.Semaphore]] = WeakKeyDictionary()
+_Gates = WeakValueDictionary[tuple[Hashable, int], asyncio.Semaphore]
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gates] = WeakKeyDictionary()
+"""What requests that are under way have passed, by server and limit: a silent server holds up none of another."""
 
 
 def requests_at_once() -> int:
@@ -214,10 +217,8 @@ def requests_at_once() -> int:
     return fetch_options().max_requests if chosen in (None, usual) else chosen
 
 
-def _gate(loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-    """Return what lets ``max_requests`` of this process pass at once."""
+def _gate(loop: asyncio.AbstractEventLoop, server: Hashable) -> asyncio.Semaphore:
+    """Return what lets ``max_requests`` to a server pass at once. On the event loop."""
     limit = fetch_options().max_requests
-    gate = _gates.get(loop)
-    if gate is None or gate[0] != limit:
-        gate = _gates[loop] = (limit, asyncio.Semaphore(limit))
-    return gate[1]
+    of_loop = _gates.setdefault(loop, WeakValueDictionary())
+    return of_loop.setdefault((server, limit), asyncio.Semaphore(limit))
