@@ -137,6 +137,38 @@ def test_a_fork_waits_for_no_thread_of_its_parent():
     )
 
 
+INTERRUPTED = """
+import asyncio, signal, threading
+import numpy as np, xarray as xr, zarr
+from zarr.storage import MemoryStore, WrapperStore
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Silent(WrapperStore):
+    async def get(self, key, *args, **kwargs):
+        if "/c/" in key:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            await asyncio.sleep(1e6)
+        return await super().get(key, *args, **kwargs)
+
+store = MemoryStore()
+xr.Dataset({"a": ("x", np.arange(9.0))}).to_zarr(store, zarr_format=3, consolidated=True)
+ds = xr.open_dataset(Silent(store), engine="gpuzarr", device="host", chunks={})
+try:
+    ds.a.compute(scheduler="threads")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_store_that_never_answers_dasks_threads_does_not_keep_the_process():
+    command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED]
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
+
+
 ELSEWHERE = {"process/crew.py", "process/ending.py"}
 """Where threads may be made: the crew's work only while their callers do."""
 

@@ -8,9 +8,12 @@ RMM among them. Helpers of `crew.Crew` need none: they work only while their cal
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 PATIENCE_S = 10.0
 """The process ends after this time even if threads have not."""
@@ -43,6 +46,23 @@ def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] 
     _threads[thread] = stop
     atexit.unregister(_end)
     atexit.register(_end)
+
+
+def has_begun() -> bool:
+    """Return whether the interpreter ends: it waits for all threads of pools, and then pools take no more work."""
+    try:
+        _pool().submit(int)
+    except RuntimeError as err:
+        return "shutdown" in str(err)  # else the system starts no more threads
+    return False
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "gpuzarr_ending")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _end() -> None:

@@ -17,7 +17,11 @@ from zarr import config
 from zarr.core import sync
 
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.process import ending
 from xarray_gpuzarr.process.waiting import apart
+
+_LOOK_S = 1.0
+"""How often a thread that waits for an answer looks whether the interpreter ends."""
 
 
 class Reply[Result]:
@@ -40,6 +44,8 @@ class Reply[Result]:
         ------
         TimeoutError
             There was none in time.
+        concurrent.futures.CancelledError
+            It was given up, or the interpreter ends.
         """
         if not self.wait(limit_s):
             raise TimeoutError
@@ -51,12 +57,14 @@ class Reply[Result]:
         return self._result  # type: ignore[return-value]  # it is answered, and without an error
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Return whether there is an answer, as soon as there is one."""
-        if limit_s is None:
-            with self._answered:
-                return True
-        if not self.is_answered and self._answered.acquire(timeout=limit_s):
-            self._answered.release()
+        """Return whether there is an answer, as soon as there is one. Without a limit, the end of Python is one."""
+        while not self.is_answered:
+            if self._answered.acquire(timeout=_LOOK_S if limit_s is None else limit_s):
+                self._answered.release()
+            elif limit_s is not None:
+                break
+            elif ending.has_begun():  # it waits for the threads of dask and others
+                raise CancelledError("the interpreter ends")
         return self.is_answered
 
     def cancel(self) -> None:
