@@ -68,33 +68,41 @@ def requested(
         Axes that zarr-python takes from each piece before it is placed.
     """
     bounds = tuple([(max(axis) + 1) * n for axis, n in zip(zip(*coords, strict=True), shard_shape, strict=True)])
-    alone = _slices(coords[0], batch[0], shard_shape, out_shape) if len(batch) == 1 and not drop_axes else None
-    if alone is not None:
-        return Requested(outer=OuterSelection(wanted=alone, undo=()), bounds=bounds)
     if isinstance(batch[0][3], tuple):
-        outer, dropped = _product(coords, batch, shard_shape, out_shape, drop_axes)
+        is_alone = len(batch) == 1 and not drop_axes
+        outer, dropped = _basic(coords[0], batch[0], shard_shape, out_shape) if is_alone else (None, ())
+        if outer is None:
+            outer, dropped = _product(coords, batch, shard_shape, out_shape, drop_axes)
         return None if outer is None else Requested(outer=outer, dropped=dropped, bounds=bounds)
     points = _points(coords, batch, shard_shape, out_shape)
     return None if points is None else Requested(points=points, bounds=bounds)
 
 
-def _slices(coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord) -> tuple[slice, ...] | None:
-    """Return what a single item wants if that is a slice along each axis: `_product` knows, in five times as long."""
-    inside, place, ndim = item[2], item[3], len(shard_shape)
-    if not isinstance(inside, tuple) or not isinstance(place, tuple):
-        return None
-    if not len(inside) == len(place) == len(out_shape) == ndim:
-        return None
-    wanted = []
-    for at, n, within, to, n_out in zip(coord, shard_shape, inside, place, out_shape, strict=True):
-        if type(within) is not slice or type(to) is not slice or to.indices(n_out) != (0, n_out, 1):
-            return None
-        start, stop, step = within.indices(n)
-        if step < 1 or len(range(start, stop, step)) != n_out or not n_out:
-            return None
+def _basic(
+    coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord
+) -> tuple[OuterSelection | None, tuple[int, ...]]:
+    """Return what a single item wants if that is numbers and slices: `_product` knows, in five times as long."""
+    inside, place = item[2], item[3]
+    if not isinstance(inside, tuple) or len(inside) != len(shard_shape):
+        return None, ()
+    dropped = tuple([axis for axis, within in enumerate(inside) if isinstance(within, _NUMBERS)])
+    if not len(place) == len(out_shape) == len(inside) - len(dropped):
+        return None, ()
+    wanted, outputs = [], iter(zip(place, out_shape, strict=True))
+    for axis, (at, n, within) in enumerate(zip(coord, shard_shape, inside, strict=True)):
+        if axis in dropped:
+            start, n_out, step = int(within), 1, 1
+        else:
+            to, n_out = next(outputs)
+            if type(within) is not slice or type(to) is not slice or to.indices(n_out) != (0, n_out, 1):
+                return None, ()
+            start, stop, step = within.indices(n)
+            if step < 1 or len(range(start, stop, step)) != n_out or not n_out:
+                return None, ()
         first = at * n + start
         wanted.append(slice(first, first + (n_out - 1) * step + 1, step))
-    return tuple(wanted)
+    undo = tuple([(axis, 0) for axis in reversed(dropped)])
+    return OuterSelection(wanted=tuple(wanted), undo=undo), dropped
 
 
 def _product(
@@ -187,7 +195,7 @@ _PLACES = (slice, np.ndarray, type(None))
 
 
 def _are_inside(within: Column, length: int) -> bool:
-    return bool(((within >= 0) & (within < length)).all())
+    return not within.size or (int(within.min()) >= 0 and int(within.max()) < length)
 
 
 def _join_slices(pieces: _Pieces, length: int, n_out: int) -> slice | None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import zarr.core.sync
+from zarr.abc import codec
 from zarr.abc.store import Store
 from zarr.buffer import cpu, gpu
 from zarr.core.buffer import Buffer, NDBuffer
@@ -28,7 +29,7 @@ from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
 from xarray_gpuzarr.decoders.choice import INSTALL_FOR_CUDA
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.errors import MetadataError
-from xarray_gpuzarr.fetch import StrictSource, byte_source, server_of
+from xarray_gpuzarr.fetch import MemorySource, StoreSource, StrictSource, byte_source, server_of
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.process.advice import advise
@@ -52,9 +53,11 @@ _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 _LITTLE_S = 2e-3
 """What is decoded in this time, by two threads if there are cores, is read on zarr-python's event loop, as long as no
 other read goes on: to hand it to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
+_FEW_CHUNKS = 2
+"""Raw chunks of a `MemoryStore` that zarr-python copies sooner than a plan is made (November 2026, two cores)."""
 _SLOW_S, _BREAK = 10e-3, 20
-"""After a read on that loop that waited longer, for a disk or a core, others run on threads for so many times as long:
-slow ones hold the loop for a twentieth of the time. Python's collector computes, and would take as long elsewhere."""
+"""After a read on that loop that took longer, waiting for a disk or a core, others run on threads for so many times as
+long: slow ones hold the loop for a twentieth of the time."""
 
 
 class Reader:
@@ -64,9 +67,12 @@ class Reader:
     ----------
     metadata : zarr metadata of an array
     store : zarr.abc.store.Store
+    own : zarr.abc.codec.CodecPipeline
+        zarr-python's.
     """
 
-    def __init__(self, metadata: Metadata, store: Store) -> None:
+    def __init__(self, metadata: Metadata, store: Store, own: codec.CodecPipeline) -> None:
+        self._own: Any = own  # which has `read_sync` where stores have `get_sync`
         self._metadata = metadata
         self._store = store
         self._depth = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
@@ -113,14 +119,16 @@ class Reader:
         if refuses_missing(chunk_spec.config):
             stored = replace(stored, source=StrictSource(stored.source))
         read = _Read(stored, batch, out, drop_axes)
+        if device == "host" and read.is_short_copy(self._little_nbytes):
+            self._own.read_sync(batch, out, drop_axes)  # on this thread: another one takes as long to reach
+            return True
         start = time.monotonic()
         may_hold_loop = device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop()
         if may_hold_loop and read.is_little(self._little_nbytes):
-            computing = time.thread_time()
             is_done = read.carry_out(decoder)
-            waited = time.monotonic() - start - (time.thread_time() - computing)
-            if waited > _SLOW_S:
-                self._on_threads_until = start + _BREAK * waited
+            took = time.monotonic() - start
+            if took > _SLOW_S:
+                self._on_threads_until = start + _BREAK * took
         else:
             self._threads = threads = read_threads(self._server)
             is_done = await on_thread(lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), threads)
@@ -129,11 +137,12 @@ class Reader:
     def _parse(self, key: str) -> StoredArray | Unplanned:
         path = "/".join(key.split("/")[: -self._depth])
         self._stored = stored = planned_array(self._metadata, self._store, path)
-        if isinstance(stored, StoredArray) and stored.source is not None and stored.source.is_remote:
+        if isinstance(stored, Unplanned):
+            return stored
+        if isinstance(stored.source, StoreSource):
             self._server = server_of(self._store)
-        spec = None if isinstance(stored, Unplanned) else stored.spec
-        if isinstance(spec, ArraySpec) and spec.codecs.other is None:
-            self._little_nbytes = _LITTLE_S * decoded_rate(spec.codecs)
+        if isinstance(stored.spec, ArraySpec) and stored.spec.codecs.other is None:
+            self._little_nbytes = _LITTLE_S * decoded_rate(stored.spec.codecs)
         return stored
 
     def _decoder(self, device: str) -> Decoder | None:
@@ -205,6 +214,11 @@ class _Read:
         self._batch, self._drop_axes = batch, drop_axes
         self._data = cast("Any", out.as_ndarray_like())
         self.is_remote = stored.source.is_remote
+
+    def is_short_copy(self, one_thread: float) -> bool:
+        """Whether zarr-python copies what is wanted before a plan would be made: few raw chunks that lie in memory."""
+        is_copy = isinstance(self._stored.source, MemorySource) and not (self._spec.index or self._spec.codecs.stages)
+        return is_copy and len(self._batch) <= _FEW_CHUNKS and bool(self._data.nbytes <= one_thread)
 
     def is_little(self, one_thread: float) -> bool:
         """Whether reading takes not much longer than handing it to a thread, and all cores are free.

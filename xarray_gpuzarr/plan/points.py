@@ -41,21 +41,29 @@ def group_points(points: Sequence[Any], grid: ChunkGrid) -> PointGroups:
     SelectionError
         A coordinate lies outside the array.
     """
-    at = np.stack(
-        [checked_index(np.asarray(p), n, axis) for axis, (p, n) in enumerate(zip(points, grid.shape, strict=True))],
-        axis=1,
-    )
-    chunk_shape = np.asarray(grid.chunk_shape, np.int64)
-    chunk = at // chunk_shape
+    n_points = len(points[0]) if points else 0
+    chunk, within = np.empty((2, n_points, len(grid.shape)), np.int64)
+    for axis, (column, length, n) in enumerate(zip(points, grid.shape, grid.chunk_shape, strict=True)):
+        at = checked_index(np.asarray(column), length, axis)
+        coord = at // n  # by one number: by an array, NumPy takes ten times as long
+        chunk[:, axis] = coord
+        within[:, axis] = at - coord * n
     flat = numbered(chunk, grid.n_chunks)
-    position = np.argsort(flat, kind="stable").astype(np.int64)
+    position = sorting(flat)
     first = first_of_each(flat[position])
     return PointGroups(
         chunk=chunk[position[first]],
-        bounds=np.append(first, len(at)),
-        within=(at - chunk * chunk_shape)[position],
+        bounds=np.append(first, n_points),
+        within=within.take(position, axis=0),
         position=position,
     )
+
+
+def sorting(numbers: Column) -> Column:
+    """Return what sorts numbers from 0 on, equal ones in their order."""
+    if len(numbers) and int(numbers.max()) < 2**16:  # NumPy sorts them by their digits, in a fifth of the time
+        return np.argsort(numbers.astype(np.uint16), kind="stable").astype(np.int64, copy=False)
+    return np.argsort(numbers, kind="stable").astype(np.int64, copy=False)
 
 
 def numbered(chunk: Column, n_chunks: tuple[int, ...]) -> Column:

@@ -28,7 +28,7 @@ from xarray_gpuzarr.plan.axis_pieces import (
     span,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce
-from xarray_gpuzarr.plan.points import PointGroups, first_of_each, numbered
+from xarray_gpuzarr.plan.points import PointGroups, first_of_each, numbered, sorting
 from xarray_gpuzarr.plan.selection import Column, OuterSelection
 from xarray_gpuzarr.plan.stack import StackTarget
 from xarray_gpuzarr.process.records import record
@@ -310,7 +310,7 @@ def _by_shard(spec: ArraySpec, chunk: Column) -> Iterator[tuple[str, Column]]:
     coord = chunk // np.array(spec.grid.chunks_per_shard, np.int64)
     # Not the grid's own number of shards: the array may have been resized.
     shard = numbered(coord, tuple((coord.max(axis=0, initial=0) + 1).tolist()))
-    order = shard.argsort(kind="stable")
+    order = sorting(shard)
     bounds = [*first_of_each(shard.take(order)).tolist(), len(order)]
     for lo, hi in pairwise(bounds):
         yield spec.keys.key(tuple(coord[order[lo]].tolist())), order[lo:hi]

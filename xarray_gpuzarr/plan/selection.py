@@ -120,11 +120,12 @@ def checked_index(array: npt.NDArray[Any], length: int, axis: int) -> Column:
         return array.astype(np.int64)
     if array.dtype.kind not in "iu":
         raise _bad_index(array, f"an index of dtype {array.dtype} on axis {axis}")
-    outside = (array < -length) | (array >= length)
-    if outside.any():
-        raise _bad_index(array, f"index {array[outside].flat[0]} on axis {axis} of length {length}")
+    low, high = int(array.min()), int(array.max())
+    if low < -length or high >= length:
+        outside = low if low < -length else high
+        raise _bad_index(array, f"index {outside} on axis {axis} of length {length}")
     index = array.astype(np.int64)
-    return np.where(index < 0, index + length, index)
+    return np.where(index < 0, index + length, index) if low < 0 else index
 
 
 def _bad_index(key: Any, found: str) -> SelectionError:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.errors import SelectionError
 from xarray_gpuzarr.plan.axis_pieces import MOST_PIECES, AxisPieces, intersect_axis, strided_pieces
-from xarray_gpuzarr.plan.points import first_of_each, numbered
+from xarray_gpuzarr.plan.points import first_of_each, numbered, sorting
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
@@ -116,7 +116,7 @@ def stack_target(wanted: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -
     for axis, (pieces, _) in enumerate(axes):
         chunk[:, axis] = pieces.chunk.take(row[:, 1 + axis])
     number = numbered(chunk, grid.n_chunks)
-    order = number.argsort(kind="stable")
+    order = sorting(number)
     first = first_of_each(number.take(order))
     return StackTarget(
         pieces=(_samples(n_samples), *(pieces for pieces, _ in axes)),

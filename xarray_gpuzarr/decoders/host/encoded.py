@@ -40,11 +40,12 @@ class Encoded:
 
     def located(self) -> tuple[Column, Column]:
         """Return where the bytes of each row lie, and how many they are: -1 if the chunk was never written."""
-        rows, bounds = slice(self.rows.start, self.rows.stop), np.array(self._bounds, np.int64)
-        where = np.array([(0, -1) if d is None else (address_of(d), len(d)) for d in self._data], np.int64)
-        part_of = np.arange(len(where)).repeat(np.diff(bounds))
+        where, found = np.array([(0, -1) if d is None else (address_of(d), len(d)) for d in self._data], np.int64).T
+        rows = slice(self.rows.start, self.rows.stop)
+        nbytes = self._plan.nbytes[rows]
+        if len(found) == len(nbytes):  # each row is a part
+            return where, np.where(nbytes == WHOLE_OBJECT, found, np.minimum(nbytes, np.maximum(found, 0)))
+        bounds = np.array(self._bounds, np.int64)
+        part_of = np.arange(len(found)).repeat(np.diff(bounds))
         at = self._plan.offset[rows] - self._plan.offset.take(bounds[:-1]).take(part_of)
-        nbytes, found = self._plan.nbytes[rows], where[:, 1].take(part_of)
-        return where[:, 0].take(part_of) + at, np.where(
-            nbytes == WHOLE_OBJECT, found, np.minimum(nbytes, np.maximum(found - at, 0))
-        )
+        return where.take(part_of) + at, np.minimum(nbytes, np.maximum(found.take(part_of) - at, 0))
