@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -162,6 +163,14 @@ _seen: dict[str, object] = {}
 def _settings() -> dict[str, object]:
     ours = {name: value for name, value in os.environ.items() if name.startswith("XARRAY_GPUZARR_")}
     return {"ours": ours, "zarr's": zarr.config.config}
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT raise, also where the tests run in the background of a shell, which has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

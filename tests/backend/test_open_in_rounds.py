@@ -467,6 +467,7 @@ def test_any_tree_is_that_of_the_stock_engine(zarr_format, seed):
         assert ours_warned == stock_warned
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_gives_up_what_is_under_way():
     given_up, begun = threading.Event(), threading.Event()
 
@@ -478,7 +479,9 @@ def test_an_interrupt_gives_up_what_is_under_way():
             finally:
                 given_up.set()
 
-    signaller = threading.Thread(target=lambda: (begun.wait(), signal.pthread_kill(threading.main_thread().ident, 2)))
+    signaller = threading.Thread(
+        target=lambda: (begun.wait(), signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    )
     signaller.start()
     with pytest.raises(KeyboardInterrupt):
         open_ours(Hanging(tree(3, consolidated=True)))

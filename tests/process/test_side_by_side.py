@@ -58,6 +58,7 @@ def test_threads_are_made_to_read_where_the_caller_would():
     assert len(entered) == 32
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_is_heard_at_once_and_nothing_begins_after_it():
     begun, release, n_begun = threading.Event(), threading.Event(), []
 

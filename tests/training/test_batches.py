@@ -423,14 +423,6 @@ def test_batches_go_on_after_an_error(written):
     assert [batch.time.values[0, 0] for batch in loader] == list(range(8, N_TIMES, 4))
 
 
-@pytest.fixture
-def ctrl_c():
-    """Let SIGINT raise, also where the tests run in the background of a shell, which has them ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_a_batch_is_waited_for_closes(stalling):
     iterator = iter(batches(stalling, {"time": 2}, 3))
