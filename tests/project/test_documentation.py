@@ -119,6 +119,11 @@ def test_pages_name_existing_commands():
     assert set(GPUZARR.findall(text)) - set(parser()._subparsers._group_actions[0].choices) == set()
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/index.md"])
+def test_pages_for_a_fresh_machine_say_how_to_run_the_tests(page):
+    assert "test" in MAKE.findall((ROOT / page).read_text())
+
+
 def test_files_that_pages_name_exist():
     roots = (ROOT, ROOT / "xarray_gpuzarr")
     first = {path.name for root in roots for path in root.iterdir() if path.is_dir()} - {"demo"}
