@@ -70,6 +70,7 @@ def test_outer_selection_is_numpy_indexing_axis_by_axis(shape_and_key):
 
     increasing = data[np.ix_(*wanted_indices(outer.wanted, shape))]
     np.testing.assert_array_equal(outer.restore(increasing), numpy_outer(data, key), strict=True)
+    assert outer.shape == numpy_outer(data, key).shape
 
 
 @many

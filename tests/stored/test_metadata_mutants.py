@@ -145,11 +145,29 @@ def test_long_steps_touch_only_the_chunks_of_their_elements(memory, step):
     assert got.tolist() == expected
 
 
-@pytest.mark.parametrize("selection", [..., (slice(0), slice(None)), (slice(None, None, 2), 0)])
-def test_more_than_memory_holds_is_an_error_that_says_so(memory, selection):
+@pytest.mark.parametrize(
+    ("selection", "shape"),
+    [
+        (..., (2**61, 2**61)),
+        ((slice(0), slice(None)), (0, 2**61)),
+        ((slice(None, None, 2), 0), (2**60,)),
+        ((slice(9, 2**40), [1, 0, 1]), (2**40 - 9, 3)),
+    ],
+)
+def test_more_than_memory_holds_is_an_error_that_says_how_much_was_selected(memory, selection, shape):
     array = zarr.create_array(memory, shape=(2**61, 2**61), chunks=(1, 3), dtype="i4")
 
     with pytest.raises(HostMemoryError) as caught:
         read_array(array, selection, device="host")
 
-    assert_explains(caught.value, "'/'")
+    assert_explains(caught.value, "'/'", f"a selection of shape {shape}, in chunks of 12 bytes")
+
+
+def test_too_many_points_for_memory_are_counted(memory):
+    array = zarr.create_array(memory, shape=(2**61, 2**61), chunks=(1, 3), dtype="i4")
+    points = (np.broadcast_to(np.int64(0), (2**40, 2)), np.array([1, 2]))
+
+    with pytest.raises(HostMemoryError) as caught:
+        read_points(stored_array(array), points, decoder_for("host"))
+
+    assert_explains(caught.value, "'/'", f"a selection of shape {(2**40, 2)}")

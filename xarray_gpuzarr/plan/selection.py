@@ -23,6 +23,17 @@ class OuterSelection:
     undo: tuple[tuple[int, slice | Column | int], ...]
     """(axis, index) pairs that turn the increasing result into the one asked for, in order of application."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what was asked for."""
+        lengths = [len(range(*k.indices(k.stop)) if isinstance(k, slice) else k) for k in self.wanted]
+        for axis, index in self.undo:
+            if isinstance(index, int):
+                del lengths[axis]
+            elif not isinstance(index, slice):
+                lengths[axis] = len(index)
+        return tuple(lengths)
+
     def restore(self, array: Any) -> Any:
         """Apply `undo` to an array of any library that indexes like NumPy."""
         for axis, index in self.undo:

@@ -19,7 +19,7 @@ from xarray_gpuzarr.fetch.mirrors import Attempts
 from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
-from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.progress_bar import watch
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
@@ -30,6 +30,9 @@ from xarray_gpuzarr.stored.metadata import require_array
 
 _MOST_ELEMENTS = 2**56
 """Of a result: NumPy counts bytes in int64."""
+
+_Selected = OuterSelection | Target | np.ndarray[Any, Any]
+"""Something of the shape of what was asked for."""
 
 
 def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None) -> Any:
@@ -60,7 +63,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None)
     def planned() -> Any:
         return outer.restore(_read_target(stored, spec, box_target(outer, spec.grid), decoder, out))
 
-    return _guarded(spec, planned)
+    return _guarded(spec, outer, planned)
 
 
 def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
@@ -84,7 +87,7 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
     ------
     ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
-    return _guarded(spec, lambda: _read_target(stored, spec, target, decoder, out))
+    return _guarded(spec, target, lambda: _read_target(stored, spec, target, decoder, out))
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
@@ -99,20 +102,20 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
     SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
     arrays = np.broadcast_arrays(*points)
-    flat = [a.reshape(-1) for a in arrays]
     if isinstance(stored.spec, Unplanned):
-        return read_by_zarr(stored, lambda a: a.vindex[tuple(flat)], decoder).reshape(arrays[0].shape)
+        found = read_by_zarr(stored, lambda a: a.vindex[tuple(each.reshape(-1) for each in arrays)], decoder)
+        return found.reshape(arrays[0].shape)
     spec = stored.spec
 
     def planned() -> Any:
-        target = PointTarget(groups=group_points(flat, spec.grid))
+        target = PointTarget(groups=group_points([each.reshape(-1) for each in arrays], spec.grid))
         return _read_target(stored, spec, target, decoder).reshape(arrays[0].shape)
 
-    return _guarded(spec, planned)
+    return _guarded(spec, arrays[0], planned)
 
 
-def _guarded(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
-    """Return what a planned read does; name the array where host memory does not suffice for it."""
+def _guarded(spec: ArraySpec, selected: _Selected, planned: Callable[[], Any]) -> Any:
+    """Return what a planned read does; say what is wrong with the array, or with so large a selection of it."""
     try:
         return counters.during("decode", planned)
     except DeviceMemoryError:
@@ -120,7 +123,7 @@ def _guarded(spec: ArraySpec, planned: Callable[[], Any]) -> Any:
     except MemoryError as err:
         raise HostMemoryError(
             f"not enough host memory to read array '{spec.path}'",
-            tried=f"a selection of {spec.grid.shape} elements, in chunks of {spec.chunk_nbytes} bytes",
+            tried=f"a selection of shape {selected.shape}, in chunks of {spec.chunk_nbytes} bytes",
             found=str(err) or "no memory is left",
             do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
         ) from err
