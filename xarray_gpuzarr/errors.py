@@ -81,7 +81,7 @@ class SelectionError(GpuZarrError, IndexError):
 
 
 class MetadataError(GpuZarrError, ValueError):
-    """Stored metadata is inconsistent or names something that does not exist."""
+    """Stored metadata is inconsistent, names something that does not exist, or is not what an array was opened with."""
 
 
 class UnsupportedCodecError(GpuZarrError, NotImplementedError):

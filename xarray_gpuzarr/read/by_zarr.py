@@ -10,10 +10,13 @@ import zarr
 
 from xarray_gpuzarr.decoders import Decoder, decoder_for
 from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.read.changed import changed_metadata
 from xarray_gpuzarr.read.stored_array import StoredArray
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
+from xarray_gpuzarr.stored.metadata import to_json
 
 
 def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], decoder: Decoder) -> Any:
@@ -25,7 +28,8 @@ def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], de
     except ChunkNotFoundError as err:
         raise missing_chunks(f"/{array.path}", "chunks", str(err)) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
-        raise StoreReadError(
+        opened = to_json(array.metadata.to_dict())
+        raise changed_metadata(byte_source(array.store), array.path, opened) or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
             tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",
             found=f"{type(err).__name__}: {err}",

@@ -12,7 +12,7 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.decoders import Decoder, by_usable, decoder_for, resolve_storage
-from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError
+from xarray_gpuzarr.errors import CorruptChunkError, DeviceMemoryError, HostMemoryError, ShardIndexError
 from xarray_gpuzarr.fetch import ObjectChangedError
 from xarray_gpuzarr.fetch.counted import CountedPlans
 from xarray_gpuzarr.fetch.mirrors import Attempts
@@ -23,6 +23,7 @@ from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.progress_bar import watch
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
+from xarray_gpuzarr.read.changed import changed_metadata
 from xarray_gpuzarr.read.plans import draw_plans
 from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -53,7 +54,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None)
 
     Raises
     ------
-    SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
     spec, outer = stored.spec, outer_selection(selection, stored.shape)
     if isinstance(spec, Unplanned):
@@ -63,7 +64,7 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None)
     def planned() -> Any:
         return outer.restore(_read_target(stored, spec, box_target(outer, spec.grid), decoder, out))
 
-    return _guarded(spec, outer, planned)
+    return _guarded(stored, spec, outer, planned)
 
 
 def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
@@ -85,9 +86,9 @@ def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: D
 
     Raises
     ------
-    ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
-    return _guarded(spec, target, lambda: _read_target(stored, spec, target, decoder, out))
+    return _guarded(stored, spec, target, lambda: _read_target(stored, spec, target, decoder, out))
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) -> Any:
@@ -99,7 +100,7 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
 
     Raises
     ------
-    SelectionError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
     arrays = np.broadcast_arrays(*points)
     if isinstance(stored.spec, Unplanned):
@@ -111,13 +112,19 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder) 
         target = PointTarget(groups=group_points([each.reshape(-1) for each in arrays], spec.grid))
         return _read_target(stored, spec, target, decoder).reshape(arrays[0].shape)
 
-    return _guarded(spec, arrays[0], planned)
+    return _guarded(stored, spec, arrays[0], planned)
 
 
-def _guarded(spec: ArraySpec, selected: _Selected, planned: Callable[[], Any]) -> Any:
+def _guarded(stored: StoredArray, spec: ArraySpec, selected: _Selected, planned: Callable[[], Any]) -> Any:
     """Return what a planned read does; say what is wrong with the array, or with so large a selection of it."""
     try:
         return counters.during("decode", planned)
+    except (CorruptChunkError, ShardIndexError) as err:
+        assert stored.source is not None
+        changed = changed_metadata(stored.source, spec.path, spec.metadata)
+        if changed is None:
+            raise
+        raise changed from err
     except DeviceMemoryError:
         raise
     except MemoryError as err:

@@ -165,7 +165,7 @@ def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> Arr
         index=None,
         fill=_fill_bytes(metadata.fill_value, dtype),
         keys=KeyEncoding(prefix=_prefix(path), style="v2", separator=metadata.dimension_separator),
-        metadata=_to_json(document),
+        metadata=to_json(document),
     )
 
 
@@ -208,7 +208,7 @@ def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> Arr
             style="default" if encoding.name == "default" else "v2",
             separator=encoding.separator,
         ),
-        metadata=_to_json(document),
+        metadata=to_json(document),
     )
 
 
@@ -242,8 +242,8 @@ def _fill_bytes(fill_value: object, dtype: np.dtype[Any]) -> bytes:
     return np.asarray(0 if fill_value is None else fill_value).astype(dtype).tobytes()
 
 
-def _to_json(document: Mapping[str, Any]) -> str:
-    """Write metadata as text, without the user's attributes, which may be large."""
+def to_json(document: Mapping[str, Any]) -> str:
+    """Write an array's metadata as text, without the user's attributes, which may be large."""
 
     def plain(value: Any) -> Any:
         return value.to_dict() if hasattr(value, "to_dict") else value.get_config()
