@@ -12,7 +12,7 @@ from helpers.clusters import SECONDS, eventually, local_cluster
 from helpers.stores.flaky import FlakyStore
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr import CorruptChunkError, GpuZarrPlugin, StoreReadError, register, stats
+from xarray_gpuzarr import CorruptChunkError, GpuZarrError, GpuZarrPlugin, StoreReadError, __version__, register, stats
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.filterwarnings("ignore:Consolidated")]
 
@@ -102,6 +102,20 @@ def test_a_worker_comes_late(client, path):
     assert eventually(lambda: list(client.run(has_plugin).values()), [True] * 3) == [True] * 3
     client.cluster.scale(2)
     assert eventually(lambda: len(client.nthreads()), 2) == 2
+
+
+def test_workers_of_another_version_say_so(path, tmp_path):
+    (tmp_path / "xarray_gpuzarr-9.9.9.dist-info").mkdir()
+    described = "Metadata-Version: 2.1\nName: xarray-gpuzarr\nVersion: 9.9.9\n"
+    (tmp_path / "xarray_gpuzarr-9.9.9.dist-info" / "METADATA").write_text(described)
+    preload = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+
+    with local_cluster(n_workers=1, preload=[preload]) as client:
+        future = client.compute(opened(path).data.sum())
+        with pytest.raises(GpuZarrError, match="another version") as caught:
+            future.result(timeout=SECONDS)
+
+    assert f"version {__version__} has pickled it, and version 9.9.9 is installed here" in caught.value.found
 
 
 def test_all_workers_are_restarted(client, path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from zarr.core.array_spec import ArrayConfig
 from xarray_gpuzarr.decoders import Decoder, Route
 from xarray_gpuzarr.decoders.protocol import FileReader
 from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, StrictSource, byte_source
+from xarray_gpuzarr.read.other_version import OfAnotherVersion, own_version
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.metadata import parse_array
@@ -27,6 +30,11 @@ class StoredArray:
     zarr_array: zarr.Array[Any] | None
     """The array itself, if it cannot be planned."""
     cast: Cast
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Bytes, since another version may not be able to unpickle what it knows with other fields.
+        known = zlib.compress(pickle.dumps((self.shape, self.spec, self.cast)), 1)
+        return _unpickled, (own_version(), known, self.source, self.zarr_array)
 
     @property
     def place(self) -> ObjectSource | None:
@@ -51,6 +59,13 @@ class StoredArray:
             else decoder.why_staged(self.spec, self.cast, self.source.storage)
         )
         return "gds" if why_not is None else f"posix: {why_not}"
+
+
+def _unpickled(version: str, known: bytes, source: Any, zarr_array: Any) -> StoredArray | OfAnotherVersion:
+    if version != own_version():
+        return OfAnotherVersion(_unpickled, (version, known, source, zarr_array))
+    shape, spec, cast = pickle.loads(zlib.decompress(known))  # noqa: S301  # it is inside a pickle
+    return StoredArray(shape=shape, spec=spec, source=source, zarr_array=zarr_array, cast=cast)
 
 
 def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Storage = "auto") -> StoredArray:
