@@ -4,10 +4,13 @@ Nothing is decided here and nothing is caught here. All other modules raise thes
 catch `GpuZarrError` for all of them or the builtin that each class also inherits from.
 
 Names, keys, tags and attributes are whatever somebody wrote into a store: errors, warnings, tables and commands pass
-them through `visible`, which escapes control characters, where they leave for a terminal or a notebook.
+them through `visible`, which escapes control characters, where they leave for a terminal or a notebook. Addresses of
+stores may hold passwords and signatures: `masked` leaves these out of all text, that of `visible` included.
 """
 
 from __future__ import annotations
+
+import re
 
 
 class GpuZarrError(Exception):
@@ -37,9 +40,9 @@ class GpuZarrError(Exception):
         missing = [name for name, part in parts.items() if part is None]
         if 0 < len(missing) < len(parts):
             raise TypeError(f"{type(self).__name__} wants {' and '.join(missing)} as well")
-        super().__init__(headline)
-        self.headline = headline
-        self.tried, self.found, self.do = tried or "", found or "", do or ""
+        self.headline = masked(headline)
+        super().__init__(self.headline)
+        self.tried, self.found, self.do = masked(tried or ""), masked(found or ""), masked(do or "")
         self._is_laid_out = bool(missing)
 
     def __str__(self) -> str:
@@ -116,8 +119,47 @@ class CudaError(GpuZarrError, RuntimeError):
     """A CUDA or nvCOMP call failed."""
 
 
+def masked(text: str) -> str:
+    """Return text with addresses that show no secrets: what stands before ``@`` and after ``?`` in a URL is left out.
+
+    Parameters
+    ----------
+    text : str
+
+    Examples
+    --------
+    >>> print(masked("cannot read http://me:secret@host/era5.zarr?signature=secret"))
+    cannot read http://***@host/era5.zarr?***
+    """
+    return _WORD.sub(_without_secrets, text) if "://" in text else text
+
+
+_WORD = re.compile(r'[^\s<>"]+')
+_USER = re.compile(
+    # In these schemes it is a container, a bucket or a repository.
+    r"\b(?!(?:abfss?|oci|git|github)://)([a-z][\w+.-]{0,20}://)"
+    # In a password that should have been quoted there may be a slash; but what looks like a port is one.
+    r"(?:[^/?#]*|[^/?#@:\[]*:(?!:|\d*(?:[/?#]|$)).{,200}?)@",
+    re.IGNORECASE,
+)
+_CLOSING = "'`,;:.)]}"
+"""What ends a sentence, a string or a call rather than a URL."""
+
+
+def _without_secrets(word: re.Match[str]) -> str:
+    """Mask the URL in a word, if there is one; and not a second time, with what may follow it by then."""
+    if "://" not in word[0]:
+        return word[0]
+    shown = _USER.sub(r"\1***@", word[0])
+    address, _, query = shown.partition("?")
+    secret = query.rstrip(_CLOSING)
+    if "://" not in address or not secret or secret.startswith("***"):
+        return shown
+    return f"{address}?***{query[len(secret) :]}"
+
+
 def visible(text: str) -> str:
-    r"""Return text in which every character that is not plainly printed is written as `repr` writes it.
+    r"""Return text in which every character that is not plainly printed is written as `repr` writes it, and `masked`.
 
     Those are control characters (escape sequences, line breaks), marks that turn the direction of writing or have no
     width, blanks other than the space, and halves of surrogate pairs, which no terminal takes.
@@ -131,6 +173,6 @@ def visible(text: str) -> str:
     >>> print(visible("wind\x1b[31m\nspeed, größe"))
     wind\x1b[31m\nspeed, größe
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return masked(text)

@@ -15,8 +15,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
-from xarray_gpuzarr.errors import GpuZarrError
+from xarray_gpuzarr.errors import GpuZarrError, visible
 
 _EXAMPLES = """\
 examples:
@@ -50,6 +51,12 @@ class _Suggested(tuple[str, ...]):
 
     def __contains__(self, value: object) -> bool:
         return True
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with a message, which may quote what was given."""
+        super().error(visible(message))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +104,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; shtab makes shell completions of it."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gpuzarr",
         description="Read sharded Zarr through xarray, one task per shard, on a GPU or on the CPU.",
         epilog=_EXAMPLES,

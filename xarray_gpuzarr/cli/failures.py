@@ -47,7 +47,8 @@ _USUAL = "check the path, and that the packages which this kind of store or file
 class Address:
     """What a command was told to open."""
 
-    store: str
+    store: str = field(repr=False)
+    """Path or URL; may hold secrets."""
     group: str = ""
     """Path of the group in the store, without a slash at either end."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import zarr
 from zarr.storage import LocalStore
 
+from xarray_gpuzarr.errors import masked
+
 _MOST_LOOKED_INTO = 100
 """So many groups are looked into where each takes requests: `info` should answer at once."""
 
@@ -55,7 +57,7 @@ def groups_below(root: zarr.Group, *, whole: bool = False) -> tuple[GroupBelow, 
             arrays = [member for _, member in members if isinstance(member, zarr.Array)]
             looked = GroupBelow(path=path, n_arrays=len(arrays), stored_nbytes=sum(array.nbytes for array in arrays))
         except Exception as err:  # noqa: BLE001  # damaged metadata raise anything; the line of the group names it
-            found.append(GroupBelow(path=path, failure=f"{type(err).__name__}: {err}"))
+            found.append(GroupBelow(path=path, failure=masked(f"{type(err).__name__}: {err}")))
             continue
         found.append(looked)
         waiting.extend(member for _, member in members if isinstance(member, zarr.Group))

@@ -23,7 +23,7 @@ from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
 from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
-from xarray_gpuzarr.errors import DeviceMemoryError
+from xarray_gpuzarr.errors import DeviceMemoryError, masked
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
@@ -65,7 +65,7 @@ class StoreInfo:
             explained = DatasetAccessor(dataset).explain()
             lazy = ((row, lazy_array_of(dataset.variables[row.variable])) for row in explained.rows)
             return cls(
-                store=address.store,
+                store=masked(address.store),
                 group=f"/{stored.path}",
                 zarr_format=stored.metadata.zarr_format,
                 is_consolidated=stored.metadata.consolidated_metadata is not None,

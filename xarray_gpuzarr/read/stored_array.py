@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import zarr
@@ -27,7 +27,7 @@ class StoredArray:
     spec: ArraySpec | Unplanned
     source: ObjectSource | None
     """Where planned reads fetch from; None if `zarr_array` is asked instead."""
-    zarr_array: zarr.Array[Any] | None
+    zarr_array: zarr.Array[Any] | None = field(repr=False)  # which shows the store's address
     """The array itself, if it cannot be planned."""
     cast: Cast
 

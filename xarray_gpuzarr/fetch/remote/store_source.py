@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import zarr
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.errors import StoreReadError, masked
 from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import Answer, strong_tag
 from xarray_gpuzarr.fetch.remote.clients import Client, client_for
@@ -89,7 +89,7 @@ class StoreSource:
         return StoreSource(store=self.store, client=self._client, n_under_way=n, ask_again=ask_again)
 
     def __repr__(self) -> str:
-        return f"StoreSource(store={self.store!r})"
+        return masked(f"StoreSource(store={self.store!r})")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.store,)
@@ -192,7 +192,13 @@ class StoreSource:
             return answer
 
     def _name(self, key: str) -> str:
-        return f"{' '.join(str(self.store).split())}/{key}"
+        return f"{_shown(str(self.store))}/{key}"
+
+
+@lru_cache(maxsize=64)  # every request has a name
+def _shown(store: str) -> str:
+    """Return how a store is named, on one line."""
+    return masked(" ".join(store.split()))
 
 
 def _rebuild(store: Store) -> StoreSource:

@@ -47,8 +47,8 @@ class AbsentError(Exception):
 class Location:
     """Where an array is stored."""
 
-    store: str
-    """Path or URL that zarr-python opens."""
+    store: str = field(repr=False)
+    """Path or URL that zarr-python opens; may hold secrets."""
     group: str = ""
     """Path of the array's group in the store, without a slash at either end."""
     variable: str

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.machine.bench.child import Reference, first_read, sample
 from xarray_gpuzarr.machine.bench.crew import Crew
 from xarray_gpuzarr.machine.bench.readers import AbsentError, ArrayReader, Box, Location, Operation
@@ -71,7 +71,7 @@ def _row_json(operation: Operation, row: Row) -> dict[str, Any]:
         "ours": row.side == "ours",
         "samples": [asdict(each) for each in row.samples],
         "extra_nbytes": row.peak.extra_nbytes if row.peak else None,
-        "note": row.note,
+        "note": masked(row.note),
         "failed": row.status == "failed",
     }
 
