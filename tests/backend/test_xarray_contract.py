@@ -21,7 +21,7 @@ from xarray.backends.zarr import FillValueCoder, ZarrArrayWrapper
 from xarray.core import indexing
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend import lazy_array
+from xarray_gpuzarr.backend import lazy_array, open_options
 from xarray_gpuzarr.backend.chunking import ShardVariable
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated", "ignore:In a future version")
@@ -264,6 +264,7 @@ class TestStrictDuckArray:
     @pytest.fixture(autouse=True)
     def _decoder(self, monkeypatch):
         monkeypatch.setattr(lazy_array, "decoder_for", strict_decoder_for)
+        monkeypatch.setattr(open_options, "resolve_device", lambda _device: "cuda")
 
     def test_stand_in_is_as_strict_as_cupy(self):
         array = StrictArray(np.arange(3))

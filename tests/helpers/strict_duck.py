@@ -127,6 +127,6 @@ class StrictDecoder:
         return StrictArray(self._host.upload(block, cast))
 
 
-def strict_decoder_for(device: str) -> StrictDecoder:
-    """Stand in for `xarray_gpuzarr.decoders.decoder_for`."""
-    return StrictDecoder()
+def strict_decoder_for(device: str) -> StrictDecoder | HostDecoder:
+    """Stand in for `xarray_gpuzarr.decoders.decoder_for`; what is to be on the host is NumPy's."""
+    return HostDecoder() if device == "host" else StrictDecoder()

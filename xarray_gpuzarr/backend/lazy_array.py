@@ -104,15 +104,26 @@ class LazyArray(BackendArray):
 
 
 def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:
-    """Return the array of a kind below xarray's indexing wrappers, or None."""
+    """Return the array of a kind below xarray's wrappers, or None."""
     while data is not None and not isinstance(data, kind):
         data = getattr(data, "array", None) if isinstance(data, indexing.ExplicitlyIndexed) else None
     return data
 
 
+_INDEXED = (
+    indexing.LazilyIndexedArray,
+    indexing.LazilyVectorizedIndexedArray,
+    indexing.MemoryCachedArray,
+    indexing.CopyOnWriteArray,
+    BackendArray,
+)
+
+
 def find_lazy_array(data: object) -> LazyArray | None:
-    """Return the `LazyArray` below xarray's indexing wrappers, or None."""
-    return find_below(data, LazyArray)
+    """Return the `LazyArray` that data are selected from; None as well where xarray decodes what it reads."""
+    while isinstance(data, _INDEXED) and not isinstance(data, LazyArray):
+        data = getattr(data, "array", None)
+    return data if isinstance(data, LazyArray) else None
 
 
 def as_caller_of(

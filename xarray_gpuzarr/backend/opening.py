@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from xarray import Coordinates, Dataset, Variable, conventions
@@ -21,7 +22,7 @@ from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.chunking import ShardVariable
-from xarray_gpuzarr.backend.lazy_array import LazyArray
+from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
@@ -63,11 +64,10 @@ def build_datasets[Path](
         if isinstance(drop_variables, str):
             drop_variables = [drop_variables]
         dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
-        is_slow = any(takes_long(store.zarr_group.store) for store in stores.values())
-        ahead, prepared, failure = closing.enter_context(ValuesAhead(is_slow=is_slow)), {}, None
+        ahead, prepared, failure = closing.enter_context(ValuesAhead()), {}, None
         for path, store in stores.items():
             try:
-                prepared[path] = _prepare(store, options, dropped, ahead)
+                prepared[path] = _prepare(store, options, dropped, ahead, place)
                 ahead.begin(is_tree=len(stores) > 1)
             except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
                 failure = err
@@ -80,9 +80,9 @@ def build_datasets[Path](
 
 
 def _prepare(
-    store: ZarrStore, options: DecodeOptions, dropped: set[str], ahead: ValuesAhead
+    store: ZarrStore, options: DecodeOptions, dropped: set[str], ahead: ValuesAhead, place: Place
 ) -> tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]:
-    """Return the variables of a group, not decoded, and its attributes."""
+    """Return the variables of a group, not decoded, and its attributes; this engine reads those that are numeric."""
     try:
         stored, attrs = store.load()
     except OverflowError:  # of xarray's arithmetic: the array that is so long is named here
@@ -94,20 +94,17 @@ def _prepare(
         if variable.encoding.get("shards") is not None:
             variable.encoding["preferred_chunks"] = dict(zip(variable.dims, variable.encoding["shards"], strict=True))
         if name not in dropped:
-            is_time = name in bounds or _has_time_units(variable)
-            _let_wait(variable, name, ahead, is_time=is_time and bool(options.of_variable(name)["decode_times"]))
+            lazily: Any = variable._data  # noqa: SLF001
+            array = lazily.array.get_array()
+            if array.dtype.kind in NUMERIC_KINDS:
+                lazily.array = LazyArray(stored_array(array, storage=place.storage), "host")
+            is_time = (name in bounds or _has_time_units(variable)) and options.of_variable(name)["decode_times"]
+            if takes_long(array.store) and variable.size and (variable.dims or array.dtype.kind in NUMERIC_KINDS):
+                if variable.dims == (name,) and is_short(array):
+                    lazily.array = ahead.index(lazily.array, array)
+                elif is_time:
+                    lazily.array = ahead.ends(lazily.array, array)
     return dict(stored), attrs
-
-
-def _let_wait(variable: Variable, name: Hashable, ahead: ValuesAhead, *, is_time: bool) -> None:
-    """Let what xarray reads of a variable while it opens be read together with that of others."""
-    lazily: Any = variable._data  # noqa: SLF001
-    if not variable.size or (not variable.dims and variable.dtype.kind not in NUMERIC_KINDS):
-        return
-    if variable.dims == (name,) and is_short(lazily.array):
-        lazily.array = ahead.index(lazily.array)
-    elif is_time:
-        lazily.array = ahead.ends(lazily.array)
 
 
 def _decode(
@@ -168,19 +165,18 @@ def _engine_array(
     options : DecodeOptions
     place : Place
     """
-    wrapped: Any = variable._data  # noqa: SLF001  # ZarrStore wraps the zarr array twice
-    array = wrapped.array.get_array()
-    if {array.dtype.kind, decoded.dtype.kind} - NUMERIC_KINDS or variable.dims == (name,):
+    lazy = find_below(variable._data, LazyArray)  # noqa: SLF001
+    if lazy is None or decoded.dtype.kind not in NUMERIC_KINDS or variable.dims == (name,):
         return None
     if _AS_TEXT_OR_TIME & decoded.encoding.keys():
         return None
     if not options.of_variable(name)["mask_and_scale"]:
         attrs = {"dtype": attrs.get("dtype")}
-    cast = parse_cast(attrs, stored=array.dtype, decoded=decoded.dtype)
+    cast = parse_cast(attrs, stored=lazy.dtype, decoded=decoded.dtype)
     if cast is None:
         return None
-    here = "host" if place.device == "workers" and not array.ndim else place.device  # xarray makes no task of a scalar
-    lazy = LazyArray(stored_array(array, cast, place.storage), here, or_host=place.or_host)
+    here = "host" if place.device == "workers" and not lazy.ndim else place.device  # xarray makes no task of a scalar
+    lazy = LazyArray(replace(lazy.stored, cast=cast), here, or_host=place.or_host)
     _advise_of_host_decoding(name, lazy)
     return lazy
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from xarray import Variable
 from xarray.backends.zarr import ZarrArrayWrapper
 
-from xarray_gpuzarr.backend.lazy_array import as_caller_of, find_below, find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import LazyArray, as_caller_of, find_below
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.process.side_by_side import side_by_side
 
@@ -24,13 +24,12 @@ def load_together(variables: Iterable[Variable]) -> None:
     Exception
         Whatever a read raises; variables that nobody has begun to read stay lazy.
     """
-    found = [(v, find_lazy_array(v._data)) for v in variables]  # noqa: SLF001
-    waiting = [(v, lazy) for v, lazy in found if (_takes_long(v) if lazy is None else lazy.takes_long)]
+    waiting = [(v, find_below(v._data, LazyArray)) for v in variables if _takes_long(v._data)]  # noqa: SLF001
     if len(waiting) > 1:  # one is loaded by xarray
         side_by_side([v.load for v, _ in waiting], as_caller_of([lazy for _, lazy in waiting if lazy is not None]))
 
 
-def _takes_long(variable: Variable) -> bool:
-    """Return whether xarray would read a variable from a store that takes long to answer."""
-    stock = find_below(variable._data, ZarrArrayWrapper)  # noqa: SLF001
-    return stock is not None and takes_long(stock.get_array().store)
+def _takes_long(data: object) -> bool:
+    """Return whether data are read from a store that takes long to answer."""
+    lazy, stock = find_below(data, LazyArray), find_below(data, ZarrArrayWrapper)
+    return takes_long(stock.get_array().store) if stock is not None else lazy is not None and lazy.takes_long
