@@ -150,6 +150,13 @@ class ShardVariable(Variable):
 
     __slots__ = ()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as xarray's own class once it is read or chunked: that is loaded where this package is missing."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        if find_lazy_array(self._data) is not None:
+            return reduced
+        return object.__new__, (Variable,), *reduced[2:]  # what `reduced` begins with takes no other class
+
     def to_base_variable(self) -> Self:
         """Return a copy that still chunks itself; xarray asks for one of every coordinate."""
         return self._replace(data=self._data)

@@ -7,7 +7,7 @@ values, warnings and errors are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -149,6 +149,16 @@ def open_already(store: object) -> ZarrStore:
         found=f"an instance of {type(store).__module__}.{type(store).__qualname__}",
         do="give an xarray.backends.ZarrStore, or give the path, URL or zarr store as the first argument",
     )
+
+
+def close_of(group: ZarrStore) -> Callable[[], None] | None:
+    """Return what closes the store of a group, if anything does, and holds none of the group's arrays.
+
+    They would be pickled with a dataset that needs them no more, and name the codec pipeline of zarr's settings.
+    """
+    if type(group) is not ZarrStore:
+        return group.close
+    return group.zarr_group.store.close if group._close_store_on_close else None  # noqa: SLF001
 
 
 def require_reading(mode: object) -> None:

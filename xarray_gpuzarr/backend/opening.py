@@ -22,6 +22,7 @@ from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.chunking import ShardVariable
+from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
@@ -138,7 +139,7 @@ def _decode(
             _put(LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy, variable)
         (coords if is_coord else data_vars)[name] = variable
     dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
-    dataset.set_close(store.close)
+    dataset.set_close(close_of(store))
     dataset.encoding = store.get_encoding()
     return dataset
 

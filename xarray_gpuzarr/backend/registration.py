@@ -1,13 +1,15 @@
 """``.gpuzarr`` on datasets, arrays and trees, as xarray sees it: a name whose body is imported when it is first used.
 
-Importing this registers the accessors; `xarray_gpuzarr` and `backend` see to it. What they do is in `accessor`.
+Importing this gives xarray's classes the accessors; `xarray_gpuzarr` and `backend` see to it. What they do is in
+`accessor`. xarray's own ``register_dataset_accessor`` would keep an accessor in the dataset, and in what is pickled of
+it, which then could not be loaded without this package.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from xarray import register_dataarray_accessor, register_dataset_accessor, register_datatree_accessor
+from xarray import DataArray, Dataset, DataTree
 
 
 class LazyAccessor:
@@ -22,9 +24,9 @@ class LazyAccessor:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __call__(self, described: Any) -> Any:
-        """Return the accessor of a dataset, an array or a tree."""
-        return self._body()(described)
+    def __get__(self, described: Any, _: object = None) -> Any:
+        """Return the accessor of a dataset, an array or a tree; of their class, what stands for the accessor's."""
+        return self if described is None else self._body()(described)
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._body(), attribute)
@@ -35,6 +37,5 @@ class LazyAccessor:
         return getattr(accessor, self._name)
 
 
-register_dataset_accessor("gpuzarr")(LazyAccessor("DatasetAccessor"))
-register_dataarray_accessor("gpuzarr")(LazyAccessor("DataArrayAccessor"))
-register_datatree_accessor("gpuzarr")(LazyAccessor("DataTreeAccessor"))
+for described, name in ((Dataset, "DatasetAccessor"), (DataArray, "DataArrayAccessor"), (DataTree, "DataTreeAccessor")):
+    setattr(described, "gpuzarr", LazyAccessor(name))  # noqa: B010
