@@ -4,9 +4,14 @@ import shutil
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from docutils import nodes
 from numpydoc.xref import DEFAULT_LINKS
+from sphinx.application import Sphinx
+from sphinx.util.logging import getLogger
 
 import xarray_gpuzarr
+
+logger = getLogger(__name__)
 
 project = "xarray_gpuzarr"
 author = "The xarray_gpuzarr developers"
@@ -69,3 +74,18 @@ html_theme = "furo"
 html_title = "xarray_gpuzarr"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+
+
+def check_fences(_app: Sphinx, doctree: nodes.document, _docname: str) -> None:
+    """Warn of a fence that reads as text, and of a heading inside a directive, which is no section to link to."""
+    for text in doctree.findall(nodes.Text):
+        if ":::" in text and not isinstance(text.parent, nodes.literal | nodes.literal_block):
+            logger.warning("a fence that closes nothing: %s", text[-60:], location=text.parent)
+    for rubric in doctree.findall(nodes.rubric):
+        if "level" in rubric:
+            logger.warning("a heading inside a directive: %s", rubric.astext(), location=rubric)
+
+
+def setup(app: Sphinx) -> None:
+    """Check what the warnings of Sphinx leave out."""
+    app.connect("doctree-resolved", check_fences)
