@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from helpers.data.datasets import open_ours
+from helpers.compare import assert_same_values
+from helpers.data.damage import assert_explains
+from helpers.data.datasets import open_ours, open_stock
+
+from xarray_gpuzarr import StoreReadError
+from xarray_gpuzarr.cli import main
+from xarray_gpuzarr.errors import visible
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -30,6 +36,18 @@ def with_consolidated(path, zarr_format, name, array):
     else:
         inline = {"kind": "inline", "must_understand": False, "metadata": dict.fromkeys(above, group) | {name: array}}
         (path / "zarr.json").write_text(json.dumps(group | {"consolidated_metadata": inline}))
+
+
+def add_to_consolidated(path, zarr_format, name, array):
+    """Let consolidated metadata have one more array."""
+    file = path / (".zmetadata" if zarr_format == 2 else "zarr.json")
+    document = json.loads(file.read_text())
+    inline = document if zarr_format == 2 else document["consolidated_metadata"]
+    if zarr_format == 2:
+        inline["metadata"] |= {f"{name}/.zarray": array, f"{name}/.zattrs": {"_ARRAY_DIMENSIONS": ["x"]}}
+    else:
+        inline["metadata"] |= {name: array}
+    file.write_text(json.dumps(document))
 
 
 def values_of(opener, path):
@@ -68,6 +86,37 @@ def test_the_same_metadata_read_what_lies_inside(beside, opener):
     with_consolidated(folder, zarr_format, "s", array)
 
     assert SECRET[1:].tobytes() in values_of(opener, folder)
+
+
+IMPOSSIBLE = {"NUL": "a\0b", "half of a surrogate pair": "a\ud800b", "too long": "n" * 300}
+"""Names that no file can have."""
+
+
+@pytest.mark.every_decoder
+@pytest.mark.both_ways
+@pytest.mark.parametrize("chunks", [None, {}])
+@pytest.mark.parametrize("name", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_name_that_no_file_can_have_is_an_error_of_its_variable_only(beside, name, chunks):
+    folder, array, zarr_format = beside
+    with_consolidated(folder, zarr_format, name, array)
+    add_to_consolidated(folder, zarr_format, "s", array)
+
+    opened = open_ours(folder, chunks=chunks, consolidated=True)
+
+    assert_same_values(opened["s"].values, open_stock(folder, consolidated=True)["s"].values)
+    with pytest.raises(StoreReadError) as caught:
+        opened[name].load()
+    assert_explains(caught.value, visible(name))
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_a_name_that_no_file_can_have_is_shown_by_info(beside, name, capsys):
+    folder, array, zarr_format = beside
+    with_consolidated(folder, zarr_format, name, array)
+
+    assert main(["info", str(folder)]) == 0
+
+    assert visible(name)[:8] in capsys.readouterr().out
 
 
 class Touch:

@@ -227,7 +227,7 @@ def disk_nbytes(lazy: LazyArray) -> int | None:
         return None
     try:
         return _nbytes_below(Path(source.root) / getattr(spec, "path", "/").lstrip("/"))
-    except OSError:  # a folder that may not be listed, a link to itself
+    except (OSError, ValueError):  # a folder that may not be listed, a link to itself, a name that no file can have
         return None
 
 

@@ -199,6 +199,8 @@ class LocalSource:
             return None
         except OSError as err:
             raise self._failed(key, "open", err) from err
+        except ValueError as err:  # no file can have such a name
+            raise failed(path, "open", err) from err
         return fd
 
     def _stat(self, fd: int, key: str) -> os.stat_result:

@@ -43,11 +43,14 @@ def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
     paths = bytearray()
     starts: list[int] = []
     versions: list[int] = []
-    for key in plan.keys:
-        path, version = source.local_file(key)
-        starts.append(len(paths))
-        paths += path.encode(_ENCODING, _ERRORS) + b"\0"  # as `os.fsencode` does
-        versions += version or _NO_VERSION
+    try:
+        for key in plan.keys:
+            path, version = source.local_file(key)
+            starts.append(len(paths))
+            paths += path.encode(_ENCODING, _ERRORS) + b"\0"  # as `os.fsencode` does
+            versions += version or _NO_VERSION
+    except UnicodeEncodeError:
+        return None
     if paths.count(b"\0") > len(starts):
         return None
     is_sharded, rule = plan.spec.index is not None, source.rule

@@ -9,6 +9,7 @@ import xarray as xr
 import zarr
 from helpers.compare import assert_same_bits, assert_same_values
 from helpers.data.corpus import V3_CODECS, counting, write
+from helpers.data.damage import assert_explains
 from helpers.data.datasets import open_stock, write_weather
 from helpers.simulated.reads import LAZY, SCENES, SEEDS, CudaReads, decoded_again, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
@@ -309,6 +310,25 @@ def test_file_that_ends_too_soon_is_an_error(tmp_path, monkeypatch):
 
     with pytest.raises(StoreReadError, match="shorter"):
         CudaReads(device_of()).values(array)
+
+
+def test_file_that_cannot_be_asked_for_its_length_is_an_error(tmp_path):
+    array = write(LocalStore(tmp_path), counting((8, 5)), chunks=(4, 5))
+    (tmp_path / "c/0/0").unlink()
+    (tmp_path / "c/0/0").symlink_to(tmp_path / "c/0/0")
+
+    with pytest.raises(StoreReadError) as caught:
+        CudaReads(device_of()).values(array)
+
+    assert_explains(caught.value, "c/0/0")
+
+
+def test_directory_in_place_of_a_file_is_a_missing_chunk(tmp_path):
+    array = write(LocalStore(tmp_path), counting((8, 5)), chunks=(4, 5))
+    (tmp_path / "c/0/0").unlink()
+    (tmp_path / "c/0/0").mkdir()
+
+    assert_same_bits(CudaReads(device_of()).values(array), array[...])
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISDIR
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.faults import no_direct_files, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.fetch.source import failed
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, CoalesceRule
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.waiting import apart
@@ -298,10 +300,14 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
 
 
 def _size(path: str) -> int | None:
+    """Return the length of a file; None if there is none: a directory is a missing object."""
     try:
-        return Path(path).stat().st_size
+        found = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as err:
+        raise failed(path, "ask for its length", err) from err
+    return None if S_ISDIR(found.st_mode) else found.st_size
 
 
 def _short(wanted: _Range, n_read: int) -> StoreReadError:
