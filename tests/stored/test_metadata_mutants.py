@@ -9,12 +9,13 @@ from helpers.compare import assert_same_bits
 from helpers.data import metadata_mutants
 from helpers.data.corpus import counting
 from helpers.data.damage import assert_explains
-from helpers.data.datasets import open_ours
+from helpers.data.datasets import open_ours, open_stock
 from helpers.stores.fakes import put, take
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
+from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr import HostMemoryError, MetadataError, read_array
+from xarray_gpuzarr import HostMemoryError, MetadataError, StoreReadError, read_array
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.read import read_points, stored_array
 
@@ -62,24 +63,52 @@ def sharded(memory, shard, chunk):
     return zarr.open_array(memory, path="t", mode="r")
 
 
-@pytest.mark.parametrize(
-    ("shard", "chunk"),
-    [
-        pytest.param([2**32, 2**32], [1, 1], id="chunks of a shard that wrap around to 0"),
-        pytest.param([2**32, 2**31], [1, 1], id="chunks of a shard that wrap around to a negative number"),
-        pytest.param([2**63, 6], [2**62, 3], id="an axis that wraps around"),
-        pytest.param([2**40, 2**40], [2**40, 2**40], id="a chunk that no machine addresses"),
-    ],
-)
-def test_sizes_that_no_machine_has_are_refused(memory, shard, chunk):
+SIZES_OF_NO_MACHINE = [
+    pytest.param([2**32, 2**32], [1, 1], id="chunks of a shard that wrap around to 0"),
+    pytest.param([2**32, 2**31], [1, 1], id="chunks of a shard that wrap around to a negative number"),
+    pytest.param([2**63, 6], [2**62, 3], id="an axis that wraps around"),
+    pytest.param([2**40, 2**40], [2**40, 2**40], id="a chunk that no machine addresses"),
+]
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+@pytest.mark.parametrize(("shard", "chunk"), SIZES_OF_NO_MACHINE)
+def test_what_is_stored_in_sizes_that_no_machine_has_is_an_error(memory, shard, chunk, chunks):
     array = sharded(memory, shard, chunk)
 
-    with pytest.raises(MetadataError) as caught:
+    with pytest.raises(StoreReadError) as caught:
         read_array(array, device="host")
-    with pytest.raises(MetadataError):
-        open_ours(memory, consolidated=False)
+    with pytest.raises(StoreReadError):
+        open_ours(memory, consolidated=False, chunks=chunks).t.load()
 
     assert_explains(caught.value, "'/t'")
+
+
+@pytest.mark.parametrize("chunks", [None, {}])
+@pytest.mark.parametrize(("shard", "chunk"), SIZES_OF_NO_MACHINE)
+def test_what_is_missing_in_sizes_that_no_machine_has_is_the_fill_value(memory, shard, chunk, chunks):
+    array = sharded(memory, shard, chunk)
+    sync(memory.delete_dir("t/c"))
+
+    assert_same_bits(read_array(array, device="host"), array[...])
+    assert_same_bits(open_ours(memory, consolidated=False, chunks=chunks).t.values, array[...])
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("selection", [slice(2**63 - 4, None), slice(-1, -3, -1), -1, slice(0, 5, 2)])
+def test_the_longest_axis_that_xarray_opens_is_read(memory, selection, zarr_format):
+    zarr.create_group(memory, zarr_format=zarr_format)
+    named = {"dimension_names": ["x"]} if zarr_format == 3 else {"attributes": {"_ARRAY_DIMENSIONS": ["x"]}}
+    keywords = {"chunks": (3,), "dtype": "i4", "zarr_format": zarr_format, "fill_value": 7} | named
+    array = zarr.create_array(memory, name="t", shape=(2**63 - 1,), **keywords)
+    array[2**63 - 2] = 1
+    opened = open_ours(memory, consolidated=False, mask_and_scale=False)
+
+    expected = open_stock(memory, consolidated=False, mask_and_scale=False).t[selection].values
+    assert_same_bits(read_array(array, selection, device="host"), expected)
+    assert_same_bits(opened.t[selection].values, expected)
+    (row,) = opened.gpuzarr.explain().rows
+    assert (row.where, row.why) == ("host, by zarr-python", "9223372036854775807 elements along axis 0")
 
 
 @pytest.mark.parametrize("length", [2**63, 2**70])
@@ -103,6 +132,35 @@ def test_a_chunk_that_memory_does_not_suffice_for(memory):
         read_array(array, device="host")
 
     assert_explains(caught.value, "'/'", str(2**52), "Unable to allocate")
+
+
+@pytest.mark.host_decoder
+@pytest.mark.both_ways
+@pytest.mark.parametrize("layout", [{}, {"shards": (2**25, 2**24)}, {"shards": (2**26, 2**24)}], ids=str)
+@pytest.mark.parametrize("selection", [(slice(3), 0), ([7, 0], slice(None, None, 5)), ...], ids=str)
+def test_a_missing_chunk_that_memory_does_not_suffice_for_is_the_fill_value(store, selection, layout):
+    array = zarr.create_array(store, shape=(8, 12), chunks=(2**25, 2**24), dtype="f8", fill_value=7, **layout)
+
+    assert_same_bits(read_array(array, selection, device="host"), array.oindex[selection])
+    assert_same_bits(read_points(stored_array(array), ([0, 7], [1, 2]), decoder_for("host")), np.full(2, 7.0))
+
+
+@pytest.mark.host_decoder
+@pytest.mark.both_ways
+def test_a_missing_chunk_beside_one_that_memory_does_not_suffice_for(local):
+    array = zarr.create_array(local, shape=(8,), chunks=(4,), shards=(8,), dtype="f8", fill_value=7)
+    array[:4] = 1
+    document = json.loads(take(local, "zarr.json"))
+    document["shape"] = [2**50]
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [2**50]
+    document["codecs"][0]["configuration"]["chunk_shape"] = [2**49]
+    put(local, "zarr.json", json.dumps(document).encode())
+    array = zarr.open_array(local, mode="r")
+
+    with pytest.raises(HostMemoryError):
+        read_array(array, [0, 2**49 + 1], device="host")
+
+    assert_same_bits(read_array(array, [2**49 + 1], device="host"), np.full(1, 7.0))
 
 
 @pytest.mark.parametrize("how", [{"dtype": "S3"}, {"dtype": "i4", "serializer": UNPLANNED}], ids=["text", "shards"])

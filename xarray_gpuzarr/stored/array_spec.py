@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid, TooLargeError
 from xarray_gpuzarr.stored.codecs import CodecPipeline, TransposeSpec, encoded_nbytes
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
@@ -73,7 +73,7 @@ class ArraySpec:
     def __post_init__(self) -> None:
         for what, nbytes in (("a chunk", self.chunk_nbytes), ("a shard index", self.index.nbytes if self.index else 0)):
             if nbytes > _MOST_NBYTES:
-                raise ValueError(f"{what} of {nbytes} bytes")
+                raise TooLargeError(f"{what} of {nbytes} bytes")
 
     def __hash__(self) -> int:
         return hash((self.path, self.metadata))  # of all fields, it takes 1 us for each read

@@ -5,8 +5,12 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
-MAX_LENGTH = 2**62
+_MAX_LENGTH = 2**62
 """Most elements along an axis, of an array, a shard or a chunk: sums of two are counted in int64."""
+
+
+class TooLargeError(ValueError):
+    """Sizes beyond what is counted here; zarr-python counts in Python's integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +21,10 @@ class ChunkGrid:
 
     Raises
     ------
+    TooLargeError
+        An axis that is longer than `_MAX_LENGTH`.
     ValueError
-        Shapes of other numbers of axes; an axis that is longer than `MAX_LENGTH`, or has elements and no chunks.
+        Shapes of other numbers of axes; an axis that has elements and no chunks.
     """
 
     shape: tuple[int, ...]
@@ -32,9 +38,11 @@ class ChunkGrid:
         axes = zip(self.shape, self.chunk_shape, self.chunks_per_shard, strict=True)
         for axis, (length, chunk_length, n_chunks) in enumerate(axes):
             longest = max(length, chunk_length * n_chunks)
-            if min(length, chunk_length, n_chunks - 1) < 0 or longest > MAX_LENGTH or (length and not chunk_length):
+            if min(length, chunk_length, n_chunks - 1) < 0 or (length and not chunk_length):
                 found = f"{length} elements in shards of {n_chunks} chunks of {chunk_length}"
                 raise ValueError(f"axis {axis}: {found}")
+            if longest > _MAX_LENGTH:
+                raise TooLargeError(f"{longest} elements along axis {axis}")
 
     @property
     def ndim(self) -> int:

@@ -2,7 +2,8 @@
 
 The only room that touches zarr-python's metadata classes. An unsharded array becomes an array whose shards hold one
 chunk, here and nowhere else. What cannot be planned (irregular grids, unknown key encodings, variable-length shard
-indexes, storage transformers) becomes a reason, and `read` then asks zarr-python for the whole selection.
+indexes, storage transformers, sizes that no machine has) becomes a reason, and `read` then asks zarr-python for the
+whole selection.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from zarr.registry import get_codec_class, get_pipeline_class
 
 from xarray_gpuzarr.errors import ArrayTypeError, MetadataError, UnsupportedCodecError
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec, KeyEncoding, Unplanned
-from xarray_gpuzarr.stored.chunk_grid import MAX_LENGTH, ChunkGrid
+from xarray_gpuzarr.stored.chunk_grid import ChunkGrid, TooLargeError
 from xarray_gpuzarr.stored.codec_json import parse_codecs, parse_v2_codecs
 from xarray_gpuzarr.stored.codecs import (
     ArrayArraySpec,
@@ -47,6 +48,8 @@ from xarray_gpuzarr.stored.codecs import (
 )
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
+_MAX_LENGTH = 2**63 - 1
+"""Of an axis: neither NumPy nor Python's own `len` count further, and so xarray opens no such array."""
 _ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
 """What asks for it can go when zarr-python 3.3 is the oldest supported."""
 
@@ -112,19 +115,22 @@ def native_dtype(metadata: Metadata) -> np.dtype[Any]:
 
 
 def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
-    if max(metadata.shape, default=0) > MAX_LENGTH:
+    if max(metadata.shape, default=0) > _MAX_LENGTH:
         raise ValueError(f"shape {metadata.shape}")
     dtype = native_dtype(metadata)
     if dtype.kind not in NUMERIC_KINDS:
         return Unplanned(reason=f"dtype {dtype} is not numeric")
-    if isinstance(metadata, ArrayV2Metadata):
-        return _parse_v2(metadata, path, dtype)
-    spec = _parse_v3(metadata, path, dtype)
+    try:
+        if isinstance(metadata, ArrayV2Metadata):
+            return _parse_v2(metadata, path, dtype)
+        spec = _parse_v3(metadata, path, dtype)
+    except TooLargeError as err:
+        spec = Unplanned(reason=str(err))
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
         # Only an array that was just made has such a dtype: what its filters encode, its stored metadata do not tell.
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     if _ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
-        _require_right_elements(path, parse_codecs(metadata.to_dict()["codecs"]))  # type: ignore[arg-type]
+        _require_right_elements(path, array_codecs(metadata))
     return spec
 
 
@@ -147,25 +153,31 @@ def _filters(codecs: CodecPipeline) -> list[ArrayArraySpec]:
     return [c for c in codecs.array_to_array if not isinstance(c, TransposeSpec)]
 
 
-def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec:
-    document = metadata.to_dict()
-    codecs = parse_v2_codecs(
+def array_codecs(metadata: Metadata) -> CodecPipeline:
+    """Name the codecs of an array, whether it can be planned or not; in format 3, those of elements as unknown ones."""
+    document: dict[str, Any] = dict(metadata.to_dict())
+    if not isinstance(metadata, ArrayV2Metadata):
+        return parse_codecs(document["codecs"])
+    return parse_v2_codecs(
         compressor=document["compressor"],
-        filters=document["filters"],  # type: ignore[arg-type]
+        filters=document["filters"],
         order=metadata.order,
-        endian=_endian(dtype),
+        endian=_endian(native_dtype(metadata)),
         ndim=len(metadata.shape),
     )
+
+
+def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec:
     ones = (1,) * len(metadata.shape)
     return ArraySpec(
         path="/" + path,
         dtype=dtype.str,
         grid=ChunkGrid(shape=metadata.shape, chunk_shape=metadata.chunks, chunks_per_shard=ones),
-        codecs=codecs,
+        codecs=array_codecs(metadata),
         index=None,
         fill=_fill_bytes(metadata.fill_value, dtype),
         keys=KeyEncoding(prefix=_prefix(path), style="v2", separator=metadata.dimension_separator),
-        metadata=to_json(document),
+        metadata=to_json(metadata.to_dict()),
     )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import zarr
 from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
@@ -21,7 +20,7 @@ from xarray_gpuzarr.cuda.resources import n_at_once
 from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE
 from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
-from xarray_gpuzarr.stored.codec_json import parse_codecs
+from xarray_gpuzarr.stored.metadata import array_codecs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +124,7 @@ def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
         array = stored.zarr_array
         assert array is not None
         row = _bare_row(name, variable, array.dtype, route.where, why)
-        return replace(row, codecs=_codecs_of(array), cast=str(stored.cast))
+        return replace(row, codecs=str(array_codecs(array.metadata)), cast=str(stored.cast))
     spec, sharded = stored.spec, stored.spec.index is not None
     row = _bare_row(name, variable, spec.numpy_dtype, route.where, why)
     return replace(
@@ -163,12 +162,6 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
         enough += f", or {times} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
     return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough} would keep it busy"
-
-
-def _codecs_of(array: zarr.Array[Any]) -> str:
-    """Name the codecs of an array that only zarr-python reads; such arrays are of format 3."""
-    document: dict[str, Any] = dict(array.metadata.to_dict())
-    return str(parse_codecs(document["codecs"]))
 
 
 def _derivation(variable: Variable, lazy: LazyArray) -> str:

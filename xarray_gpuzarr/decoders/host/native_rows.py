@@ -186,7 +186,7 @@ class NativeRows:
     """
 
     def __init__(self, job: NativeJob, given: Boxes | Points, plan: ReadPlan) -> None:
-        self._job, self._n = job, plan.n_chunks
+        self._job, self._n, self._n_stored = job, plan.n_chunks, plan.n_stored
         self._numbers, at = empty_int64s(3 * self._n)
         self.nbytes[:] = plan.all_nbytes
         length = 8 * self._n
@@ -212,17 +212,30 @@ class NativeRows:
         self._numbers[rows], self.nbytes[rows] = chunks.located()
 
     def place(self, rows: range, n_threads: int) -> Sequence[int]:
-        """Decode and place rows that were located, or are missing; return those that were left."""
-        _scratch, at = lent("scratch", self._job.program.scratch_nbytes * n_threads)
+        """Decode and place rows that were located, or are missing; return those that were left.
+
+        All stored ones are left where memory does not suffice: it may turn out that they do not exist.
+        """
+        at = 0
+        if rows.start < self._n_stored:
+            try:
+                _scratch, at = lent("scratch", self._job.program.scratch_nbytes * n_threads)
+            except MemoryError:
+                return rows
         if not self._job.place_rows(self._at, rows.start, rows.stop, at, n_threads):
             return ()
         return self._rows_that(rows, _LEFT)
 
     def read(self, rows: range, files: Files, n_threads: int) -> Found:
-        """Read, decode and place rows, which files hold unless they are missing."""
-        _scratch, at = lent("scratch", self._job.program.scratch_nbytes * n_threads)
+        """Read, decode and place rows, which files hold unless they are missing; see `place`."""
         struct = FilesStruct.from_buffer_copy(files.struct)
-        _room, struct.room = lent("staging", struct.room_nbytes * n_threads)
+        try:
+            _scratch, at = lent("scratch", self._job.program.scratch_nbytes * n_threads)
+            _room, struct.room = lent("staging", struct.room_nbytes * n_threads)
+        except MemoryError:
+            missing = range(max(rows.start, self._n_stored), rows.stop)
+            self.place(missing, n_threads)
+            return Found(left=range(rows.start, min(rows.stop, self._n_stored)), absent=(), n_read=0)
         n_left = self._job.read_rows(self._at, ctypes.addressof(struct), rows.start, rows.stop, at, n_threads)
         if not n_left:
             return Found(left=(), absent=(), n_read=struct.n_read)
