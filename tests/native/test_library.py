@@ -85,7 +85,7 @@ def test_a_structure_is_as_long_as_its_columns(compiled):
     n_words = {
         library.JobStruct: 28,
         library.RowsStruct: 7,
-        library.FilesStruct: 9,
+        library.FilesStruct: 10,
         library.LookupStruct: 8,
         library.StageStruct: 6,
         library.StepsStruct: 6,

@@ -11,6 +11,7 @@ from xarray_gpuzarr.errors import (
     UnsupportedCodecError,
 )
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
+from xarray_gpuzarr.plan import damage
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 
@@ -22,25 +23,25 @@ def chunk_fault(plan: ReadPlan, row: int, err: FrameError) -> GpuZarrError:
     if not isinstance(err, CodecFailure):
         return corrupt_chunk(plan, row, str(err))
     kind, do = _failure(err.__cause__)
-    headline, tried = _of_chunk(plan, row)
+    headline, tried = damage.name_chunk(plan.spec, *_place(plan, row))
     return kind(f"{headline}: a codec could not run", tried=tried, found=str(err), do=do)
 
 
 def corrupt_chunk(plan: ReadPlan, row: int, found: str) -> CorruptChunkError:
     """Return the error for one chunk that is damaged."""
-    headline, tried = _of_chunk(plan, row)
-    do = "the stored chunk is damaged: rewrite it, or leave it out of the selection"
-    return CorruptChunkError(headline, tried=tried, found=found, do=do)
+    return damage.corrupt_chunk(plan.spec, *_place(plan, row), found)
 
 
-def _of_chunk(plan: ReadPlan, row: int) -> tuple[str, str]:
-    """Name a chunk, and where and how it is stored."""
-    chunk, nbytes = tuple(plan.chunk[row].tolist()), int(plan.nbytes[row])
+def too_long_chunk(plan: ReadPlan, row: int, nbytes: int) -> CorruptChunkError:
+    """Return the error for one chunk that is stored in more bytes than it can have."""
+    return corrupt_chunk(plan, row, damage.too_long(plan.spec, nbytes))
+
+
+def _place(plan: ReadPlan, row: int) -> tuple[tuple[int, ...], str]:
+    """Return the coordinate of a chunk, and where it is stored."""
+    nbytes = int(plan.nbytes[row])
     extent = "whole" if nbytes == WHOLE_OBJECT else f"{nbytes} bytes at {plan.offset[row]}"
-    return (
-        f"cannot decode chunk {chunk} of array '{plan.spec.path}'",
-        f"object '{plan.key_of(row)}', {extent}: {plan.spec.codecs}",
-    )
+    return tuple(plan.chunk[row].tolist()), f"'{plan.key_of(row)}', {extent}"
 
 
 def _failure(cause: BaseException | None) -> tuple[type[GpuZarrError], str]:

@@ -18,6 +18,7 @@ from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
     Edge,
     LocalFile,
+    ObjectTooLongError,
     Pending,
     PendingEdge,
     Request,
@@ -26,6 +27,7 @@ from xarray_gpuzarr.fetch.source import (
     short,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
+from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
 
@@ -42,6 +44,8 @@ class MemorySource:
     store: MemoryStore
     held: dict[str, memoryview] | None = field(default=None, compare=False)
     """Objects that one read has looked at."""
+    most_nbytes: int = NO_LIMIT
+    """Of objects that one read takes for chunks."""
     lookahead: ClassVar = 1
     is_remote: ClassVar = False
     is_local: ClassVar = False
@@ -64,10 +68,11 @@ class MemorySource:
         self,
         *,
         ask_again: bool = False,  # noqa: ARG002  # a key has one object
-        most_nbytes: int | None = None,  # noqa: ARG002
+        expected_nbytes: int | None = None,  # noqa: ARG002
+        most_nbytes: int = NO_LIMIT,
     ) -> MemorySource:
         """Return this source, to look at each object once."""
-        return MemorySource(store=self.store, held={})
+        return MemorySource(store=self.store, held={}, most_nbytes=most_nbytes)
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Raise: there is none."""
@@ -97,7 +102,7 @@ class MemorySource:
 
         return finish
 
-    def start_whole(self, key: str) -> PendingEdge:
+    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002  # it is here
         """Return a function that takes the object."""
         return self.start_edge(key, "start", 2**63 - 1)
 
@@ -109,6 +114,8 @@ class MemorySource:
         if data is None:
             return None
         end = len(data) if wanted.nbytes == WHOLE_OBJECT else wanted.offset + wanted.nbytes
+        if wanted.nbytes == WHOLE_OBJECT and len(data) > self.most_nbytes:
+            raise ObjectTooLongError(key, len(data))
         if end > len(data):
             raise short(f"{self.store}/{key}", wanted.offset, wanted.nbytes, max(0, len(data) - wanted.offset))
         return data[wanted.offset : end]

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 from typing import ClassVar, Literal
 
 from xarray_gpuzarr.errors import StoreReadError
@@ -22,6 +22,7 @@ from xarray_gpuzarr.fetch.source import (
     Allocate,
     Edge,
     LocalFile,
+    ObjectTooLongError,
     Pending,
     PendingEdge,
     Request,
@@ -35,6 +36,7 @@ from xarray_gpuzarr.fetch.source import (
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
 
@@ -49,6 +51,8 @@ class LocalSource:
     root: str
     """Directory that holds the store."""
     storage: Storage = "auto"
+    most_nbytes: int = NO_LIMIT
+    """Of files that one read takes for chunks."""
     lookahead: ClassVar = 4
     """Requests: more than that did not read a cold file faster (1.2 to 1.9 GB/s; decision 13)."""
     is_remote: ClassVar = False
@@ -68,10 +72,11 @@ class LocalSource:
         self,
         *,
         ask_again: bool = False,  # noqa: ARG002  # a path has one file
-        most_nbytes: int | None = None,  # noqa: ARG002
+        expected_nbytes: int | None = None,  # noqa: ARG002
+        most_nbytes: int = NO_LIMIT,
     ) -> LocalSource:
-        """Return this source."""
-        return self
+        """Return this source, with a bound on files that are chunks."""
+        return LocalSource(root=self.root, storage=self.storage, most_nbytes=most_nbytes)
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
         """Return where a file lies, and the version that it must be of."""
@@ -132,9 +137,13 @@ class LocalSource:
         found = self._stat(fd, key)
         if S_ISDIR(found.st_mode):
             return None
-        if not found.st_size:
-            return self._to_its_end(fd, key)[offset:]
-        return self.pread(fd, key, offset, allocate(max(0, found.st_size - offset)), version)
+        whole = None if found.st_size else self._to_its_end(fd, key, found)
+        length = found.st_size if whole is None else len(whole)
+        if length > self.most_nbytes:
+            raise ObjectTooLongError(key, length)
+        if whole is not None:
+            return whole[offset:]
+        return self.pread(fd, key, offset, allocate(max(0, length - offset)), version)
 
     def _ranges(
         self, fd: int, key: str, wanted: Sequence[ByteRange], allocate: Allocate, version: Version
@@ -170,20 +179,22 @@ class LocalSource:
         if S_ISDIR(found.st_mode):
             return None
         version = _version(found)
-        whole = None if found.st_size else self._to_its_end(fd, key)
+        whole = None if found.st_size else self._to_its_end(fd, key, found)
         length = found.st_size if whole is None else len(whole)
         take = min(nbytes, length)
         offset = length - take if location == "end" else 0
-        if whole is None:
+        if whole is None and length < nbytes != NO_LIMIT:
+            data = memoryview(b"")  # an index cut short is of no use
+        elif whole is None:
             data = self.pread(fd, key, offset, memoryview(bytearray(take)), version)
         else:
             data = whole[offset : offset + take]
         age_s = now - max(found.st_mtime, found.st_ctime)
         return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
 
-    def start_whole(self, key: str) -> PendingEdge:
+    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002
         """Return a function that reads the whole file on the thread that calls it."""
-        return self.start_edge(key, "start", 2**63 - 1)
+        return self.start_edge(key, "start", NO_LIMIT)
 
     def give_up(self) -> None:
         """Do nothing: nothing is under way."""
@@ -215,11 +226,16 @@ class LocalSource:
         path = self.local_path(key)
         return stale(path, action) if err.errno == errno.ESTALE else failed(path, action, err)
 
-    def _to_its_end(self, fd: int, key: str) -> memoryview:
-        """Read all of a file that reports no length: it may have bytes, as those of /proc have, or fail."""
+    def _to_its_end(self, fd: int, key: str, said: os.stat_result) -> memoryview:
+        """Read all of a file that reports no length, or a little more than it may have.
+
+        It may have bytes, as those of /proc have, or fail. A device may have no end.
+        """
+        if not S_ISREG(said.st_mode):
+            raise self._failed(key, "read the whole file", OSError("a device or a pipe"))
         found = bytearray()
         try:
-            while piece := os.pread(fd, _MIB, len(found)):
+            while len(found) <= self.most_nbytes and (piece := os.pread(fd, _MIB, len(found))):
                 found += piece
         except OSError as err:
             raise self._failed(key, "read the whole file", err) from err

@@ -19,10 +19,12 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.fetch import (
     UNTAGGED,
+    Allocate,
     AtHand,
     Edge,
     LocalFile,
     ObjectSource,
+    ObjectTooLongError,
     Pending,
     PendingEdge,
     Request,
@@ -36,11 +38,13 @@ from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.fetch.strict import missing_keys
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
+from xarray_gpuzarr.plan.damage import corrupt_chunk, too_long
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.codecs import NO_LIMIT
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
 
 Column = npt.NDArray[np.int64]
@@ -81,9 +85,10 @@ class Snapshot:
     def __init__(
         self, source: ObjectSource, spec: ArraySpec, *, care: Care = Care.USUAL, use_cache: bool = True
     ) -> None:
-        self._source = source.for_one_read(
-            ask_again=bool(care), most_nbytes=spec.most_nbytes if spec.index is None else None
-        )
+        bounds: dict[str, int] = {}
+        if spec.index is None:
+            bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.most_nbytes}
+        self._source = source.for_one_read(ask_again=bool(care), **bounds)
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
@@ -112,7 +117,19 @@ class Snapshot:
         """Start reading byte ranges of the version of a shard that its index was read from, or objects."""
         key = requests[0][0]
         taken = self._take(key, [wanted for _, wanted in requests])
-        return counted(self._source.start(requests, self._versions.get(key))) if taken is None else AtHand([*taken])
+        if taken is not None:
+            return AtHand([*taken])
+        pending = self._source.start(requests, self._versions.get(key))
+
+        def finish(allocate: Allocate) -> list[memoryview | None]:
+            try:
+                return pending(allocate)
+            except ObjectTooLongError as err:
+                spec = self._spec
+                chunk = spec.keys.coord(err.key, spec.grid.ndim)
+                raise corrupt_chunk(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
+
+        return counted(finish)
 
     def known_index(self, key: str) -> FoundIndex | None:
         """Return the index of a shard if it is in the cache."""
@@ -193,7 +210,8 @@ class Snapshot:
 
     def _start_whole(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
         self._whole[key] = whole = _WholeShard(self._expected(spec))
-        asked = self._source.start_whole(key)
+        most = NO_LIMIT if self._one_answer else spec.n_chunks * self._spec.expected_nbytes + spec.nbytes
+        asked = self._source.start_whole(key, most)
         return lambda: self._arrived(key, spec, asked, whole)
 
     def _suits_one_request(self, n_wanted: int, spec: ShardIndexSpec) -> bool:
@@ -224,6 +242,9 @@ class Snapshot:
             index_cache.cache.drop((self._source.identity, key, spec))
             return FoundIndex(index=None)
         encoded, shard_nbytes = edge.data, edge.object_nbytes
+        if whole is not None and len(encoded) < (shard_nbytes or 0):  # longer than its chunks should be, with gaps
+            del self._whole[key]
+            return self._ask(key, spec)()
         if whole is not None:
             encoded, shard_nbytes = _index_of(edge.data, spec), len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
@@ -241,7 +262,8 @@ class Snapshot:
             self._versions[key] = UNTAGGED
             return
         self._versions[key] = edge.version
-        if edge.settled and self._source.identity is not None:
+        is_sound = int(index.nbytes.max(initial=0)) <= self._spec.most_nbytes  # else it is looked at anew next time
+        if edge.settled and is_sound and self._source.identity is not None:
             entry = CachedIndex(index=index, version=edge.version)
             index_cache.cache.put((self._source.identity, key, spec), entry, fetch_options().index_cache_nbytes)
 

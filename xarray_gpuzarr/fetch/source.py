@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 Allocate = Callable[[int], memoryview]
 """Given a length in bytes, return writable host memory of that length."""
@@ -133,15 +134,19 @@ class ObjectSource(ByteSource, Protocol):
     def identity(self) -> Hashable:
         """What the source reads from, equal in every copy of it; None if that cannot be told."""
 
-    def for_one_read(self, *, ask_again: bool = False, most_nbytes: int | None = None) -> ObjectSource:
+    def for_one_read(
+        self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
+    ) -> ObjectSource:
         """Return this source as one read is to use it.
 
         Parameters
         ----------
         ask_again : bool
             Whether to ask many times for a version that other answers are not of.
-        most_nbytes : int or None
+        expected_nbytes : int or None
             Of one request, where that is known before.
+        most_nbytes : int
+            Of objects that are chunks: no memory is taken for a longer one, as far as the store tells its length.
         """
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:
@@ -159,13 +164,15 @@ class ObjectSource(ByteSource, Protocol):
             On finishing: the object has another version now, or is gone.
         StoreReadError
             On finishing: the store failed or returned another number of bytes.
+        ObjectTooLongError
+            On finishing: an object that is a chunk is longer than it may be.
         """
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
-        """Start reading the first or last `nbytes` bytes of an object."""
+        """Start reading the first or last `nbytes` bytes of an object; a shorter one may come without its bytes."""
 
-    def start_whole(self, key: str) -> PendingEdge:
-        """Start reading a whole object."""
+    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:
+        """Start reading a whole object; one that is longer may come without its bytes."""
 
     def give_up(self) -> None:
         """Give up all that was started and has not been finished; only for what `for_one_read` returned."""
@@ -182,6 +189,22 @@ class ObjectChangedError(StoreReadError):
     """Of the object in a store that is not local files."""
     was: Version = None
     now: Version = None
+
+
+class ObjectTooLongError(Exception):
+    """An object is too long for a chunk; `Snapshot` says of which array.
+
+    Parameters
+    ----------
+    key : str
+        Of the object.
+    nbytes : int
+        That were asked for.
+    """
+
+    def __init__(self, key: str, nbytes: int) -> None:
+        super().__init__(key, nbytes)
+        self.key, self.nbytes = key, nbytes
 
 
 def failed(name: str, action: str, err: Exception) -> StoreReadError:

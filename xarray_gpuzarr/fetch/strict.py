@@ -13,6 +13,7 @@ import zarr.errors
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch.source import Allocate, ObjectSource, Pending, Request, Storage, Version
+from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 if TYPE_CHECKING:
     from zarr.errors import ChunkNotFoundError
@@ -77,9 +78,12 @@ class StrictSource:
         found = getattr(self.within, name)
         return self._noting(found) if name in _REQUESTS else found
 
-    def for_one_read(self, *, ask_again: bool = False, most_nbytes: int | None = None) -> Self:
+    def for_one_read(
+        self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Self:
         """Return this source as one read is to use it, which has not missed anything yet."""
-        return type(self)(self.within.for_one_read(ask_again=ask_again, most_nbytes=most_nbytes))
+        within = self.within.for_one_read(ask_again=ask_again, expected_nbytes=expected_nbytes, most_nbytes=most_nbytes)
+        return type(self)(within)
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Start reading byte ranges, or whole objects; see `ObjectSource.start`."""

@@ -111,6 +111,7 @@ typedef struct {
     const int64_t *offset;  /* per row: its first byte; NULL: a file each */
     char *room;             /* room_nbytes for each thread */
     int64_t room_nbytes, max_gap_nbytes;
+    int64_t most_nbytes; /* of a file for each row: a longer one holds no chunk */
     int64_t n_read;         /* result: bytes */
 } files_t;
 
@@ -553,7 +554,8 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst)
     const work_t *work = lane->work;
     const job_t *job = work->job;
     const files_t *files = work->files;
-    int64_t at = files->offset ? files->offset[row] : 0, end = files->offset ? at + work->rows->nbytes[row] : INT64_MAX;
+    int64_t at = files->offset ? files->offset[row] : 0; /* a file of its own ends before `end` */
+    int64_t end = files->offset ? at + work->rows->nbytes[row] : files->most_nbytes + 1;
     int64_t most = files->room_nbytes < PIECE_NBYTES ? files->room_nbytes : PIECE_NBYTES;
     int file = file_of(lane, row);
     in_buffer_t in = {lane->room, 0, 0};
@@ -563,7 +565,7 @@ static int decode_stream(lane_t *lane, int64_t row, void *context, char *dst)
     for (;;) {
         if (in.pos == in.size) {
             ssize_t found = at < end ? pread(file, lane->room, (size_t)(end - at < most ? end - at : most), at) : 0;
-            if (found <= 0) return found == 0 && !left && out.pos == out.size && (at == end || !files->offset);
+            if (found <= 0) return found == 0 && !left && out.pos == out.size && (files->offset ? at == end : at < end);
             at += found, in.size = (size_t)found, in.pos = 0;
             atomic_fetch_add(&lane->work->n_read, found);
         }

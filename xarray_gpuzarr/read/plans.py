@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from xarray_gpuzarr.decoders.faults import too_long_chunk
 from xarray_gpuzarr.fetch.snapshot import FoundIndex, PendingIndex, Snapshot
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_blocks
@@ -64,5 +65,8 @@ def _plan(spec: ArraySpec, target: Target, snapshot: Snapshot, known: list[tuple
             known[n] = blocks[n], snapshot.start_index(plan.keys[n], blocks[n].n_rows, ask=True)()
         if doubtful:
             plan = plan_read(spec, target, blocks, [found.index for _, found in known])
+    if plan.most_nbytes > spec.most_nbytes:
+        row = int(plan.nbytes.argmax())
+        raise too_long_chunk(plan, row, int(plan.nbytes[row]))
     snapshot.will_ask(plan)
     return plan

@@ -103,10 +103,15 @@ class ArraySpec:
         return nbytes
 
     @cached_property
-    def most_nbytes(self) -> int:
-        """Bytes of one stored inner chunk, at most: no codec makes a chunk longer by more than 1/128 and 4 KiB."""
+    def expected_nbytes(self) -> int:
+        """Bytes that have room for a stored inner chunk: usual writers lengthen it by no more than 1/128 and 4 KiB."""
         nbytes = self.encoded_nbytes
         return nbytes + nbytes // 128 + 4096
+
+    @cached_property
+    def most_nbytes(self) -> int:
+        """Bytes of one stored inner chunk, at most: a longer one is damaged; see `CodecPipeline.most_nbytes`."""
+        return self.codecs.most_nbytes(self.chunk_nbytes)
 
     @property
     def axes(self) -> tuple[int, ...]:

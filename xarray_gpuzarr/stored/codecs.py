@@ -276,6 +276,13 @@ def of_each[Row](kinds: UnionType, rows: dict[type, Row]) -> dict[type, Row]:
     return rows
 
 
+NO_LIMIT = 2**63 - 1
+"""Bytes of an object or a chunk, where nothing bounds them."""
+_MOST_TIMES, _MOST_SLACK_NBYTES = 4, 1024 * 1024
+"""Incompressible bytes grow by an eighth at most, as Huffman codes of zlib with little memory, but for streams that are
+flushed, or begun anew, every few bytes, and for names, extra fields and skippable frames."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecPipeline:
     """The codecs of one chunk in the order in which they encode."""
@@ -299,6 +306,25 @@ class CodecPipeline:
     def stages(self) -> tuple[StageSpec, ...]:
         """What turns stored bytes into the elements of a chunk, in the order in which it decodes; not transposes."""
         return tuple(c for c in reversed((*self.array_to_array, *self.bytes_to_bytes)) if isinstance(c, StageSpec))
+
+    def most_nbytes(self, chunk_nbytes: int) -> int:
+        """Return how many bytes a chunk has at most, stored or between two codecs: more than writers make of it.
+
+        `NO_LIMIT` if zarr-python decodes it: nothing is known of its codecs.
+
+        Parameters
+        ----------
+        chunk_nbytes : int
+            Bytes of the decoded chunk.
+        """
+        if self.other is not None:
+            return NO_LIMIT
+        longest = nbytes = chunk_nbytes
+        for stage in reversed(self.stages):
+            if isinstance(stage, ElementSpec):
+                nbytes = -(-nbytes // np.dtype(stage.decoded).itemsize) * np.dtype(stage.encoded).itemsize
+                longest = max(longest, nbytes)
+        return _MOST_TIMES * longest + _MOST_SLACK_NBYTES
 
 
 def encoded_nbytes(spec: StageSpec, nbytes: int) -> int | None:

@@ -263,7 +263,7 @@ def to_json(document: Mapping[str, Any]) -> str:
     return json.dumps({**document, "attributes": {}}, default=plain)
 
 
-def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
+def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[memoryview], npt.NDArray[Any]]:
     """Return a function that decodes one inner chunk with zarr-python's own codecs.
 
     Parameters
@@ -273,8 +273,8 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
     Returns
     -------
     callable
-        Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype`, host memory.
-        Safe to call from several threads. Raises whatever the codec raises.
+        Encoded bytes in host memory -> ndarray of shape `spec.grid.chunk_shape` and dtype `spec.dtype`, host memory,
+        perhaps of these bytes. Safe to call from several threads. Raises whatever the codec raises.
     """
     dtype = spec.numpy_dtype
     classes = _codec_classes(spec.metadata)
@@ -282,7 +282,7 @@ def zarr_chunk_decoder(spec: ArraySpec) -> Callable[[bytes], npt.NDArray[Any]]:
         isinstance(codec, ShardingCodec) for codec in _zarr_pipeline(spec.metadata, cpu.buffer_prototype, classes)[0]
     )
 
-    def decode(encoded: bytes) -> npt.NDArray[Any]:
+    def decode(encoded: memoryview) -> npt.NDArray[Any]:
         # zarr-python takes chunks out of shards in the buffers of its settings only.
         prototype = default_buffer_prototype() if is_shard else cpu.buffer_prototype
         pipeline, chunk_spec = _zarr_pipeline(spec.metadata, prototype, classes)

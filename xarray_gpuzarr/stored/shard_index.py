@@ -86,7 +86,7 @@ def decode_shard_index(
         Wrong length, wrong checksum, ranges outside the shard, inside the index or overlapping.
     """
     if len(encoded) != spec.nbytes:
-        found = f"{len(encoded)} bytes where {spec.nbytes} are needed for {spec.n_chunks} chunks"
+        found = f"{len(encoded) or shard_nbytes or 0} bytes where {spec.nbytes} are needed for {spec.n_chunks} chunks"
         raise _error(where, spec, found)
     if spec.checksum:
         _check_crc(encoded, spec, where)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
-
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
 from xarray_gpuzarr.decoders.host.compressors import LIBRARY_ERRORS, decode_at_most, decompress
 from xarray_gpuzarr.decoders.host.filters import decode_elements, filtered_nbytes, unshuffle
@@ -21,9 +19,6 @@ from xarray_gpuzarr.stored.codecs import (
     StageSpec,
     encoded_nbytes,
 )
-
-_STAGE_SLACK_NBYTES = 64 * 1024
-"""No codec in the middle of a chain makes a chunk twice its size, but for headers and dtypes with longer elements."""
 
 
 def _decode_into(spec: CompressorSpec | ShuffleSpec | ElementSpec, src: memoryview, dst: memoryview) -> None:
@@ -51,7 +46,7 @@ class ChunkCodec:
         self._stages = pipeline.stages
         self._chunk_nbytes = chunk_nbytes
         self._nbytes = _decoded_nbytes(self._stages, chunk_nbytes)
-        self._most = 2 * _longest(self._stages, chunk_nbytes) + _STAGE_SLACK_NBYTES
+        self._most = pipeline.most_nbytes(chunk_nbytes)
         self.in_place = all(isinstance(s, ChecksumSpec) for s in self._stages)
         """Whether the decoded chunk is a part of the encoded bytes."""
         self.raw = not self._stages
@@ -117,16 +112,6 @@ def _decoded_nbytes(stages: Sequence[StageSpec], chunk_nbytes: int) -> list[int 
         lengths.append(known)
         known = None if known is None else encoded_nbytes(stage, known)
     return lengths[::-1]
-
-
-def _longest(stages: Sequence[StageSpec], chunk_nbytes: int) -> int:
-    """Return how many bytes a chunk has at most between two stages, if no compressor makes it longer."""
-    longest = nbytes = chunk_nbytes
-    for stage in reversed(stages):
-        if isinstance(stage, ElementSpec):
-            nbytes = -(-nbytes // np.dtype(stage.decoded).itemsize) * np.dtype(stage.encoded).itemsize
-            longest = max(longest, nbytes)
-    return longest
 
 
 def _explained(codec: str, err: BaseException, nbytes: int) -> FrameError:

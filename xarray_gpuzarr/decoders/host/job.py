@@ -114,12 +114,12 @@ class Job:
         return array.elements(scratch)
 
     @cached_property
-    def _zarrs_own(self) -> Callable[[bytes], Array]:
+    def _zarrs_own(self) -> Callable[[memoryview], Array]:
         return zarr_chunk_decoder(self.array.spec)
 
     def _decode_by_zarr(self, src: memoryview) -> Array:
         try:
-            chunk = self._zarrs_own(bytes(src))
+            chunk = self._zarrs_own(src.toreadonly())
         except Exception as err:  # any codec may be installed; whatever it raises is named
             could_not_run = isinstance(err, ImportError | NotImplementedError | MemoryError) or (
                 isinstance(err, OSError) and err.errno is not None

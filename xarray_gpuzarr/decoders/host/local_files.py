@@ -58,7 +58,8 @@ def local_files(plan: ReadPlan, source: ByteSource) -> Files | None:
     if is_sharded:
         room_nbytes = max(plan.most_nbytes, min(_ROOM_NBYTES, rule.max_nbytes))
     else:
-        room_nbytes = -(-plan.spec.most_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
+        room_nbytes = -(-plan.spec.expected_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
     versions_at, offset = (at + 8 * len(starts), plan.offset_at) if is_sharded else (0, 0)
-    struct = FilesStruct(bytes(paths), at, versions_at, plan.at, offset, 0, room_nbytes, rule.max_gap_nbytes)
+    lengths = room_nbytes, rule.max_gap_nbytes, plan.spec.most_nbytes
+    struct = FilesStruct(bytes(paths), at, versions_at, plan.at, offset, 0, *lengths)
     return Files(struct=struct, kept=(about, plan))

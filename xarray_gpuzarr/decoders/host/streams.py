@@ -1,12 +1,15 @@
-"""zstd frames decoded piece by piece, to no more bytes than they are allowed.
+"""Frames decoded piece by piece, to no more bytes than they are allowed, and without a copy of them.
 
-What one call of libzstd cannot do: several in a row, and those that do not say how long they are.
+What one call of libzstd cannot do: several frames in a row, and those that do not say how long they are.
 """
 
 from __future__ import annotations
 
+import io
 import threading
+from collections.abc import Buffer
 from contextlib import suppress
+from typing import Any
 
 import imagecodecs
 import zstandard
@@ -15,11 +18,40 @@ from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
 from xarray_gpuzarr.stored.codecs import CompressorSpec
 
 _PIECE_NBYTES = 512 * 1024
+"""What is shorter is sooner copied than read in pieces."""
 _END = b"here it ends"
 _END_FRAME = zstandard.compress(_END)
 """Behind all others: what it holds is decoded only if these were complete."""
 
 _thread = threading.local()
+
+
+class Joined(io.RawIOBase):
+    """Bytes in host memory, one run after another, as a file.
+
+    Parameters
+    ----------
+    *runs : bytes-like
+    """
+
+    def __init__(self, *runs: Buffer) -> None:
+        super().__init__()
+        self._left = [memoryview(run) for run in reversed(runs)]
+
+    def readable(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def readinto(self, room: Buffer) -> int:
+        """Copy bytes of one run to `room`; return how many."""
+        while self._left and not self._left[-1]:
+            self._left.pop()
+        if not self._left:
+            return 0
+        view = memoryview(room)
+        part, self._left[-1] = self._left[-1][: len(view)], self._left[-1][len(view) :]
+        view[: len(part)] = part
+        return len(part)
 
 
 def check_declared(spec: CompressorSpec, frame: memoryview, most: int) -> None:
@@ -34,7 +66,7 @@ def zstd_at_most(src: memoryview, most: int) -> memoryview:
     context = getattr(_thread, "zstd", None)
     if context is None:
         context = _thread.zstd = zstandard.ZstdDecompressor()
-    ended = b"".join((src, _END_FRAME))
+    ended: Any = b"".join((src, _END_FRAME)) if len(src) < _PIECE_NBYTES else Joined(src, _END_FRAME)
     reader = context.stream_reader(ended, read_size=_PIECE_NBYTES, read_across_frames=True, closefd=False)
     try:
         decoded = reader.read(most + len(_END) + 1)

@@ -53,6 +53,32 @@ OTHER = Answer(data=memoryview(b""), version=ANOTHER)
 """Of a server that was asked for one tag, and has another."""
 
 
+def first_of_rest(request: ByteRequest | None) -> int | None:
+    """Return the first byte of what is asked for, if that is all from there on to the end of an object."""
+    if request is None:
+        return 0
+    return request.offset if isinstance(request, OffsetByteRequest) else None
+
+
+def length_alone(
+    request: ByteRequest | None, nbytes: int, most_nbytes: int, *, is_whole: bool = False
+) -> Answer | None:
+    """Return an answer without bytes for a request to the end of an object that is longer than `most_nbytes`.
+
+    Parameters
+    ----------
+    request : ByteRequest or None
+    nbytes : int
+        That are sent.
+    most_nbytes : int
+    is_whole : bool
+        Whether they are all of the object, whatever was asked for.
+    """
+    first = first_of_rest(request)
+    length = nbytes if is_whole else nbytes + (first or 0)
+    return None if first is None or length <= most_nbytes else Answer(data=memoryview(b""), object_nbytes=length)
+
+
 def range_header(request: ByteRequest | None) -> dict[str, str]:
     """Return the header that asks for these bytes; none for the whole object."""
     if isinstance(request, RangeByteRequest):
@@ -62,8 +88,20 @@ def range_header(request: ByteRequest | None) -> dict[str, str]:
     return {} if request is None else {"Range": f"bytes={request.offset}-"}
 
 
-def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | None, status: int) -> Answer:
-    """Make sure that a body is what was asked for, and read what the headers say of the object.
+class Body(NamedTuple):
+    """What is kept of a body: as much of it as an answer needs."""
+
+    data: bytes
+    first: int
+    """Of `data`, counted from the start of the body."""
+    nbytes: int
+    """Of the body, or more than an answer may have."""
+
+
+def http_answer(
+    body: Body, headers: Mapping[str, str], request: ByteRequest | None, status: int, most_nbytes: int
+) -> Answer:
+    """Make sure that a body is what was asked for, and read what the headers say of the object; see `Client.get`.
 
     Raises
     ------
@@ -71,24 +109,33 @@ def http_answer(data: bytes, headers: Mapping[str, str], request: ByteRequest | 
         The body is of other bytes, or the status says that it is none of the object.
     """
     if status not in (_WHOLE, _TRANSFORMED, _PARTIAL):
-        raise OSError(f"the server answered with status {status}, {len(data)} bytes")
-    span = _span(headers.get("content-range"))
-    if status != _PARTIAL and span is None:  # a server that knows no ranges sends everything
-        first, end = _asked_for(request, len(data))
-        if isinstance(request, RangeByteRequest) and request.start and len(data) == _most_nbytes(request):
+        raise OSError(f"the server answered with status {status}, {body.nbytes} bytes")
+    is_all = is_whole(headers, status)
+    refused = length_alone(request, body.nbytes, most_nbytes, is_whole=is_all)
+    if refused is not None:
+        return refused
+    wanted = memoryview(body.data)
+    if is_all:
+        first, end = _asked_for(request, body.nbytes)
+        if isinstance(request, RangeByteRequest) and request.start and body.nbytes == _most_nbytes(request):
             raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
-        wanted = memoryview(data)[first:end]
+        wanted = wanted[first - body.first : end - body.first]
         # Of as many bytes as the end that was asked for, nobody can say whether they are all.
-        object_nbytes = None if len(data) == _most_nbytes(request) else len(data)
+        object_nbytes = None if body.nbytes == _most_nbytes(request) else body.nbytes
     else:
-        wanted = memoryview(data)
+        span = _span(headers.get("content-range"))
         object_nbytes = None if span is None else span[2]
-        _check_bytes(len(data), span, request)
+        _check_bytes(body.nbytes, span, request)
     marks = Marks(
         headers.get("etag"), headers.get("x-amz-version-id"), object_nbytes, _date(headers.get("last-modified"))
     )
     version, settled = version_of(marks, _date(headers.get("date")) or datetime.now(UTC))
     return Answer(data=wanted, object_nbytes=object_nbytes, version=version, settled=settled)
+
+
+def is_whole(headers: Mapping[str, str], status: int) -> bool:
+    """Say whether a body is all of an object: a server that knows no ranges sends everything."""
+    return status != _PARTIAL and _span(headers.get("content-range")) is None
 
 
 _WHOLE, _TRANSFORMED, _PARTIAL = 200, 203, 206

@@ -22,8 +22,20 @@ from zarr.buffer import cpu
 from zarr.storage import FsspecStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.fetch.remote import forks
-from xarray_gpuzarr.fetch.remote.answers import OTHER, Answer, Marks, http_answer, range_header, version_of
+from xarray_gpuzarr.fetch.remote.answers import (
+    OTHER,
+    Answer,
+    Body,
+    Marks,
+    first_of_rest,
+    http_answer,
+    length_alone,
+    range_header,
+    version_of,
+)
+from xarray_gpuzarr.fetch.remote.http_body import read_body
 from xarray_gpuzarr.fetch.remote.too_short import http_status, is_too_short, nbytes_without_reading
+from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """What zarr's `ObjectStore` takes for a missing object; an `FsspecStore` has its own ``allowed_exceptions``."""
@@ -44,10 +56,13 @@ class Client(Protocol):
     def lost_by_fork(self) -> object:
         """What a forked process cannot use if its parent has, see `forks.note`; None if there is nothing."""
 
-    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+    async def get(
+        self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Answer | None:
         """Ask for bytes of an object, all of them if `request` is None; return None if there is no such object.
 
-        With `if_match`, an answer may come without bytes and be of the version `ANOTHER`.
+        With `if_match`, an answer may come without bytes and be of the version `ANOTHER`. Of an object that is asked
+        for to its end and is longer than `most_nbytes`, it may tell the length alone.
         """
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:
@@ -98,6 +113,7 @@ class StoreClient:
         key: str,
         request: ByteRequest | None,
         if_match: str | None = None,  # noqa: ARG002  # zarr asks for any
+        most_nbytes: int = NO_LIMIT,  # noqa: ARG002  # zarr asks for no lengths
     ) -> Answer | None:
         """See `Client.get`."""
         # The host prototype is named, so that zarr.config.enable_gpu() does not move encoded bytes to a device.
@@ -114,14 +130,16 @@ class StoreClient:
 class AdlfsClient(StoreClient):
     """adlfs: Azure knows no suffix ranges, and adlfs sends them all the same."""
 
-    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+    async def get(
+        self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Answer | None:
         """See `Client.get`."""
         if isinstance(request, SuffixByteRequest):
             try:
                 request = _last_bytes(request, await self._store.getsize(key))
             except _ABSENT:
                 return None
-        return await super().get(key, request, if_match)
+        return await super().get(key, request, if_match, most_nbytes)
 
 
 def _last_bytes(request: SuffixByteRequest, object_nbytes: int) -> RangeByteRequest:
@@ -136,6 +154,16 @@ class ZipClient(StoreClient):
         super().__init__(store)
         self.lost_by_fork = store
         forks.note(store)
+
+    async def get(
+        self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Answer | None:
+        """See `Client.get`; an entry of a few bytes may stand for gigabytes."""
+        first = first_of_rest(request)
+        if first is None or most_nbytes == NO_LIMIT:
+            return await super().get(key, request, if_match)
+        answer = await super().get(key, RangeByteRequest(first, max(first, most_nbytes) + 1), if_match)
+        return answer and (length_alone(request, len(answer.data), most_nbytes) or answer)
 
 
 _ICECHUNK_KEY = re.compile(r"(?:(.+)/)?c((?:/\d+)*)")
@@ -158,9 +186,11 @@ class IcechunkClient(StoreClient):
         self.identity = ("icechunk", str(self._session.snapshot_id)) if self._session.read_only else None
         self._knows_virtual = bool(self._session.config.virtual_chunk_containers)
 
-    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+    async def get(
+        self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Answer | None:
         """See `Client.get`."""
-        answer = await super().get(key, request, if_match)
+        answer = await super().get(key, request, if_match, most_nbytes)
         if answer is None or self.identity is None or (self._knows_virtual and await self._may_be_virtual(key)):
             return answer
         return Answer(data=answer.data, version=self.identity, settled=True)
@@ -189,7 +219,9 @@ class ObstoreClient:
         is_memory = type(store).__name__ == "MemoryStore"
         self.identity: Hashable = None if is_memory else ("obstore", _digest(place))
 
-    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+    async def get(
+        self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Answer | None:
         """See `Client.get`."""
         import obstore  # noqa: PLC0415  # not everyone has it
 
@@ -202,6 +234,10 @@ class ObstoreClient:
                 # Azure knows no suffix ranges.
                 request = _last_bytes(request, (await obstore.head_async(self._store, key))["size"])
                 result = await obstore.get_async(self._store, key, options=_obstore_options(request, if_match))
+            first, end = result.range
+            refused = length_alone(request, end - first, most_nbytes)
+            if refused is not None:
+                return refused
             data = memoryview(await result.bytes_async())
         except _ABSENT:
             return None
@@ -245,7 +281,9 @@ class S3fsClient:
         self.identity: Hashable = ("s3fs", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
 
-    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+    async def get(
+        self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Answer | None:
         """See `Client.get`."""
         from s3fs.core import _error_wrapper, version_id_kw  # noqa: PLC0415  # not everyone has it
 
@@ -255,10 +293,11 @@ class S3fsClient:
         if if_match is not None:
             options["IfMatch"] = if_match
 
-        async def call() -> tuple[bytes, Mapping[str, Any]]:
+        async def call() -> tuple[bytes | Answer, Mapping[str, Any]]:
             response = await self._fs._call_s3("get_object", Bucket=bucket, Key=name, **options)  # noqa: SLF001
             try:
-                return await response["Body"].read(), response["ResponseMetadata"]
+                refused = length_alone(request, response["ContentLength"], most_nbytes)
+                return refused or await response["Body"].read(), response["ResponseMetadata"]
             finally:
                 response["Body"].close()
 
@@ -270,7 +309,10 @@ class S3fsClient:
             if isinstance(err, self._absent):
                 return None
             raise
-        return http_answer(data, said["HTTPHeaders"], request, said["HTTPStatusCode"])
+        if isinstance(data, Answer):
+            return data
+        body = Body(data, 0, len(data))
+        return http_answer(body, said["HTTPHeaders"], request, said["HTTPStatusCode"], most_nbytes)
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
         """See `Client.is_too_short`."""
@@ -288,7 +330,9 @@ class HttpClient:
         self.identity: Hashable = ("http", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
 
-    async def get(self, key: str, request: ByteRequest | None, if_match: str | None = None) -> Answer | None:
+    async def get(
+        self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
+    ) -> Answer | None:
         """See `Client.get`."""
         options = dict(self._fs.kwargs)
         options["headers"] = {**options.get("headers", {}), **range_header(request)}
@@ -297,13 +341,13 @@ class HttpClient:
         session, url = await self._fs.set_session(), f"{self._path.rstrip('/')}/{key}"
         try:
             async with session.get(self._fs.encode_url(url), **options) as response:
-                data = await response.read()
+                body = await read_body(response, request, most_nbytes)
                 if if_match is not None and response.status == _PRECONDITION_FAILED:
                     return OTHER
                 self._fs._raise_not_found_for_status(response, url)  # noqa: SLF001
         except self._absent:
             return None
-        return http_answer(data, response.headers, request, response.status)
+        return http_answer(body, response.headers, request, response.status, most_nbytes)
 
     async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
         """See `Client.is_too_short`."""

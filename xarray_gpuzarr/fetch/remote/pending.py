@@ -14,6 +14,7 @@ from xarray_gpuzarr.fetch.source import (
     UNTAGGED,
     Allocate,
     Edge,
+    ObjectTooLongError,
     Version,
     changed,
     failed,
@@ -54,28 +55,32 @@ def _words(request: ByteRequest | None) -> str:
 class WaitingRanges:
     """Byte ranges that were asked for: a `Pending`."""
 
-    __slots__ = ("_version", "_wanted", "asked")
+    __slots__ = ("_most_nbytes", "_version", "_wanted", "asked")
 
-    def __init__(self, asked: Sequence[Asked], wanted: Sequence[ByteRange], version: Version) -> None:
+    def __init__(self, asked: Sequence[Asked], wanted: Sequence[ByteRange], version: Version, most_nbytes: int) -> None:
         self.asked, self._wanted, self._version = asked, wanted, version
+        self._most_nbytes = most_nbytes
 
     def __call__(self, _allocate: Allocate) -> list[memoryview | None]:
         """Wait for the bytes of all."""
-        return [_checked(*each, self._version) for each in zip(self.asked, self._wanted, strict=True)]
+        return [self._checked(*each) for each in zip(self.asked, self._wanted, strict=True)]
 
-
-def _checked(asked: Asked, wanted: ByteRange, version: Version) -> memoryview | None:
-    """Wait for a range; refuse one of another version or of another length."""
-    answer = asked.answer()
-    if answer is None:
-        if version is None or version == UNTAGGED:
-            return None
-        raise changed(asked.name, version, None, asked.key)
-    if not answer.is_of(version):
-        raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
-    if wanted.nbytes not in (WHOLE_OBJECT, len(answer.data)):
-        raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
-    return answer.data
+    def _checked(self, asked: Asked, wanted: ByteRange) -> memoryview | None:
+        """Wait for a range; refuse one of another version or of another length, and an object that is too long."""
+        answer, version = asked.answer(), self._version
+        if answer is None:
+            if version is None or version == UNTAGGED:
+                return None
+            raise changed(asked.name, version, None, asked.key)
+        if not answer.is_of(version):
+            raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
+        if wanted.nbytes == WHOLE_OBJECT:
+            nbytes = max(answer.object_nbytes or 0, wanted.offset + len(answer.data))
+            if nbytes > self._most_nbytes:
+                raise ObjectTooLongError(asked.key, nbytes)
+        elif wanted.nbytes != len(answer.data):
+            raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
+        return answer.data
 
 
 class WaitingEdge:

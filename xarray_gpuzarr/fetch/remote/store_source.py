@@ -34,6 +34,7 @@ from xarray_gpuzarr.fetch.source import (
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.process.fetch_options import fetch_options
+from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 _MIB = 1024**2
 
@@ -58,12 +59,14 @@ class StoreSource:
         Requests that may be under way at once, once this is the source of one read.
     ask_again : bool
         Whether to ask many times for a version that other answers are not of.
+    most_nbytes : int
+        Of objects that are chunks.
     """
 
     is_remote, is_local = True, False
     storage: Storage = "posix"
 
-    __slots__ = ("_ask_again", "_client", "_gate", "_n_under_way", "_under_way", "store")
+    __slots__ = ("_ask_again", "_client", "_gate", "_most_nbytes", "_n_under_way", "_under_way", "store")
 
     def __init__(
         self,
@@ -72,21 +75,26 @@ class StoreSource:
         client: Client | None = None,
         n_under_way: int | None = None,
         ask_again: bool = False,
+        most_nbytes: int = NO_LIMIT,
     ) -> None:
         self.store = store
         self._client: Client = client or client_for(store)
         self._n_under_way = n_under_way or _UNDER_WAY
         self._gate = None if n_under_way is None else asyncio.Semaphore(n_under_way)
-        self._ask_again = ask_again
+        self._ask_again, self._most_nbytes = ask_again, most_nbytes
         self._under_way = UnderWay()
 
-    def for_one_read(self, *, ask_again: bool = False, most_nbytes: int | None = None) -> StoreSource:
-        """Return this source with a bound of its own on the requests under way."""
+    def for_one_read(
+        self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
+    ) -> StoreSource:
+        """Return this source with bounds of its own, on the requests under way and on objects that are chunks."""
         n = _UNDER_WAY
-        if most_nbytes is not None:
-            n = min(max(n, _UNDER_WAY_NBYTES // max(1, most_nbytes)), _SHORT_UNDER_WAY)
+        if expected_nbytes is not None:
+            n = min(max(n, _UNDER_WAY_NBYTES // max(1, expected_nbytes)), _SHORT_UNDER_WAY)
         n = max(1, min(n, fetch_options().max_requests - 1))  # no read alone keeps others of its server waiting
-        return StoreSource(store=self.store, client=self._client, n_under_way=n, ask_again=ask_again)
+        return StoreSource(
+            store=self.store, client=self._client, n_under_way=n, ask_again=ask_again, most_nbytes=most_nbytes
+        )
 
     def __repr__(self) -> str:
         return masked(f"StoreSource(store={self.store!r})")
@@ -126,8 +134,9 @@ class StoreSource:
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Ask the store for everything now; the returned object waits for the answers."""
-        asked = self._ask_all([(key, _request(wanted)) for key, wanted in requests], version)
-        return WaitingRanges(asked, [wanted for _, wanted in requests], version)
+        most = self._most_nbytes
+        asked = self._ask_all([(key, _request(wanted)) for key, wanted in requests], version, most)
+        return WaitingRanges(asked, [wanted for _, wanted in requests], version, most)
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
@@ -135,18 +144,20 @@ class StoreSource:
             self._ask(key, SuffixByteRequest(nbytes) if location == "end" else RangeByteRequest(0, nbytes))
         )
 
-    def start_whole(self, key: str) -> PendingEdge:
+    def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
-        return WaitingEdge(self._ask(key, None))
+        return WaitingEdge(self._ask(key, None, most_nbytes))
 
     def give_up(self) -> None:
         """Give up requests that have not been answered."""
         self._under_way.give_up()
 
-    def _ask(self, key: str, request: ByteRequest | None, version: Version = None) -> Asked:
-        return self._ask_all([(key, request)], version)[0]
+    def _ask(self, key: str, request: ByteRequest | None, most_nbytes: int = NO_LIMIT) -> Asked:
+        return self._ask_all([(key, request)], None, most_nbytes)[0]
 
-    def _ask_all(self, wanted: Sequence[tuple[str, ByteRequest | None]], version: Version = None) -> list[Asked]:
+    def _ask_all(
+        self, wanted: Sequence[tuple[str, ByteRequest | None]], version: Version, most_nbytes: int
+    ) -> list[Asked]:
         if not wanted:
             return []
         name = self._name(wanted[0][0])
@@ -161,7 +172,7 @@ class StoreSource:
         if self._client.lost_by_fork is not None:
             forks.use(self._client.lost_by_fork, name)
         of_version = version if self._ask_again else None
-        requests = [partial(self._answer, loop, *each, of_version) for each in wanted]
+        requests = [partial(self._answer, loop, *each, of_version, most_nbytes) for each in wanted]
         replies = self._under_way.ask(loop, requests)
         return [
             Asked(reply=reply, key=key, name=self._name(key), request=request)
@@ -169,7 +180,12 @@ class StoreSource:
         ]
 
     async def _answer(
-        self, loop: asyncio.AbstractEventLoop, key: str, request: ByteRequest | None, version: Version
+        self,
+        loop: asyncio.AbstractEventLoop,
+        key: str,
+        request: ByteRequest | None,
+        version: Version,
+        most_nbytes: int,
     ) -> Answer | None:
         """Ask once no more than ``max_requests`` to this server, nor too many of this read, are under way.
 
@@ -179,7 +195,7 @@ class StoreSource:
             tag = strong_tag(version)
             for _ in range(1 if version is None else _TRIES):
                 try:
-                    answer = await self._client.get(key, request, tag)
+                    answer = await self._client.get(key, request, tag, most_nbytes)
                 except Exception as err:  # of any kind: it is looked at
                     if tag is not None:  # a server that does not know If-Match, perhaps
                         tag = None

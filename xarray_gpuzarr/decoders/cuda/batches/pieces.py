@@ -53,7 +53,7 @@ class Piece(NamedTuple):
     def of(cls, plan: ReadPlan, lo: int, hi: int) -> Self:
         """Return rows ``[lo, hi)`` of a plan, at least one."""
         if plan.spec.index is None:
-            return cls(plan, lo, hi, 0, (hi - lo) * aligned(plan.spec.most_nbytes))
+            return cls(plan, lo, hi, 0, (hi - lo) * aligned(plan.spec.expected_nbytes))
         first = int(plan.offset[lo])
         return cls(plan, lo, hi, first, int(plan.offset[hi - 1] + plan.nbytes[hi - 1]) - first)
 
@@ -61,7 +61,7 @@ class Piece(NamedTuple):
         """Return how many rows a batch and a segment have room for: see `Cutter`."""
         plan, lo, hi = self.plan, self.lo, self.hi
         if plan.spec.index is None:
-            return max(0, min(hi - lo, most, slot_nbytes // aligned(plan.spec.most_nbytes)))
+            return max(0, min(hi - lo, most, slot_nbytes // aligned(plan.spec.expected_nbytes)))
         room = min(most_nbytes, slot_nbytes)
         if self.nbytes <= room:
             return min(hi - lo, most)

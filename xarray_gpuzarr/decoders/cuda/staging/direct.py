@@ -36,7 +36,7 @@ from xarray_gpuzarr.decoders.cuda.decoding.shadows import NO_SHADOWS, Choice, Sh
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.cuda.staging.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
-from xarray_gpuzarr.decoders.faults import no_direct_files, vanished_shard
+from xarray_gpuzarr.decoders.faults import no_direct_files, too_long_chunk, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.fetch.source import failed
@@ -273,7 +273,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
     ranges: list[_Range] = []
     starts, lengths, used = [], [], 0
     for piece in pieces:
-        for key, wanted in piece.requests():
+        for number, (key, wanted) in enumerate(piece.requests()):
             path = source.local_file(key).path
             size = _size(path)
             if size is None:
@@ -285,6 +285,8 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
                 continue
             offset = wanted.offset
             nbytes = size if wanted.nbytes == WHOLE_OBJECT else wanted.nbytes
+            if wanted.nbytes == WHOLE_OBJECT and size > piece.plan.spec.most_nbytes:
+                raise too_long_chunk(piece.plan, piece.lo + number, size)
             first = offset // _PAGE_NBYTES * _PAGE_NBYTES
             end = max(offset + nbytes, min(size, -(-(offset + nbytes) // _PAGE_NBYTES) * _PAGE_NBYTES))
             ranges.append(_Range(path=path, key=key, first=first, nbytes=end - first, at=used))
