@@ -120,7 +120,7 @@ class Elements:
     def words(self) -> Words:
         """Fields of ``struct Codec``, and the pairs of numbers behind them."""
         rounding = get_args(Rounding).index(self.rounding)
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             scale, offset = (_word(np.array([number]).astype(self.inner)) for number in (self.scale, self.offset))
             pairs = [
                 (_word(np.array([key], self.encoded.newbyteorder("="))), _word(np.array([value]).astype(self._native)))

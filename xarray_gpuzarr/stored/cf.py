@@ -58,6 +58,7 @@ class Cast:
         return ", ".join(steps) or "none"
 
 
+@np.errstate(all="ignore")
 def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]) -> Cast | None:
     """Read the CF attributes of a numeric variable.
 
@@ -91,7 +92,7 @@ def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.d
         return None
     if boolean and (view or is_packed):
         return None
-    if not all(isinstance(n, int | float | complex) for n in (*mask, scale or 0, offset or 0)):
+    if not all(n is None or isinstance(n, int | float | complex) for n in (*mask, scale, offset)):
         return None
     return Cast(dtype=decoded.str, view=view, mask=mask, scale=scale, offset=offset)
 

@@ -152,7 +152,7 @@ def _exact(value: Json, dtype: np.dtype[Any]) -> float | None:
         return None
     if dtype.kind != "f" and value != int(value):
         return None
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         number: float = dtype.type(value if dtype.kind == "f" else int(value)).item()
     return number
 
