@@ -8,6 +8,7 @@ terabytes.
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ import numcodecs
 import zstandard
 
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
-from xarray_gpuzarr.decoders.host.streams import Joined, check_declared, zstd_at_most
+from xarray_gpuzarr.decoders.host.streams import check_declared, zstd_at_most
 from xarray_gpuzarr.frames.headers import FrameError, blosc_nbytes
 from xarray_gpuzarr.native import Codec
 from xarray_gpuzarr.process.records import record
@@ -61,7 +62,7 @@ _COPY_RATE = 4e9
 
 
 def _gzip_at_most(src: memoryview, most: int) -> memoryview:
-    with gzip.GzipFile(fileobj=Joined(src)) as members:
+    with gzip.GzipFile(fileobj=io.BytesIO(src)) as members:
         return memoryview(members.read(most + 1))
 
 
