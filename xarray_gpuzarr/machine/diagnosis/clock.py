@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -23,12 +22,8 @@ def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5
     run()
     times: list[float] = []
     while not times or (len(times) < most and sum(times) + times[-1] <= budget):
-        gc.disable()  # the garbage of other runs is not this one's time
-        try:
-            start = time.perf_counter()
-            result = run()
-            times.append(time.perf_counter() - start)
-        finally:
-            gc.enable()
+        start = time.perf_counter()
+        result = run()
+        times.append(time.perf_counter() - start)
         del result
     return statistics.median(times)
