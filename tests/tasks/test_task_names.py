@@ -14,6 +14,7 @@ import zarr
 from dask.utils import key_split
 from helpers.data.corpus import checked_shards
 from helpers.data.datasets import open_ours, write_weather
+from helpers.stores.fakes import Wrapper
 from zarr.storage import LocalStore, MemoryStore, ZipStore
 
 pytestmark = [
@@ -180,3 +181,34 @@ def test_names_survive_pickle(path):
     ds = open_ours(path)
 
     assert pickle.loads(pickle.dumps(ds)).chunk()["u10"].data.name == ds.chunk()["u10"].data.name
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"x": slice(0, 2000)}, {"x": np.arange(2000)}, {"x": xr.Variable("p", np.arange(2000))}]
+)
+def test_other_selections_are_other_tasks(chosen):
+    store, other = MemoryStore(), np.arange(2000)
+    other[1000] = 4000
+    xr.Dataset({"v": ("x", np.arange(5000.0))}).to_zarr(store)
+    variable = open_ours(store)["v"].variable
+
+    first, again, second = (variable.isel(x=x).chunk() for x in (chosen["x"], chosen["x"], other))
+
+    assert first.data.name == again.data.name != second.data.name
+    assert (second.data - first.data).compute()[1000] == 3000
+
+
+@pytest.mark.parametrize("wrapped", [lambda store: store, Wrapper], ids=["memory", "other"])
+@pytest.mark.parametrize(
+    "keywords", [{"chunks": (2,)}, {"chunks": (4,), **checked_shards((2,))}], ids=["planned", "by zarr"]
+)
+def test_other_stores_are_other_tasks(wrapped, keywords):
+    opened = []
+    for first in (0, 1):
+        store = MemoryStore()
+        array = zarr.open_group(store).create_array("v", shape=(4,), dtype="f8", dimension_names=("x",), **keywords)
+        array[:] = np.arange(4) + first
+        opened.append(open_ours(wrapped(store), consolidated=False)["v"].variable.chunk().data)
+
+    assert opened[0].name != opened[1].name
+    assert (opened[1] - opened[0]).compute().tolist() == [1, 1, 1, 1]

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
+from dask.base import normalize_token
 from xarray import Variable
 from xarray.core import indexing
 from xarray.namedarray.daskmanager import DaskManager
@@ -70,7 +71,7 @@ class BlockReader:
         return spec.grid.shard_shape if unselected and not isinstance(spec, Unplanned) else None
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
-        return (type(self).__qualname__, self.lazy.__dask_tokenize__(), self.array.key.tuple)
+        return (type(self).__qualname__, self.lazy.__dask_tokenize__(), normalize_token(self.array.key.tuple))
 
     def __getitem__(self, key: Any) -> Any:
         full = indexing.expanded_indexer(key, self.ndim)

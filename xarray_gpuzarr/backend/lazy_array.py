@@ -46,7 +46,7 @@ class LazyArray(BackendArray):
         self.dtype = decoder_for(device).result_dtype(np.dtype(stored.cast.dtype))
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
-        return (type(self).__qualname__, self.stored, self.device)
+        return (type(self).__qualname__, self.stored.__dask_tokenize__(), self.device)
 
     def __repr__(self) -> str:
         return f"LazyArray(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"

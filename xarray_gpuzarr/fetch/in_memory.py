@@ -56,8 +56,8 @@ class MemorySource:
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.store,)
 
-    def __dask_tokenize__(self) -> tuple[object, ...]:
-        return (type(self).__qualname__, self.store)
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        return (type(self).__qualname__, repr(self.store))
 
     @property
     def rule(self) -> CoalesceRule:

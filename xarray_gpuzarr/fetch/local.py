@@ -58,6 +58,9 @@ class LocalSource:
     is_remote: ClassVar = False
     is_local: ClassVar = True
 
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        return (type(self).__qualname__, self.root, self.storage)
+
     @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts: they stay in a core's cache, and handing one over (10 us) costs little beside decoding it."""

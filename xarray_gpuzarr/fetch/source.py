@@ -134,6 +134,9 @@ class ObjectSource(ByteSource, Protocol):
     def identity(self) -> Hashable:
         """What the source reads from, equal in every copy of it; None if that cannot be told."""
 
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        """Return what tells the source from others, as text: dask takes what is in it as it is."""
+
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
     ) -> ObjectSource:

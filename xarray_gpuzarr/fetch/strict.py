@@ -71,8 +71,8 @@ class StrictSource:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.within,)
 
-    def __dask_tokenize__(self) -> tuple[object, ...]:
-        return (type(self).__qualname__, self.within)
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        return (type(self).__qualname__, *self.within.__dask_tokenize__())
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.within, name)

@@ -36,6 +36,11 @@ class StoredArray:
         known = zlib.compress(pickle.dumps((self.shape, self.spec, self.cast)), 1)
         return _unpickled, (own_version(), known, self.source, self.zarr_array)
 
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        spec, source = self.spec, self.source and self.source.__dask_tokenize__()
+        array = (spec.path, spec.metadata) if isinstance(spec, ArraySpec) else repr(self.zarr_array)
+        return (type(self).__qualname__, array, source, repr(self.cast))  # dask takes what is in it as it is
+
     @property
     def place(self) -> ObjectSource | None:
         """What knows the store of planned reads, whether its objects may be missing or not."""

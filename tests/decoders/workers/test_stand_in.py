@@ -81,6 +81,13 @@ def test_equal_ones_have_equal_tokens(array):
     assert tokenize(array) != tokenize(CupyStandIn(VALUES + 1))
 
 
+def test_long_ones_that_differ_in_the_middle_have_other_tokens():
+    values, others = np.zeros(5000), np.zeros(5000)
+    others[2500] = 1
+
+    assert tokenize(CupyStandIn(values)) != tokenize(CupyStandIn(others))
+
+
 def test_dask_knows_it_for_a_duck_array(array):
     made = da.from_array(array, chunks=2, asarray=False)
 

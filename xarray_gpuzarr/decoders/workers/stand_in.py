@@ -66,7 +66,7 @@ class CupyStandIn(NDArrayOperatorsMixin):
         return f"CupyStandIn(shape={self.shape}, dtype={self.dtype})"
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
-        return (type(self).__qualname__, self._host)
+        return (type(self).__qualname__, self._host.dtype.str, self._host.shape, self._host.tobytes())
 
 
 def _hosts(what: Any) -> Any:

@@ -102,8 +102,8 @@ class StoreSource:
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.store,)
 
-    def __dask_tokenize__(self) -> tuple[object, ...]:
-        return (type(self).__qualname__, self.identity or self.store)
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        return (type(self).__qualname__, repr(self.identity or self.store))
 
     @property
     def rule(self) -> CoalesceRule:
