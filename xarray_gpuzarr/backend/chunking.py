@@ -96,10 +96,9 @@ class BlockReader:
 
     @property
     def reads_into(self) -> bool:
-        """Whether `read_into` works: NumPy blocks of the host decoder, no points, at least one element."""
+        """Whether `read_into` works where blocks are NumPy's: the host decoder, no points, at least one element."""
         lazily_indexed = isinstance(self.array, indexing.LazilyIndexedArray)
-        on_host = self.lazy.device == "host" and type(self.lazy.meta()) is np.ndarray
-        return lazily_indexed and on_host and 0 not in (self.ndim, *self.shape)
+        return lazily_indexed and self.lazy.device == "host" and 0 not in (self.ndim, *self.shape)
 
 
 class ShardManager(DaskManager):
@@ -125,18 +124,17 @@ class ShardManager(DaskManager):
         """
         auto = self._auto | auto_axes(chunks, range(data.ndim))
         whole = chunks_of_whole_shards(chunks, auto, shape=data.shape, dtype=data.dtype, shard=data.shard_shape)
-        name = kwargs.get("name")
+        name, meta = kwargs.get("name"), data.lazy.meta()
         if name is not False:  # False is one that dask draws by lot, True none at all
             name = task_name(data.lazy.stored, None if name is True else name, data, str(whole))
-        kwargs |= {"meta": data.lazy.meta(), "asarray": False, "name": name}
-        array = da.from_array(data, whole, **kwargs)
+        array = da.from_array(data, whole, **kwargs | {"meta": meta, "asarray": False, "name": name})
         _advise_fewer_tasks(array)
-        return compute_into_one_output(array, data) if data.reads_into and not kwargs.get("lock") else array
+        into_one = data.reads_into and type(meta) is np.ndarray and not kwargs.get("lock")
+        return compute_into_one_output(array, data) if into_one else array
 
 
 def _advise_fewer_tasks(array: da.Array) -> None:
-    nbytes = array.nbytes // max(1, array.npartitions)
-    if array.npartitions < _MANY_TASKS or nbytes >= _SMALL_TASK_NBYTES:
+    if array.npartitions < _MANY_TASKS or (nbytes := array.nbytes // array.npartitions) >= _SMALL_TASK_NBYTES:
         return
     advise(
         "tasks",

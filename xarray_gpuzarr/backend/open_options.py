@@ -21,15 +21,13 @@ class DecodeOptions:
     use_cftime: Any = None
     decode_timedelta: Any = None
 
-    def of_variable(self, name: Hashable) -> dict[str, Any]:
-        """Return the keywords of `xarray.conventions.decode_cf_variable` for one variable."""
-        return {
-            "mask_and_scale": _item(self.mask_and_scale, name, default=True),
-            "decode_times": _item(self.decode_times, name, default=True),
-            "concat_characters": _item(self.concat_characters, name, default=True),
-            "use_cftime": _item(self.use_cftime, name, default=None),
-            "decode_timedelta": _item(self.decode_timedelta, name, default=None),
-        }
+    def masks_and_scales(self, name: Hashable) -> bool:
+        """Return whether a variable is masked and scaled."""
+        return bool(_item(self.mask_and_scale, name))
+
+    def decodes_times(self, name: Hashable) -> bool:
+        """Return whether a variable with units of time becomes times."""
+        return bool(_item(self.decode_times, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,5 +53,5 @@ class Place:
         return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
 
 
-def _item(option: Any, name: Hashable, *, default: Any) -> Any:
-    return option.get(name, default) if isinstance(option, Mapping) else option
+def _item(option: Any, name: Hashable) -> Any:
+    return option.get(name, True) if isinstance(option, Mapping) else option

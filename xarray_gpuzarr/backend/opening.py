@@ -99,7 +99,7 @@ def _prepare(
             array = lazily.array.get_array()
             if array.dtype.kind in NUMERIC_KINDS:
                 lazily.array = LazyArray(stored_array(array, storage=place.storage), "host")
-            is_time = (name in bounds or _has_time_units(variable)) and options.of_variable(name)["decode_times"]
+            is_time = (name in bounds or _has_time_units(variable)) and options.decodes_times(name)
             if takes_long(array.store) and variable.size and (variable.dims or array.dtype.kind in NUMERIC_KINDS):
                 if variable.dims == (name,) and is_short(array):
                     lazily.array = ahead.index(lazily.array, array)
@@ -171,7 +171,7 @@ def _engine_array(
         return None
     if _AS_TEXT_OR_TIME & decoded.encoding.keys():
         return None
-    if not options.of_variable(name)["mask_and_scale"]:
+    if not options.masks_and_scales(name):
         attrs = {"dtype": attrs.get("dtype")}
     cast = parse_cast(attrs, stored=lazy.dtype, decoded=decoded.dtype)
     if cast is None:

@@ -58,7 +58,6 @@ class Cast:
         return ", ".join(steps) or "none"
 
 
-@np.errstate(all="ignore")
 def parse_cast(attrs: Mapping[Any, Any], *, stored: np.dtype[Any], decoded: np.dtype[Any]) -> Cast | None:
     """Read the CF attributes of a numeric variable.
 
@@ -105,16 +104,16 @@ def _unsigned_view(unsigned: object, stored: np.dtype[Any]) -> str | None:
     return None
 
 
+@np.errstate(all="ignore")
 def _mask_values(
     attrs: Mapping[Any, Any], stored: np.dtype[Any], view: str | None, decoded: np.dtype[Any]
 ) -> tuple[Number, ...]:
     """Collect the values that mean "missing" and that an element of the result can have."""
-    values, fill = _not_nan(attrs.get("missing_value", ())), _not_nan(attrs.get("_FillValue", ()))
+    values, fill = (_not_nan(attrs[name]) if name in attrs else [] for name in ("missing_value", "_FillValue"))
     if view is not None and len(fill) == 1:
         # xarray reinterprets _FillValue, and only that, together with the data.
         fill = list(np.asarray(fill).astype(stored).view(view))
-    wanted = {v.item() for v in (*values, *fill) if _is_exact(v, decoded)}
-    return tuple(sorted(wanted, key=repr))
+    return tuple(sorted({v.item() for v in (*values, *fill) if _is_exact(v, decoded)}, key=repr))
 
 
 def _not_nan(value: Any) -> list[Any]:

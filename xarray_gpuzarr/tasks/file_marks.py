@@ -21,7 +21,8 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 Mark = tuple[int, ...] | None
 """Inode, bytes and times of a file or a directory; None if there is none."""
 
-_METADATA = ("zarr.json", ".zmetadata", ".zattrs", ".zarray")
+_METADATA_V3 = ("zarr.json",)
+_METADATA = (*_METADATA_V3, ".zmetadata", ".zattrs", ".zarray")
 _FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
 _N_SHARDS = 8
 """Shards that are looked at, the first, the last and others between them at equal distances."""
@@ -83,14 +84,15 @@ def array_path(stored: StoredArray) -> str:
 
 
 def _keys(stored: StoredArray) -> Iterator[str]:
-    path = array_path(stored)
+    path, spec = array_path(stored), stored.spec
+    is_v3 = isinstance(spec, ArraySpec) and spec.keys.style == "default"
     for folder in ("", path.rpartition("/")[0], path):
         yield folder
-        yield from (f"{folder}/{name}".lstrip("/") for name in _METADATA)
+        yield from (f"{folder}/{name}".lstrip("/") for name in (_METADATA_V3 if is_v3 else _METADATA))
     yield f"{path}/c"
-    if isinstance(stored.spec, ArraySpec):
-        for coord in _spread(stored.spec.grid.n_shards):
-            key = stored.spec.keys.key(coord)
+    if isinstance(spec, ArraySpec):
+        for coord in _spread(spec.grid.n_shards):
+            key = spec.keys.key(coord)
             yield key.rpartition("/")[0]
             yield key
 
