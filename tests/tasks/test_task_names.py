@@ -15,7 +15,7 @@ from dask.utils import key_split
 from helpers.data.corpus import checked_shards
 from helpers.data.datasets import open_ours, write_weather
 from helpers.stores.fakes import Wrapper
-from zarr.storage import LocalStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ZipStore
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated"),
@@ -212,3 +212,13 @@ def test_other_stores_are_other_tasks(wrapped, keywords):
 
     assert opened[0].name != opened[1].name
     assert (opened[1] - opened[0]).compute().tolist() == [1, 1, 1, 1]
+
+
+def test_stores_that_differ_in_options_alone_are_other_tasks():
+    names = []
+    for account in ("a", "b"):
+        store = FsspecStore.from_url("memory://other-tasks", storage_options={"account": account})
+        xr.Dataset({"v": ("x", np.arange(4.0))}).to_zarr(store, mode="w")
+        names.append(open_ours(store)["v"].variable.chunk().data.name)
+
+    assert names[0] != names[1]

@@ -105,8 +105,8 @@ class CodecPipeline(codec.CodecPipeline):
         """
         batch = list(batch_info)
         if self._reader is None:
-            self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store, self.own)
-        if batch and await self._reader.read(batch, out, drop_axes):
+            self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
+        if batch and await self._reader.read(batch, out, drop_axes, self.own):
             return (_PRESENT,) * len(batch)
         return await self.own.read(batch, out, drop_axes)
 
@@ -156,11 +156,11 @@ class CodecPipeline(codec.CodecPipeline):
         await self.own.write(batch_info, value, drop_axes)
 
 
-def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store, own: codec.CodecPipeline) -> Reader:
+def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Reader:
     """Import what reads, which takes longer than opening an array, and make a reader."""
     from xarray_gpuzarr.codec_pipeline.reading import Reader  # noqa: PLC0415
 
-    return Reader(metadata, store, own)
+    return Reader(metadata, store)
 
 
 CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import zarr.core.sync
-from zarr.abc import codec
 from zarr.abc.store import Store
 from zarr.buffer import cpu, gpu
 from zarr.core.buffer import Buffer, NDBuffer
@@ -67,12 +66,9 @@ class Reader:
     ----------
     metadata : zarr metadata of an array
     store : zarr.abc.store.Store
-    own : zarr.abc.codec.CodecPipeline
-        zarr-python's.
     """
 
-    def __init__(self, metadata: Metadata, store: Store, own: codec.CodecPipeline) -> None:
-        self._own: Any = own  # which has `read_sync` where stores have `get_sync`
+    def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata = metadata
         self._store = store
         self._depth = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
@@ -86,7 +82,7 @@ class Reader:
         self._little_nbytes = 0.0
         """Bytes that one thread decodes in `_LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
 
-    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord) -> bool:
+    async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, own: Any) -> bool:
         """Read a batch into `out`, or do nothing, and say which.
 
         Parameters
@@ -94,6 +90,8 @@ class Reader:
         batch : sequence of Item, one at least
         out : zarr buffer
         drop_axes : tuple of int
+        own : zarr.abc.codec.CodecPipeline
+            zarr-python's, which has ``read_sync`` where its stores have ``get_sync``.
 
         Returns
         -------
@@ -120,7 +118,7 @@ class Reader:
             stored = replace(stored, source=StrictSource(stored.source))
         read = _Read(stored, batch, out, drop_axes)
         if device == "host" and read.is_short_copy(self._little_nbytes):
-            self._own.read_sync(batch, out, drop_axes)  # on this thread: another one takes as long to reach
+            own.read_sync(batch, out, drop_axes)  # on this thread: another one takes as long to reach
             return True
         start = time.monotonic()
         may_hold_loop = device == "host" and start >= self._on_threads_until and _is_on_zarrs_loop()

@@ -42,6 +42,7 @@ from xarray_gpuzarr.fetch.source import (
     Request,
     Storage,
     Version,
+    store_token,
 )
 from xarray_gpuzarr.fetch.strict import MissingChunkError, StrictSource
 
@@ -73,6 +74,7 @@ __all__ = [
     "requests_at_once",
     "run_on_loop",
     "server_of",
+    "store_token",
 ]
 
 

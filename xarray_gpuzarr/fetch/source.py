@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
+from uuid import uuid4
+
+from zarr.abc.store import Store
+from zarr.storage import LocalStore, MemoryStore, ZipStore
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
@@ -54,6 +60,19 @@ ANOTHER: Version = "of another tag"
 
 SETTLED_S = 2.0
 """Age from which the times of an object tell a later change: the coarsest clock in use (that of FAT) ticks in 2 s."""
+
+
+def store_token(store: Store) -> str:
+    """Return what tells a store from others, as text: a digest of all that it is pickled with.
+
+    The text of stores on fsspec shows neither their options nor their server.
+    """
+    if isinstance(store, LocalStore | MemoryStore | ZipStore):
+        return repr(store)
+    try:
+        return hashlib.sha256(pickle.dumps(store)).hexdigest()
+    except Exception:  # noqa: BLE001  # whatever the client raises
+        return uuid4().hex  # equal to nothing, not even to that of the same store
 
 
 def is_settled(age_s: float) -> bool:

@@ -12,7 +12,7 @@ from zarr.core.array_spec import ArrayConfig
 
 from xarray_gpuzarr.decoders import Decoder, Route
 from xarray_gpuzarr.decoders.protocol import FileReader
-from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, StrictSource, byte_source
+from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, StrictSource, byte_source, store_token
 from xarray_gpuzarr.read.other_version import OfAnotherVersion, own_version
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.cf import Cast
@@ -38,7 +38,11 @@ class StoredArray:
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
         spec, source = self.spec, self.source and self.source.__dask_tokenize__()
-        array = (spec.path, spec.metadata) if isinstance(spec, ArraySpec) else repr(self.zarr_array)
+        if isinstance(spec, ArraySpec):
+            array: tuple[str, ...] = (spec.path, spec.metadata)
+        else:
+            assert self.zarr_array is not None
+            array = (store_token(self.zarr_array.store), self.zarr_array.path)
         return (type(self).__qualname__, array, source, repr(self.cast))  # dask takes what is in it as it is
 
     @property

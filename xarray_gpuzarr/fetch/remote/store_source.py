@@ -31,6 +31,7 @@ from xarray_gpuzarr.fetch.source import (
     Request,
     Storage,
     Version,
+    store_token,
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule
 from xarray_gpuzarr.process.fetch_options import fetch_options
@@ -103,7 +104,7 @@ class StoreSource:
         return _rebuild, (self.store,)
 
     def __dask_tokenize__(self) -> tuple[str, ...]:
-        return (type(self).__qualname__, repr(self.identity or self.store))
+        return (type(self).__qualname__, repr(self.identity or store_token(self.store)))
 
     @property
     def rule(self) -> CoalesceRule:
