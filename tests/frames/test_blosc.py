@@ -446,3 +446,13 @@ def test_all_frames_at_once_are_walked_like_each_alone(frames, expected):
     found = assert_inside(data, start, nbytes, expected)
 
     assert parts_of(found, start) == [read(frame, expected) for frame in frames]
+
+
+@pytest.mark.parametrize(("blocksize", "is_ready"), [(1, False), (4, False), (63, False), (64, True), (4096, True)])
+def test_a_frame_of_more_blocks_than_c_blosc_makes_is_left_to_the_host(blocksize, is_ready):
+    block = streams(b"x" * min(blocksize, 4096))
+    n_blocks, rest = divmod(4096, blocksize)
+    bodies = [block] * n_blocks + [streams(b"x" * rest)] * (rest > 0)
+    frame = assemble(bodies, flags=16 | 1 << 5, typesize=1, nbytes=4096, blocksize=blocksize)
+
+    assert ready([frame], 4096) == [is_ready]

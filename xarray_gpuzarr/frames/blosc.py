@@ -38,6 +38,8 @@ UNFILTERED, SHUFFLE, BITSHUFFLE = range(3)
 _HEADER_NBYTES = 16
 _MAX_NBYTES = 2**31 - 1 - _HEADER_NBYTES  # BLOSC_MAX_BUFFERSIZE
 _MAX_BLOCK_NBYTES = (2**31 - 1 - 4 * 255) // 3  # BLOSC_MAX_BLOCKSIZE
+_LEAST_BLOCK_NBYTES = 64
+"""Of more than two blocks: C-Blosc makes none shorter, and the columns here would take a hundred times the chunk."""
 _MAX_SPLITS = 16
 _MIN_SPLIT_NBYTES = 128
 _MAX_LENGTHS = 1000
@@ -102,7 +104,8 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     Notes
     -----
     Every stream lies inside its chunk and behind the header and table, and every target inside the `expected` bytes.
-    Rows, and so the memory of this walk, are at most a fifth of the bytes of all chunks.
+    Rows, and so the memory of this walk, are at most a fifth of the bytes of all chunks. Chunks of more than two blocks
+    have no more rows than a 32nd of the bytes that they decode to.
 
     Streams of zstd, zlib and snappy have sound headers and, but for zlib, declare the length of their target. What lz4
     and blosclz streams decode to is not known before they are decoded. Streams may overlap in a frame made for it.
@@ -197,6 +200,7 @@ def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> 
     sound &= flags & _BOTH_SHUFFLES != _BOTH_SHUFFLES
     sound &= (declared == expected) & (declared <= _MAX_NBYTES) & (stored_nbytes <= nbytes)
     sound &= (blocksize > 0) & (blocksize <= min(expected, _MAX_BLOCK_NBYTES))
+    sound &= (blocksize >= _LEAST_BLOCK_NBYTES) | (2 * blocksize >= expected) | (flags & _STORED != 0)
     frames = _Frames._make(column[sound] for column in (chunk, start, stored_nbytes, flags, typesize, blocksize))
     return _Frames._make(column[_has_room(frames, expected)] for column in frames)
 
