@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 
 import icechunk
+import numpy as np
 import pytest
 import xarray as xr
+from helpers.codec_pipeline import settings_taken_back
 from helpers.data.datasets import ENCODING, weather
+from helpers.data.pyramids import CELLS, IMAGE, write_pyramid
 from helpers.stores.range_server import RangeServer
 from helpers.stores.remote import obstore_s3
 from helpers.stores.s3_server import BUCKET, S3Server
@@ -17,6 +20,13 @@ import xarray_gpuzarr
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
+OF_IMAGES = {
+    "image": IMAGE,
+    "thumbnail": IMAGE[:, ::4, ::4].max(0),
+    "crop": IMAGE[0, 64:128],
+    "brightest": IMAGE.max(),
+}
+"""What examples make of the pyramids, by its name."""
 HTTP, S3 = "http://localhost:8000", "http://localhost:9000"
 
 
@@ -43,13 +53,39 @@ def stores(tmp_path_factory):
     session = repository.writable_session("main")
     dataset.to_zarr(session.store, encoding=ENCODING, consolidated=False)
     session.commit("era5")
+    write_pyramid(folder / "image.zarr", "0.5")
+    write_pyramid(folder / "image-0.4.zarr", "0.4")
     with RangeServer(folder) as http, S3Server() as s3:
         dataset.to_zarr(obstore_s3(s3.url, f"{BUCKET}/era5.zarr"), encoding=ENCODING)
         yield folder, {HTTP: http.url, S3: s3.url, "my-bucket": BUCKET}
 
 
 def test_page_has_an_example_for_every_store():
-    assert len(list(examples())) >= 11
+    assert len(list(examples())) >= 15
+
+
+def test_every_result_of_the_examples_with_images_is_compared():
+    code = "\n".join(example.values[0] for example in examples())
+
+    assert [name for name in OF_IMAGES if not re.search(rf"(?m)^{name} = ", code)] == []
+
+
+def test_levels_of_a_pyramid_are_no_dataset_to_xarray(stores):
+    folder, _ = stores
+
+    with pytest.raises(ValueError, match="conflicting sizes for dimension"):
+        xr.open_dataset(folder / "image.zarr", engine="zarr", consolidated=False)
+    with pytest.raises(KeyError, match="_ARRAY_DIMENSIONS"):
+        xr.open_dataset(folder / "image-0.4.zarr", engine="zarr", consolidated=False, drop_variables=["1", "2"])
+
+
+def test_a_tree_of_an_image_has_its_labels_at_the_same_level(stores):
+    path = stores[0] / "image.zarr"
+
+    tree = xr.open_datatree(path, engine="gpuzarr", consolidated=False, drop_variables=["1", "2"])
+
+    np.testing.assert_array_equal(tree["0"], IMAGE)
+    np.testing.assert_array_equal(tree["labels/cells/0"], CELLS)
 
 
 @pytest.mark.parametrize("code", [*examples()])
@@ -61,7 +97,8 @@ def test_example(code, stores, monkeypatch):
         code = code.replace(name, real)
     names = {"xr": xr, "folder": folder}
 
-    exec(compile(code, str(PAGE), "exec"), names)  # the page is ours
+    with settings_taken_back():
+        exec(compile(code, str(PAGE), "exec"), names)  # the page is ours
 
     if "ds" in names:
         of_file = "era5.nc" in code
@@ -69,4 +106,6 @@ def test_example(code, stores, monkeypatch):
         stock, loaded = xr.open_dataset(folder / path, engine=engine).load(), names["ds"].load()
         for name in ("u10", "t2m", "mask"):
             xr.testing.assert_identical(loaded[name].drop_attrs(), stock[name].drop_attrs())
+    for name, expected in OF_IMAGES.items():
+        np.testing.assert_array_equal(names.get(name, expected), expected)
     assert xarray_gpuzarr.configure()["max_requests"] == 64

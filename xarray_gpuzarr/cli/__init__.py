@@ -125,8 +125,8 @@ def parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_run_demo)
 
     info = commands.add_parser("info", help="show how a store is laid out and where it would be decoded")
-    info_store = info.add_argument("store", metavar="STORE", help="a path or URL that xarray's zarr engine can open")
-    info.add_argument("--group", default="", help="path of a group inside the store")
+    info_store = info.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
+    info.add_argument("--group", default="", help="path of a group or an array inside the store")
     info.add_argument(
         "--gpu-memory", metavar="SIZE", default="80 GB", help="GPU memory that tasks should fit into (80 GB)"
     )
@@ -135,8 +135,8 @@ def parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_run_info)
 
     bench = commands.add_parser("bench", help="compare the installed readers on your own store")
-    bench_store = bench.add_argument("store", metavar="STORE", help="a path or URL that zarr-python can open")
-    bench.add_argument("--group", default="", help="path of a group inside the store")
+    bench_store = bench.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
+    bench.add_argument("--group", default="", help="path of a group or an array inside the store")
     bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
     bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
     bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each reader (5)")

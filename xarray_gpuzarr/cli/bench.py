@@ -7,20 +7,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import xarray as xr
+import zarr
 from rich.console import Console
 
 from xarray_gpuzarr.backend.accessor.explain import lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
-from xarray_gpuzarr.cli.terminal import (
-    StatusLine,
-    address_of,
-    make_writable,
-    naming_unwritable,
-    open_store,
-    say,
-    table_of,
-)
+from xarray_gpuzarr.cli.contents import Contents, open_contents
+from xarray_gpuzarr.cli.failures import Address
+from xarray_gpuzarr.cli.terminal import StatusLine, address_of, make_writable, naming_unwritable, say, table_of
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, CaseRows, Location, Row, bench_array
 from xarray_gpuzarr.process.sizes import parse_nbytes
@@ -42,15 +36,14 @@ def run_bench(options: argparse.Namespace) -> int:
     StoreReadError
         The store cannot be opened.
     """
-    readers = _chosen(options.readers)
     tried = f"--nbytes {options.nbytes!r}"
     most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
     if options.out is not None:
         _require_file(options.out)
     address = address_of(options)
-    with open_store("gpuzarr", address, group=address.group or None, device="host", **address.given) as dataset:
-        variable = _variable(dataset, options.variable)
-    location = Location(store=address.store, group=address.group, variable=variable, **address.given)
+    contents = open_contents(address, "host")
+    readers = _chosen(options.readers, contents)
+    location = _location(address, contents, options.variable)
     line = StatusLine()
     try:
         result = bench_array(
@@ -62,6 +55,8 @@ def run_bench(options: argparse.Namespace) -> int:
         with naming_unwritable("--out", options.out):
             options.out.write_text(json.dumps(result.as_json(), indent=1) + "\n")
     _print(result, Console())
+    if contents.why_apart:
+        say("", f"{contents.why_apart}. So xarray's readers took no part.")
     return int(result.failed)
 
 
@@ -74,39 +69,45 @@ def _require_file(out: Path) -> None:
             make_writable(out.parent)
 
 
-def _chosen(parts: Sequence[str] | None) -> list[ArrayReader]:
-    chosen = [reader for reader in READERS.values() if any(part in reader.name for part in parts or [""])]
+def _chosen(parts: Sequence[str] | None, contents: Contents) -> list[ArrayReader]:
+    """Return the readers that were asked for; xarray's only where it makes a dataset of the arrays."""
+    known = [reader for reader in READERS.values() if reader.operation == "read" or not contents.why_apart]
+    chosen = [reader for reader in known if any(part in reader.name for part in parts or [""])]
     if not chosen:
         raise OptionError(
             "no reader is named like that",
             tried=f"--readers {' '.join(parts or ())}",
-            found="valid readers: " + "; ".join(READERS),
+            found="valid readers: " + "; ".join(reader.name for reader in known),
             do="pass part of one of these names",
         )
     return chosen
 
 
-def _variable(dataset: xr.Dataset, name: str | None) -> str:
-    """Return the variable to read: the one asked for, else the largest."""
-    ours = {str(k): v for k, v in dataset.variables.items() if lazy_array_of(v) is not None and v.size}
+def _location(address: Address, contents: Contents, name: str | None) -> Location:
+    """Return where the array to read is: the one asked for, else the largest."""
+    ours = {str(k): v for k, v in contents.variables.items() if lazy_array_of(v) is not None and v.size}
     if name is None and ours:
-        return max(ours, key=lambda k: ours[k].nbytes)
-    if name in ours:
-        return name
-    known = ", ".join(sorted(ours)) or "none"
-    raise OptionError(
-        "nothing to read",
-        tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
-        found=f"variables that this engine reads: {known}",
-        do="choose one with --variable, and its group with --group",
-    )
+        name = max(ours, key=lambda k: ours[k].nbytes)
+    if name not in ours:
+        known = ", ".join(sorted(ours)) or "none"
+        raise OptionError(
+            "nothing to read",
+            tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
+            found=f"variables that this engine reads: {known}",
+            do="choose one with --variable, and its group with --group",
+        )
+    group = address.group
+    if isinstance(contents.node, zarr.Array):
+        group, _, name = address.group.rpartition("/")
+    return Location(store=address.store, group=group, variable=name, **address.given)
 
 
 def _print(result: BenchResult, console: Console) -> None:
     shape = "\N{MULTIPLICATION SIGN}".join(str(part.stop - part.start) for part in result.box)
     whole = "\N{MULTIPLICATION SIGN}".join(map(str, result.shape))
     of = "" if shape == whole else f" of {whole}"
-    say(f"{result.location.array_path}: {shape}{of} {result.dtype}, {format_nbytes(result.stored_nbytes)} uncompressed")
+    path, nbytes = result.location.array_path or "/", format_nbytes(result.stored_nbytes)
+    say(f"{path}: {shape}{of} {result.dtype}, {nbytes} uncompressed")
     for operation, case in result.cases.items():
         timed = [row for row in case.rows if row.status == "measured"]
         if timed:

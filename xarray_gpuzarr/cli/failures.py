@@ -60,6 +60,11 @@ class Address:
         return {"storage_options": dict(self.storage_options)} if self.storage_options else {}
 
     @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return f"{self.store}/{self.group}".rstrip("/").rpartition("/")[2]
+
+    @property
     def scheme(self) -> str:
         """What stands before ``://``; empty for a local path."""
         before, mark, _ = self.store.partition("://")
@@ -74,14 +79,13 @@ class Address:
 
 
 @contextmanager
-def naming_failures(address: Address | str, tried: str) -> Iterator[None]:
+def naming_failures(address: Address, tried: str) -> Iterator[None]:
     """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`."""
     try:
         yield
     except GpuZarrError:
         raise
     except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
-        address = Address(store=address) if isinstance(address, str) else address
         found, do = _cause(err, address)
         said = f"{type(err).__name__}: {err}"
         raise StoreReadError(
@@ -136,8 +140,9 @@ def _on_missing_package(err: ImportError, address: Address) -> str:
 def _on_place(address: Address, *, is_absent: bool) -> tuple[str, str]:
     """Look what is where a group was expected."""
     node = address.open(address.group)
-    if isinstance(node, zarr.Array):
-        return _on_array(address)
+    if isinstance(node, zarr.Array) and not address.group:
+        parent, _, name = address.store.rstrip("/").rpartition("/")
+        return "an array, not a group", f"give the group that holds {name!r}: {parent or '.'}"
     if address.group:
         is_wrong = is_absent and node is None and isinstance(address.open(""), zarr.Group)
         return _on_wrong_group(address) if is_wrong else ("", _USUAL)
@@ -151,15 +156,6 @@ def _on_place(address: Address, *, is_absent: bool) -> tuple[str, str]:
 
 
 _GROUP_FILES = ("zarr.json", ".zgroup")
-
-
-def _on_array(address: Address) -> tuple[str, str]:
-    if address.group:
-        parent, _, name = address.group.rpartition("/")
-        do = f"give the group that holds {name!r}: " + (f"--group {parent}" if parent else "leave --group out")
-        return f"an array, not a group, at '{address.group}'", do
-    parent, _, name = address.store.rstrip("/").rpartition("/")
-    return "an array, not a group", f"give the group that holds {name!r}: {parent or '.'}"
 
 
 def _on_wrong_group(address: Address) -> tuple[str, str]:

@@ -8,21 +8,23 @@ import math
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+import zarr
 from rich.console import Console
 
-from xarray_gpuzarr.backend.accessor import DatasetAccessor, Explanation
-from xarray_gpuzarr.backend.accessor.explain import Row, lazy_array_of
+from xarray_gpuzarr.backend.accessor import Explanation
+from xarray_gpuzarr.backend.accessor.accessors import device_of, explanation
+from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
-from xarray_gpuzarr.backend.groups import open_group
 from xarray_gpuzarr.backend.lazy_array import LazyArray
-from xarray_gpuzarr.cli.failures import Address, naming_failures
+from xarray_gpuzarr.cli.contents import open_contents
+from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below
-from xarray_gpuzarr.cli.terminal import address_of, aligned, open_store, say, table_of
+from xarray_gpuzarr.cli.terminal import address_of, aligned, say, table_of
 from xarray_gpuzarr.errors import DeviceMemoryError, masked
 from xarray_gpuzarr.fetch import LocalSource
 from xarray_gpuzarr.native import why_absent
@@ -38,15 +40,17 @@ _MOST_DETAILED = 12
 """Variables with axes that get rows of their own in tables; where there are more, each gets one line."""
 _MOST_GROUPS = 30
 """Groups that are listed unless all are asked for."""
+_AS_STORED = "Dtypes are as stored; docs/stores.md#ome-zarr-and-single-arrays says how to read what is no dataset."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreInfo:
-    """What a store says of one of its groups."""
+    """What a store says of one of its groups, or of one array."""
 
     store: str
-    group: str
-    """Path of the group, which begins with a slash."""
+    kind: Literal["group", "array"]
+    path: str
+    """Path of the group or the array, which begins with a slash."""
     zarr_format: int
     is_consolidated: bool
     children: tuple[GroupBelow, ...]
@@ -56,36 +60,38 @@ class StoreInfo:
 
     @classmethod
     def of(cls, address: Address, *, device: str, whole: bool = False) -> Self:
-        """Open a group, once: children and variables come from the same metadata, consolidated or not."""
-        of_group = f", group={address.group!r}" if address.group else ""
-        with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
-            opened = open_group(address.store, group=address.group or None, **address.given)
-            dataset = open_store("gpuzarr", address, store=opened, device=device)
-            stored = opened.zarr_group
-            explained = DatasetAccessor(dataset).explain()
-            lazy = ((row, lazy_array_of(dataset.variables[row.variable])) for row in explained.rows)
-            return cls(
-                store=masked(address.store),
-                group=f"/{stored.path}",
-                zarr_format=stored.metadata.zarr_format,
-                is_consolidated=stored.metadata.consolidated_metadata is not None,
-                children=groups_below(stored, whole=whole),
-                explained=explained,
-                ours=tuple((row, array) for row, array in lazy if array is not None),
-            )
+        """Open a group or an array, once: children and variables come from the same metadata, consolidated or not."""
+        contents = open_contents(address, device)
+        stored, variables = contents.node, contents.variables
+        explained = explanation(explain_variables(variables), device_of(variables))
+        if contents.why_apart:
+            note = f"{contents.why_apart}. {_AS_STORED} {explained.note}"
+            explained = replace(explained, note=note.rstrip())
+        lazy = ((row, lazy_array_of(variables[row.variable])) for row in explained.rows)
+        group = stored if isinstance(stored, zarr.Group) else None
+        return cls(
+            store=masked(address.store),
+            kind="array" if group is None else "group",
+            path=f"/{stored.path}",
+            zarr_format=stored.metadata.zarr_format,
+            is_consolidated=group is not None and group.metadata.consolidated_metadata is not None,
+            children=() if group is None else groups_below(group, whole=whole),
+            explained=explained,
+            ours=tuple((row, array) for row, array in lazy if array is not None),
+        )
 
     @property
     def headline(self) -> str:
-        """Name the group and what it is."""
-        loose = "" if self.is_consolidated else ", metadata not consolidated"
-        return f"{self.store}, group {self.group}, Zarr format {self.zarr_format}{loose}"
+        """Name the group or the array and what it is."""
+        loose = ", metadata not consolidated" if self.kind == "group" and not self.is_consolidated else ""
+        return f"{self.store}, {self.kind} {self.path}, Zarr format {self.zarr_format}{loose}"
 
     def as_json(self, gpu_nbytes: int) -> dict[str, Any]:
         """Return all that is printed, and more, for a GPU of so many bytes of memory."""
         lazy = {row.variable: array for row, array in self.ours}
         return {
             "store": self.store,
-            "group": self.group,
+            self.kind: self.path,
             "zarr_format": self.zarr_format,
             "is_consolidated": self.is_consolidated,
             "groups": [asdict(child) for child in self.children],

@@ -94,10 +94,9 @@ def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def open_store(engine: str | None, address: Address | str, /, **options: Any) -> xr.Dataset:
+def open_store(engine: str | None, store: str, /, **options: Any) -> xr.Dataset:
     """Open a dataset; what a store, a file system or a codec raises becomes a `StoreReadError`."""
-    store = address if isinstance(address, str) else address.store
-    with naming_failures(address, f"xarray.open_dataset({store!r}, engine={engine!r})"):
+    with naming_failures(Address(store=store), f"xarray.open_dataset({store!r}, engine={engine!r})"):
         return xr.open_dataset(store, engine=engine, **options)
 
 
