@@ -189,7 +189,7 @@ $(TORCH)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constrain
 $(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(GPU)
 	$(BIN)/python .ci/constraints.py cuda$(CUDA) > $(GPU)/constraints.txt
-	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),distributed]'
+	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),dask-cuda]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

@@ -30,6 +30,14 @@ def requirements():
     return [Requirement(line) for group in groups for line in group]
 
 
+def brought_by(extra):
+    """Return the names of the distributions that an extra asks for, by way of others too."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = [Requirement(line) for line in extras[extra]]
+    others = [other for each in wanted if each.name == "xarray-gpuzarr" for other in each.extras]
+    return {each.name for each in wanted if each.name != "xarray-gpuzarr"}.union(*map(brought_by, others))
+
+
 def pins(text):
     return dict(line.split("==") for line in text.splitlines())
 
@@ -59,6 +67,16 @@ def test_distributed_is_of_dasks_age():
     distributed = {str(wanted.specifier) for wanted in requirements() if wanted.name == "distributed"}
 
     assert distributed == {f">={SUPPORTED['dask'][1]}"}
+
+
+def test_a_cluster_without_gpus_gets_distributed_alone():
+    assert brought_by("distributed") == {"distributed"}
+    assert brought_by("dask-cuda") == {"distributed", "dask-cuda", "numba-cuda"}
+
+
+@pytest.mark.parametrize("extra", ["cuda12", "cuda13", "gds12", "gds13"])
+def test_a_gpu_without_a_cluster_does_without_the_dask_that_dask_cuda_pins(extra):
+    assert not brought_by(extra) & {"dask", "distributed", "dask-cuda"}
 
 
 @pytest.mark.parametrize("cuda", [12, 13])
