@@ -98,11 +98,11 @@ def clean(notebook: Notebook) -> None:
 
 
 def _is_kept(output: dict[str, Any]) -> bool:
-    """Whether an output is more than a bar of progress, or the place of one, or what dask's processes log."""
+    """Whether an output is more than a bar of progress, or what dask's processes log."""
     data = output.get("data")
     if data is None:
         return not (output.get("name") == "stderr" and _LOGGED.match(output["text"]))
-    return not _NOT_KEPT & set(data) and data.get("text/plain") != ""
+    return not _NOT_KEPT & set(data)
 
 
 def with_few_colours(png: str) -> str:

@@ -191,7 +191,7 @@ def test_nothing_is_drawn_where_there_is_no_terminal(array, monkeypatch, capsys)
 
 @pytest.mark.host_decoder
 def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
-    monkeypatch.setattr(progress_bar.importlib.util, "find_spec", {"ipywidgets": "spec"}.get)
+    monkeypatch.setattr("importlib.util.find_spec", {"ipywidgets": "spec"}.get)
 
     with progress(console=Console(file=io.StringIO(), force_jupyter=True)):
         assert progress_bar._shown
@@ -200,7 +200,7 @@ def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
 @pytest.mark.host_decoder
 def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
     monkeypatch.setattr(advice, "_given", set())
-    monkeypatch.setattr(progress_bar.importlib.util, "find_spec", {}.get)
+    monkeypatch.setattr("importlib.util.find_spec", {}.get)
     console = Console(file=io.StringIO(), force_jupyter=True)
 
     with pytest.warns(GpuZarrWarning, match="pip install ipywidgets") as warned, progress(console=console):

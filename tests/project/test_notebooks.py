@@ -147,7 +147,7 @@ def test_bars_are_not_kept_and_random_names_are_counted():
     uuid = "0a1b2c3d-0000-4000-8000-0123456789ab"
     bar = shown(**{"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Output()"})
     page = shown(**{"text/html": f"<i id='{uuid}'><b for='{uuid}'>", "text/plain": "page"})
-    ran = notebook(bar, shown(**{"text/plain": ""}), copy.deepcopy(page))
+    ran = notebook(bar, copy.deepcopy(page))
 
     clean(ran)
 

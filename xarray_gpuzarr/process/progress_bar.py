@@ -11,7 +11,6 @@ never forked off in the middle of one. Reads and tasks only add up numbers.
 from __future__ import annotations
 
 import _thread
-import importlib.util
 import os
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.progress_place import advise_of_workers, can_draw
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +40,8 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
 
     Quiet unless standard error is a terminal or this is a notebook, and quiet for the first half second. A notebook
     needs ipywidgets; a warning says so where it lacks them. While one of dask's local schedulers computes, a second bar
-    counts its tasks. A block inside a block adds nothing.
+    counts its tasks. What the workers of a cluster read is not shown; a warning names dask's own bar, which shows it. A
+    block inside a block adds nothing.
 
     Parameters
     ----------
@@ -59,9 +59,10 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
     from rich.console import Console  # noqa: PLC0415
 
     console = console or Console(stderr=True)
-    if _shown or not _can_draw(console):
+    if _shown or not can_draw(console):
         yield
         return
+    advise_of_workers()
     bars = Bars(console)
     tasks = _dask_callbacks(bars)
     try:
@@ -74,21 +75,6 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
             _shown.remove(bars)
         Callback.active.discard(tasks)
         bars.close()
-
-
-def _can_draw(console: Console) -> bool:
-    """Whether a bar would be seen as one, and not as the lines of a log."""
-    if not console.is_jupyter:
-        return console.is_terminal
-    has_widgets = importlib.util.find_spec("ipywidgets") is not None
-    if not has_widgets:
-        advise(
-            "progress",
-            "progress() draws nothing in this notebook",
-            found="ipywidgets is not installed where the notebook's kernel runs",
-            do="pip install ipywidgets there, and restart the kernel",
-        )
-    return has_widgets
 
 
 class Bars:
@@ -179,9 +165,17 @@ class Bars:
             self._draw()
             with self._drawing:
                 if self._progress.live.is_started:
-                    self._progress.stop()
+                    self._stop()
         finally:
             self._ended.release()
+
+    def _stop(self) -> None:
+        """Leave the bars as they were drawn last; in a notebook, rich would show an empty output below them."""
+        console = self._progress.console
+        quiet = console.quiet
+        console.quiet = quiet or console.is_jupyter
+        self._progress.stop()
+        console.quiet = quiet
 
     def _draw(self) -> None:
         elapsed_s = time.monotonic() - self._start
