@@ -5,7 +5,6 @@ Every store counts as slow, so that local files and memory are opened as an obje
 
 import xarray.backends.zarr  # which registers the engine that is replaced
 from xarray.backends.common import BACKEND_ENTRYPOINTS
-from xarray.backends.plugins import detect_parameters
 
 from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint, opening
 
@@ -13,7 +12,6 @@ from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint, opening
 class Engine(GpuZarrBackendEntrypoint):
     """The engine, on the host; it guesses as xarray's does."""
 
-    open_dataset_parameters = detect_parameters(GpuZarrBackendEntrypoint.open_dataset)
     guess_can_open = xarray.backends.zarr.ZarrBackendEntrypoint.guess_can_open
 
     def open_dataset(self, *args: object, **keywords: object) -> object:

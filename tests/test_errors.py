@@ -11,13 +11,16 @@ import xarray as xr
 import zarr
 
 import xarray_gpuzarr
-from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, read_array
+from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, read_array
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
+from xarray_gpuzarr.errors import perhaps
 from xarray_gpuzarr.fetch import MissingChunkError, ObjectChangedError
 
 CLASSES = {
     "OptionError": ValueError,
     "ArrayTypeError": TypeError,
+    "KeywordError": TypeError,
+    "NoGroupError": KeyError,
     "SelectionError": IndexError,
     "MetadataError": ValueError,
     "UnsupportedCodecError": NotImplementedError,
@@ -126,8 +129,8 @@ GROUP.create_array("a", shape=(3,), dtype="f4")
 @pytest.mark.parametrize(
     ("given", "kind", "do"),
     [
-        ("era5.zarr/t2m", "builtins.str", "open it: zarr.open_array('era5.zarr/t2m', mode='r'), or zarr.open_group"),
-        (Path("era5.zarr"), "pathlib", "open it: zarr.open_array('era5.zarr', mode='r')"),
+        ("era5.zarr/t2m", "builtins.str", "open it: zarr.open('era5.zarr/t2m', mode='r') if it is an array, "),
+        (Path("era5.zarr"), "pathlib", "open it: zarr.open('era5.zarr', mode='r') if it is an array, "),
         (GROUP, "zarr", "choose one of its arrays: 'a', 'b'"),
         (zarr.group({}), "zarr", "choose one of its arrays: it has none"),
         (xr.Dataset(), "xarray.core.dataset.Dataset", "load it: .load() or .compute(); read_array reads without"),
@@ -145,6 +148,43 @@ def test_read_array_says_what_it_wants(given, kind, do):
     assert caught.value.tried.startswith(f"read_array of an instance of {kind}")
     assert caught.value.found == "an object that is not a zarr.Array"
     assert caught.value.do.startswith(do)
+
+
+@pytest.mark.parametrize(
+    ("given", "do"),
+    [
+        (xr.Dataset(), "use the accessor: ds.gpuzarr.explain()"),
+        (xr.DataArray([1]), "use the accessor: ds.gpuzarr.explain()"),
+        (
+            "era5.zarr",
+            "open it: zarr.open('era5.zarr', mode='r') if it is an array, zarr.open('era5.zarr', mode='r')[name]",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_explain_says_what_explains_other_things(given, do):
+    with pytest.raises(ArrayTypeError, match="explain takes an open zarr array") as caught:
+        explain(given)
+
+    assert caught.value.do.startswith(do)
+
+
+def test_a_missing_group_is_a_missing_file_too():
+    assert isinstance(build("NoGroupError"), FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "said"),
+    [
+        ("lat", ["time", "latitude", "longitude"], " (perhaps 'latitude')"),
+        ("lon", ["time", "latitude", "longitude"], " (perhaps 'longitude')"),
+        ("devise", ["device", "storage"], " (perhaps 'device')"),
+        ("z", ["time", 5], ""),
+        ("z", [], ""),
+    ],
+)
+def test_close_names_are_offered(name, known, said):
+    assert perhaps(name, known) == said
 
 
 def test_long_words_of_others_are_shown_without_their_middle():

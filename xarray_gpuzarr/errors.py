@@ -11,6 +11,8 @@ stores may hold passwords and signatures: `masked` leaves these out of all text,
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class GpuZarrError(Exception):
@@ -79,6 +81,14 @@ class ArrayTypeError(OptionError, TypeError):
     """An array of another kind was expected, such as a zarr array instead of a path."""
 
 
+class KeywordError(OptionError, TypeError):
+    """A keyword does not exist."""
+
+
+class NoGroupError(OptionError, KeyError, FileNotFoundError):
+    """There is no group at a path in a store, or no Zarr store in a file."""
+
+
 class SelectionError(GpuZarrError, IndexError):
     """A selection does not fit the array it is applied to."""
 
@@ -117,6 +127,23 @@ class HostMemoryError(GpuZarrError, MemoryError):
 
 class CudaError(GpuZarrError, RuntimeError):
     """A CUDA or nvCOMP call failed."""
+
+
+def perhaps(name: str, known: Iterable[object]) -> str:
+    """Return the known name that another one was probably meant to be, in a few words; empty if none is like it.
+
+    Parameters
+    ----------
+    name : str
+    known : iterable
+
+    Examples
+    --------
+    >>> print("choose a dimension" + perhaps("lat", ["time", "latitude"]))
+    choose a dimension (perhaps 'latitude')
+    """
+    close = get_close_matches(name, map(str, known), n=1, cutoff=0.5)
+    return f" (perhaps {close[0]!r})" if close else ""
 
 
 def masked(text: str) -> str:

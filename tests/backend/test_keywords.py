@@ -12,7 +12,7 @@ from helpers.data.datasets import write_weather
 from xarray.backends import ZarrStore
 from xarray.backends.zarr import ZarrBackendEntrypoint
 
-from xarray_gpuzarr import OptionError
+from xarray_gpuzarr import KeywordError, OptionError
 from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint
 from xarray_gpuzarr.backend.open_options import DecodeOptions
 
@@ -84,6 +84,16 @@ def test_what_is_no_name_of_a_group_is_refused_alike(path, group):
         return str(raised.value)
 
     assert refusal("gpuzarr") == refusal("zarr")
+
+
+@pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree, xr.open_groups])
+def test_an_unknown_keyword_is_refused_with_those_that_exist(path, opener):
+    with pytest.raises(KeywordError, match="unknown keyword 'devise'") as raised:
+        opener(path, engine="gpuzarr", devise="cuda")
+
+    assert isinstance(raised.value, TypeError)
+    assert {"device", "storage", "group", "decode_times"} <= set(raised.value.found.partition(": ")[2].split(", "))
+    assert raised.value.do == "leave it out, or choose one of these (perhaps 'device')"
 
 
 def test_an_open_store_is_read_in_place_of_the_path(path):

@@ -11,6 +11,8 @@ import zarr
 from helpers.stores.fakes import Wrapper
 from zarr.storage import MemoryStore
 
+from xarray_gpuzarr import NoGroupError
+
 VARIABLES = {
     "times before any reference": (np.arange(3.0) + 1, {"units": "days since 0001-01-01"}),
     "times long after their reference": (np.arange(3.0) + 730_000, {"units": "days since 0001-01-01"}),
@@ -39,12 +41,17 @@ VARIABLES = {
 
 
 def outcome(engine, opens, store, **keywords):
-    """Return an error's type and words, if there was one, and how often each warning came."""
+    """Return an error's type and words, if there was one, and how often each warning came.
+
+    Of a `NoGroupError`, type and words are those of what caused it.
+    """
     error = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             opens(store, engine=engine, **keywords)
+        except NoGroupError as err:
+            error = type(err.__cause__), str(err.__cause__)
         except Exception as err:  # noqa: BLE001  # of any kind: it is compared
             error = type(err), str(err)
     return error, Counter((w.category, str(w.message)) for w in caught)

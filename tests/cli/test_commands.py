@@ -121,7 +121,7 @@ def test_info_of_a_store_that_is_not_local_counts_nothing(tmp_path, capsys):
     [
         (["info", "{tmp}/none.zarr"], "StoreReadError", "FileNotFoundError"),
         (["info", "{tmp}"], "StoreReadError", "GroupNotFoundError"),
-        (["info", "{tmp}/s.zarr", "--group", "none"], "StoreReadError", "none"),
+        (["info", "{tmp}/s.zarr", "--group", "none"], "NoGroupError", "none"),
         (["info", "{tmp}/s.zarr", "--device", "tpu"], "OptionError", "valid options:"),
         (["info", "{tmp}/s.zarr", "--gpu-memory", "much"], "OptionError", "not a size"),
         (["demo", "--dir", "{tmp}/s.zarr/zarr.json"], "OptionError", "FileExistsError"),

@@ -41,7 +41,7 @@ def told(capsys, *arguments):
         ("none", "no group 'none'", "name one of the groups in this store: a"),
         ("a/none", "no group 'a/none'", "name one of the groups in 'a': a/b"),
         ("none/b", "no group 'none/b'", "name one of the groups in this store: a"),
-        ("a/b/none", "there are no groups in 'a/b'", "--group a/b"),
+        ("a/b/none", "there are no groups in 'a/b'", "open 'a/b'"),
     ],
 )
 def test_a_wrong_group(store, capsys, command, group, found, do):
@@ -54,7 +54,7 @@ def test_a_wrong_group(store, capsys, command, group, found, do):
 def test_a_store_without_groups(tmp_path, capsys):
     xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr")
 
-    assert told(capsys, "info", str(tmp_path / "s.zarr"), "--group", "none")[1] == "leave --group out"
+    assert told(capsys, "info", str(tmp_path / "s.zarr"), "--group", "none")[1] == "leave the group out"
 
 
 def test_a_damaged_group_is_not_called_absent(store, tmp_path, capsys):

@@ -210,7 +210,7 @@ def test_whole_shards_are_read_up_to_the_limit(bench_of, capsys):
         (["--nbytes", "0"], "--nbytes must be at least 1"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--readers", "nonesuch"], "found: valid readers: zarr default; gpuzarr"),
-        (["--group", "nonesuch"], "StoreReadError: cannot open"),
+        (["--group", "nonesuch"], "NoGroupError: cannot open"),
     ],
 )
 def test_unusable_options_are_refused(bench_of, capsys, options, said):

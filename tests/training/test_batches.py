@@ -11,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from helpers.data.datasets import open_ours
 from helpers.interrupted_reads import check_requests
 from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, Wrapper
@@ -571,6 +573,24 @@ def test_bad_options_are_refused(ds, keywords, message):
 def test_bad_datasets_are_refused(ds, change, kind, message):
     with pytest.raises(kind, match=message):
         batches(change(ds), {"time": 2}, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "do"),
+    [
+        ("era5.zarr", "open one: xarray.open_dataset('era5.zarr', engine=\"gpuzarr\")"),
+        (Path("era5.zarr"), "open one: xarray.open_dataset('era5.zarr', engine=\"gpuzarr\")"),
+        (zarr.group({}), 'open one: xarray.open_dataset(store, engine="gpuzarr")'),
+        (xr.DataArray([1]), "make one: array.to_dataset(name=...)"),
+        (xr.DataTree(), "choose a group: tree[path].to_dataset()"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_dataset_is_refused_with_the_way_to_one(given, do):
+    with pytest.raises(ArrayTypeError) as refused:
+        batches(given, {"time": 2}, 3)
+
+    assert refused.value.do == do
 
 
 def test_a_batch_goes_over_by_dlpack_without_a_copy(ds):

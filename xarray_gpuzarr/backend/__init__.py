@@ -6,7 +6,8 @@ So nothing is imported here that `import xarray` does not bring; what reads a st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any
 
 from xarray import Dataset, DataTree
@@ -14,6 +15,12 @@ from xarray.backends import BackendEntrypoint, ZarrStore
 from xarray.backends.common import datatree_from_dict_with_io_cleanup
 
 from xarray_gpuzarr.backend import registration as _registration  # of `.gpuzarr`, also where arrays are unpickled  # noqa: F401
+
+
+def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the parameters of a function that have names, without `self`."""
+    parameters = signature(function).parameters
+    return tuple(name for name, each in parameters.items() if name != "self" and each.kind is not each.VAR_KEYWORD)
 
 
 class GpuZarrBackendEntrypoint(BackendEntrypoint):
@@ -48,6 +55,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         cache_members: bool = True,
         device: str = "auto",
         storage: str = "auto",
+        **unknown: Any,
     ) -> Dataset:
         """Open one group.
 
@@ -78,12 +86,17 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         ------
         OptionError, DeviceUnavailableError
             `device` or `storage` is unknown or cannot be used here, `mode` is not "r", or `store` is not a store.
+        KeywordError
+            A keyword does not exist.
+        NoGroupError
+            There is no such group, or no Zarr store.
         MetadataError
             The stored metadata of an array is malformed.
         """
         from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
-        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415
+        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
 
+        require_known(unknown, self.open_dataset_parameters)
         place = Place.of(device, storage)
         groups.require_reading(mode)
         group_store = (
@@ -108,6 +121,8 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             decode_timedelta=decode_timedelta,
         )
         return opening.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
+
+    open_dataset_parameters = keywords_of(open_dataset)
 
     def open_datatree(self, filename_or_obj: Any, **kwargs: Any) -> DataTree:
         """Open all groups below a group, or those that match a pattern, as a tree.
@@ -137,8 +152,10 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         ``xarray.DataTree.match``. Then matching groups and their parents are opened, with their paths from the root.
         """
         from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # likewise
-        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place  # noqa: PLC0415
+        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
 
+        known = keywords_of(self.open_groups_as_dict)
+        require_known(decoding, {*known, *keywords_of(DecodeOptions)})
         place, options = Place.of(device, storage), DecodeOptions(**decoding)
         groups.require_reading(mode)
         stores = groups.open_groups(

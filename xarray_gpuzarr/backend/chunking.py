@@ -8,7 +8,7 @@ decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, Self, cast
 
 import dask.array as da
@@ -22,6 +22,7 @@ from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
+from xarray_gpuzarr.errors import perhaps
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import at_most
 from xarray_gpuzarr.read import read
@@ -144,6 +145,20 @@ def _advise_fewer_tasks(array: da.Array) -> None:
     )
 
 
+def _advise_of_unknown(said: Any, dims: Collection[Hashable] | None) -> None:
+    """Say so if chunks were asked for along what is no dimension of the dataset; xarray ignores them."""
+    if dims is None or not isinstance(said, Mapping):
+        return
+    for dim in said:
+        if dim not in dims:
+            advise(
+                f"chunks of {dim!r}",
+                f"chunks= has no effect for {dim!r}, which is no dimension of the dataset",
+                found="dimensions: " + ", ".join(map(repr, dims)),
+                do=f"name one of these{perhaps(str(dim), dims)}, or leave {dim!r} out",
+            )
+
+
 class ShardVariable(Variable):
     """A lazily read variable that becomes one dask task per shard when it is chunked."""
 
@@ -176,8 +191,9 @@ class ShardVariable(Variable):
         variable = self
         reader = _block_reader(self._data)
         if reader is not None and _is_dask(chunked_array_type):
-            auto = auto_axes(said_at_open(sys._getframe(1)), self.dims)  # noqa: SLF001
-            variable, chunked_array_type = self._reading_by(reader), ShardManager(auto)
+            said, dims = said_at_open(sys._getframe(1))  # noqa: SLF001
+            _advise_of_unknown(said, dims)
+            variable, chunked_array_type = self._reading_by(reader), ShardManager(auto_axes(said, self.dims))
         chunked: Self = super(ShardVariable, variable).chunk(
             chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from xarray_gpuzarr.decoders import Device, resolve_device, resolve_storage
+from xarray_gpuzarr.errors import KeywordError, perhaps
 from xarray_gpuzarr.fetch import Storage
 
 
@@ -51,6 +52,22 @@ class Place:
         resolved = resolve_device(device)
         or_host = device == "auto" and resolved == "cuda"
         return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
+
+
+def require_known(given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keywords that do not exist.
+
+    Raises
+    ------
+    KeywordError
+    """
+    for name in sorted({*given}.difference(known)):
+        raise KeywordError(
+            f"unknown keyword {name!r}",
+            tried=f'{name}= with engine="gpuzarr"',
+            found="valid keywords: " + ", ".join(sorted({*known} - {"filename_or_obj"})),
+            do=f"leave it out, or choose one of these{perhaps(name, known)}",
+        )
 
 
 def _item(option: Any, name: Hashable) -> Any:

@@ -15,7 +15,7 @@ from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.contents import Contents, open_contents
 from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, make_writable, naming_unwritable, say, table_of
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, CaseRows, Location, Row, bench_array
 from xarray_gpuzarr.process.sizes import parse_nbytes
 
@@ -94,7 +94,7 @@ def _location(address: Address, contents: Contents, name: str | None) -> Locatio
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
             found=f"variables that this engine reads: {known}",
-            do="choose one with --variable, and its group with --group",
+            do=f"choose one with --variable{perhaps(name or '', ours)}, and its group with --group",
         )
     group = address.group
     if isinstance(contents.node, zarr.Array):

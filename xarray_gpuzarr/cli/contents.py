@@ -19,7 +19,6 @@ from xarray_gpuzarr.backend.groups import open_group
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_options import Place
 from xarray_gpuzarr.cli.failures import Address, naming_failures
-from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 
@@ -43,8 +42,6 @@ def open_contents(address: Address, device: str) -> Contents:
         try:
             opened = open_group(address.store, group=address.group or None, **address.given)
             dataset = xr.open_dataset(address.store, engine="gpuzarr", store=opened, device=device)
-        except GpuZarrError:
-            raise
         except Exception:
             apart = _apart(address, Place.of(device, "auto"))
             if apart is None:
@@ -62,7 +59,10 @@ def _apart(address: Address, place: Place) -> Contents | None:
     if isinstance(node, zarr.Array):
         arrays, why = {address.name: node}, "This is a single array"
     else:
-        arrays = dict(sorted(node.arrays()))
+        try:
+            arrays = dict(sorted(node.arrays()))
+        except Exception:  # noqa: BLE001  # as in `Address.open`
+            return None
         why = _why_apart(arrays)
     variables = {name: _as_stored(array, place) for name, array in arrays.items()}
     return Contents(node=node, variables=variables, why_apart=why) if why else None

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import zarr
-import zarr.errors
 
+from xarray_gpuzarr.backend.absent_groups import listed
 from xarray_gpuzarr.errors import GpuZarrError, StoreReadError
 
 _PACKAGES = {
@@ -39,7 +39,6 @@ _NO_CREDENTIALS = {
     "ClientAuthenticationError",
 }
 """Names of exceptions of botocore, google.auth and azure.core: none of them is a PermissionError."""
-_MOST_NAMED = 12
 _USUAL = "check the path, and that the packages which this kind of store or file needs are installed"
 
 
@@ -106,8 +105,7 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
     if isinstance(err, TypeError) and "storage_options" in str(err) and not address.scheme:
         return "", "leave --storage-options out: a local path has none"
     try:
-        is_absent = any(isinstance(e, KeyError | FileNotFoundError | zarr.errors.GroupNotFoundError) for e in errors)
-        return _on_place(address, is_absent=is_absent)
+        return _on_place(address)
     except Exception:  # noqa: BLE001  # as in `Address.open`
         return "", _USUAL
 
@@ -137,43 +135,19 @@ def _on_missing_package(err: ImportError, address: Address) -> str:
     return f"pip install {fsspec}{package}"
 
 
-def _on_place(address: Address, *, is_absent: bool) -> tuple[str, str]:
+def _on_place(address: Address) -> tuple[str, str]:
     """Look what is where a group was expected."""
     node = address.open(address.group)
     if isinstance(node, zarr.Array) and not address.group:
         parent, _, name = address.store.rstrip("/").rpartition("/")
         return "an array, not a group", f"give the group that holds {name!r}: {parent or '.'}"
-    if address.group:
-        is_wrong = is_absent and node is None and isinstance(address.open(""), zarr.Group)
-        return _on_wrong_group(address) if is_wrong else ("", _USUAL)
     path = Path(address.store)
-    if address.scheme or node is not None or not path.is_dir():
+    if address.group or address.scheme or node is not None or not path.is_dir():
         return "", _USUAL
     stores = sorted(child.name for child in path.iterdir() if any((child / f).exists() for f in _GROUP_FILES))
     if not stores:
         return "no zarr.json or .zgroup in this folder", "name the folder that holds one of them"
-    return "no zarr.json or .zgroup in this folder", f"name a store in it: {_listed(stores)}"
+    return "no zarr.json or .zgroup in this folder", f"name a store in it: {listed(stores)}"
 
 
 _GROUP_FILES = ("zarr.json", ".zgroup")
-
-
-def _on_wrong_group(address: Address) -> tuple[str, str]:
-    """Name the groups that are in the lowest group of the path that exists."""
-    parts = address.group.split("/")
-    for n in range(len(parts) - 1, -1, -1):
-        above = address.open("/".join(parts[:n]))
-        if isinstance(above, zarr.Group):
-            break
-    names = sorted("/".join((*parts[:n], name)) for name in above.group_keys())
-    if "/".join(parts[: n + 1]) in names:  # it is there, and damaged
-        return "", _USUAL
-    where = f"in '{'/'.join(parts[:n])}'" if n else "in this store"
-    if not names:
-        return f"there are no groups {where}", f"--group {'/'.join(parts[:n])}" if n else "leave --group out"
-    return f"no group '{address.group}'", f"name one of the groups {where}: {_listed(names)}"
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process import device_options as decoding
 from xarray_gpuzarr.process import fetch_options as fetching
 from xarray_gpuzarr.process.device_options import ResourceOptions
@@ -41,12 +41,13 @@ def options_in_force() -> dict[str, Any]:
 
 def check_options(options: Mapping[str, object]) -> None:
     """Raise `OptionError` if `configure` would refuse these options."""
-    if unknown := options.keys() - _FETCHING - _RESOURCES:
+    known = sorted(_FETCHING | _RESOURCES)
+    if unknown := sorted(options.keys() - known):
         raise OptionError(
             "unknown option",
-            tried=", ".join(sorted(unknown)),
-            found="valid options: " + ", ".join(sorted(_FETCHING | _RESOURCES)),
-            do="choose one of these",
+            tried=", ".join(unknown),
+            found="valid options: " + ", ".join(known),
+            do=f"choose one of these{perhaps(unknown[0], known)}",
         )
     for in_force, names in _RECORDS:
         in_force.chosen({name: options[name] for name in options if name in names})

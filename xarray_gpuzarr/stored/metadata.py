@@ -362,9 +362,12 @@ def require_array(array: object, asked: str = "read_array") -> None:
     kind = type(array)
     module = kind.__module__.partition(".")[0]
     if isinstance(array, str | os.PathLike):
-        do = f"open it: zarr.open_array({os.fspath(array)!r}, mode='r'), or zarr.open_group(...)[name]"
+        opened = f"zarr.open({os.fspath(array)!r}, mode='r')"
+        do = f"open it: {opened} if it is an array, {opened}[name] if it is a group"
     elif isinstance(array, zarr.Group):
         do = f"choose one of its arrays: {', '.join(map(repr, sorted(array.array_keys()))) or 'it has none'}"
+    elif module == "xarray" and asked == "explain":
+        do = "use the accessor: ds.gpuzarr.explain()"
     elif module == "xarray":
         do = "load it: .load() or .compute(); read_array reads without xarray, zarr.open_group(store, mode='r')[name]"
     else:

@@ -7,7 +7,7 @@ numbers; so what was said has to be looked up. Called by `backend.chunking`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,22 +20,34 @@ Chunks = tuple[tuple[int, ...], ...]
 
 _OF_OPEN = getattr(getattr(api, "_chunk_ds", None), "__code__", None)
 """What xarray runs to chunk a dataset that it has just opened; its local ``chunks`` are what the user gave."""
+_OF_ONE = getattr(getattr(api, "_dataset_from_backend_dataset", None), "__code__", None)
+"""What calls it for a dataset rather than a tree."""
 _N_FRAMES = 3
 """Calls from there to `chunk` of a variable, at most."""
 
 
-def said_at_open(frame: FrameType | None) -> Any:
-    """Return the ``chunks`` that `open_dataset` was given, if it is what chunks now; else None.
+def said_at_open(frame: FrameType | None) -> tuple[Any, Collection[Hashable] | None]:
+    """Return the ``chunks`` that `open_dataset` was given, and the dataset's dimensions, if it is what chunks now.
 
     Parameters
     ----------
     frame : frame that calls `chunk` of a variable
+
+    Returns
+    -------
+    chunks, dimensions
+        None where something else chunks; for groups of a tree, whose chunks may be those of other groups, only the
+        dimensions are None.
     """
     for _ in range(_N_FRAMES):
         if frame is None or frame.f_code is _OF_OPEN:
             break
         frame = frame.f_back
-    return frame.f_locals.get("chunks") if frame is not None and frame.f_code is _OF_OPEN else None
+    if frame is None or frame.f_code is not _OF_OPEN:
+        return None, None
+    is_alone = frame.f_back is not None and frame.f_back.f_code is _OF_ONE
+    dataset = frame.f_locals.get("backend_ds") if is_alone else None
+    return frame.f_locals.get("chunks"), getattr(dataset, "sizes", None)
 
 
 def auto_axes(said: Any, dims: Sequence[Hashable]) -> frozenset[int]:

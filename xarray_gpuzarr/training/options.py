@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
-from xarray import Dataset
+from xarray import DataArray, Dataset, DataTree
 
 from xarray_gpuzarr.errors import ArrayTypeError, OptionError
 from xarray_gpuzarr.process.sizes import parse_nbytes
@@ -119,6 +120,15 @@ def batches(  # noqa: PLR0913
     return found
 
 
+def _how_to_get_a_dataset(given: object) -> str:
+    if isinstance(given, DataArray):
+        return "make one: array.to_dataset(name=...)"
+    if isinstance(given, DataTree):
+        return "choose a group: tree[path].to_dataset()"
+    store = repr(os.fspath(given)) if isinstance(given, str | os.PathLike) else "store"
+    return f'open one: xarray.open_dataset({store}, engine="gpuzarr")'
+
+
 def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
     """Return the lengths of the dimensions that are cut."""
     if not isinstance(ds, Dataset):
@@ -126,7 +136,7 @@ def _checked_sizes(ds: Any, sizes: Any) -> dict[Hashable, int]:
             "batches takes an xarray.Dataset",
             tried=f"batches of a {type(ds).__module__}.{type(ds).__qualname__}",
             found="not an xarray.Dataset",
-            do="give a dataset; DataArray.to_dataset(name=...) makes one",
+            do=_how_to_get_a_dataset(ds),
         )
     require_mapping("sizes", sizes, ds.sizes)
     lengths = {dim: ds.sizes[dim] for dim in sizes}

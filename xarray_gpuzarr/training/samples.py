@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.errors import OptionError, perhaps
 
 Column = npt.NDArray[np.int64]
 
@@ -199,7 +199,7 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
             f"unknown dimensions in {name}=",
             tried=f"{name}= with " + ", ".join(map(repr, unknown)),
             found="valid dimensions: " + ", ".join(map(repr, known)),
-            do="use dimensions of the dataset",
+            do=f"use dimensions of the dataset{perhaps(str(unknown[0]), known)}",
         )
     return value
 

@@ -1,0 +1,109 @@
+"""What a path that holds no group is said to hold instead, and which groups there are."""
+
+import json
+from pathlib import PurePosixPath
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.stores.fakes import Wrapper
+from zarr.storage import LocalStore
+
+from xarray_gpuzarr import NoGroupError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+opens = pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+FIELD = xr.Dataset({"t": (("y", "x"), np.ones((4, 6)))})
+
+
+@pytest.fixture(params=[2, 3])
+def zarr_format(request):
+    return request.param
+
+
+@pytest.fixture(params=["consolidated", "loose"])
+def store(request, tmp_path, zarr_format):
+    """A folder with one store: an array and a few groups below each other."""
+    path = tmp_path / "s.zarr"
+    for group in (None, "obs", "obs/a", "model"):
+        FIELD.to_zarr(path, group=group, mode="a", consolidated=False, zarr_format=zarr_format)
+    if request.param == "consolidated":
+        zarr.consolidate_metadata(path)
+    return path
+
+
+@opens
+@pytest.mark.parametrize(
+    "kind", [str, LocalStore, lambda path: Wrapper(LocalStore(path))], ids=["path", "store", "slow"]
+)
+@pytest.mark.parametrize(
+    ("group", "found", "do"),
+    [
+        ("obs/c", "no group 'obs/c'", "name one of the groups in 'obs' (perhaps 'obs/a'): obs/a"),
+        ("/ob/", "no group 'ob'", "name one of the groups in this store (perhaps 'obs'): model, obs"),
+        ("zzz/a", "no group 'zzz/a'", "name one of the groups in this store: model, obs"),
+        ("obs/a/b", "there are no groups in 'obs/a'", "open 'obs/a'"),
+        (
+            PurePosixPath("modle"),
+            "no group 'modle'",
+            "name one of the groups in this store (perhaps 'model'): model, obs",
+        ),
+        ("obs/t", "an array, not a group, at 'obs/t'", "open the group that holds it, or read it alone: "),
+    ],
+)
+def test_a_mistyped_group(store, opens, kind, group, found, do):
+    with pytest.raises(NoGroupError) as caught:
+        opens(kind(store), engine="gpuzarr", group=group)
+
+    assert isinstance(caught.value, KeyError)
+    assert caught.value.found.startswith(found)
+    assert caught.value.do.startswith(do)
+
+
+def test_a_store_without_groups(tmp_path):
+    FIELD.to_zarr(tmp_path / "s.zarr")
+
+    with pytest.raises(NoGroupError) as caught:
+        xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", group="a")
+
+    assert (caught.value.found.split(" (")[0], caught.value.do) == (
+        "there are no groups in this store",
+        "leave the group out",
+    )
+
+
+@opens
+def test_a_file_of_another_format(tmp_path, opens):
+    FIELD.to_netcdf(tmp_path / "s.nc")
+
+    with pytest.raises(NoGroupError, match="a file that is no Zarr store") as caught:
+        opens(tmp_path / "s.nc", engine="gpuzarr")
+
+    assert isinstance(caught.value, FileNotFoundError)
+    assert caught.value.do.startswith("xarray.open_dataset(path) without engine=")
+
+
+@opens
+def test_a_single_array(store, opens):
+    with pytest.raises(NoGroupError, match="an array, not a group"):
+        opens(store / "t", engine="gpuzarr")
+
+
+def test_a_damaged_group_is_not_called_absent(tmp_path):
+    for group in (None, "a"):
+        FIELD.to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
+    (tmp_path / "s.zarr/a/zarr.json").write_text("{")
+
+    with pytest.raises(json.JSONDecodeError):
+        xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", group="a")
+
+
+def test_where_nothing_is_the_error_is_that_of_the_stock_engine(tmp_path):
+    with pytest.raises(FileNotFoundError) as stock:
+        xr.open_dataset(tmp_path / "none.zarr", engine="zarr")
+    with pytest.raises(FileNotFoundError) as ours:
+        xr.open_dataset(tmp_path / "none.zarr", engine="gpuzarr")
+
+    assert (type(ours.value), str(ours.value)) == (type(stock.value), str(stock.value))

@@ -1,0 +1,93 @@
+"""Why there is no group where one was to be opened: a mistyped path, an array, a file of another format.
+
+The store is looked at once more, after zarr-python has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import zarr
+from zarr.errors import ContainsArrayError, GroupNotFoundError
+
+from xarray_gpuzarr.errors import NoGroupError, perhaps
+
+_MOST_NAMED = 12
+
+
+@contextmanager
+def naming_absent_groups(where: Any, *, group: Any = None, **options: Any) -> Iterator[None]:
+    """Turn what zarr-python raises inside a ``with`` block into a `NoGroupError`, if there is no such group.
+
+    Parameters
+    ----------
+    where : path, URL, zarr store, or any other input of zarr-python
+    group : str, path object or None
+    options
+        Those of xarray's `ZarrStore.open_group`.
+    """
+    try:
+        yield
+    except (AttributeError, ContainsArrayError, GroupNotFoundError, KeyError) as err:
+        given = {name: options.get(name) for name in ("storage_options", "zarr_format")}
+        path = str(group or "").strip("/")
+        try:
+            why = _why_absent(where, path, given)
+        except Exception:  # noqa: BLE001  # of a store that lists nothing, or that is damaged
+            why = None
+        if why is None:
+            raise
+        found, do = why
+        what = f"group '{path}' of " if path else ""
+        tried = "opening " + (f"group={group!r}" if path else "its first group")
+        raise NoGroupError(f"cannot open {what}'{where}'", tried=tried, found=f"{found} ({err})", do=do) from err
+
+
+def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str] | None:
+    """Return what is at a path in place of a group, and what to do; None if that is not the reason."""
+    node = _node(where, path, given)
+    if isinstance(node, zarr.Array):
+        do = "open the group that holds it, or read it alone: xarray_gpuzarr.read_array(zarr.open_array(...))"
+        return f"an array, not a group, at '{path}'" if path else "an array, not a group", do
+    root = _node(where, "", given) if path and node is None else node
+    if root is None and isinstance(where, str) and Path(where).is_file():
+        do = "xarray.open_dataset(path) without engine= reads other formats; gpuzarr demo --source FILE rewrites one"
+        return "a file that is no Zarr store", do
+    return _other_groups(root, path) if path and node is None and isinstance(root, zarr.Group) else None
+
+
+def _other_groups(root: zarr.Group, path: str) -> tuple[str, str] | None:
+    """Name the groups that are in the lowest group of a path that exists."""
+    above, before, rest = root, "", path
+    while rest:
+        name, _, rest = rest.partition("/")
+        names = sorted(above.group_keys())
+        if name not in names:
+            break
+        below = above[name]
+        if not isinstance(below, zarr.Group):
+            return None
+        above, before = below, f"{before}{name}/"
+    where = f"in '{before[:-1]}'" if before else "in this store"
+    if not names:
+        return f"there are no groups {where}", f"open '{before[:-1]}'" if before else "leave the group out"
+    paths = [before + each for each in names]
+    do = f"name one of the groups {where}{perhaps(before + name, paths)}: {listed(paths)}"
+    return f"no group '{path}'", do
+
+
+def _node(where: Any, path: str, given: dict[str, Any]) -> zarr.Array[Any] | zarr.Group | None:
+    """Return what is at a path, or None if that cannot be opened."""
+    try:
+        return zarr.open(where, path=path, mode="r", **given)
+    except Exception:  # noqa: BLE001  # one failure is being named already; this only looks for its cause
+        return None
+
+
+def listed(names: list[str]) -> str:
+    """Name some of many."""
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
