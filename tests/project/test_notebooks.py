@@ -3,8 +3,10 @@
 import ast
 import copy
 import re
+import tempfile
 
 import pytest
+import zarr
 from helpers.notebooks import NOTEBOOKS, ROOT, clean, code_cells, differences, read
 
 import xarray_gpuzarr
@@ -99,6 +101,18 @@ def test_notebook_says_what_changes_with_a_gpu(path):
     last = read(path)["cells"][-1]["source"]
 
     assert last.startswith("## What changes with")
+
+
+def test_notebook_on_writing_stores_the_dtypes_that_its_table_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path, names = next(path for path in NOTEBOOKS if path.stem == "04_writing_for_gpus"), {}
+    for cell in code_cells(read(path))[:2]:
+        exec(compile(cell["source"], path, "exec"), names)
+
+    layout = {"chunks": (1, 121, 240), "shards": (24, 121, 240)}
+    stores = [names["write"](f"packed {packed}", packed=packed, **layout) for packed in (False, True)]
+
+    assert [zarr.open_array(f"{store}/t2m").dtype for store in stores] == ["float32", "int16"]
 
 
 @each
