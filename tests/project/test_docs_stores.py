@@ -106,6 +106,7 @@ def test_example(code, stores, monkeypatch):
         stock, loaded = xr.open_dataset(folder / path, engine=engine).load(), names["ds"].load()
         for name in ("u10", "t2m", "mask"):
             xr.testing.assert_identical(loaded[name].drop_attrs(), stock[name].drop_attrs())
+            assert loaded[name].encoding["dtype"] == stock[name].encoding["dtype"]
     for name, expected in OF_IMAGES.items():
         np.testing.assert_array_equal(names.get(name, expected), expected)
     assert xarray_gpuzarr.configure()["max_requests"] == 64

@@ -52,15 +52,32 @@ def era5(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("page", named(page for page in PAGES if blocks(RUNS, page) and page.name not in OWN_TESTS))
-def test_python_blocks_of_a_page_run_one_after_another(page, era5, monkeypatch):
-    monkeypatch.chdir(era5)
+@pytest.fixture
+def empty(era5, tmp_path, monkeypatch):
+    """A working folder in which pages find these stores, and nothing that another page has written."""
+    for store in ("era5.zarr", "demo"):
+        (tmp_path / store).symlink_to(era5 / store)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", named(page for page in PAGES if blocks(RUNS, page) and page.name not in OWN_TESTS))
+def test_python_blocks_of_a_page_run_one_after_another(page, empty):
     names = {"__name__": "__main__"}
 
     with warnings.catch_warnings(), settings_taken_back():
         for block in blocks(RUNS, page):
             exec(compile(block, page, "exec"), names)
+
+    assert {stored(path.parent, path.name) for path in empty.rglob("t2m")} <= {"int16"}
+
+
+def stored(store, name):
+    """Return the dtype in which a variable lies in a store that opens without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return xr.open_dataset(store, engine="zarr", mask_and_scale=False)[name].dtype.name
 
 
 def test_what_the_quickstart_prints_is_printed(era5, monkeypatch, capsys):
