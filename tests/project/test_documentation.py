@@ -1,6 +1,8 @@
 """What the README and the pages show: Python blocks run, links inside the repository lead somewhere."""
 
 import re
+import subprocess
+import sys
 import tomllib
 import warnings
 from itertools import chain
@@ -26,6 +28,8 @@ RUNS = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 OWN_TESTS = {"stores.md"}
 """Pages whose blocks a module of their own runs."""
 COMPILES = re.compile(r"^(?:```|:::)\{code-block\} python\n(.*?)^(?:```|:::)$", re.DOTALL | re.MULTILINE)
+STARTS = re.compile(r"Local\w*Cluster\(|\bClient\(\)|DataLoader\(.*num_workers=")
+"""What starts processes; not a client of a cluster that runs already."""
 MAKE = re.compile(r"(?:^ *|`)make ([a-z][a-z-]+)", re.MULTILINE)
 PRINTED = re.compile(r"^```text\n(?:\$ [^\n]*\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
 GPUZARR = re.compile(r"^gpuzarr ([a-z]+)", re.MULTILINE)
@@ -108,6 +112,26 @@ def test_only_this_engine_gives_blocks_that_can_be_written_back(era5, monkeypatc
     xr.testing.assert_identical(copied, original)
     assert copied.t2m.encoding["shards"] == original.t2m.encoding["shards"] == (24, 121, 240)
     assert copied.t2m.encoding["dtype"] == original.t2m.encoding["dtype"]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, id=page.name) for page in PAGES for block in blocks(RUNS, page) if STARTS.search(block)],
+)
+def test_block_that_starts_processes_runs_as_a_script(block, empty):
+    (empty / "script.py").write_text(block)
+
+    ran = subprocess.run([sys.executable, "script.py"], check=False, capture_output=True, text=True, timeout=120)
+
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_blocks_start_no_processes_where_a_worker_imports_them():
+    shown = [block for page in PAGES for block in (*blocks(RUNS, page), *blocks(COMPILES, page))]
+    lines = [line for block in shown for line in block.splitlines() if STARTS.search(line)]
+
+    assert len(lines) >= 3
+    assert [line for line in lines if not line.startswith("    ")] == []
 
 
 def test_python_blocks_that_need_more_compile():
