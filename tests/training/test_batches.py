@@ -492,15 +492,30 @@ def test_dask_computes_what_variables_share_once(written):
         (batch,) = loader
 
     assert len(computed) == 4
-    assert "one   dask: dask computes it, with " in loader.explain()
+    assert "dask: dask computes it, with " in loader.explain().to_text(200)
     assert (batch.two == 2 * batch.one).all()
 
 
-def test_explain_says_how_each_variable_is_read(ds):
+def test_explain_is_a_table_in_a_notebook(ds):
+    page = batches(ds.rename(a="<b>"), {"time": 2}, 3).explain()._repr_html_()
+
+    assert "variable</th>" in page
+    assert "&lt;b&gt;</td>" in page
+    assert "one plan</td>" in page
+
+
+def test_explain_says_how_each_variable_is_read(ds, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     loader = batches(ds.assign(b=("time", np.arange(N_TIMES))), {"time": 2}, 3)
 
-    assert sorted(loader.explain().splitlines()) == ["a     one plan", "b     memory", "time  memory"]
-    assert repr(loader).startswith("<xarray_gpuzarr.Batches: 4 of 3 samples>\n")
+    text = loader.explain().to_text(80)
+    assert text == str(loader.explain()) == repr(loader.explain())
+    assert sorted(line.split(maxsplit=1) for line in text.splitlines()[2:]) == [
+        ["a", "one plan"],
+        ["b", "memory"],
+        ["time", "memory"],
+    ]
+    assert repr(loader) == f"<xarray_gpuzarr.Batches: 4 of 3 samples>\n{text}"
     assert loader.nbytes == 3 * 2 * (8 + 8 + 12 * 8)
 
 

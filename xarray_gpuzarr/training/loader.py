@@ -11,6 +11,7 @@ from xarray_gpuzarr.backend.lazy_array import as_caller_of
 from xarray_gpuzarr.decoders import StreamOf
 from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.training.budget import Budget
+from xarray_gpuzarr.training.explanation import BatchesExplanation, BatchesRow
 from xarray_gpuzarr.training.iterator import BatchIterator, Progress
 from xarray_gpuzarr.training.order import Epoch, Order, draw_epoch, require_batches
 from xarray_gpuzarr.training.samples import Samples, require_whole
@@ -100,12 +101,11 @@ class Batches:
         """Bytes of a full batch."""
         return self._template.nbytes * self._order.batch
 
-    def explain(self) -> str:
-        """Return how each variable is read, one line each, and why if not with one plan for all samples of a read."""
-        cuts = self._template.cuts
-        width = max(len(str(name)) for name in cuts)
-        ways = {str(name): (cut.source.way, cut.source.why) for name, cut in cuts.items()}
-        return "\n".join(f"{name:<{width}}  {way}{': ' if why else ''}{why}" for name, (way, why) in ways.items())
+    def explain(self) -> BatchesExplanation:
+        """Return how each variable is read, and why if not with one plan for all samples of a read."""
+        cuts = self._template.cuts.items()
+        rows = (BatchesRow(variable=str(name), way=cut.source.way, why=cut.source.why) for name, cut in cuts)
+        return BatchesExplanation(rows=tuple(rows))
 
     def part(self, number: int, n_parts: int) -> Self:
         """Return the batches that one of several processes of this rank is to read, from the first epoch on.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import shutil
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,10 @@ WIDE = 132
 """Terminal width, in columns, from which every property gets a column of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Explanation:
-    """Rows, rendered as a table by `str`, `repr`, rich and Jupyter."""
+class TableText(ABC):
+    """A table for rich that is printed as text, too."""
 
-    rows: tuple[Row, ...]
-    note: str = ""
-    """A sentence below the table."""
+    __slots__ = ()
 
     def __str__(self) -> str:
         return self.to_text(shutil.get_terminal_size().columns)
@@ -37,6 +35,19 @@ class Explanation:
         from xarray_gpuzarr.backend.accessor.tables import as_text  # noqa: PLC0415  # imports rich
 
         return as_text(self, width)
+
+    @abstractmethod
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(TableText):
+    """Rows, rendered as a table by `str`, `repr`, rich and Jupyter."""
+
+    rows: tuple[Row, ...]
+    note: str = ""
+    """A sentence below the table."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
@@ -54,15 +65,9 @@ class Explanation:
             yield tables.note(self.note)
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th style="text-align:left">{title}</th>' for title in _WIDE_COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(_html_cell(of_row(row)) for of_row in _WIDE_COLUMNS.values()) + "</tr>"
-            for row in self.rows
+        return html_table(
+            _WIDE_COLUMNS, ([of_row(row) for of_row in _WIDE_COLUMNS.values()] for row in self.rows), self.note
         )
-        # Colours are inherited, so that the table suits light and dark pages.
-        note = f'<p style="opacity:.7">{html.escape(visible(self.note))}</p>' if self.note else ""
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        return f'<div style="overflow-x:auto">{table}{note}</div>'
 
 
 Cell = list[str]
@@ -124,6 +129,15 @@ _UNBROKEN = {"values", "shape", "shards", "inner chunks"}
 """Columns that are never wrapped."""
 _NAME_WIDTH = 16
 """Longer names and dimensions are wrapped in a narrow terminal, to leave room for shapes."""
+
+
+def html_table(titles: Iterable[str], rows: Iterable[Iterable[Cell]], note: str = "") -> str:
+    """Render cells as HTML, and a sentence below them. Colours are inherited: it suits light and dark pages."""
+    head = "".join(f'<th style="text-align:left">{title}</th>' for title in titles)
+    body = "".join(f"<tr>{''.join(map(_html_cell, cells))}</tr>" for cells in rows)
+    below = f'<p style="opacity:.7">{html.escape(visible(note))}</p>' if note else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}{below}</div>'
 
 
 def _html_cell(lines: Cell) -> str:

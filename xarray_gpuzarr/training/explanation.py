@@ -1,0 +1,50 @@
+"""How batches say how each variable is read: as a table in terminals, and as HTML. `Batches.explain` makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xarray_gpuzarr.backend.accessor.explanation import TableText, html_table
+from xarray_gpuzarr.training.sources import Way
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesRow:
+    """How the samples of one variable are read."""
+
+    variable: str
+    way: Way
+    """``"one plan"``, the fast way, ``"crop by crop"``, ``"dask"`` or ``"memory"``."""
+    why: str
+    """Why not with one plan; empty where that says itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BatchesExplanation(TableText):
+    """A row for each variable, rendered as a table by `str`, `repr`, rich and Jupyter."""
+
+    rows: tuple[BatchesRow, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from xarray_gpuzarr.backend.accessor import tables  # noqa: PLC0415  # imports rich
+
+        table = tables.headed_table(gap=2)
+        for title in _TITLES:
+            table.add_column(title, overflow="fold")
+        for row in self.rows:
+            table.add_row(*map(tables.cell, _cells(row)))
+        yield table
+
+    def _repr_html_(self) -> str:
+        return html_table(_TITLES, map(_cells, self.rows))
+
+
+_TITLES = ("variable", "read")
+
+
+def _cells(row: BatchesRow) -> list[list[str]]:
+    return [[row.variable], [f"{row.way}: {row.why}" if row.why else row.way]]
