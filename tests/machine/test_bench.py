@@ -106,6 +106,21 @@ def test_every_reader_reads_the_same_box(path, name):
     np.testing.assert_array_equal(np.asarray(values), expected, strict=True)
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_nothing_is_cut_from_tables_in_narrow_terminals(bench_of, monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    reader = READERS["xarray gpuzarr, no dask"]
+
+    assert bench_of(reader, replace(reader, name="q" * 40)) == 0
+
+    printed = capsys.readouterr().out
+    table = printed[printed.index("other reader\n") :]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in table
+    assert max(map(len, table.splitlines()[1:])) <= width
+    assert table.count("q") == 40
+    assert " ".join(table.splitlines()[1].split()) == "reader ms min-max GB/s CPU ms extra MB / peer"
+
+
 def test_options_of_a_remote_store_reach_every_reader(bench_of, path, tmp_path, capsys):
     parts = ["zarr default", "gpuzarr", "xarray zarr default, no"]
     with S3Server() as server:

@@ -113,9 +113,7 @@ def _print(result: BenchResult, console: Console) -> None:
         if timed:
             rounds = f"median of {len(timed[0].samples)} rounds"
             say("", f"{_TITLES[operation]}: {rounds}; last column: time relative to the best other reader")
-            table = table_of(_COLUMNS, [_cells(row, case) for row in timed])
-            table.columns[0].no_wrap = True
-            console.print(table)
+            console.print(table_of(_COLUMNS, [_cells(row, case) for row in timed], gap=1), crop=False)
         for row in case.rows:
             if row.note:
                 say(f"{row.name}: {row.note}")

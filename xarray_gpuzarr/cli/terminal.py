@@ -84,11 +84,18 @@ def warnings_said() -> Iterator[None]:
         yield
 
 
-def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Lay out rows below a headline; the first column is text, the others are numbers."""
-    table = headed_table(gap=2)
-    for i, title in enumerate(columns):
-        table.add_column(title, justify="right" if i else "left")
+def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]], *, gap: int = 2) -> Table:
+    """Lay out rows below a headline; the first column is text, the others are numbers, which are never broken.
+
+    Parameters
+    ----------
+    gap : int
+        Blanks between columns.
+    """
+    rows, table = list(rows), headed_table(gap=gap)
+    for i, (title, *texts) in enumerate(zip(columns, *rows, strict=True)):
+        longest = max(map(len, " ".join((title, *texts)).split()))
+        table.add_column(title, justify="right" if i else "left", overflow="fold", min_width=longest if i else None)
     for row in rows:
         table.add_row(*(cell([text]) for text in row))
     return table
