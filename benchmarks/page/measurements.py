@@ -90,7 +90,7 @@ def _regimes(runs: dict[str, Run]) -> list[str]:
     """Return the section on first reads and those that follow, if they were compared."""
     run = regime_run(runs)
     table = regimes_table(run.cases)
-    return ["### Reading on", prose(_REGIMES_TEXT), *_own(run, runs), table] if table else []
+    return ["### First and later reads", prose(_REGIMES_TEXT), *_own(run, runs), table] if table else []
 
 
 def _own(run: Run, runs: dict[str, Run]) -> list[str]:

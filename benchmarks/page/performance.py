@@ -89,7 +89,7 @@ def _regimes(runs: dict[str, Run]) -> list[str]:
     run = regime_run(runs)
     table = regimes_summary(run.cases)
     measured = "" if run is runs["host"] else f" Measured on {machine_text(run)}."
-    return ["## Reading on", prose(_REGIMES_TEXT + measured), table] if table else []
+    return ["## First and later reads", prose(_REGIMES_TEXT + measured), table] if table else []
 
 
 def _on_a_gpu(runs: dict[str, Run]) -> str:

@@ -351,7 +351,8 @@ def test_regimes_stand_in_their_own_section_alone(run):
     runs["steady"] = run("steady", [in_regime("steady", ours=1.0)], **later)
     assert "| steady | 1 | 2.00 | 2.00 (series-1mb-zstd) |" in performance.page(runs)
     assert performance.page(runs).count("2026-12-24") == measurements.page(runs).count("2026-12-24") == 1
-    assert "Reading on" not in performance.page({"host": run("host", [case(SERIES, "read")])})
+    assert "## First and later reads" in performance.page(runs)
+    assert "First and later reads" not in performance.page({"host": run("host", [case(SERIES, "read")])})
 
 
 def test_reads_chunk_by_chunk_have_a_column_for_each_number():
