@@ -140,6 +140,25 @@ def test_python_blocks_that_need_more_compile():
             compile(block, page, "exec")
 
 
+def test_figures_of_speed_on_the_first_page_are_those_of_the_performance_page():
+    index, performance = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("index", "performance"))
+    means = dict(re.findall(r"^\| ([a-z ]+) \| \d+ \| ([\d.]+) \|", performance, re.MULTILINE))
+
+    shown = re.findall(r"([\d.]+) times", index)
+
+    assert shown == [means["arrays"], means["through xarray and dask"]]
+
+
+PLOTS = re.compile(r"\.plot\b")
+
+
+@pytest.mark.parametrize("page", named(page for page in PAGES if any(map(PLOTS.search, blocks(RUNS, page)))))
+def test_pages_that_plot_name_the_extra_that_brings_matplotlib(page):
+    before, _plot, _after = page.read_text().partition(".plot")
+
+    assert '".[demo]"' in before
+
+
 def test_there_are_blocks_to_run():
     assert sum(len(blocks(RUNS, page)) for page in PAGES) > 8
 
