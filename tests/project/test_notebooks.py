@@ -75,6 +75,15 @@ def test_outputs_say_nothing_of_the_machine(path):
 
 
 @each
+def test_first_cell_of_imports_is_folded_in_notebooks_and_on_pages(path):
+    first, *others = [cell["metadata"] for cell in code_cells(read(path))]
+
+    assert first["jupyter"] == {"source_hidden": True}
+    assert "hide-input" in first["tags"]
+    assert [about for about in others if "jupyter" in about or "hide-input" in about.get("tags", [])] == []
+
+
+@each
 def test_notebook_is_small(path):
     assert path.stat().st_size < 200_000
 
