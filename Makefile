@@ -35,7 +35,7 @@ SOAK_SECONDS = 180
 # What `make test` runs with every pair of parameters runs once more with every value.
 VALUES = XARRAY_GPUZARR_TEST_COMBINATIONS=$${XARRAY_GPUZARR_TEST_COMBINATIONS:-values}
 
-.PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu tune-gpu \
+.PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu \
 	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-timed bench-smoke \
 	performance docs notebooks fresh-notebooks package cross workflows gpu-environments clean help
 
@@ -84,10 +84,6 @@ doctor-gpu: $(GPU_READY) ## Is it right here? Known answers, copies, nvCOMP alon
 
 soak-gpu: $(GPU_READY) ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
 	$(GPU_PYTHON) -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
-
-tune-gpu: $(GPU_READY) ## Keep a calibration, see what it chooses, and compare budgets (five minutes)
-	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --calibrate --json benchmarks/results/calibration.json
-	$(GPU_PYTHON) -m benchmarks.gpu.tune
 
 profile-gpu: $(GPU_READY) ## Let Nsight Compute look at the kernels, where it is installed
 	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \

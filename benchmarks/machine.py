@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from xarray_gpuzarr.decoders.cost.calibration import processor
 from xarray_gpuzarr.machine.bench.rounds import version_of
+from xarray_gpuzarr.machine.diagnosis.machine import processor
 
 HOST_PACKAGES = (
     *("xarray-gpuzarr", "zarr", "numcodecs", "zarrs", "tensorstore", "zarrista", "rustytree-xarray"),

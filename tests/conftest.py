@@ -27,6 +27,9 @@ if hasattr(codec_pipeline, "FusedCodecPipeline"):  # zarr-python 3.2 has none
     os.environ["ZARR_CODEC_PIPELINE__PATH"] = "zarr.core.codec_pipeline.FusedCodecPipeline"
     zarr.config.refresh()
 
+# Arrays of tests are short, and the device is to read them; likewise.
+os.environ["XARRAY_GPUZARR_LITTLE"] = "device"
+
 NEEDS_GPU = "tests that need an NVIDIA GPU: make test-gpu"
 
 settings.register_profile(

@@ -7,7 +7,7 @@ import gc
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -16,9 +16,10 @@ from benchmarks.gpu.device import Gpu
 from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about, default_out
 from benchmarks.report import print_case
 from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import COPY_ROW, Results
+from xarray_gpuzarr.machine.bench.results import COPY_ROW, CaseRows, Results
 from xarray_gpuzarr.machine.bench.session import Case, Session
-from xarray_gpuzarr.machine.diagnosis.device import going_by
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.device_options import in_force, resource_options
 
 MakeGpu = Callable[[], Gpu]
 BuildCases = Callable[[Gpu, Path, float], Iterable[Case]]
@@ -69,8 +70,12 @@ class Command:
             settings = {key: getattr(options, key) for key in ("only", "rounds", "scale", "seconds")}
             description = about(self.module, settings, (*HOST_PACKAGES, *GPU_PACKAGES)) | {"gpu": gpu.about()}
             results = Results(description, options.out or default_out(self.kind))
-            with going_by("off"):  # what the GPU is measured at, it decodes itself
+            before = in_force.options
+            in_force.options = replace(resource_options(), little="device", verify="off")
+            try:
                 self._run_all(cases, options, results, gpu)
+            finally:
+                in_force.options = before
         return results
 
     def _run_all(self, cases: Sequence[Case], options: argparse.Namespace, results: Results, gpu: Gpu) -> None:
@@ -78,13 +83,23 @@ class Command:
         session = Session(results, n_rounds=options.rounds, seconds=options.seconds)
         share = options.seconds / max(self.seconds, sum(case.seconds for case in cases))
         for case in cases:
+            n_before = counters.snapshot().n_by_host
             found = session.run(case, case.seconds * share)
+            if n_by_host := counters.snapshot().n_by_host - n_before:
+                found = _refused(results, found, f"the host decoded {n_by_host} chunks of reads to the GPU")
             if self.tables or any(row.status == "failed" for row in found.rows):
                 print_case(found, console, copy_rate=copy_rate(results))
             gc.collect()
             gpu.tidy()
         results.finished = True
         results.save()
+
+
+def _refused(results: Results, found: CaseRows, why: str) -> CaseRows:
+    """Let all rows of a case have failed, without what was measured."""
+    for row in found.rows:
+        results.add(replace(row, samples=()).ended("failed", why))
+    return results.case(found.name)
 
 
 def exit_status(results: Results | None) -> int:

@@ -36,9 +36,8 @@ STEPS = (
     Step(target="sanitize-gpu", minutes=5),
     Step(target="soak-gpu", minutes=3),
     Step(target="bench-gpu", minutes=7),
-    Step(target="tune-gpu", minutes=5),
 )
-"""In this order: what is wrong should be known before it is measured, and what is measured before it is tuned."""
+"""In this order: what is wrong should be known before it is measured."""
 
 Run = Callable[[Step, Path], int]
 """Runs a step, writes its log, and returns its exit status; 124 if its time was over."""

@@ -46,7 +46,7 @@ FILTERS = {
 
 def main(make_gpu: Callable[[], Gpu] = Gpu) -> int:
     """Launch everything; return 1 if a read gave other values than were stored, 2 if there is no GPU, else 0."""
-    configure(calibration="off", memory="current", slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 16, batch_chunks=1)
+    configure(little="device", memory="current", slot_nbytes=1 << 16, n_slots=2, batch_nbytes=1 << 16, batch_chunks=1)
     try:
         gpu = make_gpu()
     except AbsentError as error:

@@ -71,7 +71,7 @@ LAYOUTS = (
     Layout(name="3-D, boxes", chunks_per_shard=(5, 8, 10), chunk_shape=(64, 80, 50)),
 )
 
-_ALONE = ResourceOptions(calibration="off")
+_ALONE = ResourceOptions(little="device")
 """Nobody shares reads with a device that decodes nothing."""
 
 

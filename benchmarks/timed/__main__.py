@@ -1,7 +1,7 @@
 """``python -m benchmarks.timed``: what of a modelled device stands still while the CUDA engine reads to it.
 
-Shards of several kinds, without dask and by several of its threads, on the clock of `auto`: it stands still while the
-engine runs, so runs repeat exactly. Run it from the root of the repository.
+Shards of several kinds, without dask and by several of its threads, on the clock of `machine`: it stands still
+while the engine runs, so runs repeat exactly. Run it from the root of the repository.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks.machine import about, default_out
 from benchmarks.page.tables import timed_table
-from benchmarks.timed.auto import N_CORES, Machine
 from benchmarks.timed.bounds import call_s, decoding_bound, idle_shares
+from benchmarks.timed.machine import N_CORES, Machine
 from benchmarks.timed.rates import Rates, rates_of
 from xarray_gpuzarr.machine.bench.results import Results, Row, Sample
 from xarray_gpuzarr.process.device_options import in_force
@@ -24,7 +24,7 @@ from xarray_gpuzarr.read import StoredArray
 
 NO_DASK = "no dask"
 _N_BEFORE = 2
-"""Reads that make streams and learn what the device decodes at once, before the one that counts."""
+"""Reads that make streams and take memory, before the one that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def _run(shards: Shards, rates: Rates, n_threads: Sequence[int], results: Result
     row = Row(case=name, name="", nbytes=shards.nbytes)
     machine = Machine(rates)
     with machine.running():
-        in_force.choose({"calibration": "off"})  # the host decodes nothing
+        in_force.choose({"little": "device"})  # the host decodes nothing
         stored = machine.stored(shards.codec, shards.chunk_nbytes, shards.n_chunks, shards.n_shards)
         for n in (0, *n_threads):
             seconds, facts = _timed(machine, stored, shards, n)

@@ -61,7 +61,7 @@ class _Memory:
     def free(self) -> None:
         self._device.take("free_s")
 
-    def free_behind(self, consumer: object, on: object) -> None:  # noqa: ARG002  # nobody else gets it
+    def free_behind(self, stream: object) -> None:  # noqa: ARG002  # nobody else gets it
         self.free()
 
 
@@ -149,14 +149,9 @@ class ModelledDevice:
     def use(self, _stream: Stream) -> None:
         """Change nothing: there is one such stream."""
 
-    def event(self, *, timed: bool = False) -> ModelledEvent:  # noqa: ARG002
+    def event(self) -> ModelledEvent:
         """Return a new event."""
         return ModelledEvent()
-
-    def elapsed_s(self, first: ModelledEvent, last: ModelledEvent) -> float:
-        """Return the seconds between two events that were reached; 0 if there was nothing before one of them."""
-        start, end = first.operation, last.operation
-        return (end.end_s or 0.0) - (start.end_s or 0.0) if start is not None and end is not None else 0.0
 
     def record(self, event: ModelledEvent, stream: Stream) -> None:
         """Move an event to the end of a stream."""
@@ -173,10 +168,6 @@ class ModelledDevice:
         """Sleep until a stream is idle."""
         if self.simulation is not None:
             self.simulation.wait_for(of.last)
-
-    def is_reached(self, event: ModelledEvent) -> bool:
-        """Return whether an event is reached by now."""
-        return self.simulation is None or self.simulation.has_ended(event.operation)
 
     def synchronize_event(self, of: ModelledEvent) -> None:
         """Sleep until an event is reached."""

@@ -11,11 +11,11 @@ from helpers.simulated import gpu as simulated_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu import proof, saturation, soak, tune
+from benchmarks.gpu import proof, saturation, soak
 from benchmarks.gpu.soak import Found
 from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.machine.diagnosis.resident import Workspace, resident_streams
-from xarray_gpuzarr.process.device_options import in_force, resource_options
+from xarray_gpuzarr.process.device_options import in_force
 
 TINY = ["--scale", "2e-4", "--rounds", "1"]
 
@@ -35,7 +35,7 @@ def rows(out):
     return {(case["name"], row["reader"]): row for case in cases for row in case["rows"]}
 
 
-@pytest.mark.parametrize("script", [saturation, soak, tune])
+@pytest.mark.parametrize("script", [saturation, soak])
 def test_a_machine_without_a_gpu_is_told_so(script, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XARRAY_GPUZARR_CALIBRATION", "off")  # which is set for good
     monkeypatch.setattr(in_force, "options", in_force.options)
@@ -150,22 +150,6 @@ def test_selections_are_numpys(seed):
     assert found.ndim == sum(not isinstance(part, int) for part in selection)
 
 
-# ---- budgets
-
-
-def test_budgets_are_compared_and_put_back(gpu, out, monkeypatch, capsys):
-    monkeypatch.setattr(tune, "KNOBS", {"n_slots": (2, 3), "batch_chunks": (128,)})
-    monkeypatch.setenv("XARRAY_GPUZARR_CALIBRATION", "/an/earlier/one")
-
-    assert tune.main([*TINY, "--out", str(out)], lambda: gpu) == 0
-
-    found = rows(out)
-    assert set(found) == {("n_slots", "2"), ("n_slots", "3"), ("batch_chunks", "128")}
-    assert {row["status"] for row in found.values()} == {"measured"}
-    assert resource_options().n_slots == 3
-    assert "n_slots" in capsys.readouterr().out
-
-
 # ---- all of them
 
 
@@ -187,8 +171,8 @@ def test_every_step_runs_though_others_fail(tmp_path, capsys):
 def test_steps_can_be_chosen(tmp_path):
     ran = []
     run = lambda step, _: ran.append(step.target) or 0  # noqa: E731
-    assert proof.main(["--logs", str(tmp_path), "--only", "tune-gpu", "doctor-gpu"], run) == 0
-    assert ran == ["doctor-gpu", "tune-gpu"]
+    assert proof.main(["--logs", str(tmp_path), "--only", "bench-gpu", "doctor-gpu"], run) == 0
+    assert ran == ["doctor-gpu", "bench-gpu"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ ROOMS = ("device", "sharing", "rmm_memory", "failures")
 def fake(monkeypatch):
     """The two modules that CuPy and RMM are replaced by; the rooms that import them are imported anew."""
     fake = FakeCuda()
-    monkeypatch.setattr(in_force, "options", ResourceOptions())
+    monkeypatch.setattr(in_force, "options", ResourceOptions(little="device"))
     with patch.dict(sys.modules, {**fake.modules(), "nvtx": None}):
         for room in ROOMS:
             sys.modules.pop(f"xarray_gpuzarr.cuda.{room}", None)

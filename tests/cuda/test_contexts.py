@@ -18,7 +18,7 @@ from helpers.simulated.contexts import Contexts
 from helpers.simulated.fake_cuda import CUDARuntimeError
 from helpers.simulated.gpu import SimulatedGpu, use
 from helpers.simulated.planted_faults import FaultyDevice
-from helpers.simulated.reads import SCENES, CudaReads, limits, scene, shared
+from helpers.simulated.reads import SCENES, CudaReads, limits, scene
 from helpers.simulated.simulator import SimulatedDevice
 
 from xarray_gpuzarr import batches
@@ -133,7 +133,7 @@ def test_memory_that_any_thread_gives_back_starts_no_other_device(fake, device, 
         if how == "free":
             memory.free()
         elif how == "free_behind":
-            memory.free_behind(stream, stream)
+            memory.free_behind(stream)
         del memory, array
         return stream, fake.contexts.device, fake.contexts.context
 
@@ -177,7 +177,7 @@ def test_memory_goes_back_in_its_own_context_on_a_thread_of_another_device(fake,
     resource = type(fake.called("allocate")[0][2])
 
     with patch.object(resource, "deallocate", lambda *_: seen.append(fake.contexts.device)):
-        memory.free_behind(stream, stream)
+        memory.free_behind(stream)
 
     assert seen == [1]
     assert (fake.contexts.device, fake.contexts.context) == (0, before)
@@ -279,8 +279,8 @@ class OnContexts:
     def stream(self):
         return self.contexts.dying(super().stream(), "cudaStreamDestroy")
 
-    def event(self, *, timed=False):
-        return self.contexts.dying(super().event(timed=timed), "cudaEventDestroy")
+    def event(self):
+        return self.contexts.dying(super().event(), "cudaEventDestroy")
 
     def allocate_pinned(self, nbytes):
         return self.contexts.dying(super().allocate_pinned(nbytes), "cudaFreeHost")
@@ -294,13 +294,12 @@ class SecondChecked(OnContexts, FaultyDevice):
     """Likewise, one that is checked before it is used."""
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5])
 @pytest.mark.parametrize("name", SCENES)
-def test_reads_to_device_1_start_no_other(fake, native, name, part):
+def test_reads_to_device_1_start_no_other(fake, native, name):
     reads = CudaReads(Second(2, index=1).place_on(fake, native))
 
     def read():
-        with limits(), shared(part):
+        with limits():
             found = reads.read(scene(name).array)
         with reads.device.activate():
             return found.get()

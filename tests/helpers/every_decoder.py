@@ -32,7 +32,7 @@ SMALL = ResourceOptions(
     batch_nbytes=96 * 1024,
     batch_chunks=3,
     scratch_nbytes=1 << 28,
-    calibration="off",
+    little="device",
 )
 """So small that ordinary tests need several segments and several batches; a device decodes all that it can."""
 

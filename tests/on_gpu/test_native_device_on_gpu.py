@@ -201,21 +201,6 @@ def test_recording_an_event_again_moves_it(device, stream, write_late):
     assert fetch(device, reader, cell.address, staged).tolist() == [42]
 
 
-def test_times_between_events_of_two_streams_count_either_way(device, stream, write_late):
-    cell = device.allocate(8, stream)
-    first, last = device.event(timed=True), device.event(timed=True)
-
-    device.record(first, device.stream())
-    write_late(cell.address, 1, stream)
-    device.record(last, stream)
-    device.synchronize_event(last)
-    device.synchronize_event(first)
-
-    assert device.elapsed_s(first, last) > 0.01
-    assert device.elapsed_s(last, first) == -device.elapsed_s(first, last)
-    assert device.elapsed_s(last, last) == 0
-
-
 @pytest.mark.parametrize("memory", ["pool", "async", "current"])
 def test_memory_freed_while_its_stream_still_writes_to_it_harms_no_other(native, monkeypatch, memory):
     monkeypatch.setattr(native, "kernel_source", lambda _kernel: SLOW_SOURCE)

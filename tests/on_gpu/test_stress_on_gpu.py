@@ -88,7 +88,7 @@ def small(monkeypatch):
         batch_nbytes=1 << 18,
         batch_chunks=1,
         scratch_nbytes=1 << 28,
-        calibration="off",
+        little="device",
     )
     monkeypatch.setattr(in_force, "options", options)
 

@@ -13,9 +13,14 @@ def test_defaults_hold_where_the_environment_says_nothing():
         slot_nbytes=41_943_040,
         n_slots=3,
         batch_nbytes=134_217_728,
-        batch_chunks=None,
+        batch_chunks=528,
+        n_batches=2,
+        n_reads=3,
         scratch_nbytes=None,
         memory="auto",
+        little="auto",
+        checks="warn",
+        verify=None,
     )
 
 
@@ -26,7 +31,12 @@ def test_the_environment_sets_every_field():
         "XARRAY_GPUZARR_BATCH_NBYTES": "2GB",
         "XARRAY_GPUZARR_BATCH_CHUNKS": "7",
         "XARRAY_GPUZARR_SCRATCH_NBYTES": "8000000000",
+        "XARRAY_GPUZARR_N_BATCHES": "3",
+        "XARRAY_GPUZARR_N_READS": "1",
         "XARRAY_GPUZARR_MEMORY": "pool",
+        "XARRAY_GPUZARR_LITTLE": "device",
+        "XARRAY_GPUZARR_CHECKS": "strict",
+        "XARRAY_GPUZARR_VERIFY": "0.5",
     }
 
     assert ResourceOptions.from_environment(environ) == ResourceOptions(
@@ -35,8 +45,19 @@ def test_the_environment_sets_every_field():
         batch_nbytes=2_000_000_000,
         batch_chunks=7,
         scratch_nbytes=8_000_000_000,
+        n_batches=3,
+        n_reads=1,
         memory="pool",
+        little="device",
+        checks="strict",
+        verify=0.5,
     )
+
+
+def test_plain_is_the_most_cautious_value_of_each():
+    found = ResourceOptions.from_environment({"XARRAY_GPUZARR_ENGINE": "plain", "XARRAY_GPUZARR_VERIFY": "off"})
+
+    assert found == ResourceOptions(n_batches=1, n_reads=1, little="device", checks="strict", verify="off")
 
 
 def test_the_process_environment_is_read_at_each_call(monkeypatch):
@@ -58,6 +79,10 @@ def test_the_process_environment_is_read_at_each_call(monkeypatch):
         ({"scratch_nbytes": 0}, "at least 1"),
         ({"memory": "managed"}, "valid options: auto, pool, async, current"),
         ({"memory": None}, "valid options: auto, pool, async, current"),
+        ({"n_batches": 0}, "at least 1"),
+        ({"n_reads": 0}, "at least 1"),
+        ({"little": "host"}, "valid options: auto, device"),
+        ({"checks": True}, "valid options: warn, strict, off"),
     ],
 )
 def test_an_unusable_value_is_refused_by_name(options, found):

@@ -73,7 +73,7 @@ def test_configure_sets_both_kinds_and_says_what_is_in_force():
 
     assert (in_force["max_requests"], in_force["n_slots"]) == (9, 5)
     assert fetch_options() == FetchOptions(max_requests=9)
-    assert decoding.in_force.get() == ResourceOptions(n_slots=5)
+    assert decoding.in_force.get() == ResourceOptions(n_slots=5, little="device")
     assert options_in_force() == in_force
 
 
@@ -83,7 +83,17 @@ def test_what_is_left_out_goes_back_to_the_default():
     configure(max_gap_nbytes=1)
 
     assert fetch_options() == FetchOptions(max_gap_nbytes=1)
-    assert decoding.in_force.get() == ResourceOptions()
+    assert decoding.in_force.get() == ResourceOptions(little="device")  # as the environment of the tests says
+
+
+def test_plain_stands_for_several_and_others_come_first():
+    found = configure(engine="plain", n_reads=2)
+
+    assert [found[name] for name in ("n_batches", "n_reads", "little", "checks", "verify")] == [
+        *(1, 2, "device", "strict", "all")
+    ]
+    with pytest.raises(OptionError, match="valid options: usual, plain"):
+        configure(engine="fast")
 
 
 def test_what_was_in_force_can_be_put_back():

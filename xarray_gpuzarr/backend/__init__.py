@@ -69,8 +69,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             "workers" uses the GPUs of dask's workers, from a client that may have none.
         storage : "auto", "posix" or "gds"
             How local files reach a GPU: through host memory ("posix"), or straight into device memory with GPUDirect
-            Storage ("gds"). "auto" uses "gds" if a calibration found it quicker on this machine, kvikio supports it,
-            and the host does not need to see the bytes. It has no effect on other stores and on reads to the host.
+            Storage ("gds"). "auto" is "posix". It has no effect on other stores and on reads to the host.
         mask_and_scale, decode_times, concat_characters, decode_coords, drop_variables, use_cftime, decode_timedelta
             As for `xarray.open_dataset`.
         group, consolidated, storage_options, zarr_format, use_zarr_fill_value_as_mask, cache_members

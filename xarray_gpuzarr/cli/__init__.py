@@ -26,7 +26,6 @@ examples:
   gpuzarr info era5.zarr                     shards, chunks, codecs, bytes, and where they would be decoded
   gpuzarr info s3://bucket/era5.zarr --group 2024 --storage-options anon=true
   gpuzarr doctor                             what this machine has, whether it decodes correctly, how fast
-  gpuzarr doctor --calibrate                 the same, and measure which reads the GPU should decode
   gpuzarr bench era5.zarr                    compare readers on your own store: this engine, zarr-python, ...
 
 in Python:
@@ -151,7 +150,6 @@ def parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=_run_bench)
 
     doctor = commands.add_parser("doctor", help="show what this machine has, if it decodes correctly, and how fast")
-    doctor.add_argument("--calibrate", action="store_true", help="measure which reads the GPU should decode (minutes)")
     doctor.add_argument("--thorough", action="store_true", help="also test nvCOMP alone and damaged chunks (minutes)")
     form = doctor.add_mutually_exclusive_group()
     document = form.add_argument(

@@ -30,7 +30,6 @@ def run_doctor(options: argparse.Namespace, effort: Effort = USUAL) -> int:
             Path(options.json).open("a").close()
     parts = examine(
         options.device,
-        calibrate=options.calibrate,
         thorough=options.thorough,
         progress=line.show,
         effort=effort,

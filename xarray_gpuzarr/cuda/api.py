@@ -84,11 +84,10 @@ class DeviceMemory(Protocol):
     def free(self) -> None:
         """Give it back once the work that its stream has been given so far is done. Does not block."""
 
-    def free_behind(self, consumer: Stream, on: Stream) -> None:
-        """Give it back on the stream `on`, once the work that `consumer` has been given so far is done.
+    def free_behind(self, stream: Stream) -> None:
+        """Give it back on another stream, once the work that this one has been given so far is done.
 
-        Does not block, and may be called by the garbage collector: on any thread, at any point, on any device. Memory
-        for which that order cannot be kept is not given back at all.
+        Does not block, and may be called by the garbage collector: on any thread, at any point, on any device.
         """
 
 
@@ -160,8 +159,8 @@ class DeviceApi(Protocol):
     def use(self, stream: Stream) -> None:
         """Make `stream` the one that the calling thread's array library works on from now on."""
 
-    def event(self, *, timed: bool = False) -> Event:
-        """Return a new event, without timing unless asked; waiting for one that was never recorded returns at once."""
+    def event(self) -> Event:
+        """Return a new event; waiting for one that was never recorded returns at once."""
 
     def record(self, event: Event, stream: Stream) -> None:
         """Move `event` to the end of what `stream` has been given so far."""
@@ -174,12 +173,6 @@ class DeviceApi(Protocol):
 
     def synchronize_event(self, event: Event) -> None:
         """Block until `event`, as it was last recorded, has been reached."""
-
-    def is_reached(self, event: Event) -> bool:
-        """Return whether `event`, as it was last recorded, has been reached. Does not block."""
-
-    def elapsed_s(self, first: Event, last: Event) -> float:
-        """Return the seconds from one event with timing to another, which both have been reached."""
 
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.

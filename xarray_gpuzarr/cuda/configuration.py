@@ -18,7 +18,8 @@ def configure(*, share: bool = False, **options: object) -> dict[str, Any]:
         RMM: one pool for reads and for what is computed from them. Needs a GPU.
     **options
         Fields of `FetchOptions` and `ResourceOptions`; those left out go back to the environment's value or the
-        default. Sizes may carry a unit: ``"64 KiB"``, ``"2GB"``.
+        default. Sizes may carry a unit: ``"64 KiB"``, ``"2GB"``. ``engine="plain"`` stands for the most cautious
+        value of each option: reads and batches one at a time, nothing decoded by the host, every chunk compared.
 
     Returns
     -------

@@ -53,8 +53,6 @@ except ImportError:
 _NO_RANGE = nullcontext()
 _PER_THREAD_DEFAULT = 2
 """``cudaStreamPerThread`` as an integer."""
-_NOT_READY = 600
-"""What `cudaEventQuery` says of an event that is not yet reached: ``cudaErrorNotReady``."""
 
 
 class NativeStream:
@@ -189,14 +187,9 @@ class NativeDevice:
         _native(stream).for_cupy.use()
 
     @cuda_call("cudaEventCreateWithFlags")
-    def event(self, *, timed: bool = False) -> Event:
+    def event(self) -> Event:
         """Return a new event; a thread that waits for it sleeps, and leaves its core to others."""
-        return cast("Event", cupy.cuda.Event(block=True, disable_timing=not timed))
-
-    @cuda_call("cudaEventElapsedTime")
-    def elapsed_s(self, first: Event, last: Event) -> float:
-        """Return the seconds from one event with timing to another, which both have been reached."""
-        return float(cupy.cuda.get_elapsed_time(first, last)) * 1e-3
+        return cast("Event", cupy.cuda.Event(block=True, disable_timing=True))
 
     @cuda_call("cudaEventRecord")
     def record(self, event: Event, stream: Stream) -> None:
@@ -217,15 +210,6 @@ class NativeDevice:
     def synchronize_event(self, event: Event) -> None:
         """Block until `event`, as it was last recorded, has been reached."""
         _cupy_event(event).synchronize()
-
-    @cuda_call("cudaEventQuery")
-    def is_reached(self, event: Event) -> bool:
-        """Return whether `event`, as it was last recorded, has been reached."""
-        runtime = cupy.cuda.runtime
-        status: int = runtime.eventQuery(_cupy_event(event).ptr)  # which raises nothing
-        if status not in {0, _NOT_READY}:
-            raise runtime.CUDARuntimeError(status)
-        return status == 0
 
     def allocate(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return uninitialised device memory, to be used on `stream` or on streams ordered after it.
@@ -324,9 +308,11 @@ class NativeDevice:
 
     @cuda_call("cupy.cuda.MemoryPool.free_all_blocks")
     def trim(self) -> None:
-        """Give back what CuPy's own pool keeps unused, once the device is idle: reads' memory comes from RMM's."""
+        """Give back what the pools of CuPy and PyTorch keep unused, once the device is idle."""
         cupy.cuda.runtime.deviceSynchronize()
         cupy.get_default_memory_pool().free_all_blocks()
+        if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     @cached_property
     def nvcomp(self) -> Nvcomp:

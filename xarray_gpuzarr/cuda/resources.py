@@ -3,8 +3,7 @@
 A workspace is lent to one read after another, whatever their threads; few reads run at once, and others wait.
 
 Everything is written against `DeviceApi`, so that the simulator exercises it. Bytes go up on the `copy` stream; batches
-are decoded on the streams of `works` in turn, so that one begins while the slowest chunks of another are still decoded.
-Events order them.
+are decoded on the streams of `works` in turn, so that fetching, copying and decoding overlap. Events order them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Event, Stream
-from xarray_gpuzarr.cuda.joint_calls import JointCalls
 from xarray_gpuzarr.cuda.pinned import PinnedRing, Slot
 from xarray_gpuzarr.cuda.shared_lock import SharedLock
 from xarray_gpuzarr.cuda.workspace_memory import ResultMemory, WorkspaceMemory
@@ -29,32 +27,20 @@ from xarray_gpuzarr.process.device_options import ResourceOptions
 
 TABLE_NBYTES = 256 * 1024
 """Room for the tables of a few thousand chunks."""
-_KEPT_TABLE_NBYTES = 2 * TABLE_NBYTES
-"""Longer ones are given back when their read has ended."""
-MAX_BATCHES = 4
-"""Batches of one read that may be decoded, each on a stream of its own, while one more is staged. The rings of tables
-and receipts have a slot for that one, too."""
+_KEPT_TABLE_NBYTES = 8 * 1024**2
+"""Longer ones, of some 50 000 chunks, are given back when their read has ended."""
 _FIRST_SLOT_NBYTES = 256 * 1024
 """Length of a pinned slot until a read needs more: pinning 64 MiB takes some 20 ms."""
-_IDLE_NBYTES = 1024**3
-"""Pinned memory, and as much of the device's, that all workspaces of a device may keep while nothing is read."""
-_MOST_READS, _FEWEST_READS = 8, 2
-"""Reads of a device that run at once."""
-
-
-def n_at_once(options: ResourceOptions) -> int:
-    """Return how many reads of a device run at once, each with a workspace of its own."""
-    return min(_MOST_READS, max(_FEWEST_READS, _IDLE_NBYTES // pinned_nbytes(options)))
 
 
 def pinned_nbytes(options: ResourceOptions) -> int:
-    """Return the pinned memory that a workspace has at most."""
-    return options.n_slots * options.slot_nbytes + 2 * (MAX_BATCHES + 1) * _KEPT_TABLE_NBYTES
+    """Return the pinned memory that a workspace keeps at most."""
+    return options.n_slots * options.slot_nbytes + 2 * (options.n_batches + 2) * _KEPT_TABLE_NBYTES
 
 
-def scratch_nbytes(options: ResourceOptions, device_nbytes: int, n_reads: int = 1) -> int:
-    """Return the device memory that the batches of a read may use besides results, beside so many reads, itself one."""
-    return options.scratch_nbytes or device_nbytes * 3 // 4 // max(3, n_reads)
+def scratch_nbytes(options: ResourceOptions, device_nbytes: int) -> int:
+    """Return the device memory that the batches of a read may use besides its result."""
+    return options.scratch_nbytes or device_nbytes * 3 // 4 // options.n_reads
 
 
 class Workspace:
@@ -66,33 +52,21 @@ class Workspace:
     options : ResourceOptions
     keeps_results : bool
         Whether nobody but this workspace's `copy` stream looks at results: the array library may work on any stream.
-    calls : JointCalls, optional
-        Calls that reads share.
     """
 
-    def __init__(
-        self,
-        api: DeviceApi,
-        options: ResourceOptions,
-        *,
-        keeps_results: bool = False,
-        calls: JointCalls | None = None,
-    ) -> None:
+    def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
         self.api = api
-        self.calls = calls
         self.options = options
         self.copy = api.stream()
         self._consumer = self.copy if keeps_results else None
-        self.works = tuple(api.stream() for _ in range(MAX_BATCHES))
-        self._returns = api.stream()
-        """Runs nothing: results come back on it."""
+        self.works = tuple(api.stream() for _ in range(options.n_batches))
         self._n_batches = 0
         """Of the read that is under way."""
         self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
         """For encoded bytes."""
-        self.tables = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
+        self.tables = PinnedRing(api, options.n_batches + 2, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """For pointer and size tables on their way up."""
-        self.receipts = PinnedRing(api, MAX_BATCHES + 1, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
+        self.receipts = PinnedRing(api, options.n_batches + 2, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
         quiet = api.stream()
         self._device_slots = WorkspaceMemory(api, quiet, options.n_slots * options.slot_nbytes)
@@ -102,8 +76,6 @@ class Workspace:
         self._is_clean = True
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False
-        self.n_sharing = 1
-        """Reads under way when this one began, itself among them."""
 
     @property
     def _rings(self) -> tuple[PinnedRing, ...]:
@@ -115,7 +87,7 @@ class Workspace:
 
         A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
         """
-        return scratch_nbytes(self.options, self._device_nbytes, self.n_sharing)
+        return scratch_nbytes(self.options, self._device_nbytes)
 
     @cached_property
     def _device_nbytes(self) -> int:
@@ -132,16 +104,11 @@ class Workspace:
         self._n_batches += 1
         return self.works[(self._n_batches - 1) % len(self.works)]
 
-    @cached_property
-    def beside(self) -> Stream:
-        """The stream on which chunks that the host has decoded are placed beside batches; few threads need it."""
-        return self.api.stream()
-
-    def share(self, *, with_beside: bool = False) -> None:
+    def share(self) -> None:
         """Let all batches come after what `first` has been given so far."""
         ready = self.api.event()
         self.api.record(ready, self.first)
-        for work in (*self.works[1:], *([self.beside] if with_beside else ())):
+        for work in self.works[1:]:
             self.api.wait(work, ready)
 
     def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
@@ -153,7 +120,7 @@ class Workspace:
         """
         consumer = self._consumer or self.api.consumer_stream()
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), stream)
-        array = self.api.array_in(memory, shape, dtype, ResultMemory(memory, consumer, self._returns))
+        array = self.api.array_in(memory, shape, dtype, ResultMemory(memory, consumer))
         self._results.append(array)
         return array
 
@@ -204,10 +171,8 @@ class Workspace:
             self.api.synchronize_event(event)
 
     def settle(self) -> None:
-        """Let nothing more of the read be decoded; wait until all streams that it uses are idle."""
-        if self.calls is not None:
-            self.calls.withdraw(self)
-        for stream in (self.copy, *self.works, *([self.beside] if "beside" in self.__dict__ else ())):
+        """Wait until all streams that reads use are idle."""
+        for stream in (self.copy, *self.works):
             self.api.synchronize(stream)
 
     def free_all(self, but: Collection[DeviceMemory] = ()) -> None:
@@ -247,8 +212,6 @@ class Workspace:
                     ring.drop()
             self._is_clean, self._was_interrupted = True, False
         self._n_batches = 0
-        if self.calls is not None:
-            self.calls.leave(self)
         for ring in self._rings:
             ring.rewind()
 
@@ -299,8 +262,7 @@ class WorkerResources:
     def __init__(self, api: DeviceApi, options: ResourceOptions) -> None:
         self.api = api
         self.options = options
-        self.lock = SharedLock(n_at_once(options))
-        self.calls = JointCalls(api)
+        self.lock = SharedLock(options.n_reads)
         self._workspaces: list[Workspace] = []
         self._lent: dict[int, Workspace] = {}
         """By the thread that reads."""
@@ -332,11 +294,10 @@ class WorkerResources:
         with self._lock:
             workspace = next(self._idle(), None)
             if workspace is None:
-                workspace = Workspace(self.api, self.options, calls=self.calls)
+                workspace = Workspace(self.api, self.options)
                 self._workspaces.append(workspace)
             self._threads.add(thread)
             self._lent[thread] = workspace
-            workspace.n_sharing = len(self._lent)
         return workspace
 
     def _idle(self) -> Iterator[Workspace]:
@@ -357,8 +318,8 @@ class WorkerResources:
     def prepare(self, n_threads: int) -> None:
         """Take the streams and pinned memory that reads of so many more threads use."""
         with self._lock:
-            more = min(n_threads, n_at_once(self.options) - len(self._workspaces))
-            self._workspaces += [Workspace(self.api, self.options, calls=self.calls) for _ in range(more)]
+            more = min(n_threads, self.options.n_reads - len(self._workspaces))
+            self._workspaces += [Workspace(self.api, self.options) for _ in range(more)]
             for workspace in self._idle():
                 workspace.prepare()
 
@@ -368,7 +329,6 @@ class WorkerResources:
         with self._lock:
             for workspace in self._idle():
                 workspace.trim()
-        self.calls.trim()
 
     def close(self) -> None:
         """Close all workspaces, once the reads that are under way have ended.
@@ -382,6 +342,5 @@ class WorkerResources:
             while self._workspaces:  # an interrupted one stays, to be settled by the next
                 self._workspaces[-1].close()
                 self._workspaces.pop()
-            self.calls.close()
 
         self.lock.exclusive(close)

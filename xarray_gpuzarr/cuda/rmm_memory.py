@@ -55,21 +55,10 @@ class NativeMemory:
         with suppress(*FAILURES), in_context(self._context):  # of a lost device there is nothing to give back
             resource.deallocate(self.address, self.nbytes, self._stream.for_rmm)
 
-    def free_behind(self, consumer: Any, on: Any) -> None:
-        """Give the memory back on the stream `on`, behind what `consumer` has been given; see `DeviceMemory`."""
-        if self._process != os.getpid() or sys.is_finalizing():
-            return
-        try:
-            with in_context(self._context):
-                event = cupy.cuda.Event(disable_timing=True)
-                event.record(consumer.for_cupy)
-                on.for_cupy.wait_event(event)
-                del event
-        except FAILURES:  # a lost device, mostly; memory that somebody may still read is not given away
-            self._resource = None
-        else:
-            self._stream = on
-            self.free()
+    def free_behind(self, stream: Any) -> None:
+        """Give the memory back on another stream, behind what that has been given; see `DeviceMemory`."""
+        self._stream = stream
+        self.free()
 
     def __del__(self) -> None:
         self.free()

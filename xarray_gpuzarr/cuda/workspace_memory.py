@@ -72,7 +72,7 @@ class WorkspaceMemory:
                 self._idle.append(memory)
                 kept_nbytes -= memory.nbytes
             else:
-                memory.free_behind(self._quiet, self._quiet)
+                memory.free_behind(self._quiet)
 
     def end_read(self) -> None:
         """Free what is not to stay with the workspace."""
@@ -86,19 +86,17 @@ class ResultMemory:
     """Keeps a result's memory until nobody knows the result any more.
 
     It was taken on a stream of the workspace, for decoding to begin at once. Whoever uses the result does so on the
-    consumer's stream, so it is given back behind what that stream has been given by then: on a stream where nothing
-    else runs, for no read is to wait for a consumer.
+    consumer's stream, so it is given back behind what that stream has been given by then.
     """
 
-    __slots__ = ("_consumer", "_memory", "_returns")
+    __slots__ = ("_consumer", "_memory")
 
-    def __init__(self, memory: DeviceMemory, consumer: Stream, returns: Stream) -> None:
+    def __init__(self, memory: DeviceMemory, consumer: Stream) -> None:
         self._memory = memory
         self._consumer = consumer
-        self._returns = returns
 
     def __del__(self) -> None:
-        self._memory.free_behind(self._consumer, self._returns)
+        self._memory.free_behind(self._consumer)
 
 
 def most_taken(nbytes: int) -> int:

@@ -30,6 +30,7 @@ def choose_options(options: Mapping[str, object]) -> None:
         An unknown name or an unusable value. Nothing has changed then.
     """
     check_options(options)
+    options = decoding.with_engine(options)
     for in_force, names in _RECORDS:
         in_force.choose({name: options[name] for name in options if name in names})
 
@@ -41,7 +42,8 @@ def options_in_force() -> dict[str, Any]:
 
 def check_options(options: Mapping[str, object]) -> None:
     """Raise `OptionError` if `configure` would refuse these options."""
-    known = sorted(_FETCHING | _RESOURCES)
+    options = decoding.with_engine(options)
+    known = sorted({"engine"} | _FETCHING | _RESOURCES)
     if unknown := sorted(options.keys() - known):
         raise OptionError(
             "unknown option",

@@ -19,8 +19,28 @@ MemoryChoice = Literal["auto", "pool", "async", "current"]
 Verify = Literal["first", "all", "off"] | float
 """Which chunks the host decodes as well; see `ResourceOptions.verify`."""
 
+Checks = Literal["warn", "strict", "off"]
+"""What follows from known answers; see `ResourceOptions.checks`."""
+
+Little = Literal["auto", "device"]
+"""Where short reads are decoded; see `ResourceOptions.little`."""
+
+N_AT_ONCE = 528
+"""Chunks that a large GPU decodes at once: four on each of 132 multiprocessors. Assumed, not measured."""
+
+PLAIN: Mapping[str, Any] = {"n_batches": 1, "n_reads": 1, "little": "device", "checks": "strict", "verify": "all"}
+"""The most cautious value of each: what ``engine="plain"`` stands for."""
+
 _MIB = 1024**2
-_AT_LEAST = {"slot_nbytes": 64 * 1024, "n_slots": 2, "batch_nbytes": 1, "batch_chunks": 1, "scratch_nbytes": 1}
+_AT_LEAST = {
+    "slot_nbytes": 64 * 1024,
+    "n_slots": 2,
+    "batch_nbytes": 1,
+    "batch_chunks": 1,
+    "n_batches": 1,
+    "n_reads": 1,
+    "scratch_nbytes": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +60,28 @@ class ResourceOptions:
     """Pinned staging slots of each read, at least 2: one is filled while the device reads another."""
     batch_nbytes: int = 128 * _MIB
     """Decoded bytes in a batch of short chunks. Large enough that the host's work for a batch does not matter."""
-    batch_chunks: int | None = None
-    """Chunks in a batch of long chunks, if memory suffices; batches of short chunks have a multiple of it. None: as
-    many as the device decodes at once, which is taken to be 528 until reads have shown more."""
+    batch_chunks: int = N_AT_ONCE
+    """Chunks in a batch of long chunks, if memory suffices; batches of short chunks have a multiple of it. As many as
+    the device decodes at once."""
+    n_batches: int = 2
+    """Batches of one read that may be decoded while the next one is staged, each on a stream of its own. 1: fetching,
+    copying and decoding still overlap, decoding of two batches does not."""
+    n_reads: int = 3
+    """Reads of a device that run at once, each with pinned slots and streams of its own; others wait."""
     scratch_nbytes: int | None = None
     """Device memory in bytes for the batches of one read, besides its result. None: three quarters of the device's
-    memory, divided by the reads that run at once (at least three). Allocations may be a sixteenth larger."""
+    memory, divided by `n_reads`. Allocations may be a sixteenth larger."""
     memory: MemoryChoice = "auto"
     """RMM resource for device memory. ``auto``: the caller's current one, unless that is a plain `CudaMemoryResource`,
     which stalls the device at each allocation; then like ``async``. ``async``: a private `CudaAsyncMemoryResource`, or
     like ``pool`` if the driver does not support it. ``pool``: a private `PoolMemoryResource` that grows. ``current``:
     always the caller's current one."""
-    calibration: str | None = None
-    """Path of a file that records how fast host and device decode on this machine. The host then decodes some or all
-    chunks of a read if that is quicker. None: the calibration that ``gpuzarr doctor --calibrate`` saved for this GPU
-    and host, otherwise the times of earlier reads in this process. ``off``: the device decodes everything it can."""
-
+    little: Little = "auto"
+    """Where reads of a few chunks are decoded. ``auto``: on the host, if one of its threads decodes them sooner than
+    the device decodes a single chunk. ``device``: on the device."""
+    checks: Checks = "warn"
+    """What to do where the device has given a wrong answer to one of the self-checks that a read rests on. ``warn``:
+    the host decodes. ``strict``: reads raise `CudaError`, which names the check. ``off``: nothing is checked."""
     verify: Verify | None = None
     """Which chunks the host decodes as well as the device, from the same bytes, to compare. ``first``: one chunk of
     each array in each process. A number from 0 to 1: a random share of this size. ``all`` or ``off``. If the two
@@ -65,13 +91,13 @@ class ResourceOptions:
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
-            if value is None and name in ("batch_chunks", "scratch_nbytes"):
+            if value is None and name == "scratch_nbytes":
                 continue
             check_number(name, value, least)
-        if self.memory not in get_args(MemoryChoice):
-            raise unusable("memory", f"memory={self.memory!r}", _KNOWN_MEMORY)
-        if self.calibration is not None and not isinstance(self.calibration, str):
-            raise unusable("calibration", f"calibration={self.calibration!r}", "not a path, as text")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise unusable(name, f"{name}={value!r}", "valid options: " + ", ".join(choices))
         if not _is_verify(self.verify):
             raise unusable("verify", f"verify={self.verify!r}", "not one of first, all, off, nor a number from 0 to 1")
 
@@ -82,7 +108,7 @@ class ResourceOptions:
         Parameters
         ----------
         environ : mapping of str to str
-            Sizes may carry a unit: ``67108864``, ``64 MiB``, ``2GB``.
+            Sizes may carry a unit: ``67108864``, ``64 MiB``, ``2GB``. ``XARRAY_GPUZARR_ENGINE`` may be ``plain``.
 
         Raises
         ------
@@ -90,13 +116,28 @@ class ResourceOptions:
             A variable holds something unusable.
         """
         given: dict[str, Any] = dict(given_numbers(_AT_LEAST, environ))
-        given |= {name: environ[variable(name)] for name in ("memory", "calibration") if variable(name) in environ}
+        given |= {name: environ[variable(name)] for name in _CHOICES if variable(name) in environ}
         text = environ.get(variable("verify"))
         if text is not None:
             given["verify"] = text
             with suppress(ValueError):
                 given["verify"] = float(text)
-        return cls(**given)
+        return cls(**with_engine({"engine": environ.get(variable("engine"), "usual"), **given}))
+
+
+def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with what ``engine`` among them stands for; others among them come first.
+
+    Raises
+    ------
+    OptionError
+        It is neither ``"usual"`` nor ``"plain"``.
+    """
+    given = dict(options)
+    engine = given.pop("engine", "usual")
+    if engine not in ("usual", "plain"):
+        raise unusable("engine", f"engine={engine!r}", "valid options: usual, plain")
+    return {**PLAIN, **given} if engine == "plain" else given
 
 
 def _is_verify(verify: object) -> bool:
@@ -106,7 +147,11 @@ def _is_verify(verify: object) -> bool:
     return verify in (None, "first", "all", "off")
 
 
-_KNOWN_MEMORY = "valid options: " + ", ".join(get_args(MemoryChoice))
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "memory": get_args(MemoryChoice),
+    "little": get_args(Little),
+    "checks": get_args(Checks),
+}
 
 in_force: InForce[ResourceOptions] = InForce(ResourceOptions)
 

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.resources import MAX_BATCHES, TABLE_NBYTES, scratch_nbytes
+from xarray_gpuzarr.cuda.resources import TABLE_NBYTES, scratch_nbytes
 from xarray_gpuzarr.cuda.workspace_memory import most_taken
 from xarray_gpuzarr.decoders.cuda.batches.sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.chain import needed_nbytes
@@ -55,7 +55,7 @@ def task_memory(
     block_shape : tuple of int
         Elements of the block along each axis; its first element is the first one of a chunk.
     options : ResourceOptions
-        Where it leaves `scratch_nbytes` open, a read takes a quarter of the GPU, or less beside others.
+        Where it leaves `scratch_nbytes` open, a read takes three quarters of the GPU's memory divided by `n_reads`.
     gpu_nbytes : int
         Memory of the GPU.
 
@@ -79,6 +79,6 @@ def task_memory(
     )
     return TaskMemory(
         result_nbytes=result,
-        batches_nbytes=most_taken(min(n_chunks, limits.n_under_way) * needed),
-        table_nbytes=MAX_BATCHES * TABLE_NBYTES,
+        batches_nbytes=most_taken(min(n_chunks, limits.n_batches * limits.n_chunks) * needed),
+        table_nbytes=limits.n_batches * TABLE_NBYTES,
     )

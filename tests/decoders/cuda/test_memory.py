@@ -155,7 +155,7 @@ def test_batch_that_finds_no_memory_once_is_tried_again_in_halves(seed):
         device = SimulatedDevice(seed, fail_allocations=NoMemory({number}))
         reads = CudaReads(device)
         assert_reads(reads)
-        assert device.calls["nvcomp"] in (5, 6), number  # what follows in the batch may be one of its own
+        assert 5 <= device.calls["nvcomp"] <= 11, number  # of twelve chunks a batch; later ones are as short
         assert_nothing_is_left(reads)
 
 
@@ -266,7 +266,7 @@ def test_interrupt_at_any_call_leaves_nothing_behind(name):
         read_interrupted(SEEDS[at % len(SEEDS)], at, name)
 
 
-@pytest.mark.parametrize("ignored", range(1, 6))
+@pytest.mark.parametrize("ignored", range(1, 4))
 def test_failed_read_must_wait_for_all_streams(ignored):
     starving = 4 * ignored + 3  # that stream, which nobody waits for then
     mutations = {f"synchronize:{ignored}"}
@@ -304,7 +304,7 @@ def test_threads_read_at_once(seed):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     device.check()
-    assert device.calls["stream"] <= (7 + 1) * 4
+    assert device.calls["stream"] <= (4 + 1) * 4
 
 
 @pytest.mark.every_value
@@ -322,7 +322,7 @@ def test_copies_never_wait_for_decoding_because_of_a_pool(seed, name):
         np.testing.assert_array_equal(reads.values(scene(name).array), scene(name).expected)
     device.check()
 
-    _, _, copy, *works, _, _ = device._scheduler.streams.values()
+    _, _, copy, *works, _ = device._scheduler.streams.values()
     assert not [owner for _, owner in device.stolen if owner is copy or owner in works]
 
 
@@ -353,7 +353,7 @@ def test_two_devices_in_one_process(seed):
         for reads.device in devices:
             assert_reads(reads, name)
 
-    assert [device.calls["stream"] for device in devices] == [7, 7]
+    assert [device.calls["stream"] for device in devices] == [4, 4]
 
 
 def test_configure_holds_from_the_next_read_on():

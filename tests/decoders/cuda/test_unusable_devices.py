@@ -33,7 +33,7 @@ def fresh(tmp_path, monkeypatch):
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(advice, "_given", set())
-    options = ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off")
+    options = ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off", little="device")
     monkeypatch.setattr(in_force, "options", options)
 
 

@@ -95,8 +95,6 @@ class FakeCuda:
         What a call of that name raises.
     contexts : Contexts
         Of all devices.
-    event_status : int
-        What ``cudaEventQuery`` answers.
     """
 
     def __init__(self):
@@ -107,7 +105,6 @@ class FakeCuda:
         self.current_stream = 0
         self.contexts = Contexts()
         self.has_async = True
-        self.event_status = 0
         self._taken = {}
         self._at = itertools.count(4096, 4096)
         DeviceMemoryResource.fake = self
@@ -172,7 +169,6 @@ class FakeCuda:
             runtimeGetVersion=self.call("runtimeGetVersion", lambda: 13000),
             memGetInfo=self.call("memGetInfo", lambda: (300, 1000)),
             deviceSynchronize=self.call("deviceSynchronize"),
-            eventQuery=self.call("eventQuery", lambda _event: self.event_status),
             CUDARuntimeError=CUDARuntimeError,
             deviceGetAttribute=self.call("deviceGetAttribute", lambda *_: int(self.has_async)),
         )
@@ -191,7 +187,6 @@ class FakeCuda:
             Event=self.call(
                 "Event", lambda **_: self._dying("eventDestroy", ptr=11, record=self.call("record", lambda *_: None))
             ),
-            get_elapsed_time=self.call("get_elapsed_time", lambda *_: 2500.0),
             get_current_stream=self.call("get_current_stream", lambda: self._stream(self.current_stream)),
             PinnedMemory=self.call("PinnedMemory", lambda nbytes: self.contexts.dying(Pinned(nbytes), "freeHost")),
             PinnedMemoryPointer=lambda memory, _offset: memory,

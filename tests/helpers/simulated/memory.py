@@ -214,8 +214,8 @@ class SimulatedMemory:
         self._end()
         self._enter()
 
-    def free_behind(self, consumer: SimulatedStream, on: SimulatedStream) -> None:
-        self.block.freed_behind, self.block.stream = consumer.scheduler.end_of(consumer), on
+    def free_behind(self, stream: SimulatedStream) -> None:
+        self.block.freed_behind, self.block.stream = stream.scheduler.end_of(stream), stream
         self._end()
 
     def _end(self) -> None:

@@ -139,9 +139,9 @@ class FaultyDevice(SimulatedDevice):
         self._lack("stream")
         return super().stream()
 
-    def event(self, *, timed: bool = False) -> SimulatedEvent:
+    def event(self) -> SimulatedEvent:
         self._lack("event")
-        return super().event(timed=timed)
+        return super().event()
 
     def allocate(self, nbytes: int, stream: SimulatedStream) -> Any:
         self._lack("allocate")

@@ -26,15 +26,13 @@ from helpers.simulated.streams import SimulatedEvent
 from helpers.stores.fakes import put, take
 from helpers.stores.shards import with_chunk
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.decoders.cuda import decoder as cuda
-from xarray_gpuzarr.decoders.cuda.batches.learnt import Learnt, Lesson
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray, read, stored_array
 
 KIB = 1024
 SMALL = {"slot_nbytes": 64 * KIB, "n_slots": 2, "batch_nbytes": 96 * KIB, "batch_chunks": 1}
-SMALL |= {"scratch_nbytes": 64 * KIB * KIB, "calibration": "off"}
+SMALL |= {"scratch_nbytes": 64 * KIB * KIB, "little": "device"}
 LAZY = 0
 """The seed of a device that does only what somebody waits for."""
 SEEDS = (LAZY, *(seed for seed in range(48) if seed % 4 > 1))
@@ -139,25 +137,6 @@ def limits(**options: Any) -> Iterator[None]:
         yield
     finally:
         in_force.options = before
-
-
-@contextmanager
-def shared(part: float) -> Iterator[None]:
-    """Let the host decode this part of the chunks of every read within."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "shared_out", lambda _, target, plans, *__: (round(part * target.n_chunks), None, plans))
-        patch.setattr(cuda, "is_little", lambda *_: False)
-        yield
-
-
-@contextmanager
-def joint(wave: int) -> Iterator[None]:
-    """Let calls that reads share decode all, on a device that decodes so many streams at once."""
-    known = Learnt(wave)
-    known.overlaps, known.is_wave_full = False, True
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Lesson, "joins", lambda *_: known)
-        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ Kernels run as `kernels.on_host` builds them, nvCOMP is `fake_nvcomp`.
 from __future__ import annotations
 
 import math
-import random
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -93,7 +92,6 @@ class SimulatedDevice:
         self._arena = Arena(memory_nbytes)
         self._pinned = PinnedPool()
         self._scheduler = Scheduler(seed)
-        self._times = random.Random(seed)
         me = weakref.proxy(self)  # a cycle would keep the memory until the garbage collector comes
         self._border = Border(index, self._scheduler, mutations, tidy=lambda: me._bury())  # noqa: PLW0108
         self._fake_nvcomp = FakeNvcomp(lambda handle, work: me._give_nvcomp(handle, work))  # noqa: PLW0108
@@ -145,22 +143,9 @@ class SimulatedDevice:
     def consumer_stream(self) -> SimulatedStream:
         return self.current_stream()
 
-    def event(self, *, timed: bool = False) -> SimulatedEvent:
+    def event(self) -> SimulatedEvent:
         with self._border.call("event"):
-            return SimulatedEvent(self._scheduler, timed=timed)
-
-    def elapsed_s(self, first: SimulatedEvent, last: SimulatedEvent) -> float:
-        """Any time that may have passed: nothing may depend on it but how quick reads are."""
-        with self._border.call("elapsed_s", first, last):
-            for event in (first, last):
-                assert event.is_timed, "an event without timing was asked for its time"
-                assert event.point is not None, "an event that was never recorded has no time"
-                assert event.point.reached, "an event that was not reached has no time yet"
-            return self._times.random()
-
-    def is_reached(self, event: SimulatedEvent) -> bool:
-        with self._border.call("is_reached", event):
-            return event.point is None or event.point.reached
+            return SimulatedEvent(self._scheduler)
 
     def record(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
         with self._border.call("record", event, stream) as ignored:

@@ -136,9 +136,8 @@ class Point:
 class SimulatedEvent:
     """A point, once recorded."""
 
-    def __init__(self, scheduler: Scheduler, *, timed: bool = False) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.is_timed = timed
         self.point: Point | None = None
 
 

@@ -16,9 +16,7 @@ from xarray.core import indexing
 
 from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.cuda.resources import n_at_once
-from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE
-from xarray_gpuzarr.process.device_options import resource_options
+from xarray_gpuzarr.process.device_options import N_AT_ONCE, resource_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.metadata import array_codecs
 
@@ -158,7 +156,7 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
     enough = "larger dask chunks"
     if longer is not None:
         enough = f"chunks={{{variable.dims[longer]!r}: {times * edges[longer]}}}"
-    if times <= n_at_once(resource_options()):
+    if times <= resource_options().n_reads:
         enough += f", or {times} threads,"
     chunks = "1 chunk" if n == 1 else f"{n} chunks"
     return f"a task has {chunks}, and a GPU decodes some {N_AT_ONCE} at once: {enough} would keep it busy"

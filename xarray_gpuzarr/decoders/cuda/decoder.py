@@ -14,28 +14,24 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
-from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
 
-from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity, Install, Undo
+from xarray_gpuzarr.cuda.api import DeviceApi, Install, Undo
 from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
-from xarray_gpuzarr.decoders.cost.model import is_little
-from xarray_gpuzarr.decoders.cost.taken import Taken
-from xarray_gpuzarr.decoders.cuda.batches.learnt import Lesson, learnt_of
+from xarray_gpuzarr.decoders.cuda.batches.sizes import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import read_chain
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choice_for
+from xarray_gpuzarr.decoders.cuda.little import is_little, latency
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
-from xarray_gpuzarr.decoders.cuda.split import ReadsUnderWay, TakenOf, shared_out, shared_route
-from xarray_gpuzarr.decoders.cuda.staging.direct import why_not_chain, why_not_unasked
-from xarray_gpuzarr.decoders.cuda.staging.host_share import HostShare
+from xarray_gpuzarr.decoders.cuda.staging import why_not_chain
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -67,7 +63,6 @@ class CudaDecoder:
         self._index: tuple[int, ...] = ()
         """Number of the device that all threads read to; none: each reads to its current one."""
         self._host = HostDecoder()
-        self._reading = ReadsUnderWay()
         self._resources: dict[int, WorkerResources] = {}
         self._trust = Trust()
         self._lock = threading.Lock()
@@ -95,17 +90,21 @@ class CudaDecoder:
         if self._not_started:
             return Route(where="host", why=self._not_started)
         asked = self._device() if os.getpid() in self._processes else None  # which starts CUDA
-        why = self._trust.known_failure(asked, spec, _native(cast))
+        options = resource_options()
+        why = None if options.checks == "off" else self._trust.known_failure(asked, spec, _native(cast))
         if why is not None:
             return Route(where=f"host, {ONE_COPY}", why=why)
-        return shared_route(spec, self._identify, None if asked is None else self._taken_of(spec))
+        rule = latency(spec) if options.little == "auto" else None
+        if rule is not None and rule.most_chunks >= math.prod(spec.grid.chunks_per_shard):
+            return Route(where=f"host, {ONE_COPY}", why=str(rule))
+        return Route(where="cuda", why="")
 
     def why_staged(self, spec: ArraySpec, cast: Cast, storage: Storage) -> str | None:
         """Say why chunks of local files reach the device through host memory; see `FileReader.why_staged`."""
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
-        unmeasured = why_not_unasked(self._identify) if storage == "auto" else None
-        return why_not_chain(read_chain(spec)) or unmeasured or self.why_no_files()
+        unasked = None if storage == "gds" else "GPUDirect Storage is used where it is asked for"
+        return why_not_chain(read_chain(spec)) or unasked or self.why_no_files()
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
@@ -138,57 +137,41 @@ class CudaDecoder:
         """Carry out plans; see `Decoder.decode`."""
         native = _native(cast)
         given = out if out is not None and _fits(out, target.shape, np.dtype(native.dtype)) else None
-        return self._reading.counted(lambda: self._decode(plans, source, spec, target=target, cast=native, out=given))
+        return self._decode(plans, source, spec, target=target, cast=native, out=given)
 
     def _decode(
         self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast, out: Any
     ) -> Any:
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
-        n_host, taken, begun_s = 0, None, perf_counter()
-        by_host = why_not_device(spec, cast) is not None or not fits_kernels(target) or self._trust.is_distrusted(spec)
-        little = is_little(target.n_chunks, spec.chunk_nbytes)
-        if not by_host:
-            reading, taken_of = self._reading, self._taken_of(spec)
-            n_host, taken, plans = shared_out(spec, target, plans, reading, self._identify, taken_of)
-            if n_host == target.n_chunks and little:
-                result = self._by_host(plans, source, spec, target=target, cast=cast)
-                counters.add(n_by_host=n_host)
-                if taken is not None:
-                    taken.by_host(perf_counter() - begun_s, n_host, 1)
-                return result
-            by_host = self._trust.fails(self._device(), spec, target, cast)
-        if by_host:
+        if self._is_for_host(spec, target, cast):
             return self._by_host(plans, source, spec, target=target, cast=cast)
-        resources, reading = self._current_resources(), self._reading
+        resources = self._current_resources()
         choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
         def read(workspace: Workspace) -> Any:
-            share = None
-            lesson = Lesson(
-                resources.api,
-                resources.options.batch_chunks,
-                n_reading=lambda: resources.lock.n_reading,
-                taken=None if little else taken,
-            )
-            if n_host or (taken is not None and not taken.is_known):
-                share = HostShare(
-                    workspace, source, spec, n_host=n_host, n_chunks=target.n_chunks, reading=reading, taken=taken
-                )
-            return Read(workspace, source, spec, target=target, cast=cast, lesson=lesson, choice=choice, out=out).run(
-                plans, share
-            )
+            reading = Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out)
+            result = reading.run(plans)
+            counters.add(n_by_host=reading.n_left_to_host)
+            return result
 
-        result = resources.reading(read)
-        if little and taken is not None and not n_host:  # of which decoding is the lesser part
-            taken.by_device(perf_counter() - begun_s, target.n_chunks, learnt_of(resources.api).wave)
-        return result
+        return resources.reading(read)
+
+    def _is_for_host(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
+        """Say whether the host decodes a read; checks what the device's way rests on, if nobody has yet."""
+        if why_not_device(spec, cast) is not None or not fits_kernels(target) or self._trust.is_distrusted(spec):
+            return True
+        options = resource_options()
+        if options.little == "auto" and is_little(spec, target.n_chunks):
+            return True
+        return self._trust.fails(self._device(), spec, target, cast, options.checks)
 
     def _by_host(
         self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast
     ) -> Any:
         """Let the host decode all, and bring it up in one copy."""
         block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
+        counters.add(n_by_host=target.n_chunks)
         return self.upload(block, Cast(dtype=cast.dtype))
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
@@ -230,6 +213,8 @@ class CudaDecoder:
     def _with_memory[Result](self, read: Callable[[], Result]) -> Result:
         try:
             return read()
+        except ChunkDoesNotFitError:
+            raise
         except DeviceMemoryError:
             resources = self._current_resources()
 
@@ -290,21 +275,6 @@ class CudaDecoder:
             )
             return self._not_started
         return self._trust.why_unusable(device)
-
-    def _taken_of(self, spec: ArraySpec) -> TakenOf:
-        """Return what finds out what reads with chunks of such a length have taken."""
-        nbytes = spec.chunk_nbytes
-
-        def taken(codec: str | None, n_chunks: int) -> Taken:
-            return learnt_of(self._device()).taken.setdefault(
-                (codec, nbytes, is_little(n_chunks, nbytes)), Taken(nbytes)
-            )
-
-        return taken
-
-    def _identify(self) -> DeviceIdentity | None:
-        """Return what the device of reads is called."""
-        return self._device().identity
 
     def _device(self) -> DeviceApi:
         """Return the device of reads, unless its state belongs to the process that this one was forked off."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import zarr
@@ -13,7 +12,6 @@ from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.machine.diagnosis.samples import Values
-from xarray_gpuzarr.process.device_options import in_force, resource_options
 from xarray_gpuzarr.read import read_array
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -63,14 +61,3 @@ class DeviceReads:
             return result
 
         return until_idle
-
-
-@contextmanager
-def going_by(calibration: str) -> Iterator[None]:
-    """Let reads inside a ``with`` block go by a calibration, or by none: ``off``; nothing is verified meanwhile."""
-    before = in_force.options
-    in_force.options = replace(resource_options(), calibration=calibration, verify="off")
-    try:
-        yield
-    finally:
-        in_force.options = before

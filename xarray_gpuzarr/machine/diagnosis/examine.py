@@ -1,4 +1,4 @@
-"""All parts of an examination, in order: what is here, what is right, how fast it is, and which side is quicker."""
+"""All parts of an examination, in order: what is here, what is right, and how fast it is."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders import Device, resolve_device
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.machine.diagnosis.answers import answers_section
-from xarray_gpuzarr.machine.diagnosis.calibrating import Layouts, calibration_sections
 from xarray_gpuzarr.machine.diagnosis.damage import RunChild, damage_section, run_child
 from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, current_device
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
 from xarray_gpuzarr.machine.diagnosis.questions import questions_section
 from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, host_section
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, said
-from xarray_gpuzarr.machine.diagnosis.sweep import Grid, Progress
+
+Progress = Callable[[str], None]
+"""Is told what is being done."""
 
 Part = Callable[[], Iterator[Section]]
 
@@ -26,8 +27,6 @@ class Effort:
     """How much of everything is read; tests take less."""
 
     sizes: Sizes = field(default_factory=Sizes)
-    grid: Grid = field(default_factory=Grid)
-    layouts: Layouts = field(default_factory=Layouts)
     questions: float = 1.0
     child: RunChild = run_child
 
@@ -38,7 +37,6 @@ USUAL = Effort()
 def doctor(
     device: str = "auto",
     *,
-    calibrate: bool = False,
     thorough: bool = False,
     progress: Progress = lambda _: None,
 ) -> Diagnosis:
@@ -50,8 +48,6 @@ def doctor(
     ----------
     device : "auto", "cuda", "cuda:1" (any number) or "host"
         ``"auto"``: the GPU if there is one with all that it needs, else the host.
-    calibrate : bool
-        Also measure where the GPU is quicker than the host, and keep that where later reads find it. Takes minutes.
     thorough : bool
         Also test what the documentation assumes of nvCOMP, and read damaged chunks, each in its own process. Takes
         minutes.
@@ -65,25 +61,21 @@ def doctor(
     Raises
     ------
     DeviceUnavailableError
-        ``"cuda"``, `calibrate` or `thorough` was asked for, and there is no GPU that can be used.
+        ``"cuda"`` or `thorough` was asked for, and there is no GPU that can be used.
     OptionError
-        `device` is unknown, or a calibration cannot be kept.
+        `device` is unknown.
     """
-    asked = examine(device, calibrate=calibrate, thorough=thorough, progress=progress)
+    asked = examine(device, thorough=thorough, progress=progress)
     return Diagnosis(sections=tuple(asked))
 
 
-def examine(
-    device: str, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort = USUAL
-) -> Iterator[Section]:
+def examine(device: str, *, thorough: bool, progress: Progress, effort: Effort = USUAL) -> Iterator[Section]:
     """Yield the parts of `doctor` as they are done. Parameters as there; raises before the first of them."""
-    found = _examined(device, needs_gpu=calibrate or thorough)
-    return _examine(found, calibrate=calibrate, thorough=thorough, progress=progress, effort=effort)
+    found = _examined(device, needs_gpu=thorough)
+    return _examine(found, thorough=thorough, progress=progress, effort=effort)
 
 
-def _examine(
-    device: Device, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort
-) -> Iterator[Section]:
+def _examine(device: Device, *, thorough: bool, progress: Progress, effort: Effort) -> Iterator[Section]:
     progress("what is here")
     api, broken = (None, "") if device == "host" else _usable_device(device)
     machine = machine_section(api)
@@ -91,14 +83,12 @@ def _examine(
     if broken:
         yield Section(name="device", title="The GPU cannot be used", failures=[broken], facts=broken)
     if api is not None:
-        yield from _of_device(api, calibrate=calibrate, thorough=thorough, progress=progress, effort=effort)
+        yield from _of_device(api, thorough=thorough, progress=progress, effort=effort)
     progress("rates of the host")
     yield host_section(effort.sizes)
 
 
-def _of_device(
-    api: DeviceApi, *, calibrate: bool, thorough: bool, progress: Progress, effort: Effort
-) -> Iterator[Section]:
+def _of_device(api: DeviceApi, *, thorough: bool, progress: Progress, effort: Effort) -> Iterator[Section]:
     progress("known answers")
     yield from _told("answers", "Does the GPU decode correctly?", lambda: iter([answers_section(api)]))
     progress("copies")
@@ -109,8 +99,6 @@ def _of_device(
         yield from _told("questions", questions, lambda: iter([questions_section(api, effort.questions)]))
         progress("damaged chunks, each in a process of its own")
         yield damage_section(effort.child, DeviceReads(api).device)
-    if calibrate:
-        yield from calibration_sections(api, effort.grid, effort.layouts, progress)
 
 
 def _told(name: str, title: str, part: Part) -> Iterator[Section]:
@@ -135,9 +123,9 @@ def _examined(device: str, *, needs_gpu: bool) -> Device:
     if needs_gpu and found == "host":
         raise DeviceUnavailableError(
             "only a GPU is examined so",
-            tried=f"device={device!r}, with a calibration or thorough questions",
-            found="both need a GPU",
-            do="leave them out, or leave device out on a machine with a GPU",
+            tried=f"device={device!r}, with thorough questions",
+            found="no GPU",
+            do="leave --thorough out, or leave device out on a machine with a GPU",
         )
     return found
 

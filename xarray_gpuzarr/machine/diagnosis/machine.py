@@ -12,10 +12,8 @@ from typing import Any
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.driver import cuda_version, driver_version, gpu_names
-from xarray_gpuzarr.cuda.resources import n_at_once, pinned_nbytes, scratch_nbytes
+from xarray_gpuzarr.cuda.resources import pinned_nbytes, scratch_nbytes
 from xarray_gpuzarr.decoders import missing_for_cuda
-from xarray_gpuzarr.decoders.cost.calibration import calibration_in_force, processor
-from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
@@ -66,8 +64,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         )
         pinned = f"{format_nbytes(gpu['pinned_nbytes'])} pinned host memory"
         yield "memory", f"{pinned} and {format_nbytes(gpu['scratch_nbytes'])} of the GPU, at most, for each read"
-        yield "reads at once", str(gpu["n_at_once"])
-        yield "calibration", gpu["calibration"]
+        yield "reads at once", str(gpu["n_reads"])
     if facts["missing_for_cuda"]:
         yield "missing", "for device='cuda': " + ", ".join(facts["missing_for_cuda"])
         yield "to install", facts["install"]
@@ -98,6 +95,16 @@ def _host() -> dict[str, Any]:
     }
 
 
+def processor() -> str:
+    """Return what the host's processor is called."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
 def _available_nbytes() -> int | None:
     """Return the host's memory that can be had, None where the system does not say."""
     try:
@@ -120,21 +127,10 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
         "free_nbytes": free,
         "memory_nbytes": total,
         "why_no_files": api.why_no_files(),
-        "n_at_once": n_at_once(options),
+        "n_reads": options.n_reads,
         "pinned_nbytes": pinned_nbytes(options),
         "scratch_nbytes": scratch_nbytes(options, total),
-        "calibration": _calibration(api),
     }
-
-
-def _calibration(api: DeviceApi) -> str:
-    try:
-        found = calibration_in_force(lambda: api.identity)
-    except OptionError as error:
-        return f"unusable: {error.found}"
-    if found is not None:
-        return f"of {found.date}, on {found.gpu}: short reads may be the host's"
-    return "none: the GPU decodes all that it can; gpuzarr doctor --calibrate measures which side is quicker"
 
 
 def _gpu_text(gpu: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from xarray_gpuzarr.process.threads import n_cores, thread_budget
 from xarray_gpuzarr.read import read_array
 
 CODECS = ("zstd", "gzip", "lz4", "blosc lz4", "blosc zstd")
-"""What is calibrated, and measured on every host."""
+"""What is measured on every host."""
 _MIB = 2**20
 _THREADS = "XARRAY_GPUZARR_NUM_THREADS"
 

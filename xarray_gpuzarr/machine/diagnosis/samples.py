@@ -55,7 +55,7 @@ WRITERS: Mapping[str, Writer] = {
     "zlib": Writer(for_zarr=lambda: zarr_numcodecs.Zlib(level=5), codec=numcodecs.Zlib(level=5)),
     **{f"blosc {cname}": _blosc(cname) for cname in ("blosclz", "lz4", "zstd", "zlib")},
 }
-"""By the names that calibrations have for codecs."""
+"""By name of the codec."""
 
 
 def series(n: int) -> Values:

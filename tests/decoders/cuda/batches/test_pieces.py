@@ -4,17 +4,17 @@ from itertools import cycle, pairwise, repeat
 
 import numpy as np
 from helpers.effort import many
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
-from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE, BatchLimits
+from xarray_gpuzarr.decoders.cuda.batches.sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, Streams
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read
 from xarray_gpuzarr.plan.read_plan import box_target, plan_blocks
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.process.device_options import N_AT_ONCE, ResourceOptions
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 from xarray_gpuzarr.stored.codec_json import parse_codecs
@@ -143,10 +143,9 @@ def limits(needed_nbytes, budget_nbytes, chunk_nbytes=1 << 20, **options):
 def test_batches_under_way_fit_their_budget(needed, budget, chunk, batch_nbytes, batch_chunks):
     found = limits(needed, max(needed, budget), chunk, batch_nbytes=batch_nbytes, batch_chunks=batch_chunks)
 
-    assert 1 <= found.n_chunks <= found.n_under_way
-    assert found.n_under_way * needed <= max(needed, budget)
+    assert found.n_chunks >= 1 <= found.n_batches
+    assert found.n_chunks * found.n_batches * needed <= max(needed, budget)
     assert found.n_chunks <= max(batch_chunks, batch_nbytes // chunk)
-    assert found.n_chunks < found.wave or found.n_chunks % found.wave == 0
 
 
 def test_batches_of_short_chunks_have_more_of_them():
@@ -155,37 +154,12 @@ def test_batches_of_short_chunks_have_more_of_them():
 
 
 @many
-@given(st.integers(1, 5000), st.integers(1, 600))
-def test_two_batches_share_the_memory_before_one_is_shorter_than_a_wave(fitting, wave):
-    found = limits(1, fitting, batch_chunks=wave, batch_nbytes=1)
+@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 6))
+def test_batches_share_the_memory(fitting, wanted, n_batches):
+    found = limits(1, fitting, batch_chunks=wanted, batch_nbytes=1, n_batches=n_batches)
 
-    assert found.n_under_way >= min(2, fitting) * found.n_chunks
-    assert found.n_chunks == wave or (found.n_chunks < wave and fitting < 2 * wave)
-
-
-@many
-@given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 9), st.integers(1, 600))
-@example(n_chunks=3200, wave=528, n_waves=1, less=0)
-@example(n_chunks=400, wave=528, n_waves=3, less=0)
-def test_batches_have_whole_waves_but_the_first(n_chunks, wave, n_waves, less):
-    most = wave * n_waves if less >= wave else wave - less
-    sizes = sizes_of(BatchLimits(n_chunks=most, n_under_way=5000, wave=wave), n_chunks)
-
-    assert sum(sizes) == n_chunks
-    assert max(sizes) <= most
-    assert all(size % min(most, wave) == 0 for size in sizes[1:])
-    assert sum(-(-size // wave) for size in sizes) == -(-n_chunks // min(most, wave))
-
-
-def sizes_of(limits, n_chunks):
-    sizes, batches = [], limits.sizes(n_chunks)
-    while sum(sizes) < n_chunks:
-        sizes.append(min(next(batches), n_chunks - sum(sizes)))
-    return sizes
-
-
-def test_a_short_batch_comes_first():
-    assert sizes_of(BatchLimits(n_chunks=300, n_under_way=5000, wave=100), 1330) == [30, 300, 300, 300, 300, 100]
+    assert found.n_chunks == min(wanted, max(1, fitting // 2))
+    assert found.n_batches == min(n_batches + 1, fitting // found.n_chunks)
 
 
 @many

@@ -10,6 +10,8 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty
 
@@ -19,6 +21,7 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.data import blosc_frames
+from helpers.data.corpus import write
 from helpers.kernels import on_host as host_kernels
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
@@ -34,6 +37,7 @@ from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.checks import check_all, checked, remembered, trial
 from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES
 from xarray_gpuzarr.decoders.cuda.checks.checked import run_checks
+from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of
 from xarray_gpuzarr.decoders.cuda.checks.codecs import elements
 from xarray_gpuzarr.errors import CudaError, DeviceMemoryError, DeviceUnavailableError, GpuZarrWarning
 from xarray_gpuzarr.process import advice
@@ -47,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the 
 
 VALUES = np.arange(40 * 30, dtype="i2").reshape(40, 30)
 # The device decodes whatever it can.
-OPTIONS = ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off", calibration="off")
+OPTIONS = ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off", little="device")
 LONG = np.arange(3 * 40_000, dtype="i2").reshape(3, -1) // 3
 FLOATS = (VALUES % 11).astype("f4")
 
@@ -218,6 +222,51 @@ def test_what_does_not_need_it_stays_on_the_device():
     device.check()
 
 
+@pytest.mark.parametrize("fault", [Fault("Zstd", "bytes"), Fault("Zstd", "status")], ids=str)
+def test_strict_checks_raise_and_name_what_failed(fault, monkeypatch):
+    monkeypatch.setattr(in_force, "options", replace(OPTIONS, checks="strict"))
+    decoder = CudaDecoder(lambda: device)
+    device, (array, _) = FaultyDevice(fault), cases()["zstd"]
+    with pytest.warns(GpuZarrWarning, match="failed"), pytest.raises(CudaError, match="not trusted") as caught:
+        values(array, decoder)
+
+    assert "zstd failed its self-check on NVIDIA Simulator" in caught.value.found
+
+
+def test_checks_that_are_off_run_nothing(monkeypatch):
+    monkeypatch.setattr(in_force, "options", replace(OPTIONS, checks="off"))
+    device, (array, expected) = FaultyDevice(None), cases()["zstd"]
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: device)), expected)
+
+    assert device.calls["nvcomp"] == 1
+
+
+@pytest.mark.parametrize("compressor", [ZstdCodec(), zn.LZ4(), GzipCodec(), zn.Zlib()], ids=str)
+def test_chunks_of_one_byte_are_asked_apart(compressor):
+    names = {}
+    for nbytes in (1, 2):
+        data = np.arange(12, dtype="u1")
+        array = stored_array(write(MemoryStore(), data, chunks=(nbytes,), compressors=compressor))
+        names[nbytes] = {check.name for check in checks_of(array.spec, array.cast, points=False)}
+
+    (usual,), (of_one,) = names[2] - names[1], names[1] - names[2]
+    assert of_one == f"{usual}, one byte"
+
+
+def test_what_has_failed_is_kept_with_its_date_until_the_doctor_asks_again():
+    array, expected = cases()["zstd"]
+    device = FaultyDevice(Fault("Zstd", "bytes"))
+    with pytest.warns(GpuZarrWarning, match=f"on {datetime.now(UTC):%Y-%m-%d}"):
+        values(array, CudaDecoder(lambda: device))
+    (file,) = cache_folder().glob("checks-*.json")
+    remembered.save(IDENTITY, {"a check of other arrays": "wrong"})
+
+    assert all(answer.passed for answer in check_all(FaultyDevice(None)))
+
+    assert not any(json.loads(file.read_text())["checks"].values())
+    np.testing.assert_array_equal(values(array, CudaDecoder(lambda: FaultyDevice(None))), expected)
+
+
 def test_a_check_runs_once_for_each_thing():
     device = FaultyDevice(None)
     decoder = CudaDecoder(lambda: device)
@@ -328,7 +377,7 @@ def test_all_checks_pass_and_are_remembered():
 
 def test_all_checks_go_on_behind_one_that_fails():
     answers = {answer.name: answer for answer in check_all(FaultyDevice(Fault("LZ4", "status")))}
-    assert {name for name, answer in answers.items() if not answer.passed} == {"lz4", "blosc lz4"}
+    assert {name for name, answer in answers.items() if not answer.passed} == {"lz4", "lz4, one byte", "blosc lz4"}
 
 
 def test_memory_that_lacks_for_a_moment_costs_nothing_later():

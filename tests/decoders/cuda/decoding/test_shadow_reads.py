@@ -45,7 +45,7 @@ def verify(monkeypatch):
     """Return a call that sets what is verified."""
 
     def use(value, **options):
-        monkeypatch.setattr(in_force, "options", ResourceOptions(**SMALL | options, calibration="off", verify=value))
+        monkeypatch.setattr(in_force, "options", ResourceOptions(**SMALL | options, little="device", verify=value))
 
     return use
 
@@ -291,9 +291,7 @@ def test_a_file_that_is_rewritten_meanwhile_is_no_difference(verify, tmp_path, m
 )
 def test_reads_that_verify_everything_are_right(share, rows, kind, fault, seed):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            in_force, "options", ResourceOptions(**SMALL, calibration="off", verify="all" if fault else share)
-        )
+        patch.setattr(in_force, "options", ResourceOptions(**SMALL, little="device", verify="all" if fault else share))
         patch.setattr(shadows, "_compared", set())
         array, device = stored(**KINDS[kind]), FaultyDevice(None, seed)
         decoder = CudaDecoder(lambda: device)

@@ -1,7 +1,7 @@
 """Files read straight into device memory, on the simulator: the same values, every needed wait, and honest errors."""
 
-import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,20 +34,10 @@ ON_HOST_SIDE = {
 
 
 @pytest.fixture(autouse=True)
-def calibrated(tmp_path):
-    """Little memory, and a calibration by which files are read straight."""
-    with limits(calibration=str(calibration(tmp_path, gds_is_quicker=True))):
+def few():
+    """Little memory."""
+    with limits():
         yield
-
-
-def calibration(folder, **measured):
-    """Write a calibration that knows no codec."""
-    file = folder / "calibration.json"
-    about = {"format": "xarray_gpuzarr calibration", "version": 1, "gpu": "a simulator", "date": "2026-11-22"}
-    file.write_text(
-        json.dumps(about | {"upload": {"seconds": 1e-5, "bytes_per_second": 1e10}, "codecs": {}} | measured)
-    )
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +53,7 @@ def in_files(tmp_path_factory):
         return zarr.open_array(LocalStore(path), mode="r")
 
     made = {}
-    return lambda name: made.setdefault(name, copy(name))
+    return lambda name, storage="gds": stored_array(made.setdefault(name, copy(name)), storage=storage)
 
 
 def device_of(seed=LAZY, **keywords):
@@ -133,7 +123,7 @@ def test_points(tmp_path):
     write(LocalStore(tmp_path), data, chunks=(5, 6), shards=(10, 12), dimension_names=["y", "x"])
     device = device_of()
 
-    stored = stored_array(zarr.open_array(tmp_path, mode="r"))
+    stored = stored_array(zarr.open_array(tmp_path, mode="r"), storage="gds")
 
     result = read_points(stored, (np.array([0, 49, 7]), np.array([59, 0, 7])), CudaReads(device).decoder)
 
@@ -176,7 +166,7 @@ def test_nothing_is_staged_but_tables(in_files):
 
     CudaReads(device).values(in_files("raw"))
 
-    nbytes = sum(f.stat().st_size for f in in_files("raw").store.root.rglob("c/*/*"))
+    nbytes = sum(f.stat().st_size for f in Path(in_files("raw").source.root).rglob("c/*/*"))
     assert device.calls["read_file"] >= 6
     assert device.nbytes_uploaded < nbytes / 10
 
@@ -184,34 +174,23 @@ def test_nothing_is_staged_but_tables(in_files):
 @pytest.mark.parametrize("storage", ["auto", "posix", "gds"])
 def test_storage_that_was_asked_for(in_files, storage):
     device = device_of()
-    stored = stored_array(in_files("raw"), storage=storage)
+    stored = in_files("raw", storage)
 
     assert_same_bits(CudaReads(device).values(stored), scene("raw").expected)
 
-    assert bool(device.calls["read_file"]) == (storage != "posix")
-
-
-@pytest.mark.parametrize("measured", [None, {}, {"gds_is_quicker": False}])
-def test_auto_is_through_host_memory_until_the_other_way_was_measured_to_be_quicker(in_files, tmp_path, measured):
-    device = device_of()
-    with limits(calibration=None if measured is None else str(calibration(tmp_path, **measured))):
-        assert_same_bits(CudaReads(device).values(in_files("raw")), scene("raw").expected)
-        how = stored_array(in_files("raw")).how_read(CudaReads(device).decoder)
-
-    assert device.calls["read_file"] == 0
-    assert how == "posix: GPUDirect Storage was not measured to be quicker here"
+    assert bool(device.calls["read_file"]) == (storage == "gds")
 
 
 def test_auto_on_a_device_that_reads_no_files(in_files):
     device = SimulatedDevice()
 
-    assert_same_bits(CudaReads(device).values(in_files("raw")), scene("raw").expected)
+    assert_same_bits(CudaReads(device).values(in_files("raw", "auto")), scene("raw").expected)
 
     assert device.calls["read_file"] == 0
 
 
 def test_gds_on_a_device_that_reads_no_files_is_an_error(in_files):
-    stored = stored_array(in_files("raw"), storage="gds")
+    stored = in_files("raw")
 
     with pytest.raises(DeviceUnavailableError, match="simulated device reads no files") as caught:
         CudaReads(SimulatedDevice()).values(stored)
@@ -257,7 +236,7 @@ def test_damaged_frame_is_the_error_that_the_host_words(tmp_path):
     reads = CudaReads(device, may_decode_again=True)
 
     with pytest.raises(GpuZarrError) as caught:
-        reads.values(array)
+        reads.values(stored_array(array, storage="gds"))
 
     assert "c/0/0" in str(caught.value)
     assert_same_bits(reads.values(array, slice(20, None)), data[20:])
@@ -277,7 +256,7 @@ def test_shard_that_is_gone_after_its_index_was_read(tmp_path, monkeypatch):
     device = device_of()
 
     with pytest.raises(StoreReadError, match="c/1/0"):
-        CudaReads(device).values(array)
+        CudaReads(device).values(stored_array(array, storage="gds"))
 
     monkeypatch.undo()
     assert_same_bits(CudaReads(device).values(array), np.concatenate([data[:20], np.zeros((20, 100), "i4")]))
@@ -298,7 +277,7 @@ def test_shard_that_is_replaced_during_the_read_is_read_anew(tmp_path, monkeypat
     monkeypatch.setattr(DirectStager, "stage", replace_first)
     device = device_of()
 
-    assert_same_bits(CudaReads(device).values(array), -data)
+    assert_same_bits(CudaReads(device).values(stored_array(array, storage="gds")), -data)
 
     device.check()
 
@@ -309,7 +288,7 @@ def test_file_that_ends_too_soon_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pread", lambda fd, n, offset: pread(fd, n // 2, offset))
 
     with pytest.raises(StoreReadError, match="shorter"):
-        CudaReads(device_of()).values(array)
+        CudaReads(device_of()).values(stored_array(array, storage="gds"))
 
 
 def test_file_that_cannot_be_asked_for_its_length_is_an_error(tmp_path):
@@ -318,7 +297,7 @@ def test_file_that_cannot_be_asked_for_its_length_is_an_error(tmp_path):
     (tmp_path / "c/0/0").symlink_to(tmp_path / "c/0/0")
 
     with pytest.raises(StoreReadError) as caught:
-        CudaReads(device_of()).values(array)
+        CudaReads(device_of()).values(stored_array(array, storage="gds"))
 
     assert_explains(caught.value, "c/0/0")
 
@@ -328,7 +307,7 @@ def test_directory_in_place_of_a_file_is_a_missing_chunk(tmp_path):
     (tmp_path / "c/0/0").unlink()
     (tmp_path / "c/0/0").mkdir()
 
-    assert_same_bits(CudaReads(device_of()).values(array), array[...])
+    assert_same_bits(CudaReads(device_of()).values(stored_array(array, storage="gds")), array[...])
 
 
 @pytest.fixture
@@ -351,15 +330,14 @@ def found_device(request, monkeypatch):
 
 def test_dataset_and_its_explanation(path, found_device):
     reads = found_device.why_no_files() is None
-    ds = xr.open_dataset(path, engine="gpuzarr", device="cuda", consolidated=False)
+    ds = xr.open_dataset(path, engine="gpuzarr", device="cuda", storage="gds" if reads else "auto", consolidated=False)
 
     explained = ds.gpuzarr.explain()
     loaded = ds[["u10", "t2m"]].load().gpuzarr.to_host()
 
     rows = {row.variable: row for row in explained.rows}
-    assert rows["u10"].storage == ("gds" if reads else "posix: the simulated device reads no files")
+    assert rows["u10"].storage == ("gds" if reads else "posix: GPUDirect Storage is used where it is asked for")
     assert rows["time"].storage == ""
-    assert ("gds" in str(explained)) == reads
     assert bool(found_device.calls["read_file"]) == reads
     for name in ("u10", "t2m"):
         assert_same_values(loaded[name], open_stock(path)[name])

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Literal
@@ -119,11 +120,11 @@ class CheckedDevice:
         if not todo or any(found.get(check.name) for check in checks):
             return None
         answers = list(run_checks(self.api, todo, until_failure=True))
-        lasting = {answer.name: answer.found for answer in answers if answer.about == "device"}
+        lasting = {answer.name: _dated(answer) for answer in answers if answer.about == "device"}
         failed = answers[-1] if not answers[-1].passed else None
         found.update((answer.name, "") for answer in answers if answer.passed)
         if failed is not None and failed.about != "moment":
-            found[failed.name] = failed.found
+            found[failed.name] = _dated(failed)
             if not self._still_copies(failed):  # then the context is broken, perhaps by others, and nothing was learnt
                 lasting.pop(failed.name, None)
         remembered.save(identity, lasting)
@@ -176,7 +177,7 @@ def _failure(checks: Sequence[Check], found: Mapping[str, str], identity: Device
 
 
 def check_all(api: DeviceApi) -> Iterator[Answer]:
-    """Run all usual checks anew, one after another, and remember what they find.
+    """Run all usual checks anew, one after another, and remember what they find, and nothing from before.
 
     Parameters
     ----------
@@ -184,9 +185,10 @@ def check_all(api: DeviceApi) -> Iterator[Answer]:
         One with an identity.
     """
     assert api.identity is not None
+    remembered.forget(api.identity)
     for answer in run_checks(api, tuple({check.name: check for check in usual_checks()}.values())):
         if answer.about == "device":
-            remembered.save(api.identity, {answer.name: answer.found})
+            remembered.save(api.identity, {answer.name: _dated(answer)})
         yield answer
 
 
@@ -273,6 +275,11 @@ def _answer(check: Check, run: Callable[[Check], int]) -> Answer:
     except Exception as error:  # noqa: BLE001  # whatever may go wrong, what needs this goes to the host
         found, about = _said(error), "process"
     return Answer(name=check.name, found=found, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
+
+
+def _dated(answer: Answer) -> str:
+    """Return what is kept of an answer: what was wrong, and when."""
+    return answer.found and f"{answer.found}, on {datetime.now(UTC):%Y-%m-%d}"
 
 
 def _about(check: Check) -> About:

@@ -67,12 +67,9 @@ def usual_checks() -> Iterator[Check]:
 
 
 _COMPRESSORS: tuple[tuple[CompressorSpec, int], ...] = (
-    (ZstdSpec(), 1),
-    (Lz4Spec(), 1),
-    (GzipSpec(), 1),
+    *((spec, nbytes) for spec in (ZstdSpec(), Lz4Spec(), GzipSpec(), ZlibSpec()) for nbytes in (2**10, 1)),
     (GzipSpec(), 2**20),
-    (ZlibSpec(), 1),
-    *((BloscSpec(cname=n, shuffle="shuffle", typesize=4), 1) for n in ("lz4", "zstd", "blosclz", "zlib", "snappy")),
+    *((BloscSpec(cname=n, shuffle="shuffle", typesize=4), 2**10) for n in ("lz4", "zstd", "blosclz", "zlib", "snappy")),
 )
 _FILTERS: tuple[ElementSpec, ...] = (
     DeltaSpec(decoded="<i2", encoded="<i2"),

@@ -42,6 +42,12 @@ def save(identity: DeviceIdentity, outcomes: Outcomes) -> None:
             beside.unlink()
 
 
+def forget(identity: DeviceIdentity) -> None:
+    """Remember nothing of a device."""
+    with suppress(OSError):
+        _path(identity).unlink()
+
+
 def of_this_package() -> Sequence[tuple[DeviceIdentity, Outcomes]]:
     """Return each GPU of this machine that is remembered as it was last used, and what was found of it.
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.learnt import Lesson
-from xarray_gpuzarr.decoders.cuda.batches.sizes import N_AT_ONCE
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -96,8 +94,7 @@ class Trial:
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
         def run() -> tuple[npt.NDArray[Any], int]:
-            lesson = Lesson(workspace.api, N_AT_ONCE, n_reading=lambda: 0)
-            read = Read(workspace, self._source, self.spec, target=target, cast=cast, lesson=lesson)
+            read = Read(workspace, self._source, self.spec, target=target, cast=cast)
             out = read.run(self._plans(target))
             return download(
                 workspace, workspace.api.address(out), target.shape, np.dtype(cast.dtype)

@@ -7,8 +7,10 @@ import threading
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
+from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target
 from xarray_gpuzarr.process.advice import advise
+from xarray_gpuzarr.process.device_options import Checks
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 
@@ -26,9 +28,25 @@ class Trust:
         """Say why nothing can be read to a device, which is asked to copy some bytes; None if it can."""
         return self._of(device).why_unusable()
 
-    def fails(self, device: DeviceApi, spec: ArraySpec, target: Target, cast: Cast) -> bool:
-        """Say whether a device is not to be trusted with a read; checks what the read rests on, if nobody has yet."""
-        return self._of(device).why_not(spec, cast, points=isinstance(target, PointTarget)) is not None
+    def fails(self, device: DeviceApi, spec: ArraySpec, target: Target, cast: Cast, checks: Checks) -> bool:
+        """Say whether a device is not to be trusted with a read; checks what the read rests on, if nobody has yet.
+
+        Raises
+        ------
+        CudaError
+            It is not, and `checks` is ``"strict"``.
+        """
+        if checks == "off":
+            return False
+        why = self._of(device).why_not(spec, cast, points=isinstance(target, PointTarget))
+        if why is not None and checks == "strict":
+            raise CudaError(
+                f"the GPU is not trusted with array '{spec.path}'",
+                tried="the self-checks that the read rests on, with checks='strict'",
+                found=why,
+                do="run gpuzarr doctor, which checks again; checks='warn' lets the host decode",
+            )
+        return why is not None
 
     def is_distrusted(self, spec: ArraySpec) -> bool:
         """Say whether a device has decoded a chunk of an array to other bytes than the host."""

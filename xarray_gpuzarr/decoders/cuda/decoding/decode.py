@@ -6,8 +6,6 @@ that of a few NumPy calls on columns, however many chunks there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
 from xarray_gpuzarr.cuda.decompress import decompress
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
-from xarray_gpuzarr.cuda.joint_calls import JointCalls, Knowledge, Part
 from xarray_gpuzarr.cuda.launch import move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
@@ -58,8 +55,6 @@ class _Offsets:
     moves: int
     moved_nbytes: Rows
     """No offsets: the lengths of the moves, in ascending order."""
-    streams: Sequence[npt.NDArray[Any]]
-    """No offsets: the four columns of all streams."""
     groups: list[int]
     """Per group, four columns: addresses and lengths of the streams, addresses and lengths of what they give."""
     filters: int
@@ -86,37 +81,6 @@ class _Stations:
     """Decoded."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Decoding:
-    """A batch that was begun."""
-
-    plan: BatchPlan
-    chunks: Chunks
-    offsets: _Offsets
-    memory: DeviceMemory
-    """Of its tables."""
-    memories: list[DeviceMemory]
-    """All that it uses."""
-    stream: Stream
-    calls: JointCalls | None = None
-    """Those that reads share, if they decode streams of it."""
-    joint: list[tuple[Group, Part]] = field(default_factory=list)
-    """What these decode."""
-    receipt: Receipt | None = None
-    """What will tell how it went, once the stream has come to the end of `finish`; None if nothing is decompressed."""
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the device has been given all that decompresses."""
-        return all(not part.n_left for _, part in self.joint)
-
-    def finish_calls(self) -> None:
-        """Wait for what the calls say that reads share."""
-        if self.calls is not None:
-            for _, part in self.joint:
-                self.calls.finish(part)
-
-
 class BatchDecoder:
     """Decodes the batches of one read.
 
@@ -133,75 +97,37 @@ class BatchDecoder:
         self._placing = placing
         self._chain = chain
 
-    def decode(self, chunks: Chunks, stream: Stream, joins: Knowledge | None = None) -> Decoding:
-        """Enqueue the decompression of a batch; with what is known of the device, by calls that reads share.
+    def decode(self, chunks: Chunks, stream: Stream) -> tuple[Receipt | None, list[DeviceMemory]]:
+        """Enqueue all that turns staged chunks into elements of the result.
 
         Returns
         -------
-        Decoding
-            Its memory is in use until the stream has come to the end of `finish`.
+        receipt : Receipt or None
+            Tells how it went, once `stream` has come to this point; None if nothing is decompressed.
+        memories : list of DeviceMemory
+            In use until then.
         """
         plan = plan_batch(chunks, self._placing, self._api.nvcomp)
-        scratch = self._allocate(plan, chunks, stream, temp_nbytes=0 if joins is not None else plan.temp_nbytes)
+        scratch = self._allocate(plan, chunks, stream)
         tables = Tables()
         offsets = self._fill_tables(tables, chunks, plan, scratch)
         memory = tables.send(self._workspace, stream)
-        decoding = Decoding(
-            plan=plan, chunks=chunks, offsets=offsets, memory=memory, memories=[memory, scratch.memory], stream=stream
-        )
-        decoding.receipt = Receipt.lend(self._workspace, plan, chunks.shadows, decoding.joint)
+        receipt = Receipt.lend(self._workspace, plan, chunks.shadows)
         self._move(plan, memory, offsets, stream)
         with self._workspace.stage("decode"):
             for group, columns in zip(plan.groups, offsets.groups, strict=True):
-                if joins is None or group.format is None:
-                    self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
-            if joins is not None:
-                self._join(decoding, joins)
-        return decoding
-
-    def _join(self, decoding: Decoding, known: Knowledge) -> None:
-        """Let calls that reads share decode the streams of a batch."""
-        workspace, plan, ready = self._workspace, decoding.plan, self._api.event()
-        decoding.calls = calls = workspace.calls
-        assert calls is not None
-        self._api.record(ready, decoding.stream)
-        for group in plan.groups:
-            if group.format is not None:
-                part = Part(
-                    owner=workspace,
-                    format=group.format,
-                    kind=group.inflate.checksum,
-                    columns=[column[group.rows] for column in decoding.offsets.streams],
-                    ready=ready,
-                    known=known,
-                    is_plain=plan.streams.one_each,
-                )
-                decoding.joint.append((group, part))
-                calls.add(part)
-
-    def finish(self, decoding: Decoding) -> None:
-        """Enqueue what follows the decompression.
-
-        Waits until calls that reads share have been given what they decode of the batch.
-        """
-        plan, chunks, offsets, memory = decoding.plan, decoding.chunks, decoding.offsets, decoding.memory
-        stream = decoding.stream
-        for _, part in decoding.joint:
-            assert decoding.calls is not None
-            decoding.calls.give(part)
-            for call in part.last_calls.values():
-                self._api.wait(stream, call.done)
-        with self._workspace.stage("decode"):
+                self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
             self._unshuffle(chunks, offset_by(memory, offsets.filters), stream)
             self._undo_elements(len(plan.elements), memory, offsets, stream)
             self._sum_up(len(chunks.shadows), memory, offsets, stream)
         with self._workspace.stage("place"):
             self._placing.launch(memory, offsets.places, stream)
             self._placing.launch(memory, offsets.fills, stream)
-        if decoding.receipt is not None:
-            decoding.receipt.ask(self._api, offset_by(memory, offsets.receipt[0]), stream)
+        if receipt is not None:
+            receipt.ask(self._api, offset_by(memory, offsets.receipt[0]), stream)
+        return receipt, [memory, scratch.memory]
 
-    def _allocate(self, plan: BatchPlan, chunks: Chunks, stream: Stream, temp_nbytes: int) -> _Scratch:
+    def _allocate(self, plan: BatchPlan, chunks: Chunks, stream: Stream) -> _Scratch:
         """Take the scratch memory of a batch."""
         room = _Room()
         moved = room.take(len(plan.moved), plan.streams.source_nbytes[plan.moved])
@@ -209,7 +135,7 @@ class BatchDecoder:
         apart = room.take(len(plan.apart), self._chain.chunk_nbytes)
         shuffled = room.take(len(plan.shuffled), self._chain.inner_nbytes)
         steps = [room.take(len(plan.elements), nbytes) for nbytes in self._chain.step_nbytes]
-        memory = self._workspace.lend_scratch(room.nbytes + aligned(temp_nbytes), stream)
+        memory = self._workspace.lend_scratch(room.nbytes + aligned(plan.temp_nbytes), stream)
 
         def addresses(offsets: Rows) -> Addresses:
             return (offsets + memory.address).view(np.uint64) if len(offsets) else _NO_ADDRESSES
@@ -234,7 +160,6 @@ class BatchDecoder:
         return _Offsets(
             moves=moves,
             moved_nbytes=moved_nbytes,
-            streams=columns,
             groups=[tables.add(*(column[group.rows] for column in columns)) for group in plan.groups],
             filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
             elements=self._add_elements(tables, plan, at, scratch),

@@ -12,7 +12,6 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Stream
 from xarray_gpuzarr.cuda.checksum import finish
 from xarray_gpuzarr.cuda.decompress import answer_nbytes
-from xarray_gpuzarr.cuda.joint_calls import Part
 from xarray_gpuzarr.cuda.pinned import Slot
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
@@ -40,8 +39,6 @@ class Receipt:
     elements: npt.NDArray[np.int64]
     """Numbers of the chunks that the flags belong to."""
     shadows: Shadows
-    joint: Sequence[tuple[Group, Part]]
-    """Groups that calls have decoded which reads share: these have the first three columns of their rows."""
 
     @staticmethod
     def add(tables: Tables, n: int, n_flags: int, n_shadows: int) -> tuple[int, int, int, int, int]:
@@ -51,9 +48,7 @@ class Receipt:
         return first, first + 8 * n, first + 16 * n, flags, flags + 8 * n_flags
 
     @classmethod
-    def lend(
-        cls, workspace: Workspace, plan: BatchPlan, shadows: Shadows, joint: Sequence[tuple[Group, Part]]
-    ) -> Self | None:
+    def lend(cls, workspace: Workspace, plan: BatchPlan, shadows: Shadows) -> Self | None:
         """Return the receipt of a batch, None if it has none. Batches are to ask in the order in which they retire."""
         if not (plan.groups or len(plan.elements) or len(shadows)):
             return None
@@ -64,7 +59,6 @@ class Receipt:
             n=plan.n_coded,
             elements=plan.elements,
             shadows=shadows,
-            joint=joint,
         )
 
     def ask(self, api: DeviceApi, address: Address, stream: Stream) -> None:
@@ -73,23 +67,12 @@ class Receipt:
         api.download(self.slot.array[:nbytes], address, stream)
         self.slot.give_back(stream)
 
-    def _columns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
-        """Return lengths, sums and statuses."""
-        columns = _columns(self.slot.array, self.n)
-        for group, part in self.joint:
-            to = group.first
-            for call, first, n in part.given:
-                assert call.answer is not None, "a call that has not ended"
-                of_call = _columns(call.answer, call.n)
-                for k in range(3):
-                    columns[k][to : to + n] = of_call[k][first : first + n]
-                to += n
-        return columns
-
     def doubtful(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the chunks that were not decoded as they should; only once the download is done."""
         n = self.n
-        actual, sums, status = self._columns()
+        answer = self.slot.array
+        actual, sums = answer[: 8 * n].view(np.int64), answer[8 * n : 16 * n].view(np.uint64)
+        status = answer[16 * n : 20 * n].view(np.int32)
         wrong = (status != 0) | (actual != self.streams.target_nbytes[:n])
         for group in self.groups:
             rows = group.rows
@@ -97,7 +80,7 @@ class Receipt:
                 wrong[rows] |= finish(group.inflate.checksum, sums[rows]) != self.streams.checksum[rows]
             else:
                 wrong[rows] |= sums[rows] != 0  # refused before it was decoded
-        flags = self.slot.array[answer_nbytes(n) :][: 8 * len(self.elements)].view(np.uint64)
+        flags = answer[answer_nbytes(n) :][: 8 * len(self.elements)].view(np.uint64)
         if not wrong.any() and not flags.any():
             return NO_ROWS
         return np.unique(np.concatenate([self.streams.chunk[:n][wrong], self.elements[flags != 0]]))
@@ -108,11 +91,3 @@ class Receipt:
         sums = self.slot.array[first:][: 8 * len(self.shadows)].view(np.uint64)
         different: npt.NDArray[np.int64] = self.shadows.rows[finish("crc32", sums) != self.shadows.crc]
         return different
-
-
-def _columns(
-    answer: npt.NDArray[np.uint8], n: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
-    """Return lengths, sums and statuses of what `decompress` has written."""
-    lengths, sums, statuses = answer[: 8 * n], answer[8 * n : 16 * n], answer[16 * n : 20 * n]
-    return lengths.view(np.int64), sums.view(np.uint64), statuses.view(np.int32)

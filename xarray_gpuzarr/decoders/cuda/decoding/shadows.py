@@ -50,8 +50,8 @@ def join_shadows(parts: list[Shadows], n_chunks: list[int]) -> Shadows:
     return Shadows(rows=np.concatenate(rows), crc=np.concatenate([part.crc for part in parts]))
 
 
-_compared: set[ArraySpec] = set()
-"""Arrays of which this process has compared a chunk."""
+_compared: set[int] = set()
+"""Hashes of the arrays of which this process has compared a chunk."""
 
 
 class Choice:
@@ -72,7 +72,7 @@ class Choice:
     def of(self, rows: Rows) -> Rows:
         """Return those of some chunks that are to be decoded by the host as well."""
         if self._is_for_first:
-            if self._is_asked or not len(rows) or self._spec in _compared:
+            if self._is_asked or not len(rows) or hash(self._spec) in _compared:
                 return rows[:0]
             self._is_asked = True
             return rows[:1]
@@ -81,7 +81,7 @@ class Choice:
     def compared(self) -> None:
         """Note that chunks have been compared, which may not come to be after they were chosen."""
         if self._is_for_first:
-            _compared.add(self._spec)
+            _compared.add(hash(self._spec))
 
     @cached_property
     def _random(self) -> np.random.Generator:

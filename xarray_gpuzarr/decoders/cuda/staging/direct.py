@@ -18,12 +18,9 @@ import numpy.typing as npt
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
 from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cost.calibration import Identify, calibration_in_force
 from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import (
-    ENVELOPES,
     Filters,
     Streams,
     find_streams,
@@ -31,19 +28,17 @@ from xarray_gpuzarr.decoders.cuda.batches.streams import (
     shuffled,
     zstd_streams,
 )
-from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import NO_SHADOWS, Choice, Shadows
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import NO_SHADOWS, Shadows
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.cuda.staging.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
-from xarray_gpuzarr.decoders.faults import no_direct_files, too_long_chunk, vanished_shard
+from xarray_gpuzarr.decoders.faults import too_long_chunk, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.fetch.source import failed
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, CoalesceRule
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.waiting import apart
-from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 Column = npt.NDArray[np.int64]
@@ -54,48 +49,6 @@ _EDGE_NBYTES = 32
 """Bytes of either end of a chunk that the host looks at: headers of all codecs and the checksums behind them are
 shorter."""
 _SKETCH_NBYTES = 2 * _EDGE_NBYTES
-
-
-def why_not_chain(chain: Chain) -> str | None:
-    """Say why the host must see all bytes of chunks that are stored so; None if it need not."""
-    if chain.checksums:
-        return "checksums around chunks are checked on the host"
-    if chain.compressor is not None and ENVELOPES[type(chain.compressor)] is None:
-        return "Blosc frames are walked on the host"
-    return None
-
-
-def why_not_unasked(identify: Identify) -> str | None:
-    """Say why files are read through host memory unless somebody asks for more; None if that was measured to be slower.
-
-    That kvikio finds cuFile says little: it may copy through host memory itself, and one read at a time.
-    """
-    calibration = calibration_in_force(identify)
-    if calibration is not None and calibration.gds_is_quicker:
-        return None
-    return "GPUDirect Storage was not measured to be quicker here"
-
-
-def stager_for(
-    workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
-) -> Stager:
-    """Return what brings chunks of an array to the device: by itself if that is wanted and can be, or through the host.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        ``storage="gds"`` was asked for, and this device cannot read files.
-    """
-    if source.storage == "posix" or why_not_chain(chain) is not None:
-        return Stager(workspace, source, spec, chain=chain, choice=choice)
-    if source.storage == "auto" and why_not_unasked(lambda: workspace.api.identity) is not None:
-        return Stager(workspace, source, spec, chain=chain, choice=choice)
-    why_not = workspace.api.why_no_files()
-    if why_not is None:
-        return DirectStager(workspace, source, spec, chain=chain, choice=choice)
-    if source.storage == "gds":
-        raise no_direct_files(why_not)
-    return Stager(workspace, source, spec, chain=chain, choice=choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
