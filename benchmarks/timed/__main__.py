@@ -19,7 +19,6 @@ from benchmarks.timed.bounds import call_s, decoding_bound, idle_shares
 from benchmarks.timed.machine import N_CORES, Machine
 from benchmarks.timed.rates import Rates, rates_of
 from xarray_gpuzarr.machine.bench.results import Results, Row, Sample
-from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import StoredArray
 
 NO_DASK = "no dask"
@@ -90,7 +89,6 @@ def _run(shards: Shards, rates: Rates, n_threads: Sequence[int], results: Result
     row = Row(case=name, name="", nbytes=shards.nbytes)
     machine = Machine(rates)
     with machine.running():
-        in_force.choose({"little": "device"})  # the host decodes nothing
         stored = machine.stored(shards.codec, shards.chunk_nbytes, shards.n_chunks, shards.n_shards)
         for n in (0, *n_threads):
             seconds, facts = _timed(machine, stored, shards, n)

@@ -1,7 +1,6 @@
 """A modelled machine: the real CUDA decoder reads to the modelled device by a clock that stands still while it runs.
 
-Reading a file and decoding a chunk on the host take as long as rates say, on threads that are lent by the rules of
-`crew`.
+Reading a file takes as long as rates say, on threads that are lent by the rules of `crew`. The host decodes nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from benchmarks.timed.device import ModelledDevice
 from benchmarks.timed.headers import HeaderStore, header_array
 from benchmarks.timed.rates import Rates
 from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
-from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.decoders.cuda import decoder as cuda
-from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.fetch import Allocate, Pending, Request
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.process.crew import crew
@@ -26,12 +23,8 @@ from xarray_gpuzarr.process.waiting import Bell
 from xarray_gpuzarr.read import StoredArray, read
 
 N_CORES = 16
-HOST_RATES = {"zstd": 0.7e9, "lz4": 2.5e9}
-"""Decoded bytes a second of a thread of the host, all threads alike; assumed."""
 _LOOK_S = 50e-6
 """Who waits for other threads looks so often whether they have come; rung for, in truth."""
-_COPY_RATE = 8e9
-"""Bytes a second from ordinary to pinned host memory, on one thread; assumed."""
 
 
 class Machine:
@@ -42,25 +35,20 @@ class Machine:
         self.crew = VirtualCrew(self.clock)
         self.rates = rates or Rates()
         self.device = ModelledDevice(self.rates, self.clock)
-        self.decoder = cuda.CudaDecoder(lambda: self.device.as_api)
-        self._codec = "zstd"
-        """Of the array that was last made."""
-        self.n_decoded = 0
-        """Chunks that the host has decoded."""
+        self.decoder = CudaDecoder(lambda: self.device.as_api)
         self.fetches: list[tuple[float, float]] = []
         """When reads of files began and ended, those of indexes not among them."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the engine's threads, codecs and copies take modelled time inside a ``with`` block."""
+        """Let the engine's threads take modelled time inside a ``with`` block."""
         with ExitStack() as stack:
             stack.enter_context(patch.multiple(crew, run=self.crew.run, taking=self.crew.taking))
             stack.enter_context(patch("xarray_gpuzarr.process.threads.n_cores", lambda: N_CORES))
             stack.enter_context(patch.object(library, "_found", lambda: "frames are only headers"))
-            stack.enter_context(patch.object(ChunkCodec, "into", lambda *chunk: self._decode(*chunk)))  # noqa: PLW0108  # binds the codec
-            stack.enter_context(patch.object(cuda, "upload_pageable", self._upload))
             stack.enter_context(patch.object(Bell, "wait_until", lambda _, is_so, __=0: self._wait_until(is_so)))
             stack.callback(setattr, in_force, "options", in_force.options)
+            in_force.choose({"little": "device"})
             stack.callback(self.decoder.close)
             yield
 
@@ -77,7 +65,7 @@ class Machine:
 
     def stored(self, codec: str, chunk_nbytes: int, n_chunks: int, n_shards: int = 1) -> StoredArray:
         """Return an array of shards of so many chunks."""
-        machine, rates, self._codec = self, self.rates, codec
+        machine, rates = self, self.rates
 
         class Store(HeaderStore):
             def start_edge(self, key: str, location: str, nbytes: int) -> Any:
@@ -104,17 +92,3 @@ class Machine:
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             self.clock.sleep(_LOOK_S)
-
-    def _decode(self, _codec: ChunkCodec, _encoded: memoryview, decoded: memoryview) -> None:
-        self.n_decoded += 1
-        self.crew.spend(len(decoded) / HOST_RATES[self._codec])
-
-    def _upload(self, workspace: Any, to: int, runs: Sequence[memoryview]) -> None:
-        """Take the time of `image.upload_pageable`, and copy nothing."""
-        for run in runs:
-            for first in range(0, len(run), workspace.options.slot_nbytes):
-                nbytes = min(workspace.options.slot_nbytes, len(run) - first)
-                slot = workspace.lend_slot(nbytes)
-                self.clock.sleep(nbytes / _COPY_RATE)
-                workspace.upload(Address(to + first), slot.array[:nbytes], workspace.copy)
-                slot.give_back(workspace.copy)

@@ -137,10 +137,6 @@ class Simulation:
             has_slept = True
         return has_slept
 
-    def has_ended(self, operation: Operation | None) -> bool:
-        """Return whether an operation has ended by now."""
-        return self._seconds_until(operation) <= 0
-
     def _seconds_until(self, operation: Operation | None) -> float:
         """Return how long an operation takes yet, or how long until more is known of that; 0 if it has ended."""
         if operation is None:

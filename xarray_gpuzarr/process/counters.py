@@ -40,7 +40,7 @@ class Counts:
     decoded_nbytes: int = 0
     """Bytes of the chunks that were decoded, in their stored dtype, before any selection within a chunk."""
     n_by_host: int = 0
-    """Of the chunks of reads to a GPU, those that threads of the host decoded to share the work."""
+    """Of the chunks of reads to a GPU, those that the host decoded, for whatever reason."""
     n_verified: int = 0
     """Chunks that both a GPU and the host have decoded, see `ResourceOptions.verify`."""
     n_different: int = 0
