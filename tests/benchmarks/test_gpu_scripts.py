@@ -15,7 +15,6 @@ from benchmarks.gpu import proof, saturation, soak
 from benchmarks.gpu.soak import Found
 from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.machine.diagnosis.resident import Workspace, resident_streams
-from xarray_gpuzarr.process.device_options import in_force
 
 TINY = ["--scale", "2e-4", "--rounds", "1"]
 
@@ -36,10 +35,7 @@ def rows(out):
 
 
 @pytest.mark.parametrize("script", [saturation, soak])
-def test_a_machine_without_a_gpu_is_told_so(script, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("XARRAY_GPUZARR_CALIBRATION", "off")  # which is set for good
-    monkeypatch.setattr(in_force, "options", in_force.options)
-
+def test_a_machine_without_a_gpu_is_told_so(script, tmp_path, capsys):
     def no_gpu():
         raise AbsentError("no GPU to measure on: none found")
 

@@ -310,7 +310,7 @@ def test_no_command_is_a_request_for_help(capsys):
         main([])
 
     assert raised.value.code == 0
-    assert "gpuzarr doctor --calibrate" in capsys.readouterr().out
+    assert "gpuzarr bench era5.zarr" in capsys.readouterr().out
 
 
 def test_sample_is_the_same_every_time():
