@@ -159,6 +159,17 @@ def test_batch_that_finds_no_memory_once_is_tried_again_in_halves(seed):
         assert_nothing_is_left(reads)
 
 
+def test_a_chunk_that_never_fits_is_an_error_at_once():
+    device = SimulatedDevice(LAZY)
+    reads = CudaReads(device)
+
+    with limits(scratch_nbytes=1024), pytest.raises(DeviceMemoryError, match="does not fit the memory set aside"):
+        reads.read(scene("zstd, scattered").array)
+
+    assert device.calls["trim"] == 0  # nobody had to wait until it read alone
+    assert_reads(reads)
+
+
 def test_what_zarr_has_read_is_brought_up_again_where_memory_was_short():
     data = counting((8, 64))
     twice = [BytesCodec(), Crc32cCodec(), Crc32cCodec()]
