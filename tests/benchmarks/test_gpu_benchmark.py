@@ -16,6 +16,7 @@ from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.read import stored_array
 
@@ -105,6 +106,15 @@ def test_other_values_are_a_failure(gpu, out, monkeypatch):
     failed = [row for row in rows(out) if row["status"] == "failed"]
     assert [row["reader"] for row in failed] == ["gpuzarr cuda", "gpuzarr, then upload"]
     assert all("other values" in row["note"] and not row["wall_s"] for row in failed)
+
+
+def test_nothing_is_reported_of_reads_that_the_host_decoded(gpu, out, monkeypatch):
+    monkeypatch.setattr(CudaDecoder, "_is_for_host", lambda *_: True)
+
+    assert run(gpu, out, "--only", "codec lz4") == 1
+    found = rows(out)
+    assert {row["status"] for row in found} == {"failed"}
+    assert all("the host decoded" in row["note"] and not row["wall_s"] for row in found)
 
 
 def test_what_there_is_no_time_for_is_listed(gpu, out):
