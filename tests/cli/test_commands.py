@@ -79,9 +79,9 @@ def test_info_says_what_a_task_on_a_gpu_takes(path, capsys, arguments, size, nby
 
     head, _, row = [line.strip() for line in capsys.readouterr().out.splitlines()][-3:]
     chunk = 6 * 8 * 2
-    peak = 24 * 6 * 8 * 8 + 24 * 2 * chunk + 4 * 256 * 1024
+    peak = 24 * 6 * 8 * 8 + 24 * 2 * chunk + 3 * 256 * 1024
     assert head.endswith(f"fit into {size}")
-    assert row.split() == ["t", *f"9.22 kB 4.61 kB {peak / 1e6:.3g} MB {(nbytes - 2**30) // peak}".split()]
+    assert row.split() == ["t", *f"9.22 kB 4.61 kB {peak / 1e3:.3g} kB {(nbytes - 2**30) // peak}".split()]
 
 
 def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):

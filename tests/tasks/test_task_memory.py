@@ -91,10 +91,10 @@ def test_parts_are_what_they_are_called(memory):
     zstd_scratch = 3 * chunk + 6936
     assert found == TaskMemory(
         result_nbytes=64 * 2048 * 8,
-        batches_nbytes=5 * 2 * (2 * chunk + zstd_scratch),
-        table_nbytes=4 * 256 * KIB,
+        batches_nbytes=3 * 2 * (2 * chunk + zstd_scratch),
+        table_nbytes=3 * 256 * KIB,
     )
-    assert found.device_nbytes == sum((64 * 2048 * 8, 10 * (2 * chunk + zstd_scratch), MIB))
+    assert found.device_nbytes == sum((64 * 2048 * 8, 6 * (2 * chunk + zstd_scratch), 3 * 256 * KIB))
 
 
 def test_a_small_block_needs_no_whole_batch(memory):
