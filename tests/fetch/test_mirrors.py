@@ -18,7 +18,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, GpuZarrWarning, StoreReadError, read_array
 from xarray_gpuzarr.fetch import Edge, LocalSource, byte_source, index_cache, mirrors, snapshot
-from xarray_gpuzarr.fetch.mirrors import Attempts, Care
+from xarray_gpuzarr.fetch.mirrors import Care, MetVersions, needed
 from xarray_gpuzarr.fetch.source import changed
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process import fetch_options as options
@@ -49,7 +49,7 @@ MARKS = {
 
 def forget():
     """Let this process know nothing of stores."""
-    for known in (index_cache.cache, mirrors._needed, advice._given):
+    for known in (index_cache.cache, mirrors.needed, advice._given):
         known.clear()
 
 
@@ -279,7 +279,7 @@ def test_what_is_known_of_a_store_afterwards(pick, care):
         array = opened(server)
         assert_all_right(array)
 
-        assert mirrors._needed.get(byte_source(array.store).identity, Care.USUAL) == care
+        assert mirrors.needed.get(byte_source(array.store).identity, Care.USUAL) == care
 
 
 @pytest.mark.host_decoder
@@ -343,7 +343,7 @@ def test_a_shard_in_one_answer_is_one_request(monkeypatch, max_gap_nbytes, name)
     monkeypatch.setattr(options.in_force, "options", limits)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        mirrors._needed[byte_source(array.store).identity] = Care.ONE_ANSWER
+        mirrors.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_right(array, SELECTIONS[name])
 
@@ -358,7 +358,7 @@ def test_whole_shards_under_way_are_bounded(monkeypatch, room):
     monkeypatch.setattr(snapshot, "_WHOLE_NBYTES", room * shard_nbytes)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        mirrors._needed[byte_source(array.store).identity] = Care.ONE_ANSWER
+        mirrors.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_all_right(array)
 
@@ -404,7 +404,7 @@ class Tags:
 )
 def test_tags_are_looked_at_before_the_usual_care_is_given_up(tags, care, later):
     """Shards of which another one is met each time say nothing."""
-    attempts = Attempts(Tags(*tags))
+    attempts = MetVersions(Tags(*tags), Care.USUAL)
 
     assert attempts.again(changed("s/1", "A", "B", "1"))
     assert attempts.again(changed("s/2", "A", "B", "2"))
@@ -412,12 +412,12 @@ def test_tags_are_looked_at_before_the_usual_care_is_given_up(tags, care, later)
     assert attempts.again(changed("s/3", "A", "B", "3"))
 
     assert attempts.care == care
-    assert Attempts(Tags()).care == later
+    assert needed.get(Tags().identity, Care.USUAL) == later
 
 
 @pytest.mark.host_decoder
 def test_a_read_is_given_up_once_one_answer_did_not_do():
-    attempts = Attempts(Tags(*"BBBBBBBBBBBBBBBBBBB"))
+    attempts = MetVersions(Tags(*"BBBBBBBBBBBBBBBBBBB"), Care.USUAL)
 
     said = [attempts.again(changed(f"s/{n}", "A", "B", f"{n}")) for n in range(5)]
 
@@ -427,7 +427,7 @@ def test_a_read_is_given_up_once_one_answer_did_not_do():
 
 @pytest.mark.host_decoder
 def test_a_tag_that_comes_back_says_enough():
-    attempts = Attempts(Tags())
+    attempts = MetVersions(Tags(), Care.USUAL)
 
     assert attempts.again(changed("s/1", "A", "B", "1"))
     assert attempts.care == Care.USUAL
@@ -437,10 +437,10 @@ def test_a_tag_that_comes_back_says_enough():
 
 @pytest.mark.host_decoder
 def test_local_files_are_one_server():
-    attempts = Attempts(LocalSource(root="/"))
+    attempts = MetVersions(LocalSource(root="/"), Care.USUAL)
 
     said = [attempts.again(changed("/s/1", version, other)) for version, other in ["AB"] * 5]
 
     assert said == [True, True, True, True, False]
     assert attempts.care == Care.ONE_ANSWER
-    assert Attempts(LocalSource(root="/")).care == Care.USUAL
+    assert not needed

@@ -24,7 +24,7 @@ from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force
-from xarray_gpuzarr.read import trunk
+from xarray_gpuzarr.read import reading
 
 SMALL = ResourceOptions(
     slot_nbytes=64 * 1024,
@@ -63,8 +63,11 @@ class Downloaded:
     def as_caller(self, stream_of: Any = None) -> Any:
         return self._cuda.as_caller(stream_of)
 
-    def with_memory(self, read: Callable[[], Any]) -> Any:
-        return self._cuda.with_memory(read)
+    def may_retry(self, err: Exception) -> bool:
+        return self._cuda.may_retry(err)
+
+    def alone(self, read: Callable[[], Any]) -> Any:
+        return self._cuda.alone(read)
 
     def upload(self, block: np.ndarray, cast: Any) -> np.ndarray:
         return self._down(self._cuda.upload(block, cast), cast)
@@ -98,6 +101,6 @@ def use(decoder: str, patch: pytest.MonkeyPatch) -> Callable[[], None]:
     patch.setattr(in_force, "options", SMALL)
     patch.setattr(Stager, "stage_decoded", _noting(Stager.stage_decoded))
     downloaded = Downloaded(native_device if device is None else lambda: device)
-    for module in (trunk, lazy_array):
+    for module in (reading, lazy_array):
         patch.setattr(module, "decoder_for", lambda _: downloaded)
     return lambda: None if device is None else device.check()

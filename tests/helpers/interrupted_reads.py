@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from helpers.interrupts import Interrupts, is_foreign
 from helpers.simulated.reads import SMALL, CudaReads
 from helpers.simulated.simulator import SimulatedDevice
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.process import progress_bar, threads
 from xarray_gpuzarr.process.counters import counters
@@ -43,10 +44,10 @@ LAYOUT: dict[str, Any] = {"chunks": (10, 32, 16), "shards": (20, 64, 32), "compr
 def check_threads() -> None:
     """Fail if a budget, a core or a lock of this process is held, or a thread is in a stage."""
     assert crew.n_active == 0, f"{crew.n_active} active threads"
-    assert not crew._turns, f"{len(crew._turns)} turns"
-    assert counters.current is None, f"in stage {counters.current}"
+    assert not crew.turns, f"{len(crew.turns)} turns"
+    assert counters.account.stage is None, f"in stage {counters.account.stage}"
     assert threads._limit.n_threads is None
-    assert not progress_bar._shown
+    assert not progress_bar.shown_bars
     locks = [crew._lock, crew._hiring, counters._lock, index_cache.cache._lock]
     assert not any(lock.locked() for lock in locks), [lock.locked() for lock in locks]
 
@@ -233,7 +234,7 @@ def by_timer(subject: Subject, seconds: float) -> int:
 
 def interrupt_reads(kind: str, n_threads: int, way: str, amount: float) -> int:
     """Interrupt reads in this process, which does nothing else; return how many interrupts there were."""
-    host._SERIAL_S = 0.0
+    HostDecoder.costs = replace(HostDecoder.costs, serial_s=0.0)
     with tempfile.TemporaryDirectory() as path:
         subject = SUBJECTS[kind](path, n_threads)
         n = by_timer(subject, amount) if way == "timer" else at_every_point(subject, step=int(amount))

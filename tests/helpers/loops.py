@@ -4,11 +4,13 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from helpers.kernels.on_host import built
-from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
+from xarray_gpuzarr.decoders.host import HostDecoder
+from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.native import Loops, library
 
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
@@ -20,9 +22,14 @@ def without_loops(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(library, "_found", lambda: "a test does without them")
 
 
+def set_costs(patch: pytest.MonkeyPatch, **costs: float) -> None:
+    """Let handing over work cost something else."""
+    patch.setattr(HostDecoder, "costs", replace(HostDecoder.costs, **costs))
+
+
 def leaving_all(patch: pytest.MonkeyPatch) -> None:
     """Let the compiled loops leave all chunks of local files, as they do if these are not in memory."""
-    patch.setattr(NativeRows, "read", lambda _self, rows, *_more: Found(left=rows, absent=(), n_read=0))
+    patch.setattr(LoopCall, "read", lambda _self, rows, *_more: (rows, 0))
 
 
 def require_loops() -> Loops:
@@ -72,20 +79,20 @@ class Taken:
 @contextmanager
 def rows_taken() -> Iterator[Taken]:
     """Count the chunks that the loops decode and place within a block."""
-    taken, place_rows, read_rows = Taken(), NativeJob.place_rows, NativeJob.read_rows
+    taken, place_rows, read_rows = Taken(), LoopOutput.place_rows, LoopOutput.read_rows
 
     def counted(row: int, end: int, n_left: int) -> int:
         taken.given.append(end - row)
         taken.n_rows += end - row - n_left
         return n_left
 
-    def place(job: NativeJob, rows: int, row: int, end: int, *more: int) -> int:
-        return counted(row, end, place_rows(job, rows, row, end, *more))
+    def place(output: LoopOutput, rows: int, row: int, end: int, *more: int) -> int:
+        return counted(row, end, place_rows(output, rows, row, end, *more))
 
-    def read(job: NativeJob, rows: int, files: int, row: int, end: int, *more: int) -> int:
-        return counted(row, end, read_rows(job, rows, files, row, end, *more))
+    def read(output: LoopOutput, rows: int, files: int, row: int, end: int, *more: int) -> int:
+        return counted(row, end, read_rows(output, rows, files, row, end, *more))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeJob, "place_rows", place)
-        patch.setattr(NativeJob, "read_rows", read)
+        patch.setattr(LoopOutput, "place_rows", place)
+        patch.setattr(LoopOutput, "read_rows", read)
         yield taken

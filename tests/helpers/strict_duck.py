@@ -4,7 +4,7 @@ As `cupy.ndarray` does, it raises TypeError from ``__array__`` and from arithmet
 dimensions; NumPy scalars and Python numbers are welcome. `get` is the one way to the host.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -120,8 +120,8 @@ class StrictDecoder:
     def as_caller(self, stream_of: Any = None) -> Any:
         return self._host.as_caller(stream_of)
 
-    def with_memory(self, read: Callable[[], Any]) -> Any:
-        return read()
+    def may_retry(self, err: Exception) -> bool:
+        return False
 
     def upload(self, block: np.ndarray, cast: Any) -> StrictArray:
         return StrictArray(self._host.upload(block, cast))

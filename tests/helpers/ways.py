@@ -16,19 +16,18 @@ from typing import Any, Literal
 
 import pytest
 
-from helpers.loops import changed, require_loops, without_loops
+from helpers.loops import changed, require_loops, set_costs, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import array, codecs, job, local_files, native_program
+from xarray_gpuzarr.decoders.host import array, codecs, loop_call, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
-from xarray_gpuzarr.decoders.host.blocks import Block
-from xarray_gpuzarr.decoders.host.job import Job
-from xarray_gpuzarr.decoders.host.native_rows import Found, NativeJob, NativeRows
-from xarray_gpuzarr.decoders.host.targets import GivenBoxes
+from xarray_gpuzarr.decoders.host.by_python import BoxKeys, ChunkPlacer
+from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
+from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
 from xarray_gpuzarr.fetch import index_cache, local
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.native.codecs import native_codec
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
-from xarray_gpuzarr.read import trunk
+from xarray_gpuzarr.read import reading as read
 from xarray_gpuzarr.stored.shard_index import MISSING
 
 Patch = pytest.MonkeyPatch
@@ -66,15 +65,12 @@ def _set(target: Any, name: str, value: Any) -> Callable[[Patch, int], None]:
 
 def _caller(patch: Patch, _: int) -> None:
     """Nothing is handed to another thread of Python."""
-    patch.setattr(host, "_SERIAL_S", math.inf)
-    patch.setattr(host, "_LOOPS_S", math.inf)
+    set_costs(patch, serial_s=math.inf, loops_s=math.inf)
 
 
 def _crew(patch: Patch, _: int) -> None:
     """Everything is a queue of tasks, for as many threads as there may be."""
-    patch.setattr(host, "_SERIAL_S", 0)
-    patch.setattr(host, "_LOOPS_S", 0)
-    patch.setattr(host, "_LEAST_PART_NBYTES", 1)
+    set_costs(patch, serial_s=0, loops_s=0, least_part_nbytes=1)
 
 
 def _no_loops(patch: Patch, _: int) -> None:
@@ -93,15 +89,15 @@ def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:
     """Have the loops say that they left some rows of local files, as if these were not in memory."""
 
     def force(patch: Patch, _: int) -> None:
-        read = NativeRows.read
+        read = LoopCall.read
 
-        def leaving(rows: NativeRows, wanted: range, *more: Any) -> Found:
-            found = read(rows, wanted, *more)
-            which = [row for row in wanted if rows.nbytes[row] != MISSING and (left(row) or row in found.left)]
+        def leaving(call: LoopCall, wanted: range, *more: Any) -> tuple[list[int], int]:
+            rows, n_read = read(call, wanted, *more)
+            which = [row for row in wanted if call.nbytes[row] != MISSING and (left(row) or row in rows)]
             _notes["left"] += len(which)
-            return Found(left=which, absent=[row for row in found.absent if row not in which], n_read=found.n_read)
+            return which, n_read
 
-        patch.setattr(NativeRows, "read", leaving)
+        patch.setattr(LoopCall, "read", leaving)
 
     return force
 
@@ -172,7 +168,7 @@ def _parts(patch: Patch, _: int) -> None:
 
 def _placed_only(patch: Patch, _: int) -> None:
     """Nothing is decoded to its place."""
-    patch.setattr(Job, "straight_to", lambda *_: None)
+    patch.setattr(ChunkPlacer, "straight_to", lambda *_: None)
 
 
 def _poisoned(empty: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,27 +187,27 @@ def _on_the_edge(more: int) -> Callable[[Patch, int], None]:
 
     def force(patch: Patch, chunk_nbytes: int) -> None:
         limit = max(1, chunk_nbytes + more)
-        sizes = {
-            local_files: ["_ROOM_NBYTES"],
-            host: ["_SHORT_CHUNK_NBYTES", "_LEAST_PART_NBYTES", "_LOOP_COPY_NBYTES"],
-        }
-        for module, names in sizes.items():
-            for name in names:
-                patch.setattr(module, name, limit)
-        patch.setattr(job, "CALL_S", 2 * chunk_nbytes / 0.7e9)
+        patch.setattr(loop_call, "ROOM_NBYTES", limit)
+        sizes = dict.fromkeys(["short_chunk_nbytes", "least_part_nbytes", "loop_copy_nbytes"], limit)
+        set_costs(patch, call_s=2 * chunk_nbytes / 0.7e9, **sizes)
 
     return force
 
 
-_ROOM_OF_ONE = _set(local_files, "_ROOM_NBYTES", 1)
-_A_CHUNK_A_CALL = _set(job, "CALL_S", 0)
+_ROOM_OF_ONE = _set(loop_call, "ROOM_NBYTES", 1)
+
+
+def _a_chunk_a_call(patch: Patch, _: int) -> None:
+    set_costs(patch, call_s=0)
+
+
 _LEFT = ("left by the loops",)
 
 WAYS: dict[str, Way] = {
     "as it comes": Way(),
     "loops, caller": Way(force=(_caller,), reads=2, seen=("rows read by the loops",)),
     "loops, caller, a chunk a call": Way(
-        force=(_caller, _A_CHUNK_A_CALL, _ROOM_OF_ONE), seen=("rows read by the loops",)
+        force=(_caller, _a_chunk_a_call, _ROOM_OF_ONE), seen=("rows read by the loops",)
     ),
     "loops, caller, parts of chunks": Way(
         force=(_caller, _loops(_SMALL), _parts), reads=2, seen=("part of a chunk",), decodes_parts=True
@@ -276,7 +272,7 @@ def taking(name: str, chunk_nbytes: int, n_threads: int) -> Iterator[Notes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(n_threads))
         patch.setattr("xarray_gpuzarr.fetch.source.SETTLED_S", -1e9)
-        patch.setattr(host, "_LOOP_THREAD_S", 1e-15)
+        set_costs(patch, loop_thread_s=1e-15)
         patch.setattr(host.HostDecoder, "empty", _poisoned(host.HostDecoder.empty))
         _watch(patch)
         for force in way.force:
@@ -304,11 +300,11 @@ def _watch(patch: Patch) -> None:
     _note_loops(patch)
     _note_crew(patch)
     for kind, name, note in (
-        (Block, "_decode_row", "decoded row"),
-        (GivenBoxes, "parts", "placed"),
-        (Block, "_piece_task", "raw piece"),
-        (Job, "_decode_by_zarr", "chunk by zarr-python"),
-        (trunk, "read_by_zarr", "all by zarr-python"),
+        (ChunkPlacer, "place", "decoded row"),
+        (BoxKeys, "parts", "placed"),
+        (PlanTasks, "_piece_task", "raw piece"),
+        (ChunkPlacer, "_decode_by_zarr", "chunk by zarr-python"),
+        (read, "read_by_zarr", "all by zarr-python"),
         (reading._Read, "carry_out", "by the pipeline"),
     ):
         patch.setattr(kind, name, _noting(getattr(kind, name), note))
@@ -326,37 +322,37 @@ def _noting(do: Callable[..., Any], note: str) -> Callable[..., Any]:
 
 
 def _note_loops(patch: Patch) -> None:
-    place_rows, read_rows, read = NativeJob.place_rows, NativeJob.read_rows, NativeRows.read
+    place_rows, read_rows, read = LoopOutput.place_rows, LoopOutput.read_rows, LoopCall.read
 
-    def placed(one: NativeJob, rows: int, row: int, end: int, *more: int) -> int:
+    def placed(one: LoopOutput, rows: int, row: int, end: int, *more: int) -> int:
         n_left = place_rows(one, rows, row, end, *more)
         _notes["rows placed by the loops"] += end - row - n_left
         return n_left
 
-    def read_(one: NativeJob, rows: int, files: int, row: int, end: int, *more: int) -> int:
+    def read_(one: LoopOutput, rows: int, files: int, row: int, end: int, *more: int) -> int:
         n_left = read_rows(one, rows, files, row, end, *more)
         _notes["rows read by the loops"] += end - row - n_left
         if _notes["crew"]:
             _notes["rows read by the loops, crew"] += end - row - n_left
         return n_left
 
-    patch.setattr(NativeJob, "place_rows", placed)
-    patch.setattr(NativeJob, "read_rows", read_)
+    patch.setattr(LoopOutput, "place_rows", placed)
+    patch.setattr(LoopOutput, "read_rows", read_)
 
-    def noting(rows: NativeRows, wanted: range, *more: Any) -> Found:
-        found = read(rows, wanted, *more)
-        _notes["left by the loops"] += len(found.left)
-        return found
+    def noting(call: LoopCall, wanted: range, *more: Any) -> tuple[Any, int]:
+        left, n_read = read(call, wanted, *more)
+        _notes["left by the loops"] += len(left)
+        return left, n_read
 
-    patch.setattr(NativeRows, "read", noting)
+    patch.setattr(LoopCall, "read", noting)
 
 
 def _note_crew(patch: Patch) -> None:
     run, here = host._run, host._call_loops
 
-    def noting(tasks: Any, one: Job, most: int) -> None:
-        _notes["crew" if most > 1 else "one thread"] += 1
-        run(tasks, one, most)
+    def noting(tasks: Any, one: HostRead) -> None:
+        _notes["crew" if one.schedule.n_threads > 1 else "one thread"] += 1
+        run(tasks, one)
 
     patch.setattr(host, "_run", noting)
     patch.setattr(host, "_call_loops", _noting(here, "caller"))

@@ -28,7 +28,7 @@ from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Sizes, host_rates
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, without_names
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, sample_of
 from xarray_gpuzarr.process import advice
-from xarray_gpuzarr.read import trunk
+from xarray_gpuzarr.read import reading
 
 VERSIONS = {"CuPy": "14.0", "RMM": "26.10", "nvCOMP": "6.0.0", "CUDA runtime": "13.0"}
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -85,7 +85,7 @@ def gpu(monkeypatch):
     """A simulated GPU that answers rightly, with all that it needs."""
     gpu = simulated_gpu.in_use(monkeypatch)
     monkeypatch.setattr(gpu.api, "identity", IDENTITY)
-    monkeypatch.setattr(device, "decoder_for", trunk.decoder_for)
+    monkeypatch.setattr(device, "decoder_for", reading.decoder_for)
     for module in (examine, damage):
         monkeypatch.setattr(module, "current_device", lambda *_: gpu.api)
     for module in (machine, choice):

@@ -9,7 +9,7 @@ from helpers.data.corpus import counting, write
 from helpers.loops import rows_taken
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.native import empty_int64s, int64s, library, loops, why_absent
+from xarray_gpuzarr.native import empty_columns, int64_columns, library, loops, why_absent
 from xarray_gpuzarr.native.naming import SOURCES
 
 DATA = counting((40, 30))
@@ -96,12 +96,20 @@ def test_a_structure_is_as_long_as_its_columns(compiled):
 
 def test_numbers_from_2_to_the_63_on_wrap_around():
     """Numbers of devices and inodes have 64 bits without a sign, and the loops compare them as they lie."""
-    memory, at = int64s([1, -2, 2**63, 2**64 - 1])
-    assert list((ctypes.c_int64 * len(memory)).from_address(at)) == [1, -2, -(2**63), -1]
+    memory, at = int64_columns(some=[1, -2, 2**63, 2**64 - 1])
+    assert list((ctypes.c_int64 * len(memory)).from_address(at["some"])) == [1, -2, -(2**63), -1]
+
+
+def test_columns_lie_where_is_said():
+    _memory, at = int64_columns(a=[1, 2, 3], none=(), b=(4,), c=range(5, 7))
+    found = {name: list((ctypes.c_int64 * n).from_address(at[name])) for name, n in {"a": 3, "b": 1, "c": 2}.items()}
+    assert found == {"a": [1, 2, 3], "b": [4], "c": [5, 6]}
+    assert at["none"] == 0
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
-def test_empty_numbers_lie_where_is_said(n):
-    memory, at = empty_int64s(n)
-    memory[:] = range(n)
-    assert list((ctypes.c_int64 * n).from_address(at)) == memory.tolist()
+def test_empty_columns_lie_where_is_said(n):
+    memory, at = empty_columns(first=2 * n, second=n)
+    memory[:] = range(3 * n)
+    assert list((ctypes.c_int64 * (2 * n)).from_address(at["first"])) == memory[: 2 * n].tolist()
+    assert list((ctypes.c_int64 * n).from_address(at["second"])) == memory[2 * n :].tolist()

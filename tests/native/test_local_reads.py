@@ -13,7 +13,7 @@ import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 from helpers.data.stacks import numpy_stack, stacks
-from helpers.loops import rows_taken, without_loops
+from helpers.loops import rows_taken, set_costs, without_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, TransposeCodec, ZstdCodec
@@ -21,16 +21,15 @@ from zarr.storage import LocalStore
 
 from xarray_gpuzarr import CorruptChunkError, StoreReadError, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import HostDecoder, job, native_rows
-from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host import HostDecoder, loop_call
 from xarray_gpuzarr.decoders.host.casting import cast_array
-from xarray_gpuzarr.decoders.host.native_rows import NativeJob
+from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 from xarray_gpuzarr.fetch import LocalSource, index_cache
 from xarray_gpuzarr.native import address
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.read.reading import read, read_target
 from xarray_gpuzarr.read.stored_array import stored_array
-from xarray_gpuzarr.read.trunk import read, read_target
 from xarray_gpuzarr.stored.cf import Cast
 
 pytestmark = pytest.mark.usefixtures("compiled", "known_indexes")
@@ -51,7 +50,7 @@ ONE = slice(9, 14), slice(6, 12)
 def n_threads(request, monkeypatch):
     """Threads that the loops start for any read."""
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(request.param))
-    monkeypatch.setattr(host, "_LOOP_THREAD_S", 1e-9)
+    set_costs(monkeypatch, loop_thread_s=1e-9)
 
 
 @pytest.fixture
@@ -133,7 +132,7 @@ def test_steps_of_any_length(array, step):
 
 
 def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
-    given, lived, read_rows = [], [], NativeJob.read_rows
+    given, lived, read_rows = [], [], LoopOutput.read_rows
 
     def forgotten(_name, nbytes):
         memory = np.empty(nbytes, np.uint8)
@@ -144,8 +143,8 @@ def test_memory_for_decoding_lives_until_the_loops_are_done(array, monkeypatch):
         lived.append([memory() is not None for memory in given])
         return read_rows(*arguments)
 
-    monkeypatch.setattr(native_rows, "lent", forgotten)  # as long buffers are, which threads do not keep
-    monkeypatch.setattr(NativeJob, "read_rows", noting)
+    monkeypatch.setattr(loop_call, "lent", forgotten)  # as long buffers are, which threads do not keep
+    monkeypatch.setattr(LoopOutput, "read_rows", noting)
 
     assert_same_bits(read_array(array, ONE, device="host"), DATA[ONE])
     assert lived == [[True, True]]
@@ -291,7 +290,7 @@ def test_many_threads(array, tmp_path):
 
 
 def test_what_takes_long_is_several_calls(array, monkeypatch):
-    monkeypatch.setattr(job, "CALL_S", 0)
+    set_costs(monkeypatch, call_s=0)
 
     with rows_taken() as taken:
         assert_same_bits(read_array(array, (slice(4, 20), slice(3, 20)), device="host"), DATA[4:20, 3:20])
@@ -310,7 +309,7 @@ def test_raw_chunks_side_by_side_in_different_shards(tmp_path, monkeypatch, with
     """The second one lies in its shard where the first one ends in its own."""
     if without:
         without_loops(monkeypatch)
-    monkeypatch.setattr(host, "_SERIAL_S", 0)
+    set_costs(monkeypatch, serial_s=0)
     array = write(
         LocalStore(tmp_path), np.array([[0, 5], [7, 9]]), chunks=(1, 1), shards=(2, 1), compressors=None, fill_value=0
     )
@@ -409,7 +408,7 @@ def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch, n_be
     array = write(LocalStore(tmp_path), DATA, **layout)
     read_array(array, device="host")
     write(LocalStore(tmp_path / "new"), -DATA, **layout)
-    calls, read_rows = [], NativeJob.read_rows
+    calls, read_rows = [], LoopOutput.read_rows
 
     def replacing(*arguments):
         if len(calls) == n_before:
@@ -417,8 +416,8 @@ def test_a_shard_that_is_replaced_between_two_chunks(tmp_path, monkeypatch, n_be
         calls.append(arguments)
         return read_rows(*arguments)
 
-    monkeypatch.setattr(job, "CALL_S", 0)  # a chunk a call
-    monkeypatch.setattr(NativeJob, "read_rows", replacing)
+    set_costs(monkeypatch, call_s=0)  # a chunk a call
+    monkeypatch.setattr(LoopOutput, "read_rows", replacing)
 
     assert_same_bits(read_array(array, (slice(1, 30), slice(1, 20)), device="host"), -DATA[1:30, 1:20])
     assert len(calls) > n_before

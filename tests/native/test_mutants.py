@@ -13,7 +13,7 @@ from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.native import library
 from xarray_gpuzarr.read import read, stored_array
-from xarray_gpuzarr.read.trunk import read_points
+from xarray_gpuzarr.read.reading import read_points
 from xarray_gpuzarr.stored.cf import Cast
 
 pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.filterwarnings("ignore")]

@@ -8,13 +8,12 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.loops import rows_taken, without_loops
+from helpers.loops import rows_taken, set_costs, without_loops
 from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array, zarr_pipeline
-from xarray_gpuzarr.decoders.host import blocks
-from xarray_gpuzarr.decoders.host import decoder as host
+from xarray_gpuzarr.decoders.host import loop_call
 from xarray_gpuzarr.errors import CorruptChunkError, GpuZarrError
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.process import fetch_options
@@ -42,7 +41,7 @@ def files(path):
 def n_threads(request, monkeypatch):
     """Threads that the loops start for any read."""
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", str(request.param))
-    monkeypatch.setattr(host, "_LOOP_THREAD_S", 1e-9)
+    set_costs(monkeypatch, loop_thread_s=1e-9)
     return request.param
 
 
@@ -126,20 +125,20 @@ def test_files_that_are_not_in_memory(tmp_path, sharded):
 def test_rows_that_are_left_are_read_as_ever(tmp_path, monkeypatch, sharded, kept):
     """Whichever they are: the loops leave all but some, as where only a part of a file is in memory."""
     array = written(tmp_path, sharded=sharded, compressors=ZstdCodec())
-    read = blocks.NativeRows.read
+    read = loop_call.LoopCall.read
 
-    def leaving(rows, wanted, *arguments):
-        found = read(rows, wanted, *arguments)
-        return type(found)(left=[row for row in wanted if row not in kept], absent=(), n_read=found.n_read)
+    def leaving(call, wanted, *arguments):
+        _, n_read = read(call, wanted, *arguments)
+        return [row for row in wanted if row not in kept], n_read
 
-    monkeypatch.setattr(blocks.NativeRows, "read", leaving)
+    monkeypatch.setattr(loop_call.LoopCall, "read", leaving)
 
     assert_same_bits(read_array(array, (slice(1, 64), slice(1, 48)), device="host"), DATA[1:64, 1:48])
 
 
 def test_paths_that_c_cannot_take(tmp_path, monkeypatch):
     array = written(tmp_path, sharded=True, compressors=ZstdCodec())
-    monkeypatch.setattr(blocks, "local_files", lambda *_arguments: None)
+    monkeypatch.setattr(loop_call, "local_files", lambda *_arguments: None)
 
     assert_same_bits(read_array(array, device="host"), DATA)
 

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import edge_values, write
-from helpers.loops import rows_taken
+from helpers.loops import rows_taken, set_costs
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.decoders.host import decoder as host
-from xarray_gpuzarr.decoders.host.native_rows import NativeJob
+from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
 
 pytestmark = [
     pytest.mark.usefixtures("compiled"),
@@ -49,7 +48,7 @@ def test_eight_threads_read_one_array(tmp_path, monkeypatch, compressor, sharded
     """Each of them with helpers of its own, for whom nothing is too little."""
     layout = {"shards": (30, 20, 30)} if sharded else {}
     array = write(LocalStore(tmp_path), DATA, chunks=(10, 10, 15), compressors=compressor, **layout)
-    monkeypatch.setattr(host, "_SERIAL_S", 0.0)
+    set_costs(monkeypatch, serial_s=0.0)
     together = threading.Barrier(N_THREADS)
 
     def read(number):
@@ -68,7 +67,7 @@ def test_other_threads_run_while_the_loops_decode(tmp_path, monkeypatch):
     """One that only counts does so within calls of the loops, though nobody takes Python's lock from another."""
     data = np.zeros((64, 1 << 17), "i4") + np.arange(64, dtype="i4")[:, None]
     array = write(LocalStore(tmp_path), data, chunks=(1, 1 << 15), shards=data.shape, compressors=GzipCodec())
-    read_rows = NativeJob.read_rows
+    read_rows = LoopOutput.read_rows
     counted, within, ended = [0], [], threading.Event()
 
     def count():
@@ -83,7 +82,7 @@ def test_other_threads_run_while_the_loops_decode(tmp_path, monkeypatch):
         return left
 
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
-    monkeypatch.setattr(NativeJob, "read_rows", noting)
+    monkeypatch.setattr(LoopOutput, "read_rows", noting)
     other = threading.Thread(target=count)
     other.start()
     with switching_after(10.0):

@@ -152,7 +152,7 @@ def test_a_failed_read_counts_its_bytes_only(answered):
 
     assert (counts.n_reads, counts.n_shards, counts.decoded_nbytes) == (0, 0, 0)
     assert counts.read_nbytes in (0, *answered.sizes)  # the first answer may come too late to be taken
-    assert counters.current is None
+    assert counters.account.stage is None
 
 
 def test_a_stage_inside_another_stops_the_outer_clock(clock):
@@ -183,7 +183,7 @@ def test_a_stage_ends_with_an_exception(clock):
     clock.now += 5
 
     assert mine.snapshot().seconds == {"index": 3}
-    assert mine.current is None
+    assert mine.account.stage is None
 
 
 def test_threads_add_up():
@@ -221,7 +221,7 @@ def test_helping_threads_are_in_the_stage_of_their_caller(monkeypatch):
     together, stages = threading.Barrier(3, timeout=30), []
 
     def work(_go_on):
-        stages.append(counters.current)
+        stages.append(counters.account.stage)
         together.wait()
 
     with counters.stage("transfer"):

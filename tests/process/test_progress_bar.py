@@ -16,7 +16,7 @@ from rich.console import Console
 import xarray_gpuzarr
 from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, read_array
 from xarray_gpuzarr.process import advice, progress_bar
-from xarray_gpuzarr.process.progress_bar import Bars, progress, watch
+from xarray_gpuzarr.process.progress_bar import Bars, ReadProgress, progress
 
 pytestmark = pytest.mark.every_decoder
 
@@ -38,7 +38,7 @@ class Recorded(Bars):
 @pytest.fixture
 def recorded(monkeypatch):
     bars = Recorded()
-    monkeypatch.setattr(progress_bar, "_shown", [bars])
+    monkeypatch.setattr(progress_bar, "shown_bars", [bars])
     return bars
 
 
@@ -111,21 +111,13 @@ def test_a_read_that_fails_counts_for_nothing(memory, recorded):
 @given(shares=st.lists(st.integers(0, 9)), nbytes=st.integers(0, 10**12))
 def test_shares_never_exceed_the_whole(shares, nbytes):
     bars = Recorded()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress_bar, "_shown", [bars])
-        with watch(iter(shares), int, n_chunks=sum(shares), nbytes=nbytes) as watched:
-            assert list(watched) == shares
+    progress_of_read = ReadProgress(bars, sum(shares), nbytes)
+    for n_chunks in [*shares, 0]:
+        progress_of_read.draw(n_chunks)
+    progress_of_read.end()
 
     assert sum(bars.done) == nbytes
     assert min(bars.done) >= 0
-
-
-@pytest.mark.host_decoder
-def test_without_a_bar_plans_pass_untouched():
-    plans = iter([1, 2])
-
-    with watch(plans, int, n_chunks=3, nbytes=3) as watched:
-        assert watched is plans
 
 
 @pytest.mark.host_decoder
@@ -183,7 +175,7 @@ def test_nothing_is_drawn_where_there_is_no_terminal(array, monkeypatch, capsys)
     monkeypatch.setattr(progress_bar, "_DELAY_S", -1.0)
 
     with xarray_gpuzarr.progress():
-        assert not progress_bar._shown
+        assert not progress_bar.shown_bars
         read_array(array, device="host")
 
     assert capsys.readouterr() == ("", "")
@@ -194,7 +186,7 @@ def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", {"ipywidgets": "spec"}.get)
 
     with progress(console=Console(file=io.StringIO(), force_jupyter=True)):
-        assert progress_bar._shown
+        assert progress_bar.shown_bars
 
 
 @pytest.mark.host_decoder
@@ -204,7 +196,7 @@ def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
     console = Console(file=io.StringIO(), force_jupyter=True)
 
     with pytest.warns(GpuZarrWarning, match="pip install ipywidgets") as warned, progress(console=console):
-        assert not progress_bar._shown
+        assert not progress_bar.shown_bars
 
     assert warned[0].filename == __file__
 
@@ -212,7 +204,7 @@ def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
 @pytest.mark.host_decoder
 def test_a_read_that_outlives_the_block_draws_no_more(terminal):
     with progress(console=terminal):
-        bars = progress_bar._shown[0]
+        bars = progress_bar.shown_bars[0]
         bars.add_bytes(wanted=2)
     before = drawn(terminal)
 
@@ -227,4 +219,4 @@ def test_a_bar_is_gone_after_an_error(terminal):
     with pytest.raises(ZeroDivisionError), progress(console=terminal):
         raise ZeroDivisionError
 
-    assert not progress_bar._shown
+    assert not progress_bar.shown_bars

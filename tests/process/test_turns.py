@@ -7,10 +7,12 @@ import textwrap
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+from helpers.turns import in_turn
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
@@ -18,6 +20,8 @@ from xarray_gpuzarr.fetch import local
 from xarray_gpuzarr.process.crew import Crew
 
 pytestmark = pytest.mark.timeout(60)
+
+TESTS = Path(__file__).parents[1]
 
 
 class Inside:
@@ -46,7 +50,7 @@ def test_no_more_threads_compute_than_there_are_cores(n_cores, n_threads):
     shared, inside = Crew(), Inside()
 
     def compute(_: int) -> None:
-        shared.in_turn(n_cores, lambda: inside.sleep(0.002))
+        in_turn(shared, n_cores, lambda: inside.sleep(0.002))
 
     with ThreadPoolExecutor(n_threads) as pool:
         list(pool.map(compute, range(40)))
@@ -58,9 +62,9 @@ def test_a_read_inside_a_read_holds_no_second_core():
 
     def of_another_thread() -> bool:
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(shared.in_turn, 1, lambda: True).result(10)
+            return pool.submit(in_turn, shared, 1, lambda: True).result(10)
 
-    assert shared.in_turn(1, lambda: shared.in_turn(1, lambda: shared.lend(of_another_thread)))
+    assert in_turn(shared, 1, lambda: in_turn(shared, 1, lambda: shared.lend(of_another_thread)))
 
 
 def test_a_lent_core_is_taken_back():
@@ -75,17 +79,17 @@ def test_a_lent_core_is_taken_back():
         assert shared.lend(lambda: waiting.wait(10))
         return inside.now
 
-    thread = threading.Thread(target=shared.in_turn, args=(1, other))
-    assert shared.in_turn(1, compute) == 0
+    thread = threading.Thread(target=in_turn, args=(shared, 1, other))
+    assert in_turn(shared, 1, compute) == 0
     thread.join()
 
 
 def test_who_holds_none_lends_none():
     shared = Crew()
 
-    assert shared.lend(lambda: shared.in_turn(1, lambda: len(shared._turns))) == 1
-    assert shared.in_turn(1, lambda: len(shared._turns)) == 1
-    assert len(shared._turns) == 0
+    assert shared.lend(lambda: in_turn(shared, 1, lambda: len(shared.turns))) == 1
+    assert in_turn(shared, 1, lambda: len(shared.turns)) == 1
+    assert len(shared.turns) == 0
 
 
 def fail() -> None:
@@ -98,9 +102,9 @@ def test_a_core_comes_back_after_an_exception(failing):
 
     for _ in range(3):
         with pytest.raises(KeyError):
-            shared.in_turn(1, fail if failing == "in_turn" else lambda: shared.lend(fail))
+            in_turn(shared, 1, fail if failing == "in_turn" else lambda: shared.lend(fail))
 
-    assert len(shared._turns) == 0
+    assert len(shared.turns) == 0
 
 
 def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypatch):
@@ -113,21 +117,21 @@ def test_who_is_interrupted_while_it_waits_for_its_core_gives_none_back(monkeypa
         shared.lend(lambda: monkeypatch.setattr(shared, "_took", interrupted))
 
     with pytest.raises(KeyboardInterrupt):
-        shared.in_turn(1, compute)
+        in_turn(shared, 1, compute)
     monkeypatch.undo()
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: shared.in_turn(1, lambda: inside.sleep(0.002)), range(20)))
+        list(pool.map(lambda _: in_turn(shared, 1, lambda: inside.sleep(0.002)), range(20)))
     assert inside.most == 1
 
 
 def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
     shared, waits = Crew(), threading.Event()
-    monkeypatch.setattr(shared._over, "ring", lambda: None)
+    monkeypatch.setattr(shared.over, "ring", lambda: None)
 
     def wait() -> bool:
         waits.set()
-        return shared.in_turn(1, lambda: True)
+        return in_turn(shared, 1, lambda: True)
 
     def compute() -> Future[bool]:
         later = pool.submit(wait)
@@ -135,23 +139,24 @@ def test_a_wake_that_got_lost_is_made_up_for(monkeypatch):
         return later
 
     with ThreadPoolExecutor(1) as pool:
-        assert shared.in_turn(1, compute).result(10)
+        assert in_turn(shared, 1, compute).result(10)
 
 
 def test_a_forked_process_has_all_its_cores():
     script = """
         import os
+        from helpers.turns import in_turn
         from xarray_gpuzarr.process.crew import crew
 
         def fork():
             child = os.fork()
             if child == 0:
-                crew.in_turn(1, lambda: os._exit(7))
+                in_turn(crew, 1, lambda: os._exit(7))
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-        assert crew.in_turn(1, fork) == 7
+        assert in_turn(crew, 1, fork) == 7
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=50, cwd=TESTS)
 
 
 # ---- the decoder and the source that share them
@@ -170,17 +175,16 @@ def test_reads_of_short_chunks_take_turns(stored, monkeypatch, n_threads_each):
     """As many at once as the process has cores, however few threads each of them may use."""
     array, values = stored
     monkeypatch.setattr(host.threads, "n_cores", lambda: 2)
-    inside, run = Inside(), host.crew.run
+    inside, empty = Inside(), host.HostDecoder.empty
 
-    def watched(*arguments: object, **more: object) -> None:
-        with inside:
-            time.sleep(0.002)
-            run(*arguments, **more)
+    def watched(*arguments: object) -> np.ndarray:
+        inside.sleep(0.004)
+        return empty(*arguments)
 
     def read_some(n: int) -> np.ndarray:
         return host.threads.at_most(n_threads_each, lambda: read_array(array, slice(n, n + 8)))
 
-    monkeypatch.setattr(host.crew, "run", watched)
+    monkeypatch.setattr(host.HostDecoder, "empty", watched)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(read_some, range(0, 64, 8)))
     assert np.array_equal(np.concatenate(found), values)

@@ -16,7 +16,7 @@ from zarr.storage import LocalStore, MemoryStore
 from xarray_gpuzarr import CorruptChunkError, StoreReadError
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.read import read, read_target, stored_array, trunk
+from xarray_gpuzarr.read import read, read_target, reading, stored_array
 from xarray_gpuzarr.stored.cf import Cast
 
 pytestmark = [
@@ -31,7 +31,7 @@ def read_stack(array, axes, n_samples, cast=None, out=None):
     target = stack_target(axes, n_samples, stored.spec.grid)
     if out is None:  # memory that NumPy uses again might hold what is expected
         out = np.full(target.shape, 99, stored.cast.dtype)
-    return read_target(stored, stored.spec, target, trunk.decoder_for("host"), out)
+    return read_target(stored, stored.spec, target, reading.decoder_for("host"), out)
 
 
 def starts(*numbers, count, step=1):
@@ -84,7 +84,7 @@ def test_stacked_crops_are_those_of_numpy(stored, stack):
 
 @pytest.mark.parametrize("cast", CASTS)
 def test_values_are_those_of_a_read_of_everything(stored, cast):
-    everything = read(stored_array(stored, CASTS[cast]), ..., trunk.decoder_for("host"))
+    everything = read(stored_array(stored, CASTS[cast]), ..., reading.decoder_for("host"))
 
     @some
     @given(stacks(SHAPE))
@@ -180,7 +180,7 @@ def test_memory_of_the_result_need_not_be_given():
     array = stored_array(write(MemoryStore(), DATA, **LAYOUTS["sharded zstd"]))
     target = stack_target([starts(3, 0, count=4), slice(1, 5), slice(None)], 2, array.spec.grid)
 
-    read = read_target(array, array.spec, target, trunk.decoder_for("host"))
+    read = read_target(array, array.spec, target, reading.decoder_for("host"))
 
     assert_same_bits(read, np.stack([DATA[3:7, 1:5], DATA[0:4, 1:5]]))
 

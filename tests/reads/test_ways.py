@@ -42,7 +42,7 @@ from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.plan.stack import Crops, stack_target
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read import read, read_target, stored_array
-from xarray_gpuzarr.read.trunk import read_points
+from xarray_gpuzarr.read.reading import read_points
 from xarray_gpuzarr.stored.array_spec import Unplanned
 
 pytestmark = pytest.mark.filterwarnings("ignore")

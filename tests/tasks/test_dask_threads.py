@@ -18,8 +18,8 @@ import xarray as xr
 from distributed.core import Status
 from helpers.compare import assert_same_values
 from helpers.data.datasets import open_ours
+from helpers.loops import set_costs
 
-from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.process.threads import at_most, thread_budget
@@ -57,8 +57,7 @@ def budgets(monkeypatch):
         budgets.append(most)
         work(lambda: True)
 
-    monkeypatch.setattr(host, "_SERIAL_S", 0.0)
-    monkeypatch.setattr(host, "_LOOPS_S", 0.0)
+    set_costs(monkeypatch, serial_s=0.0, loops_s=0.0)
     monkeypatch.setattr(crew, "run", run)
     monkeypatch.setattr(crew, "taking", lambda *_: nullcontext(1))
     return budgets

@@ -82,7 +82,8 @@ class LazyArray(BackendArray):
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         # xarray's explicit_indexing_adapter is not needed, and fails on empty slices with a negative step.
-        return self._points(key.tuple) if isinstance(key, indexing.VectorizedIndexer) else self._outer(key.tuple)
+        read_selection = read_points if isinstance(key, indexing.VectorizedIndexer) else read
+        return read_selection(self.stored, key.tuple, decoder_for(self.device), or_host=self.or_host)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
         """Read on another thread, so that the event loop stays free, but where this one would."""
@@ -95,12 +96,6 @@ class LazyArray(BackendArray):
                 return self[key]
 
         return await asyncio.get_running_loop().run_in_executor(threads, partial(copy_context().run, call))
-
-    def _outer(self, key: tuple[Any, ...]) -> Any:
-        return self.by_decoder(lambda decoder: read(self.stored, key, decoder))
-
-    def _points(self, key: tuple[Any, ...]) -> Any:
-        return self.by_decoder(lambda decoder: read_points(self.stored, key, decoder))
 
 
 def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:

@@ -1,4 +1,4 @@
-"""What the codec pipeline does with a batch of chunks: one selection, one read by the trunk, into zarr-python's buffer.
+"""What the codec pipeline does with a batch of chunks: one selection, one read, into zarr-python's buffer.
 
 Says no, and touches nothing, where zarr-python's own pipeline is to read.
 """

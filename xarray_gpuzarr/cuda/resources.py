@@ -9,6 +9,7 @@ are decoded on the streams of `works` in turn, so that fetching, copying and dec
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
@@ -181,25 +182,23 @@ class Workspace:
             memory.take_back_all(but)
             memory.free_idle()
 
-    def reading[Result](self, read: Callable[[], Result]) -> Result:
-        """Return what `read` does; if it raises, clean up: nothing is freed that the streams still write to.
+    def begin(self) -> None:
+        """Begin a read; a cleaning that was interrupted is made up for first."""
+        self._clean()
+        self._is_clean = False
 
-        A cleaning that was interrupted is made up for before the next read.
-        """
-        try:
-            self._clean()
-            self._is_clean = False
-            result = read()
-            self._results.clear()
-            for memory in self._memories:
-                memory.end_read()
-            self._is_clean = True
-            self._clean()
-        except BaseException as error:
-            self._was_interrupted |= not isinstance(error, Exception)
-            self._clean()
-            raise
-        return result
+    def succeed(self) -> None:
+        """Note that the read has done all that it had to."""
+        self._results.clear()
+        for memory in self._memories:
+            memory.end_read()
+        self._is_clean = True
+
+    def end(self) -> None:
+        """End the read; one that failed is cleaned up after: nothing is freed that the streams still write to."""
+        if not self._is_clean:
+            self._was_interrupted |= not isinstance(sys.exception(), Exception)
+        self._clean()
 
     def _clean(self) -> None:
         """Bring the workspace to where a read may begin."""
@@ -241,7 +240,7 @@ _RANGES: dict[Stage, str] = {stage: f"read::{stage}" for stage in STAGES}
 class _Staged:
     """A range and a clock; written out because ``contextlib`` takes longer than what a stage often lasts."""
 
-    __slots__ = ("_before", "_range", "_stage")
+    __slots__ = ("_account", "_before", "_range", "_stage")
 
     def __init__(self, profiled: AbstractContextManager[object], stage: Stage) -> None:
         self._range = profiled
@@ -249,10 +248,11 @@ class _Staged:
 
     def __enter__(self) -> None:
         self._range.__enter__()
-        self._before = counters.switch(self._stage)
+        self._account = counters.account
+        self._before = self._account.switch(self._stage)
 
     def __exit__(self, *_: object) -> None:
-        counters.switch(self._before)
+        self._account.switch(self._before)
         self._range.__exit__(None, None, None)
 
 
@@ -279,16 +279,23 @@ class WorkerResources:
         outer = self._lent.get(me)
         if outer is not None:
             return read(outer)
+        with self.api.activate():
+            return self.lock.shared(self._read_with_own, me, read)
 
-        def lent() -> Result:
+    def _read_with_own[Result](self, me: int, read: Callable[[Workspace], Result]) -> Result:
+        workspace = None
+        try:
+            workspace = self._lend(me)
+            workspace.begin()
+            result = read(workspace)
+            workspace.succeed()
+        finally:
             try:
-                workspace = self._lend(me)
-                return workspace.reading(lambda: read(workspace))
+                if workspace is not None:
+                    workspace.end()
             finally:
                 self._lent.pop(me, None)
-
-        with self.api.activate():
-            return self.lock.shared(lent)
+        return result
 
     def _lend(self, thread: int) -> Workspace:
         with self._lock:

@@ -48,13 +48,15 @@ class SharedLock:
         """Whether the calling thread reads alone."""
         return self._alone == get_ident()
 
-    def shared[Result](self, read: Callable[[], Result]) -> Result:
+    def shared[**Arguments, Result](
+        self, read: Callable[Arguments, Result], *args: Arguments.args, **keywords: Arguments.kwargs
+    ) -> Result:
         """Read beside others; waits while too many do, or one alone. A read inside a read never waits."""
         mine = _Read(get_ident())
         try:
             self._reads[mine] = None
             self._changed.wait_until(lambda: self._begins(mine))
-            return read()
+            return read(*args, **keywords)
         finally:
             self._reads.pop(mine, None)
             self._changed.ring_for_all()

@@ -213,6 +213,11 @@ def usable_device(device: str) -> Device:
     return resolved
 
 
+def is_usable(decoder: Decoder) -> bool:
+    """Say whether the device of a decoder can be used; starts it."""
+    return not isinstance(decoder, SelfChecking) or decoder.why_unusable() is None
+
+
 def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or_host: bool) -> Result:
     """Return what `read` does with a decoder, or with the host's if its device cannot even copy.
 
@@ -224,13 +229,13 @@ def by_usable[Result](decoder: Decoder, read: Callable[[Decoder], Result], *, or
     or_host : bool
         Whether the host will do, as with ``"auto"``. Asking the device starts it.
     """
-    if not or_host or not isinstance(decoder, SelfChecking):
+    if not or_host:
         return read(decoder)
-    if decoder.why_unusable() is None:
+    if is_usable(decoder):
         try:
             return read(decoder)
         except DeviceUnavailableError:
-            if decoder.why_unusable() is None:
+            if is_usable(decoder):
                 raise
     return read(decoder_for("host"))
 

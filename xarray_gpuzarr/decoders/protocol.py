@@ -104,13 +104,16 @@ class Decoder(Protocol):
             library's current stream of the calling thread is theirs.
         """
 
-    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
-        """Call `read`, which calls `decode`; once more, with the device to itself, if memory does not suffice.
+    def may_retry(self, err: Exception) -> bool:
+        """Say whether a read that ended in an error of the device's may end well if `alone` tries once more."""
+
+    def alone[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read`, which calls `decode`, with the device to itself.
 
         Raises
         ------
         DeviceMemoryError
-            It does not suffice for one read either.
+            Memory does not suffice for one read either.
         """
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:

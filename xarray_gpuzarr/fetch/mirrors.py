@@ -33,29 +33,28 @@ _ATTEMPTS = {Care.USUAL: 3, Care.ASK_AGAIN: 2, Care.ONE_ANSWER: 2}
 _PROBES = 16
 """Requests for one byte, made before a read is given up: of two servers at random, one in 65 000 goes unnoticed."""
 
-_needed: dict[Hashable, Care] = {}
-"""By a store's identity, in this process."""
+needed: dict[Hashable, Care] = {}
+"""By a store's identity, in this process: those that need more than the usual care."""
 
 
-class Attempts:
-    """The attempts of one read.
+class MetVersions:
+    """The versions of objects that one read has met, and what it does because of them.
 
     Parameters
     ----------
     source : ObjectSource
+    care : Care
+        What it has done so far.
     """
 
-    def __init__(self, source: ObjectSource) -> None:
+    def __init__(self, source: ObjectSource, care: Care) -> None:
         self._source = source
-        self.care = _needed.get(source.identity, Care.USUAL) if _needed else Care.USUAL
-        self.use_cache = True
-        """Whether indexes that were read before are of use: False once one may be out of date."""
+        self.care = care
         self._left = _ATTEMPTS[self.care]
         self._seen: dict[str, list[Version]] = {}
 
     def again(self, err: ObjectChangedError) -> bool:
         """Take note of what an attempt ended in; say whether to begin anew."""
-        self.use_cache = False
         self._left -= 1
         if self.care is Care.USUAL and err.key:
             self._look_at_tags(err)
@@ -69,7 +68,7 @@ class Attempts:
         """Take more care, also in later reads of the store if it is `for_good`."""
         self.care, self._left = care, _ATTEMPTS[care]
         if for_good and self._source.identity is not None:
-            _needed[self._source.identity] = care
+            needed[self._source.identity] = care
 
     def _look_at_tags(self, err: ObjectChangedError) -> None:
         """Find out whether tags of the store say less than they should."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,6 @@ from xarray_gpuzarr.fetch import (
     Version,
     index_cache,
 )
-from xarray_gpuzarr.fetch.counted import counted
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
 from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.fetch.strict import missing_keys
@@ -89,6 +87,7 @@ class Snapshot:
         if spec.index is None:
             bounds = {"expected_nbytes": spec.expected_nbytes, "most_nbytes": spec.most_nbytes}
         self._source = source.for_one_read(ask_again=bool(care), **bounds)
+        self._identity = source.identity
         self._spec = spec
         self._one_answer = care is Care.ONE_ANSWER
         self._use_cache = use_cache and not self._one_answer
@@ -129,18 +128,16 @@ class Snapshot:
                 chunk = spec.keys.coord(err.key, spec.grid.ndim)
                 raise corrupt_chunk(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
 
-        return counted(finish)
+        def counted(allocate: Allocate) -> list[memoryview | None]:
+            with counters.stage("fetch"):
+                parts = finish(allocate)
+            counters.add(read_nbytes=sum(len(data) for data in parts if data is not None))
+            return parts
 
-    def known_index(self, key: str) -> FoundIndex | None:
-        """Return the index of a shard if it is in the cache."""
-        found = index_cache.cache.get((self._source.identity, key, self._spec.index)) if self._use_cache else None
-        if found is None:
-            return None
-        self._versions[key] = found.version
-        return FoundIndex(index=found.index, from_cache=True)
+        return counted
 
-    def start_index(self, key: str, n_wanted: int, *, ask: bool = False) -> PendingIndex:
-        """Ask for the index of a shard, unless it is in the cache.
+    def start_index(self, key: str, n_wanted: int) -> FoundIndex | PendingIndex:
+        """Return the index of a shard from the cache, or ask for it.
 
         Parameters
         ----------
@@ -148,21 +145,18 @@ class Snapshot:
             Of the shard.
         n_wanted : int
             Chunks of the shard that will be asked for: with most of a small shard, all of it comes at once.
-        ask : bool
-            Ask the store for the index alone, whatever the cache has.
 
         Returns
         -------
-        callable
-            Raises StoreReadError or ShardIndexError if the shard cannot be read.
+        FoundIndex or callable
+            Which raises StoreReadError or ShardIndexError if the shard cannot be read.
         """
         assert self._spec.index is not None
         spec = self._spec.index
-        if ask:
-            return self._ask(key, spec)
-        known = self.known_index(key)
+        known = index_cache.cache.get((self._identity, key, spec)) if self._use_cache else None
         if known is not None:
-            return lambda: known
+            self._versions[key] = known.version
+            return FoundIndex(index=known.index, from_cache=True)
         if self._suits_one_request(n_wanted, spec) and self._has_room(spec):
             return self._start_whole(key, spec)
         if self._one_answer:  # too long to be under way beside others
@@ -193,17 +187,14 @@ class Snapshot:
         """Give up requests that have not been answered; whoever waits for one hears of it."""
         self._source.give_up()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give up requests that nobody waited for."""
-        self.give_up()
-        self._whole.clear()
+    def ask_again(self, key: str) -> FoundIndex:
+        """Return the index of a shard as the store has it now, whatever the cache has."""
+        assert self._spec.index is not None
+        return self._ask(key, self._spec.index)()
 
     def _ask(self, key: str, spec: ShardIndexSpec) -> PendingIndex:
         asked = self._source.start_edge(key, spec.location, spec.nbytes)
-        return lambda: self._arrived(key, spec, asked)
+        return partial(self._arrived, key, spec, asked)
 
     def _read_whole(self, key: str, spec: ShardIndexSpec) -> FoundIndex:
         return self._start_whole(key, spec)()
@@ -212,7 +203,7 @@ class Snapshot:
         self._whole[key] = whole = _WholeShard(self._expected(spec))
         most = NO_LIMIT if self._one_answer else spec.n_chunks * self._spec.expected_nbytes + spec.nbytes
         asked = self._source.start_whole(key, most)
-        return lambda: self._arrived(key, spec, asked, whole)
+        return partial(self._arrived, key, spec, asked, whole)
 
     def _suits_one_request(self, n_wanted: int, spec: ShardIndexSpec) -> bool:
         """Say whether one request for a shard beats one for its index and then some for chunks, or must do."""
@@ -239,7 +230,7 @@ class Snapshot:
         self._versions.pop(key, None)
         if edge is None:
             self._whole.pop(key, None)
-            index_cache.cache.drop((self._source.identity, key, spec))
+            index_cache.cache.drop((self._identity, key, spec))
             return FoundIndex(index=None)
         encoded, shard_nbytes = edge.data, edge.object_nbytes
         if whole is not None and len(encoded) < (shard_nbytes or 0):  # longer than its chunks should be, with gaps
@@ -263,9 +254,9 @@ class Snapshot:
             return
         self._versions[key] = edge.version
         is_sound = int(index.nbytes.max(initial=0)) <= self._spec.most_nbytes  # else it is looked at anew next time
-        if edge.settled and is_sound and self._source.identity is not None:
+        if edge.settled and is_sound and self._identity is not None:
             entry = CachedIndex(index=index, version=edge.version)
-            index_cache.cache.put((self._source.identity, key, spec), entry, fetch_options().index_cache_nbytes)
+            index_cache.cache.put((self._identity, key, spec), entry, fetch_options().index_cache_nbytes)
 
     def _take(self, key: str, wanted: Sequence[ByteRange]) -> list[memoryview] | None:
         """Return bytes of a shard that came with its index; let go of the shard with the last of them."""

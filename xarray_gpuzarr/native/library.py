@@ -7,6 +7,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from xarray_gpuzarr.native.naming import file_name
 _ENV = "XARRAY_GPUZARR_NATIVE"
 _AGAIN = "install it again where there is a C compiler (cc, or what CC names)"
 SOURCE = Path(__file__).with_name("loops.c")
+_INT64_NBYTES = 8
 
 
 class StepStruct(ctypes.Structure):
@@ -176,19 +178,34 @@ def address(array: npt.NDArray[Any]) -> int:
     return address
 
 
-def int64s(numbers: Sequence[int]) -> tuple[array[int], int]:
-    """Return numbers as int64 in host memory, and where they lie; those from 2**63 on wrap around."""
+def int64_columns(**columns: Sequence[int]) -> tuple[array[int], dict[str, int]]:
+    """Return columns of int64, one after another in host memory, and the address of each; 0 of an empty one.
+
+    Numbers from 2**63 on wrap around.
+    """
+    numbers = [*chain.from_iterable(columns.values())]
     try:
         memory = array("q", numbers)
-    except OverflowError:
+    except OverflowError:  # such as an inode: the loops compare the same bits
         memory = array("q", [(number + 2**63) % 2**64 - 2**63 for number in numbers])
-    return memory, memory.buffer_info()[0]
+    at = memory.buffer_info()[0]
+    addresses: dict[str, int] = {}
+    for name, column in columns.items():
+        addresses[name] = at if column else 0
+        at += _INT64_NBYTES * len(column)
+    return memory, addresses
 
 
-def empty_int64s(n: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Return `n` int64 in host memory, contents undefined, and where they lie."""
-    memory = np.empty(n, np.int64)
-    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)) if n else 0  # twice as quick as `address`
+def empty_columns(**lengths: int) -> tuple[npt.NDArray[np.int64], dict[str, int]]:
+    """Return columns of int64, one after another in host memory, contents undefined, and the address of each."""
+    memory = np.empty(sum(lengths.values()), np.int64)
+    # Twice as quick as `address`.
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if len(memory) else 0
+    addresses: dict[str, int] = {}
+    for name, length in lengths.items():
+        addresses[name] = at
+        at += _INT64_NBYTES * length
+    return memory, addresses
 
 
 def address_of(memory: memoryview) -> int:

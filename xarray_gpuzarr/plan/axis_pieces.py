@@ -66,13 +66,9 @@ class Span(NamedTuple):
     chunk_length: int
 
 
-def span(wanted: slice, length: int, chunk_length: int) -> Span | None:
-    """Return a slice with a positive step as a span; None if it has no elements."""
-    return _kept_span(*wanted.indices(length), chunk_length)
-
-
 @lru_cache(maxsize=512)
-def _kept_span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
+def span(start: int, stop: int, step: int, chunk_length: int) -> Span | None:
+    """Return the elements of a range with a positive step as a span; None if there are none."""
     if start >= stop:
         return None
     n = (stop - start - 1) // step + 1

@@ -12,17 +12,14 @@ from itertools import product
 
 import numpy as np
 
-from xarray_gpuzarr.native import Loops, empty_int64s, int64s, loops
+from xarray_gpuzarr.native import Loops, int64_columns, loops
 from xarray_gpuzarr.native.library import LookupStruct
 from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
-from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target, empty_plan
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
-
-_NO_SHARD = 0, 0
-"""Addresses of its index."""
 
 
 def plan_read(
@@ -62,24 +59,20 @@ def _by_loops(
     indexes: Sequence[ShardIndex | None],
 ) -> ReadPlan:
     ndim, n = len(spans), sum([block.n_rows for block in blocks])
-    numbers: list[int] = []
-    for along, per_shard in zip(spans, spec.grid.chunks_per_shard, strict=True):
-        numbers += (*along, per_shard)
-    for block in blocks:
-        for pieces in block.ranges:
-            numbers += pieces.start, pieces.stop
-    for found in indexes:
-        numbers += _NO_SHARD if found is None else found.addresses
     if spec.index is None:
         chunks = map(chunks_of_span, spans, blocks[0].ranges)
         keys, most_nbytes = tuple(map(spec.keys.key, product(*chunks))), WHOLE_OBJECT
+        index: list[int] = []
     else:
         keys, most_nbytes = tuple([str(block.key) for block in blocks]), 0
-    _kept, given = int64s(numbers)
-    memory, at = empty_int64s((3 + ndim) * n)
-    ranges = given + 48 * ndim
-    index = 0 if spec.index is None else ranges + 16 * ndim * len(blocks)
-    struct = LookupStruct(ndim, len(blocks), n, given, ranges, index, at, most_nbytes)
+        index = [address for of in indexes for address in ((0, 0) if of is None else of.addresses)]
+    _kept, at = int64_columns(
+        axes=[n for along in zip(spans, spec.grid.chunks_per_shard, strict=True) for n in (*along[0], along[1])],
+        ranges=[end for block in blocks for pieces in block.ranges for end in (pieces.start, pieces.stop)],
+        index=index,
+    )
+    memory, columns = empty_plan(n, ndim)
+    struct = LookupStruct(ndim, len(blocks), n, **at, table=columns["object"], most_nbytes=most_nbytes)
     n_stored = compiled.look_up(ctypes.addressof(struct))
     if n_stored < 0:
         raise MemoryError(f"a table of {n} chunks")
@@ -90,7 +83,7 @@ def _by_loops(
         n_chunks=n,
         n_stored=n_stored,
         memory=memory,
-        at=at,
+        at=columns,
         most_nbytes=struct.most_nbytes,
     )
 

@@ -10,7 +10,7 @@ Rows stand object by object, in the order in which their bytes lie there, so a p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
@@ -18,7 +18,7 @@ from typing import Self
 
 import numpy as np
 
-from xarray_gpuzarr.native import empty_int64s
+from xarray_gpuzarr.native import empty_columns
 from xarray_gpuzarr.plan.axis_pieces import (
     AxisPieces,
     intersect_axis,
@@ -55,7 +55,7 @@ class BoxTarget:
         self._axes = axes
         spans = []
         for wanted, length, chunk_length in axes:
-            found = span(wanted, length, chunk_length) if isinstance(wanted, slice) else None
+            found = span(*wanted.indices(length), chunk_length) if isinstance(wanted, slice) else None
             if found is None:
                 break
             spans.append(found)
@@ -154,9 +154,9 @@ class ReadPlan:
     """Chunks, stored or not."""
     n_stored: int
     memory: Column
-    """The columns, one after another, as the compiled loops take them: `object`, `offset`, `nbytes`, `all_row`."""
-    at: int
-    """Address of `memory`."""
+    """The columns, one after another, as the compiled loops take them; see `empty_plan`."""
+    at: Mapping[str, int]
+    """Address of each column."""
     most_nbytes: int
     """Encoded bytes of the longest chunk, 0 if there is none, or `WHOLE_OBJECT`."""
 
@@ -171,7 +171,7 @@ class ReadPlan:
     ) -> Self:
         """Return a plan of the columns `object`, `offset` and `nbytes` of stored chunks, and the rows of all."""
         n, n_stored = len(all_row), len(columns[0])
-        memory, at = empty_int64s((3 + all_row.shape[1]) * n)
+        memory, at = empty_plan(n, all_row.shape[1])
         memory[: 3 * n].reshape(3, n)[:, :n_stored] = columns
         memory[2 * n + n_stored : 3 * n] = MISSING
         memory[3 * n :] = all_row.reshape(-1)
@@ -212,16 +212,6 @@ class ReadPlan:
         """Shape (n_chunks, ndim) of piece numbers (box target) or (n_chunks, 1) of group numbers (other targets)."""
         n = self.n_chunks
         return self.memory[3 * n :].reshape(n, len(self.memory) // max(1, n) - 3)
-
-    @property
-    def offset_at(self) -> int:
-        """Address of `offset`."""
-        return self.at + 8 * self.n_chunks
-
-    @property
-    def row_at(self) -> int:
-        """Address of `all_row`."""
-        return self.at + 24 * self.n_chunks
 
     @property
     def row(self) -> Column:
@@ -269,6 +259,14 @@ class ReadPlan:
             return [(self.key_of(row), whole) for row in range(lo, hi)]
         first, last = int(self.offset[lo]), int(self.offset[hi - 1] + self.nbytes[hi - 1])
         return [(self.key_of(lo), ByteRange(offset=first, nbytes=last - first))]
+
+
+def empty_plan(n_chunks: int, width: int) -> tuple[Column, dict[str, int]]:
+    """Return the columns of a plan, one after another, contents undefined, and the address of each by its name.
+
+    `width` is that of `all_row`.
+    """
+    return empty_columns(object=n_chunks, offset=n_chunks, nbytes=n_chunks, all_row=n_chunks * width)
 
 
 _ONE_PART = np.array([0, 1], np.int64)

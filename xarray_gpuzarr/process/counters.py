@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from time import perf_counter
@@ -64,7 +63,7 @@ class Counts:
 _NUMBERS = tuple(f.name for f in fields(Counts) if f.name != "seconds")
 
 
-class _Account:
+class Account:
     """What one thread has added up; no other thread writes to it."""
 
     __slots__ = ("numbers", "seconds", "since", "stage", "thread")
@@ -97,32 +96,19 @@ class Counters:
         """Tells this process from any other, on any machine."""
         self._lock = threading.Lock()
         self._of_thread = threading.local()
-        self._accounts: list[_Account] = []
+        self._accounts: list[Account] = []
         self._closed = Counts()
 
     def add(self, **numbers: int) -> None:
         """Add to fields of `Counts`."""
-        mine = self._mine.numbers
+        mine = self.account.numbers
         for name, number in numbers.items():
             mine[name] += number
 
     def stage(self, stage: Stage | None) -> AbstractContextManager[None]:
         """Count the seconds of a ``with`` block; a stage inside another one stops the outer one's clock."""
-        mine = self._mine
+        mine = self.account
         return _UNTIMED if mine.stage == stage else _Timed(mine, stage)
-
-    def during[Result](self, stage: Stage, do: Callable[[], Result]) -> Result:
-        """Return what `do` does; its seconds count as a stage, and whatever interrupts it ends the stage."""
-        mine = self._mine
-        before = mine.stage
-        try:
-            mine.switch(stage)
-            return do()
-        finally:
-            try:
-                mine.switch(before)
-            finally:
-                mine.stage = before
 
     def snapshot(self) -> Counts:
         """Return the sums so far; stages that are under way count once they have ended."""
@@ -130,26 +116,17 @@ class Counters:
             return sum(map(_counts, self._accounts), self._closed)
 
     @property
-    def current(self) -> Stage | None:
-        """The stage of the calling thread."""
-        return self._mine.stage
-
-    def switch(self, stage: Stage | None) -> Stage | None:
-        """Start the calling thread's clock for another stage, None for no stage; return the stage before."""
-        return self._mine.switch(stage)
-
-    @property
-    def _mine(self) -> _Account:
+    def account(self) -> Account:
         """The calling thread's account."""
         try:
-            account: _Account = self._of_thread.account
+            account: Account = self._of_thread.account
         except AttributeError:
             account = self._of_thread.account = self._open()
         return account
 
-    def _open(self) -> _Account:
+    def _open(self) -> Account:
         """Open an account for the calling thread, and close those of threads that have ended."""
-        account = _Account()
+        account = Account()
         with self._lock:
             ended = [a for a in self._accounts if not a.thread.is_alive()]
             left = [a for a in self._accounts if a not in ended]
@@ -158,7 +135,7 @@ class Counters:
         return account
 
 
-def _counts(account: _Account) -> Counts:
+def _counts(account: Account) -> Counts:
     return Counts(**account.numbers, seconds={stage: s for stage, s in account.seconds.items() if s})
 
 
@@ -169,7 +146,7 @@ _UNTIMED: AbstractContextManager[None] = nullcontext()
 class _Timed:
     __slots__ = ("_before", "_mine", "_stage")
 
-    def __init__(self, mine: _Account, stage: Stage | None) -> None:
+    def __init__(self, mine: Account, stage: Stage | None) -> None:
         self._mine = mine
         self._stage = stage
 

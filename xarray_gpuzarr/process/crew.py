@@ -93,54 +93,53 @@ class Crew:
         """Begin with nobody at work; for a process that was forked off, where there are no other threads."""
         self._lock = Lock()
         self._runs: set[_Run] = set()
-        self._alone: set[object] = set()
+        self.alone: set[object] = set()
         """One for each thread that no helper works with."""
         self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._hiring = Lock()
         self._threads: list[threading.Thread] = []
-        self._turns: dict[int, int] = {}
+        self.turns: dict[int, int] = {}
         """Callers whose turn it is, and how many of them may have one at once."""
-        self._over = Bell()
+        self.over = Bell()
+        """Rings when a turn has ended."""
 
     @property
     def n_active(self) -> int:
         """Threads that decode, or soon will."""
-        return sum(run.n_threads for run in list(self._runs)) + len(self._alone)
+        return sum(run.n_threads for run in list(self._runs)) + len(self.alone)
 
-    def in_turn[Result](self, most: int, compute: Callable[[], Result]) -> Result:
-        """Wait until fewer than `most` callers have their turn; return what `compute` does.
+    @property
+    def has_turn(self) -> bool:
+        """Whether it is the turn of the calling thread."""
+        return get_ident() in self.turns
 
-        A thread that has its turn already never waits.
+    def begin_turn(self, most: int) -> None:
+        """Wait until fewer than `most` callers have their turn.
+
+        Called in the ``try`` whose ``finally`` takes the thread out of `turns` and rings `over`.
         """
         me = get_ident()
-        if me in self._turns:
-            return compute()
-        try:
-            if not self._took(me, most):
-                self._over.wait_until(lambda: self._took(me, most))
-            return compute()
-        finally:
-            self._turns.pop(me, None)
-            self._over.ring()
+        if not self._took(me, most):
+            self.over.wait_until(lambda: self._took(me, most))
 
     def lend[Result](self, wait: Callable[[], Result]) -> Result:
         """Return what `wait` does; another caller may have the turn of the calling thread meanwhile, if it has one."""
         me = get_ident()
-        most = self._turns.get(me)
+        most = self.turns.get(me)
         if most is None:
             return wait()
         try:
-            self._turns.pop(me, None)
-            self._over.ring()
+            self.turns.pop(me, None)
+            self.over.ring()
             return wait()
-        finally:  # who is interrupted while it waits for the turn that it had lent has none: `in_turn` minds neither
-            self._over.wait_until(lambda: self._took(me, most))
+        finally:  # who is interrupted while it waits for the turn that it had lent has none: its end minds neither
+            self.over.wait_until(lambda: self._took(me, most))
 
     def _took(self, me: int, most: int) -> bool:
         with self._lock:
-            if len(self._turns) >= most:
+            if len(self.turns) >= most:
                 return False
-            self._turns[me] = most
+            self.turns[me] = most
             return True
 
     def taking(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
@@ -164,10 +163,10 @@ class Crew:
     def _taking(self, n_wanted: int, budget: int) -> Iterator[int]:
         more = [object() for _ in range(min(n_wanted - 1, budget - self.n_active))]
         try:
-            self._alone.update(more)
+            self.alone.update(more)
             yield 1 + len(more)
         finally:
-            self._alone.difference_update(more)
+            self.alone.difference_update(more)
 
     def run(self, work: Work, most: int, budget: int | None = None) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
@@ -190,10 +189,10 @@ class Crew:
             thread_setting()  # one that is unusable fails short reads, too
             me = object()  # whom nobody could help; it counts all the same
             try:
-                self._alone.add(me)
+                self.alone.add(me)
                 work(lambda: True)
             finally:
-                self._alone.discard(me)
+                self.alone.discard(me)
             return
         run = _Run(work, budget or thread_budget())
         try:
@@ -215,7 +214,7 @@ class Crew:
             run.n_wanted = n = max(0, min(most, run.budget - self.n_active))
         if not n:
             return
-        run.stage = counters.current
+        run.stage = counters.account.stage
         n_helping = sum(other.n_threads - 1 for other in list(self._runs))
         if n_helping > len(self._threads):
             self._hire(n_helping)

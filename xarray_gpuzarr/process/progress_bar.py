@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any
@@ -59,20 +59,20 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
     from rich.console import Console  # noqa: PLC0415
 
     console = console or Console(stderr=True)
-    if _shown or not can_draw(console):
+    if shown_bars or not can_draw(console):
         yield
         return
     advise_of_workers()
     bars = Bars(console)
     tasks = _dask_callbacks(bars)
     try:
-        _shown.append(bars)
+        shown_bars.append(bars)
         Callback.active.add(tasks)
         bars.begin()
         yield
     finally:
-        if bars in _shown:  # not in a process that was forked off
-            _shown.remove(bars)
+        if bars in shown_bars:  # not in a process that was forked off
+            shown_bars.remove(bars)
         Callback.active.discard(tasks)
         bars.close()
 
@@ -159,7 +159,7 @@ class Bars:
         """Draw until the block ends, or is found to have ended: a signal may have interrupted its end."""
         try:
             period_s = max(0.0, _DELAY_S)
-            while not self._end.acquire(timeout=period_s) and self in _shown:
+            while not self._end.acquire(timeout=period_s) and self in shown_bars:
                 self._draw()
                 period_s = _PERIOD_S
             self._draw()
@@ -209,53 +209,45 @@ def _dask_callbacks(bars: Bars) -> tuple[Callable[..., None] | None, ...]:
     return None, start_state, None, posttask, None  # start, start_state, pretask, posttask, finish
 
 
-_shown: list[Bars] = []
+shown_bars: list[Bars] = []
 """The bars of this process, one pair at most."""
 
 
-def watch[Plan](
-    plans: Iterator[Plan], n_chunks_of: Callable[[Plan], int], *, n_chunks: int, nbytes: int
-) -> AbstractContextManager[Iterator[Plan]]:
-    """Hand on the plans of one read, and tell a bar, if one is shown, how much of the read is done.
+class ReadProgress:
+    """How much of one read is done, told to a bar; a table counts as done when the next one is drawn.
 
     Parameters
     ----------
-    plans : iterator
-        A plan counts as done when the next one is drawn, the last one when the ``with`` block ends. A block that ends
-        with an error counts for nothing.
-    n_chunks_of : callable
-        Returns how many chunks a plan covers.
+    bars : Bars
     n_chunks : int
-        Chunks of all plans.
+        Chunks of all tables.
     nbytes : int
         Bytes of the result.
     """
-    shown = _shown[:1]
-    return _watched(shown[0], plans, n_chunks_of, n_chunks, nbytes) if shown else nullcontext(plans)
+
+    def __init__(self, bars: Bars, n_chunks: int, nbytes: int) -> None:
+        self._bars, self._n_chunks, self._nbytes = bars, n_chunks, nbytes
+        self._told = self._drawn = 0
+        bars.add_bytes(wanted=nbytes)
+
+    def draw(self, n_chunks: int) -> None:
+        """Note that the next table, of so many chunks, is drawn."""
+        self._bars.add_bytes(done=self._drawn)
+        self._told += self._drawn
+        self._drawn = self._nbytes * n_chunks // max(1, self._n_chunks)
+
+    def end(self) -> None:
+        """Note that the read has ended well."""
+        self._bars.add_bytes(done=self._nbytes - self._told)
+
+    def take_back(self) -> None:
+        """Count the read for nothing: it has failed, and perhaps is tried once more."""
+        self._bars.add_bytes(done=-self._told, wanted=-self._nbytes)
 
 
-@contextmanager
-def _watched[Plan](
-    bars: Bars, plans: Iterator[Plan], n_chunks_of: Callable[[Plan], int], n_chunks: int, nbytes: int
-) -> Iterator[Iterator[Plan]]:
-    told = 0
-
-    def counted() -> Iterator[Plan]:
-        nonlocal told
-        before = 0
-        for plan in plans:
-            bars.add_bytes(done=before)
-            told += before
-            before = nbytes * n_chunks_of(plan) // max(1, n_chunks)
-            yield plan
-
-    bars.add_bytes(wanted=nbytes)
-    try:
-        yield counted()
-    except BaseException:  # perhaps the read is tried once more
-        bars.add_bytes(done=-told, wanted=-nbytes)
-        raise
-    bars.add_bytes(done=nbytes - told)
+def read_progress(n_chunks: int, nbytes: int) -> ReadProgress | None:
+    """Return the progress of a read that begins; None if no bar is shown."""
+    return next((ReadProgress(bars, n_chunks, nbytes) for bars in shown_bars[:1]), None)
 
 
 _paused: list[Bars] = []
@@ -263,7 +255,7 @@ _paused: list[Bars] = []
 
 
 def _before_fork() -> None:
-    _paused.extend(bars for bars in tuple(_shown) if bars.pause())
+    _paused.extend(bars for bars in tuple(shown_bars) if bars.pause())
 
 
 def _after_fork_in_parent() -> None:
@@ -272,10 +264,10 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for bars in _shown:
+    for bars in shown_bars:
         bars.after_fork()
     _paused.clear()
-    _shown.clear()
+    shown_bars.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import zarr
 
-from xarray_gpuzarr.decoders import Decoder, decoder_for
-from xarray_gpuzarr.errors import StoreReadError
+from xarray_gpuzarr.decoders import Decoder, decoder_for, is_usable
+from xarray_gpuzarr.errors import DeviceUnavailableError, StoreReadError
 from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks
 from xarray_gpuzarr.process.counters import counters
@@ -19,12 +17,31 @@ from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 from xarray_gpuzarr.stored.metadata import to_json
 
 
-def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], decoder: Decoder) -> Any:
-    """Let zarr-python read a selection of an array that cannot be planned; what no device holds stays on the host."""
+def read_by_zarr(
+    stored: StoredArray, key: tuple[Any, ...], decoder: Decoder, *, pointwise: bool = False, or_host: bool = False
+) -> Any:
+    """Let zarr-python read a selection of an array that cannot be planned; what no device holds stays on the host.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    key : tuple of slice or 1-D array of int
+        One for each axis.
+    decoder : Decoder
+        Brings the result to its device.
+    pointwise : bool
+        Whether the arrays of `key` are the coordinates of single elements.
+    or_host : bool
+        Whether the host will do where the device is unusable.
+    """
     array = stored.zarr_array
     assert array is not None
+    account = counters.account
+    before = account.stage
     try:
-        block = counters.during("zarr", lambda: _as_array(pick(array), array.dtype))
+        account.switch("zarr")
+        values = (array.vindex if pointwise else array.oindex)[key] if array.ndim else array[()]
+        block = _as_array(values, array.dtype)
     except ChunkNotFoundError as err:
         raise missing_chunks(f"/{array.path}", "chunks", str(err)) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
@@ -35,10 +52,17 @@ def read_by_zarr(stored: StoredArray, pick: Callable[[zarr.Array[Any]], Any], de
             found=f"{type(err).__name__}: {err}",
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
         ) from err
+    finally:
+        account.switch(before)
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
     if block.dtype.kind not in NUMERIC_KINDS:
         return block
-    return decoder.with_memory(lambda: decoder.upload(block, stored.cast))
+    try:
+        return decoder.upload(block, stored.cast)
+    except DeviceUnavailableError:
+        if not or_host or is_usable(decoder):
+            raise
+    return decoder_for("host").upload(block, stored.cast)
 
 
 def _as_array(block: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -16,7 +16,7 @@ from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.fetch import index_cache
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.read import read, stored_array
-from xarray_gpuzarr.read.trunk import read_points
+from xarray_gpuzarr.read.reading import read_points
 from xarray_gpuzarr.stored.cf import Cast
 
 pytestmark = pytest.mark.filterwarnings("ignore")

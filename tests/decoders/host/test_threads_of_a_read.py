@@ -5,12 +5,12 @@ import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
-from helpers.loops import leaving_all, require_loops, rows_taken, without_loops
+from helpers.loops import leaving_all, require_loops, rows_taken, set_costs, without_loops
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
-from xarray_gpuzarr.decoders.host.blocks import Block
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
+from xarray_gpuzarr.decoders.host.tasks import PlanTasks
 from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
 
 ZSTD = CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),))
@@ -20,15 +20,20 @@ ZSTD = CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(
 @pytest.fixture
 def most(monkeypatch):
     """The threads that reads ask for, of four."""
-    asked, run = [], host.crew.run
+    asked, run, call_loops = [], host.crew.run, host._call_loops
 
     def noting(work, most, *budget):
         asked.append(most)
         run(work, most, *budget)
 
+    def calling(*arguments):
+        asked.append(1)
+        return call_loops(*arguments)
+
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
     monkeypatch.setattr(host.crew, "run", noting)
-    monkeypatch.setattr(host, "_SERIAL_S", 4096 / decoded_rate(ZSTD))
+    monkeypatch.setattr(host, "_call_loops", calling)
+    set_costs(monkeypatch, serial_s=4096 / decoded_rate(ZSTD))
     return asked
 
 
@@ -59,10 +64,9 @@ def test_chunks_that_are_next_to_nothing_encoded_are_shared_out(local, most, mon
         require_loops()
     else:
         without_loops(monkeypatch)
-    rows, place = [], Block.place
-    monkeypatch.setattr(host, "_LOOPS_S", 0)
-    monkeypatch.setattr(host, "_LEAST_PART_NBYTES", 1)
-    monkeypatch.setattr(Block, "place", lambda self, chunks: (rows.append(len(chunks.rows)), place(self, chunks)))
+    rows, place = [], PlanTasks.place
+    set_costs(monkeypatch, loops_s=0, least_part_nbytes=1)
+    monkeypatch.setattr(PlanTasks, "place", lambda self, chunks: (rows.append(len(chunks.rows)), place(self, chunks)))
     data = np.ones((2048, 64), "i4")
     array = write(local, data, chunks=(16, 64), shards=(1024, 64))
 
@@ -110,7 +114,7 @@ def test_single_short_chunks_of_shards_are_read_by_the_loops(tmp_path, most):
 
 
 def test_threads_that_write_side_by_side_read_all_values(tmp_path, monkeypatch, most):
-    monkeypatch.setattr(host, "_LOOPS_S", 0.0)
+    set_costs(monkeypatch, loops_s=0.0)
     data = counting((2**20,)).astype("i4")
     array = write(str(tmp_path / "a.zarr"), data, chunks=(512,), shards=(2**18,))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from xarray import DataArray, Dataset, DataTree, Variable
+from xarray.core import indexing
 
 from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
@@ -290,11 +291,8 @@ class HostCopy(LazyArray):
         """Return a zero-length NumPy array."""
         return np.empty((0,) * self.ndim, self.dtype)
 
-    def _outer(self, key: tuple[Any, ...]) -> Any:
-        return to_numpy(super()._outer(key))
-
-    def _points(self, key: tuple[Any, ...]) -> Any:
-        return to_numpy(super()._points(key))
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return to_numpy(super().__getitem__(key))
 
 
 def _host_copies(data: Any) -> Any:

@@ -135,17 +135,13 @@ class CudaDecoder:
         out: Any = None,
     ) -> Any:
         """Carry out plans; see `Decoder.decode`."""
-        native = _native(cast)
-        given = out if out is not None and _fits(out, target.shape, np.dtype(native.dtype)) else None
-        return self._decode(plans, source, spec, target=target, cast=native, out=given)
-
-    def _decode(
-        self, plans: Iterator[ReadPlan], source: ByteSource, spec: ArraySpec, *, target: Target, cast: Cast, out: Any
-    ) -> Any:
+        cast = _native(cast)
         if not math.prod(target.shape):
             return self.empty(target.shape, np.dtype(cast.dtype))
         if self._is_for_host(spec, target, cast):
             return self._by_host(plans, source, spec, target=target, cast=cast)
+        if out is not None and not _fits(out, target.shape, np.dtype(cast.dtype)):
+            out = None
         resources = self._current_resources()
         choice = choice_for(spec, resources.options.verify, resources.api.identity)
 
@@ -177,7 +173,12 @@ class CudaDecoder:
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
         values = np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
-        return self._current_resources().reading(lambda workspace: _send(workspace, values))
+        try:
+            return self._current_resources().reading(lambda workspace: _send(workspace, values))
+        except DeviceMemoryError as err:
+            if not self.may_retry(err):
+                raise
+        return self.alone(lambda: self._current_resources().reading(lambda workspace: _send(workspace, values)))
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return what makes the device and the stream of this thread those of others; see `Decoder.as_caller`."""
@@ -198,25 +199,22 @@ class CudaDecoder:
 
         return reading
 
-    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
-        """Call `read`; if memory does not suffice, again without what is kept for later, while other threads wait.
+    def may_retry(self, err: Exception) -> bool:
+        """Say whether a read that ended in an error is worth another by `alone`; see `Decoder.may_retry`.
 
-        Their reads end first. What they have read may be freed a little later, by whoever uses it. If the device has
-        decoded a chunk to other bytes than the host, the array is the host's from now on, and `read` is called again.
+        If the device has decoded a chunk to other bytes than the host, the array is the host's from now on.
         """
-        try:
-            return self._with_memory(read)
-        except DifferentValuesError as error:
-            self._trust.distrust(self._device(), error)
-        return self._with_memory(read)
+        if isinstance(err, DifferentValuesError):
+            self._trust.distrust(self._device(), err)
+            return True
+        return isinstance(err, DeviceMemoryError) and not isinstance(err, ChunkDoesNotFitError)
 
-    def _with_memory[Result](self, read: Callable[[], Result]) -> Result:
-        try:
-            return read()
-        except ChunkDoesNotFitError:
-            raise
-        except DeviceMemoryError:
-            resources = self._current_resources()
+    def alone[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read` while other threads wait, without what is kept for later; again if memory does not suffice.
+
+        Their reads end first. What they have read may be freed a little later, by whoever uses it.
+        """
+        resources = self._current_resources()
 
         def trimmed() -> Result:
             with resources.api.activate():
@@ -230,7 +228,6 @@ class CudaDecoder:
                 time.sleep(seconds)
             return trimmed()
 
-        # Not within ``except``: the error would keep what the read has taken.
         return resources.lock.exclusive(read_patiently)
 
     def prepare(self, install: Install) -> Undo:

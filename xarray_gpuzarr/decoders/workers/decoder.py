@@ -72,9 +72,13 @@ class WorkersDecoder:
         """Return what makes other threads read for this one; see `Decoder.as_caller`."""
         return nullcontext if self._missing_here() else self._cuda().as_caller(stream_of)
 
-    def with_memory[Result](self, read: Callable[[], Result]) -> Result:
-        """Call `read`, again if memory does not suffice; see `Decoder.with_memory`."""
-        return read() if self._missing_here() else self._cuda().with_memory(read)
+    def may_retry(self, err: Exception) -> bool:
+        """Say whether `alone` is worth it; see `Decoder.may_retry`."""
+        return not self._missing_here() and self._cuda().may_retry(err)
+
+    def alone[Result](self, read: Callable[[], Result]) -> Result:
+        """Call `read` with the device to itself; see `Decoder.alone`."""
+        return self._cuda().alone(read)
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block and bring it to the device; see `Decoder.upload`."""

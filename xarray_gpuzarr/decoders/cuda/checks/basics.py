@@ -12,7 +12,7 @@ from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import content
-from xarray_gpuzarr.decoders.cuda.checks.trial import compare, download, sent
+from xarray_gpuzarr.decoders.cuda.checks.trial import as_read, compare, download, sent
 
 COPY = "copies"
 """Name of the check without which nothing works."""
@@ -26,7 +26,7 @@ def _copies(workspace: Workspace) -> int:
         compare(download(workspace, memory.address, (len(data),), np.dtype("u1")), np.frombuffer(data, "u1"))
         return len(data)
 
-    return workspace.reading(run)
+    return as_read(workspace, run)
 
 
 def _moves(workspace: Workspace) -> int:
@@ -44,7 +44,7 @@ def _moves(workspace: Workspace) -> int:
         compare(download(workspace, target.address, expected.shape, expected.dtype), expected)
         return int(nbytes.sum())
 
-    return workspace.reading(run)
+    return as_read(workspace, run)
 
 
 def _sums(workspace: Workspace) -> int:
@@ -63,7 +63,7 @@ def _sums(workspace: Workspace) -> int:
         compare(found, np.array([zlib.crc32(data[a : a + n]) for a, n in zip(first, nbytes, strict=True)], "u4"))
         return int(nbytes.sum())
 
-    return workspace.reading(run)
+    return as_read(workspace, run)
 
 
 COPIES, MOVES, SUMS = Check(COPY, _copies), Check("moves", _moves), Check("crc32", _sums)

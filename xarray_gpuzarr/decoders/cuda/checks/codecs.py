@@ -15,7 +15,7 @@ from xarray_gpuzarr.cuda.nvcomp import quickest
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
-from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare, download, sent
+from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, as_read, compare, download, sent
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
 from xarray_gpuzarr.frames.headers import FrameError
@@ -106,7 +106,7 @@ def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
             results.append(download(workspace, out.address, (int(ends[-1]),), np.dtype("u1")))
         return results
 
-    first, *others = workspace.reading(run)
+    first, *others = as_read(workspace, run)
     for other in others:
         compare(other, first)
     return first.nbytes * len(BLOSCLZ_TOGETHER)

@@ -6,7 +6,7 @@ The chunks are those of a made-up array, one shard of it, whose bytes lie at odd
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,7 +100,7 @@ class Trial:
                 workspace, workspace.api.address(out), target.shape, np.dtype(cast.dtype)
             ), read.n_left_to_host
 
-        return workspace.reading(run)
+        return as_read(workspace, run)
 
     def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
         """Return what the host makes of a selection."""
@@ -111,6 +111,17 @@ class Trial:
     def _plans(self, target: Target) -> Iterator[ReadPlan]:
         for block in plan_blocks(self.spec, target):
             yield plan_read(self.spec, target, [block], [self._index])
+
+
+def as_read[Result](workspace: Workspace, run: Callable[[], Result]) -> Result:
+    """Return what `run` does with a workspace that is lent to nobody."""
+    try:
+        workspace.begin()
+        result = run()
+        workspace.succeed()
+    finally:
+        workspace.end()
+    return result
 
 
 def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -1,0 +1,281 @@
+"""Calls of the compiled loops: chunks that they read, decode and place without Python's lock.
+
+`LoopOutput` is what all calls of a read have in common, `LoopCall` the chunk table of one plan. Chunks of local files
+that are in the page cache are read in the same call, each by the thread that decodes it; the fill value is written
+where chunks are missing. Chunks that the loops leave are read and decoded by Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.decoders.host.array import Array, HostArray
+from xarray_gpuzarr.decoders.host.encoded import Encoded
+from xarray_gpuzarr.decoders.host.scratch import lent
+from xarray_gpuzarr.fetch import ByteSource
+from xarray_gpuzarr.native import Loops, address, empty_columns, int64_columns
+from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
+from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
+from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
+from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.process.records import record
+
+ROOM_NBYTES = 256 * 1024
+"""Of neighbours in a file that are read at once; they stay in a core's cache."""
+_BLOCK_NBYTES = 512
+"""What is in memory of a file is whole blocks of this size, but for its end."""
+_LEFT = 1
+"""What became of a row: Python has to read it."""
+_NO_VERSION = (0,) * 5
+"""Of a shard that is not there, of which nothing is read."""
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+
+
+@record
+class _Axes:
+    """What chunks give along the axes of the output."""
+
+    n_pieces: tuple[int, ...]
+    steps: tuple[int, ...]
+    index: tuple[int, ...]
+    """Addresses of wanted elements, 0 where these are evenly spaced; none if they are along all axes."""
+    table: int
+    """Address of the pieces of all axes: first wanted elements, first positions in the output, counts."""
+    kept: object
+    """What has these numbers."""
+
+
+def _axes_of_spans(loops: Loops, spans: Sequence[Span]) -> _Axes:
+    """Cut evenly spaced elements at the borders of chunks."""
+    n_pieces, steps = tuple([along.n_pieces for along in spans]), tuple([along.step for along in spans])
+    n = sum(n_pieces)
+    table, columns = empty_columns(first=n, position=n, count=n)
+    _kept, given = int64_columns(axes=[n for along in spans for n in (*along, 0)])
+    loops.cut_axes(given["axes"], len(spans), n, columns["first"])
+    return _Axes(n_pieces=n_pieces, steps=steps, index=(), table=columns["first"], kept=table)
+
+
+def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
+    """Take pieces as they are; none for points."""
+    first, position = [_first_elements(p) for p in pieces], [p.out_start for p in pieces]
+    table = np.concatenate([_NONE, *first, *position, *[p.count for p in pieces]])
+    index = tuple([0 if p.index is None else address(p.index) for p in pieces])
+    n_pieces, steps = tuple([len(p.count) for p in pieces]), tuple([p.step for p in pieces])
+    return _Axes(
+        n_pieces=n_pieces,
+        steps=steps,
+        index=index if any(index) else (),
+        table=address(table),
+        kept=(table, pieces),
+    )
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _first_elements(pieces: AxisPieces) -> Column:
+    """Return the first wanted element of each piece, or where its elements begin in the index."""
+    if pieces.index is None:
+        return pieces.in_start
+    return pieces.out_start if pieces.index_start is None else pieces.index_start
+
+
+def _layout(n_pieces: tuple[int, ...], *columns: tuple[int, ...]) -> tuple[Sequence[int], dict[str, int]]:
+    """Return numbers of all axes in host memory, and where they lie, by the names of `JobStruct`."""
+    names = ("chunk_shape", "in_strides", "every", "out_strides", "index")
+    return int64_columns(first_piece=[*accumulate(n_pieces, initial=0)], **dict(zip(names, columns, strict=True)))
+
+
+_kept_layout = lru_cache(maxsize=64)(_layout)
+"""Most reads of an array are alike."""
+
+
+class LoopOutput:
+    """The output of one read, as the compiled loops take it.
+
+    Parameters
+    ----------
+    array : HostArray
+        One that the loops have a program for.
+    target : BoxTarget, PointTarget or StackTarget
+    out : ndarray of shape `target.shape`
+    """
+
+    def __init__(self, array: HostArray, target: Target, out: Array) -> None:
+        assert array.loops is not None
+        assert array.program is not None
+        self._target, self._loops = target, array.loops
+        self.scratch_nbytes = array.program.scratch_nbytes
+        """Of each thread."""
+        self._in_strides = array.placed_strides
+        self._out_stride = out.strides[0] if out.ndim else 0
+        if isinstance(target, BoxTarget) and target.spans is not None:
+            axes = _axes_of_spans(array.loops, target.spans)
+        else:
+            axes = _axes_of_pieces(() if isinstance(target, PointTarget) else target.pieces)
+        n, new = len(axes.n_pieces), isinstance(target, StackTarget)  # chunks have no axis of samples
+        shape, in_strides = (1,) * new + array.chunk_shape, (0,) * new + array.placed_strides
+        layout = _layout if axes.index else _kept_layout
+        numbers, at = layout(axes.n_pieces, shape[:n], in_strides[:n], axes.steps, out.strides[:n], axes.index)
+        self._kept = axes, numbers, out
+        self._struct = struct = JobStruct.from_buffer_copy(array.program.struct)
+        struct.ndim, struct.n_pieces, struct.pieces = n, sum(axes.n_pieces), axes.table
+        for name, where in at.items():
+            setattr(struct, name, where)
+        struct.out, struct.fill = address(out), array.fill.tobytes()
+        self._at = ctypes.addressof(struct)
+
+    def place_rows(self, *arguments: int) -> int:
+        """Call the loops for a `RowsStruct`, its rows ``[row, end)``, scratch, and so many threads."""
+        n_left: int = self._loops.place_rows(self._at, *arguments)
+        return n_left
+
+    def read_rows(self, *arguments: int) -> int:
+        """Call the loops for a `RowsStruct`, a `FilesStruct`, its rows ``[row, end)``, scratch, and so many threads."""
+        n_left: int = self._loops.read_rows(self._at, *arguments)
+        return n_left
+
+    def give(self, plan: ReadPlan, struct: RowsStruct) -> object:
+        """Note what the chunks of a plan give: boxes or points, a chunk's one after another; return what has them."""
+        target = self._target
+        if isinstance(target, BoxTarget):
+            struct.boxes = plan.at["all_row"]
+            return None
+        if isinstance(target, StackTarget):
+            row = plan.all_row
+            boxes, first = target.boxes(row), np.concatenate([_ZERO, target.n_boxes(row).cumsum()])
+            struct.boxes, struct.first_box = address(boxes), address(first)
+            return boxes, first
+        group, groups = plan.all_row[:, 0], target.groups
+        low = groups.bounds.take(group)
+        n = groups.bounds.take(group + 1) - low
+        first = np.concatenate([_ZERO, n.cumsum()])
+        members = np.arange(first[-1]) + (low - first[:-1]).repeat(n)
+        in_at = groups.within.take(members, axis=0) @ np.array(self._in_strides, np.int64)
+        out_at = groups.position.take(members) * self._out_stride
+        in_at, out_at = np.ascontiguousarray(in_at), np.ascontiguousarray(out_at)
+        struct.in_at, struct.out_at, struct.first_box = address(in_at), address(out_at), address(first)
+        return in_at, out_at, first
+
+
+_ZERO = np.zeros(1, np.int64)
+
+
+class LoopCall:
+    """The chunks of one plan, one row each, as the compiled loops take them.
+
+    Parameters
+    ----------
+    output : LoopOutput
+    plan : ReadPlan
+    source : ByteSource
+    """
+
+    def __init__(self, output: LoopOutput, plan: ReadPlan, source: ByteSource) -> None:
+        self._output, self._n, self._n_stored = output, plan.n_chunks, plan.n_stored
+        self._numbers, at = empty_columns(src=self._n, nbytes=self._n, left=self._n)
+        self.nbytes[:] = plan.all_nbytes
+        struct = RowsStruct(**at)
+        self._kept = struct, output.give(plan, struct), plan
+        self._at = ctypes.addressof(struct)
+        self.files = local_files(plan, source) if source.is_local and self._n_stored else None
+        """Where the loops read the chunks; None: Python reads them."""
+
+    @property
+    def nbytes(self) -> Column:
+        """Shape (n,): encoded bytes of each chunk; `MISSING` for those that are not there."""
+        return self._numbers[self._n : 2 * self._n]
+
+    def locate(self, chunks: Encoded) -> None:
+        """Note where encoded chunks lie."""
+        rows = slice(chunks.rows.start, chunks.rows.stop)
+        self._numbers[rows], self.nbytes[rows] = chunks.located()
+
+    def place(self, rows: range, n_threads: int) -> Sequence[int]:
+        """Decode and place rows that were located, or are missing; return those that were left.
+
+        All stored ones are left where memory does not suffice: it may turn out that they do not exist.
+        """
+        output, scratch_at = self._output, 0
+        if rows.start < self._n_stored:
+            try:
+                _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
+            except MemoryError:
+                return rows
+        if output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads):
+            return self._rows_left(rows)
+        return ()
+
+    def read(self, rows: range, n_threads: int) -> tuple[Sequence[int], int]:
+        """Read, decode and place rows, which `files` hold unless they are missing.
+
+        Returns
+        -------
+        left, n_read : sequence of int, int
+            Rows that were left, and bytes that were read.
+        """
+        assert self.files is not None
+        output, files = self._output, FilesStruct.from_buffer_copy(self.files[0])
+        try:
+            _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
+            _room, files.room = lent("staging", files.room_nbytes * n_threads)
+        except MemoryError:
+            self.place(range(max(rows.start, self._n_stored), rows.stop), n_threads)
+            return range(rows.start, min(rows.stop, self._n_stored)), 0
+        files_at = ctypes.addressof(files)
+        if output.read_rows(self._at, files_at, rows.start, rows.stop, scratch_at, n_threads):
+            return self._rows_left(rows), files.n_read
+        return (), files.n_read
+
+    def _rows_left(self, rows: range) -> list[int]:
+        became = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]
+        left: list[int] = ((became == _LEFT).nonzero()[0] + rows.start).tolist()
+        return left
+
+
+def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] | None:
+    """Return the files that hold the chunks of a plan, one at least; None if there can be no such files.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+    source : ByteSource
+        Local.
+
+    Returns
+    -------
+    struct, kept : FilesStruct, object
+        All but the memory that threads read into, each the longest chunk or neighbours that are read at once; and what
+        it points to.
+    """
+    paths = bytearray()
+    starts: list[int] = []
+    versions: list[int] = []
+    try:
+        for key in plan.keys:
+            path, version = source.local_file(key)
+            starts.append(len(paths))
+            paths += path.encode(_ENCODING, _ERRORS) + b"\0"  # as `os.fsencode` does
+            versions += version or _NO_VERSION
+    except UnicodeEncodeError:
+        return None
+    if paths.count(b"\0") > len(starts):
+        return None
+    rule, offset = source.rule, plan.at["offset"]
+    if plan.spec.index is not None:
+        room_nbytes = max(plan.most_nbytes, min(ROOM_NBYTES, rule.max_nbytes))
+    else:
+        room_nbytes = -(-plan.spec.expected_nbytes // _BLOCK_NBYTES) * _BLOCK_NBYTES
+        versions, offset = [], 0
+    about, at = int64_columns(path_at=starts, version=versions)
+    lengths = room_nbytes, rule.max_gap_nbytes, plan.spec.most_nbytes
+    struct = FilesStruct(bytes(paths), *at.values(), plan.at["object"], offset, 0, *lengths)
+    return struct, (about, plan)

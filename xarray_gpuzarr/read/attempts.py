@@ -1,0 +1,85 @@
+"""What is done about a read that fails: the one place that has it begin again, or says what is wrong."""
+
+from __future__ import annotations
+
+from xarray_gpuzarr.decoders import Decoder, decoder_for, is_usable
+from xarray_gpuzarr.errors import (
+    CorruptChunkError,
+    DeviceMemoryError,
+    DeviceUnavailableError,
+    HostMemoryError,
+    ShardIndexError,
+)
+from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, mirrors
+from xarray_gpuzarr.read.changed import changed_metadata
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+
+
+class Attempts:
+    """The attempts of one read.
+
+    Parameters
+    ----------
+    source : ObjectSource
+    spec : ArraySpec
+    shape : tuple of int
+        Of what is read.
+    decoder : Decoder
+    or_host : bool
+        Whether the host decodes where the device of `decoder` is unusable.
+    """
+
+    def __init__(
+        self, source: ObjectSource, spec: ArraySpec, shape: tuple[int, ...], decoder: Decoder, *, or_host: bool
+    ) -> None:
+        self._source, self._spec, self._shape, self._or_host = source, spec, shape, or_host
+        self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
+        """Of the next attempt."""
+        self.care = mirrors.needed.get(source.identity, mirrors.Care.USUAL) if mirrors.needed else mirrors.Care.USUAL
+        """What the next attempt does to have all bytes of a shard from one version."""
+        self.use_cache = True
+        """Whether indexes that were read before are of use: False once one may be out of date."""
+        self._versions: mirrors.MetVersions | None = None
+        self.is_alone = False
+        """Whether the next attempt has the device to itself."""
+        self._retried: set[type] = set()
+
+    def failed(self, err: Exception) -> None:
+        """Return if another attempt is worth it; raise what the caller of the read is to see otherwise.
+
+        An object was replaced, the device lacks memory, has decoded to other bytes than the host, or does not work.
+        """
+        if isinstance(err, ObjectChangedError):
+            if self._begin_anew(err):
+                return
+        elif isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
+            self.decoder = decoder_for("host")
+            return
+        elif isinstance(err, CorruptChunkError | ShardIndexError):
+            changed = changed_metadata(self._source, self._spec.path, self._spec.metadata)
+            if changed is not None:
+                raise changed from err
+        elif type(err) not in self._retried and self.decoder.may_retry(err):
+            self._retried.add(type(err))
+            self.is_alone = True
+            return
+        if isinstance(err, MemoryError) and not isinstance(err, DeviceMemoryError):
+            raise no_host_memory(self._spec, self._shape, err) from err
+        raise err
+
+    def _begin_anew(self, err: ObjectChangedError) -> bool:
+        """Say whether to read once more, after an object was found to be of another version."""
+        self.use_cache = False
+        versions = self._versions = self._versions or mirrors.MetVersions(self._source, self.care)
+        is_worth_it, self.care = versions.again(err), versions.care
+        return is_worth_it
+
+
+def no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:
+    """Return the error of a selection that is too large for this machine."""
+    return HostMemoryError(
+        f"not enough host memory to read array '{spec.path}'",
+        tried=f"a selection of shape {shape}, in chunks of {spec.chunk_nbytes} bytes",
+        found=str(err) or "no memory is left",
+        do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
+    )

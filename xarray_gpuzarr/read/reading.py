@@ -1,0 +1,195 @@
+"""Reading: selection -> target -> snapshot -> chunk tables -> decoder -> one array."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import zarr
+
+from xarray_gpuzarr.decoders import Decoder, decoder_for, resolve_storage
+from xarray_gpuzarr.fetch.snapshot import Snapshot
+from xarray_gpuzarr.plan.points import group_points
+from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.process import progress_bar
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.read.attempts import Attempts, no_host_memory
+from xarray_gpuzarr.read.by_zarr import read_by_zarr
+from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
+from xarray_gpuzarr.read.tables import Tables
+from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
+from xarray_gpuzarr.stored.metadata import require_array
+
+_MOST_ELEMENTS = 2**56
+"""Of a result: NumPy counts bytes in int64."""
+
+
+def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None, *, or_host: bool = False) -> Any:
+    """Read an outer (orthogonal) selection.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    selection : int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them
+    decoder : Decoder
+    out : array or None
+        Where the decoder may put the result; see `Decoder.decode`.
+    or_host : bool
+        Whether the host decodes where the device of `decoder` is unusable.
+
+    Returns
+    -------
+    array of dtype `stored.cast.dtype` on the decoder's device
+        `out` itself, a view of it or another array.
+
+    Raises
+    ------
+    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    """
+    spec, outer = stored.spec, outer_selection(selection, stored.shape)
+    if isinstance(spec, Unplanned):
+        return outer.restore(read_by_zarr(stored, outer.wanted, decoder, or_host=or_host))
+    try:
+        target = box_target(outer, spec.grid)
+    except MemoryError as err:
+        raise no_host_memory(spec, outer.shape, err) from err
+    return outer.restore(read_target(stored, spec, target, decoder, out, or_host=or_host))
+
+
+def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, *, or_host: bool = False) -> Any:
+    """Read single elements: one integer array per axis, broadcast against each other.
+
+    Returns
+    -------
+    array of the broadcast shape and dtype `stored.cast.dtype` on the decoder's device
+
+    Raises
+    ------
+    SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    """
+    spec, arrays = stored.spec, np.broadcast_arrays(*points)
+    shape, flat = arrays[0].shape, [each.reshape(-1) for each in arrays]
+    if isinstance(spec, Unplanned):
+        return read_by_zarr(stored, tuple(flat), decoder, pointwise=True, or_host=or_host).reshape(shape)
+    try:
+        target = PointTarget(groups=group_points(flat, spec.grid))
+    except MemoryError as err:
+        raise no_host_memory(spec, shape, err) from err
+    return read_target(stored, spec, target, decoder, or_host=or_host).reshape(shape)
+
+
+def read_target(
+    stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None, *, or_host: bool = False
+) -> Any:
+    """Read what has been cut at the borders of chunks.
+
+    Parameters
+    ----------
+    stored : StoredArray
+    spec : ArraySpec
+        Its.
+    target : BoxTarget, PointTarget or StackTarget
+    decoder : Decoder
+    out : array or None
+        Where the decoder may put the result; see `Decoder.decode`.
+    or_host : bool
+        Whether the host decodes where the device of `decoder` is unusable.
+
+    Returns
+    -------
+    array of shape `target.shape` and dtype `stored.cast.dtype` on the decoder's device
+
+    Raises
+    ------
+    MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
+    """
+    assert stored.source is not None
+    attempts = Attempts(stored.source, spec, target.shape, decoder, or_host=or_host)
+    account = counters.account
+    before = account.stage
+    try:
+        account.switch("decode")
+        while True:
+            try:
+                if attempts.is_alone:  # and the error of the last one is gone, with all that it has kept alive
+                    return attempts.decoder.alone(lambda: _read_once(stored, spec, target, out, attempts))
+                return _read_once(stored, spec, target, out, attempts)
+            except Exception as err:  # noqa: BLE001  # raised again, unless another attempt is worth it
+                attempts.failed(err)
+    finally:
+        try:
+            account.switch(before)
+        finally:  # whatever interrupts this
+            account.stage = before
+
+
+def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, attempts: Attempts) -> Any:
+    """Read all bytes of a shard from one version of it, and decode them."""
+    assert stored.source is not None
+    # NumPy refuses shapes beyond what it counts, even where an axis has no elements.
+    if math.prod([n or 1 for n in target.shape]) >= _MOST_ELEMENTS:
+        raise MemoryError(f"a result of shape {target.shape}")
+    snapshot = Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache)
+    progress = _progress(stored, target) if progress_bar.shown_bars else None
+    try:
+        tables = Tables(spec, target, snapshot, progress)
+        result = attempts.decoder.decode(tables, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
+        snapshot.check_all_there()
+    except BaseException:
+        if progress is not None:
+            progress.take_back()
+        raise
+    finally:
+        snapshot.give_up()
+    if progress is not None:
+        progress.end()
+    counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)
+    return result
+
+
+def _progress(stored: StoredArray, target: Target) -> progress_bar.ReadProgress | None:
+    return progress_bar.read_progress(target.n_chunks, math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize)
+
+
+def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "auto", storage: str = "auto") -> Any:
+    """Read a zarr array, or a selection of it, with the engine that ``engine="gpuzarr"`` uses.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        Format 2 or 3, sharded or not, in any store.
+    selection : int, slice, Ellipsis, 1-D array of int or bool, or a tuple of them, optional
+        Applied axis by axis (orthogonally). Everything if left out.
+    device : "auto", "cuda", "cuda:1" (any number) or "host"
+        Where to decode and where the result lives. "cuda" is the calling thread's current GPU.
+    storage : "auto", "posix" or "gds"
+        How local files reach a GPU; see `xarray_gpuzarr.backend.GpuZarrBackendEntrypoint.open_dataset`.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        Stored values, the fill value where chunks are missing. C order if the selection goes forwards on every axis.
+        A CuPy array has the machine's byte order; times, text, structures and objects, which CuPy lacks, come as
+        zarr-python gives them, as NumPy arrays.
+
+    Raises
+    ------
+    GpuZarrError
+        `ArrayTypeError`, `OptionError`, `SelectionError`, `MetadataError`, `DeviceUnavailableError`, `StoreReadError`,
+        `ShardIndexError`, `CorruptChunkError`, `HostMemoryError`.
+
+    Examples
+    --------
+    >>> import numpy as np, zarr
+    >>> array = zarr.create_array({}, data=np.arange(12).reshape(3, 4), chunks=(1, 2), shards=(2, 4))
+    >>> read_array(array, (slice(None), [0, 3]), device="host")
+    array([[ 0,  3],
+           [ 4,  7],
+           [ 8, 11]])
+    """
+    require_array(array)
+    way = resolve_storage(storage, device)
+    stored, wanted = stored_array(array, storage=way), ... if selection is None else selection
+    return read(stored, wanted, decoder_for(device), or_host=device == "auto")

@@ -1,0 +1,119 @@
+"""The one place that turns indexes into chunk tables: the next shards' are asked for while earlier ones are decoded."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Self
+
+from xarray_gpuzarr.decoders.faults import too_long_chunk
+from xarray_gpuzarr.fetch.snapshot import FoundIndex, PendingIndex, Snapshot
+from xarray_gpuzarr.plan.look_up import plan_read
+from xarray_gpuzarr.plan.read_plan import Block, ReadPlan, Target, plan_blocks
+from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.progress_bar import ReadProgress
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+
+_MOST_ROWS = 1024
+"""Of a plan of several shards, whose indexes are known: 100 us of planning against milliseconds of decoding."""
+
+
+class Tables:
+    """The plans of one read, made as they are drawn, by one thread at a time.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    target : BoxTarget, PointTarget or StackTarget
+    snapshot : Snapshot
+    progress : ReadProgress or None
+        Told of the plans that are drawn.
+    """
+
+    def __init__(self, spec: ArraySpec, target: Target, snapshot: Snapshot, progress: ReadProgress | None) -> None:
+        self._spec, self._target, self._snapshot, self._progress = spec, target, snapshot, progress
+        self._blocks = plan_blocks(spec, target)
+        self._block = next(self._blocks, None)
+        """The next one whose index is to be asked for."""
+        self._asked: deque[tuple[Block, FoundIndex | PendingIndex]] = deque()
+        self._left: tuple[Block, FoundIndex] | None = None
+        """What has no room in the last plan."""
+        self.n_shards = 0
+        """Of all plans so far; chunks, where these are objects of their own."""
+        self.decoded_nbytes = 0
+        """Of all plans so far."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReadPlan:
+        """Return the next plan; its seconds count as ``index``."""
+        account = counters.account
+        before = account.stage
+        try:
+            account.switch("index")
+            plan = self._next()
+        finally:
+            try:
+                account.switch(before)
+            finally:  # whatever interrupts this
+                account.stage = before
+        if self._progress is not None:
+            self._progress.draw(0 if plan is None else plan.n_chunks)
+        if plan is None:
+            raise StopIteration
+        self.n_shards += len(plan.keys)
+        self.decoded_nbytes += plan.decoded_nbytes
+        return plan
+
+    def _next(self) -> ReadPlan | None:
+        """Plan the next block; those whose indexes are in the cache together."""
+        if self._spec.index is None:
+            block, self._block = self._block, next(self._blocks, None)
+            return None if block is None else plan_read(self._spec, self._target, [block], [None])
+        known: list[tuple[Block, FoundIndex]] = []
+        n_rows = 0
+        while (answered := self._left or self._answered()) is not None:
+            self._left = None
+            block, found = answered
+            if known and n_rows + block.n_rows > _MOST_ROWS:
+                self._left = answered
+                break
+            known.append(answered)
+            n_rows += block.n_rows
+            if not found.from_cache:
+                break
+        return self._plan(known) if known else None
+
+    def _answered(self) -> tuple[Block, FoundIndex] | None:
+        """Return the next block and the index of its shard; those of the next few have been asked for."""
+        snapshot, asked = self._snapshot, self._asked
+        while (block := self._block) is not None:
+            if asked and (len(asked) > snapshot.lookahead or snapshot.should_wait(block.n_rows)):
+                break
+            found = snapshot.start_index(str(block.key), block.n_rows)
+            self._block = next(self._blocks, None)
+            if isinstance(found, FoundIndex) and not asked:
+                return block, found
+            asked.append((block, found))
+        if not asked:
+            return None
+        block, found = asked.popleft()
+        return block, found if isinstance(found, FoundIndex) else found()
+
+    def _plan(self, known: list[tuple[Block, FoundIndex]]) -> ReadPlan:
+        spec, target, snapshot = self._spec, self._target, self._snapshot
+        blocks = [block for block, _ in known]
+        plan = plan_read(spec, target, blocks, [found.index for _, found in known])
+        if plan.n_stored < plan.n_chunks:
+            # No request for a chunk will show that a shard was replaced that holds nothing of what is wanted.
+            wanted = set(plan.object.tolist())
+            doubtful = [n for n, (_, found) in enumerate(known) if found.from_cache and n not in wanted]
+            for n in doubtful:
+                known[n] = blocks[n], snapshot.ask_again(plan.keys[n])
+            if doubtful:
+                plan = plan_read(spec, target, blocks, [found.index for _, found in known])
+        if plan.most_nbytes > spec.most_nbytes:
+            row = int(plan.nbytes.argmax())
+            raise too_long_chunk(plan, row, int(plan.nbytes[row]))
+        snapshot.will_ask(plan)
+        return plan
