@@ -97,6 +97,25 @@ def test_what_the_quickstart_prints_is_printed(era5, monkeypatch, capsys):
     assert [line for text in shown for line in text.splitlines() if line not in lines] == []
 
 
+def test_stores_of_format_2_are_rewritten_and_written_back_as_pages_say(empty):
+    source = xr.open_dataset("era5.zarr", engine="zarr").drop_encoding().load()
+    (empty / "era5.zarr").unlink()
+    packing = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": -32767}
+    source.to_zarr("era5.zarr", zarr_format=2, encoding={"t2m": {"chunks": (12, 31, 60), **packing}})
+    (recipe,) = [block for block in blocks(RUNS, ROOT / "docs" / "faq.md") if "sharded.zarr" in block]
+    (copying,) = [line for line in blocks(RUNS, ROOT / "docs" / "quickstart.md") if "copy.zarr" in line]
+    original = xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={})
+
+    with warnings.catch_warnings(action="ignore"):
+        exec(recipe)
+        exec(copying.replace(")\n", ", zarr_format=2)\n"), {"ds": original})
+
+    sharded, copied = (xr.open_dataset(store, engine="zarr") for store in ("sharded.zarr", "copy.zarr"))
+    xr.testing.assert_identical(sharded, original[["t2m"]])
+    xr.testing.assert_identical(copied, original)
+    assert (sharded.t2m.encoding["shards"], sharded.t2m.encoding["dtype"]) == ((24, 61, 120), "int16")
+
+
 @refuses_blocks_within_a_shard
 def test_only_this_engine_gives_blocks_that_can_be_written_back(era5, monkeypatch):
     monkeypatch.chdir(era5)
