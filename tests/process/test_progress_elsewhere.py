@@ -65,7 +65,7 @@ def test_workers_of_a_cluster_have_bars_of_dask_as_a_warning_says(store, termina
     (told,) = warned
     assert told.filename == __file__
     assert [line.strip().split(":")[0] for line in str(told.message).splitlines()[1:]] == ["found", "do"]
-    assert str(told.message).endswith("ds = ds.persist(); dask.distributed.progress(ds)")
+    assert str(told.message).endswith("import distributed; ds = ds.persist(); distributed.progress(ds)")
     assert "100% Completed" in capsys.readouterr().out
 
 

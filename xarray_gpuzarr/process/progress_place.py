@@ -41,5 +41,5 @@ def advise_of_workers() -> None:
                 "progress of workers",
                 "progress() does not show what the workers of a cluster read",
                 found="a distributed.Client, with which dask computes in other processes",
-                do="ds = ds.persist(); dask.distributed.progress(ds)",
+                do="import distributed; ds = ds.persist(); distributed.progress(ds)",
             )
