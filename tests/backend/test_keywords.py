@@ -87,13 +87,22 @@ def test_what_is_no_name_of_a_group_is_refused_alike(path, group):
 
 
 @pytest.mark.parametrize("opener", [xr.open_dataset, xr.open_datatree, xr.open_groups])
-def test_an_unknown_keyword_is_refused_with_those_that_exist(path, opener):
-    with pytest.raises(KeywordError, match="unknown keyword 'devise'") as raised:
-        opener(path, engine="gpuzarr", devise="cuda")
+@pytest.mark.parametrize(("given", "meant"), [("devise", "device"), ("chunk", "chunks")])
+def test_an_unknown_keyword_is_refused_with_those_that_exist(path, opener, given, meant):
+    with pytest.raises(KeywordError, match=f"unknown keyword '{given}'") as raised:
+        opener(path, engine="gpuzarr", **{given: {}})
 
     assert isinstance(raised.value, TypeError)
     assert {"device", "storage", "group", "decode_times"} <= set(raised.value.found.partition(": ")[2].split(", "))
-    assert raised.value.do == "leave it out, or choose one of these (perhaps 'device')"
+    assert raised.value.do == f"leave it out, or choose one of these (perhaps '{meant}')"
+
+
+@pytest.mark.parametrize(("device", "meant"), [("cpu", "host"), ("gpu", "cuda"), ("Cuda", "cuda"), ("works", "workers")])
+def test_an_unknown_device_is_refused_with_the_one_that_was_meant(path, device, meant):
+    with pytest.raises(OptionError, match="unknown device") as raised:
+        xr.open_dataset(path, engine="gpuzarr", device=device)
+
+    assert raised.value.do == f"leave device out, or choose one of these (perhaps '{meant}')"
 
 
 def test_an_open_store_is_read_in_place_of_the_path(path):

@@ -61,11 +61,12 @@ def require_known(given: Iterable[str], known: Iterable[str]) -> None:
     ------
     KeywordError
     """
-    for name in sorted({*given}.difference(known)):
+    known = {*known, "chunks"}  # which xarray takes itself
+    for name in sorted({*given} - known):
         raise KeywordError(
             f"unknown keyword {name!r}",
             tried=f'{name}= with engine="gpuzarr"',
-            found="valid keywords: " + ", ".join(sorted({*known} - {"filename_or_obj"})),
+            found="valid keywords: " + ", ".join(sorted(known - {"filename_or_obj"})),
             do=f"leave it out, or choose one of these{perhaps(name, known)}",
         )
 

@@ -20,7 +20,7 @@ from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.decoders.protocol import Decoder, Device, FileReader, SelfChecking
 from xarray_gpuzarr.decoders.workers.decoder import WorkersDecoder
 from xarray_gpuzarr.decoders.workers.stand_in import CupyStandIn
-from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError
+from xarray_gpuzarr.errors import DeviceUnavailableError, OptionError, perhaps
 from xarray_gpuzarr.fetch import Storage
 from xarray_gpuzarr.process.advice import advise
 
@@ -124,7 +124,7 @@ def resolve_device(device: str) -> Device:
             "unknown device",
             tried=f"device={device!r}",
             found="valid options: 'auto', 'cuda', 'host', 'workers', and a GPU by its number, such as 'cuda:1'",
-            do="leave device out, or choose one of these",
+            do="leave device out, or choose one of these" + perhaps(str(device), _DEVICES),
         )
     if device in ("host", "workers"):
         return device
