@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.stores.fakes import Wrapper
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, ZipStore
 
 from xarray_gpuzarr import NoGroupError
 
@@ -68,10 +68,7 @@ def test_a_store_without_groups(tmp_path):
     with pytest.raises(NoGroupError) as caught:
         xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", group="a")
 
-    assert (caught.value.found.split(" (")[0], caught.value.do) == (
-        "there are no groups in this store",
-        "leave the group out",
-    )
+    assert (caught.value.found, caught.value.do) == ("there are no groups in this store", "leave the group out")
 
 
 @opens
@@ -87,8 +84,11 @@ def test_a_file_of_another_format(tmp_path, opens):
 
 @opens
 def test_a_single_array(store, opens):
-    with pytest.raises(NoGroupError, match="an array, not a group"):
+    with pytest.raises(NoGroupError) as caught:
         opens(store / "t", engine="gpuzarr")
+
+    assert caught.value.found == "an array, not a group"
+    assert "docs/stores.md#ome-zarr-and-single-arrays" in caught.value.do
 
 
 def test_a_damaged_group_is_not_called_absent(tmp_path):
@@ -107,3 +107,42 @@ def test_where_nothing_is_the_error_is_that_of_the_stock_engine(tmp_path):
         xr.open_dataset(tmp_path / "none.zarr", engine="gpuzarr")
 
     assert (type(ours.value), str(ours.value)) == (type(stock.value), str(stock.value))
+
+
+def test_a_folder_of_stores(store):
+    with pytest.raises(NoGroupError, match=r"no zarr.json or .zgroup in this folder") as caught:
+        xr.open_dataset(store.parent, engine="gpuzarr")
+
+    assert caught.value.do == "name a store in it: s.zarr"
+
+
+def test_another_zarr_format(store, zarr_format):
+    with pytest.raises(NoGroupError, match=f"a group of Zarr format {zarr_format}") as caught:
+        xr.open_dataset(store, engine="gpuzarr", zarr_format=5 - zarr_format)
+
+    assert caught.value.do == f"leave zarr_format out, or give zarr_format={zarr_format}"
+
+
+@opens
+def test_a_zip_file(tmp_path, opens):
+    path = tmp_path / "s.zip"
+    with ZipStore(path, mode="w") as zipped:
+        FIELD.to_zarr(zipped, consolidated=False)
+
+    with pytest.raises(NoGroupError, match="a zip file") as caught:
+        opens(str(path), engine="gpuzarr")
+
+    assert (
+        caught.value.do
+        == f"open it with zarr-python, and pass it in place of its path: zarr.storage.ZipStore('{path}')"
+    )
+    assert opens(ZipStore(path), engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
+
+
+@pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: f"file://{path}"])
+def test_a_missing_array_of_a_group(store, kind):
+    with pytest.raises(NoGroupError, match="nothing is there") as caught:
+        xr.open_dataset(kind(store / "u"), engine="gpuzarr")
+
+    assert caught.value.do.startswith("name what is in the group '")
+    assert caught.value.do.endswith(f"{store}': model, obs, t")

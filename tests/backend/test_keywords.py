@@ -97,7 +97,9 @@ def test_an_unknown_keyword_is_refused_with_those_that_exist(path, opener, given
     assert raised.value.do == f"leave it out, or choose one of these (perhaps '{meant}')"
 
 
-@pytest.mark.parametrize(("device", "meant"), [("cpu", "host"), ("gpu", "cuda"), ("Cuda", "cuda"), ("works", "workers")])
+@pytest.mark.parametrize(
+    ("device", "meant"), [("cpu", "host"), ("gpu", "cuda"), ("Cuda", "cuda"), ("works", "workers")]
+)
 def test_an_unknown_device_is_refused_with_the_one_that_was_meant(path, device, meant):
     with pytest.raises(OptionError, match="unknown device") as raised:
         xr.open_dataset(path, engine="gpuzarr", device=device)

@@ -120,7 +120,7 @@ def test_info_of_a_store_that_is_not_local_counts_nothing(tmp_path, capsys):
     ("arguments", "name", "found"),
     [
         (["info", "{tmp}/none.zarr"], "StoreReadError", "FileNotFoundError"),
-        (["info", "{tmp}"], "StoreReadError", "GroupNotFoundError"),
+        (["info", "{tmp}"], "NoGroupError", "no zarr.json or .zgroup"),
         (["info", "{tmp}/s.zarr", "--group", "none"], "NoGroupError", "none"),
         (["info", "{tmp}/s.zarr", "--device", "tpu"], "OptionError", "valid options:"),
         (["info", "{tmp}/s.zarr", "--gpu-memory", "much"], "OptionError", "not a size"),

@@ -1,4 +1,4 @@
-"""Why there is no group where one was to be opened: a mistyped path, an array, a file of another format.
+"""Why there is no group where one was to be opened: a mistyped path, an array, a folder, a file of another format.
 
 The store is looked at once more, after zarr-python has failed.
 """
@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import zarr
-from zarr.errors import ContainsArrayError, GroupNotFoundError
+from zarr.errors import ContainsArrayError
 
 from xarray_gpuzarr.errors import NoGroupError, perhaps
 
 _MOST_NAMED = 12
+_GROUP_FILES = ("zarr.json", ".zgroup")
+ALONE = "docs/stores.md#ome-zarr-and-single-arrays says how to read what is no dataset"
 
 
 @contextmanager
@@ -31,7 +34,7 @@ def naming_absent_groups(where: Any, *, group: Any = None, **options: Any) -> It
     """
     try:
         yield
-    except (AttributeError, ContainsArrayError, GroupNotFoundError, KeyError) as err:
+    except (AttributeError, ContainsArrayError, FileNotFoundError, KeyError) as err:
         given = {name: options.get(name) for name in ("storage_options", "zarr_format")}
         path = str(group or "").strip("/")
         try:
@@ -43,20 +46,50 @@ def naming_absent_groups(where: Any, *, group: Any = None, **options: Any) -> It
         found, do = why
         what = f"group '{path}' of " if path else ""
         tried = "opening " + (f"group={group!r}" if path else "its first group")
-        raise NoGroupError(f"cannot open {what}'{where}'", tried=tried, found=f"{found} ({err})", do=do) from err
+        raise NoGroupError(f"cannot open {what}'{where}'", tried=tried, found=found, do=do) from err
 
 
 def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str] | None:
     """Return what is at a path in place of a group, and what to do; None if that is not the reason."""
     node = _node(where, path, given)
     if isinstance(node, zarr.Array):
-        do = "open the group that holds it, or read it alone: xarray_gpuzarr.read_array(zarr.open_array(...))"
+        do = "open the group that holds it, or read it alone: xarray_gpuzarr.read_array(zarr.open_array(...)); " + ALONE
         return f"an array, not a group, at '{path}'" if path else "an array, not a group", do
+    of_any_format = _node(where, path, given | {"zarr_format": None}) if given["zarr_format"] else None
+    if node is None and isinstance(of_any_format, zarr.Group):
+        n = of_any_format.metadata.zarr_format
+        return f"a group of Zarr format {n}", f"leave zarr_format out, or give zarr_format={n}"
     root = _node(where, "", given) if path and node is None else node
-    if root is None and isinstance(where, str) and Path(where).is_file():
+    if root is None and isinstance(where, str):
+        return _no_store(where, given)
+    return _other_groups(root, path) if path and node is None and isinstance(root, zarr.Group) else None
+
+
+def _no_store(where: str, given: dict[str, Any]) -> tuple[str, str] | None:
+    """Say what a path or URL holds that is no store, or what the group above it holds if it is nothing."""
+    place, above = Path(where), where.rstrip("/").rpartition("/")[0]
+    if place.is_dir():
+        return in_folder(place)
+    if is_zipfile(place):
+        return (
+            "a zip file",
+            f"open it with zarr-python, and pass it in place of its path: zarr.storage.ZipStore('{where}')",
+        )
+    if place.is_file():
         do = "xarray.open_dataset(path) without engine= reads other formats; gpuzarr demo --source FILE rewrites one"
         return "a file that is no Zarr store", do
-    return _other_groups(root, path) if path and node is None and isinstance(root, zarr.Group) else None
+    group = _node(above, "", given) if above else None
+    names = sorted(group) if isinstance(group, zarr.Group) else []
+    return ("nothing is there", f"name what is in the group '{above}': {listed(names)}") if names else None
+
+
+def in_folder(folder: Path) -> tuple[str, str] | None:
+    """Name the stores in a folder that is none; None if it has metadata of a group."""
+    if any((folder / name).exists() for name in _GROUP_FILES):
+        return None
+    stores = sorted(child.name for child in folder.iterdir() if any((child / name).exists() for name in _GROUP_FILES))
+    do = f"name a store in it: {listed(stores)}" if stores else "name the folder that holds one of them"
+    return "no zarr.json or .zgroup in this folder", do
 
 
 def _other_groups(root: zarr.Group, path: str) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import zarr
 
-from xarray_gpuzarr.backend.absent_groups import listed
+from xarray_gpuzarr.backend.absent_groups import in_folder
 from xarray_gpuzarr.errors import GpuZarrError, StoreReadError
 
 _PACKAGES = {
@@ -144,10 +144,4 @@ def _on_place(address: Address) -> tuple[str, str]:
     path = Path(address.store)
     if address.group or address.scheme or node is not None or not path.is_dir():
         return "", _USUAL
-    stores = sorted(child.name for child in path.iterdir() if any((child / f).exists() for f in _GROUP_FILES))
-    if not stores:
-        return "no zarr.json or .zgroup in this folder", "name the folder that holds one of them"
-    return "no zarr.json or .zgroup in this folder", f"name a store in it: {listed(stores)}"
-
-
-_GROUP_FILES = ("zarr.json", ".zgroup")
+    return in_folder(path) or ("", _USUAL)
