@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.data.pyramids import write_pyramid
 from zarr.codecs import BytesCodec
 
 from xarray_gpuzarr.cli import failures, main
@@ -72,6 +73,17 @@ def test_a_demo_of_an_array_in_place_of_a_group(zarr_format, tmp_path, capsys):
 
     assert found.startswith("an array, not a group")
     assert do == f"give the group that holds 't': {tmp_path}/s.zarr"
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.parametrize("below", ["", "/0", "/0/"])
+def test_a_demo_of_an_image(version, below, tmp_path, capsys):
+    write_pyramid(tmp_path / "image.zarr", version)
+
+    found, do = told(capsys, "demo", "--dir", f"{tmp_path}/demo", "--source", f"{tmp_path}/image.zarr{below}")
+
+    assert found.startswith("The dimensions of '0' have no names" if version == "0.4" else "'y' is 256 long in '0'")
+    assert do.startswith("gpuzarr info and gpuzarr bench take single arrays; docs/stores.md#ome-zarr-and-single-arrays")
 
 
 def test_a_folder_of_stores(store, tmp_path, capsys):

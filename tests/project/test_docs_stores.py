@@ -79,6 +79,18 @@ def test_levels_of_a_pyramid_are_no_dataset_to_xarray(stores):
         xr.open_dataset(folder / "image-0.4.zarr", engine="zarr", consolidated=False, drop_variables=["1", "2"])
 
 
+@pytest.mark.parametrize("opens", [xr.open_dataset, xr.open_datatree])
+@pytest.mark.parametrize(("name", "error"), [("image.zarr", ValueError), ("image-0.4.zarr", KeyError)])
+def test_errors_of_arrays_that_are_no_dataset_lead_to_the_page(stores, opens, name, error):
+    with pytest.raises(error) as raised:
+        opens(stores[0] / name, engine="gpuzarr", consolidated=False)
+
+    (note,) = raised.value.__notes__
+    (page, heading) = re.search(r"(docs/stores\.md)#(\S+)", note).groups()
+    assert page == "docs/stores.md"
+    assert heading in [re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"(?m)^## (.*)$", PAGE.read_text())]
+
+
 def test_a_tree_of_an_image_has_its_labels_at_the_same_level(stores):
     path = stores[0] / "image.zarr"
 

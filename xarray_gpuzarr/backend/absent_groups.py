@@ -1,6 +1,7 @@
 """Why there is no group where one was to be opened: a mistyped path, an array, a folder, a file of another format.
 
-The store is looked at once more, after zarr-python has failed.
+The store is looked at once more, after zarr-python has failed. And where the arrays of a group are no dataset, what to
+read about that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from xarray_gpuzarr.errors import NoGroupError, perhaps
 
 _MOST_NAMED = 12
 _GROUP_FILES = ("zarr.json", ".zgroup")
-ALONE = "docs/stores.md#ome-zarr-and-single-arrays says how to read what is no dataset"
+ALONE = "docs/stores.md#ome-zarr-and-single-arrays says how to read what is no dataset, such as OME-Zarr images"
 
 
 @contextmanager
@@ -47,6 +48,17 @@ def naming_absent_groups(where: Any, *, group: Any = None, **options: Any) -> It
         what = f"group '{path}' of " if path else ""
         tried = "opening " + (f"group={group!r}" if path else "its first group")
         raise NoGroupError(f"cannot open {what}'{where}'", tried=tried, found=found, do=do) from err
+
+
+@contextmanager
+def leading_to_single_arrays() -> Iterator[None]:
+    """Note on what xarray raises of arrays that are no dataset, such as the levels of an image, how to read them."""
+    try:
+        yield
+    except (KeyError, ValueError) as err:
+        if "conflicting sizes" in str(err) or "_ARRAY_DIMENSIONS" in str(err):
+            err.add_note(ALONE)
+        raise
 
 
 def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str] | None:

@@ -21,6 +21,7 @@ from xarray.backends import ZarrStore
 from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
+from xarray_gpuzarr.backend.absent_groups import leading_to_single_arrays
 from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
@@ -39,6 +40,7 @@ _AS_TEXT_OR_TIME = {"_Encoding", "units"}
 """Attributes that xarray takes from numbers which it makes text or times of, even if these become truth values then."""
 
 
+@leading_to_single_arrays()
 def build_datasets[Path](
     stores: Mapping[Path, ZarrStore],
     options: DecodeOptions,

@@ -18,7 +18,7 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.groups import open_group
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.backend.open_options import Place
-from xarray_gpuzarr.cli.failures import Address, naming_failures
+from xarray_gpuzarr.cli.failures import Address, dims_of, naming_failures, why_apart
 from xarray_gpuzarr.read import stored_array
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS
 
@@ -63,29 +63,9 @@ def _apart(address: Address, place: Place) -> Contents | None:
             arrays = dict(sorted(node.arrays()))
         except Exception:  # noqa: BLE001  # as in `Address.open`
             return None
-        why = _why_apart(arrays)
+        why = why_apart(arrays)
     variables = {name: _as_stored(array, place) for name, array in arrays.items()}
     return Contents(node=node, variables=variables, why_apart=why) if why else None
-
-
-def _why_apart(arrays: Mapping[str, zarr.Array[Any]]) -> str:
-    """Say why arrays of one group do not fit together as a dataset; empty if they do, as far as metadata tell."""
-    lengths: dict[str, tuple[str, int]] = {}
-    for name, array in arrays.items():
-        dims = _dims(array)
-        if dims is None:
-            return f"The dimensions of {name!r} have no names, which a dataset needs"
-        for dim, length in zip(dims, array.shape, strict=False):
-            other, known = lengths.setdefault(dim, (name, length))
-            if length != known:
-                return f"{dim!r} is {known} long in {other!r} and {length} in {name!r}: these arrays are no dataset"
-    return ""
-
-
-def _dims(array: zarr.Array[Any]) -> list[str] | None:
-    """Return the names of dimensions that xarray looks for, or None if one of them has no name."""
-    dims = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    return list(dims) if isinstance(dims, list | tuple) and None not in dims else None
 
 
 def _as_stored(array: zarr.Array[Any], place: Place) -> xr.Variable:
@@ -93,5 +73,5 @@ def _as_stored(array: zarr.Array[Any], place: Place) -> xr.Variable:
     lazily: Any = ZarrArrayWrapper(array)
     if array.dtype.kind in NUMERIC_KINDS:
         lazily = LazyArray(stored_array(array, storage=place.storage), place.device, or_host=place.or_host)
-    dims = _dims(array) or [f"dim_{axis}" for axis in range(array.ndim)]
+    dims = dims_of(array) or [f"dim_{axis}" for axis in range(array.ndim)]
     return xr.Variable(dims, indexing.LazilyIndexedArray(lazily))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import zarr
 
-from xarray_gpuzarr.backend.absent_groups import in_folder
+from xarray_gpuzarr.backend.absent_groups import ALONE, in_folder
 from xarray_gpuzarr.errors import GpuZarrError, StoreReadError
 
 _PACKAGES = {
@@ -140,8 +140,41 @@ def _on_place(address: Address) -> tuple[str, str]:
     node = address.open(address.group)
     if isinstance(node, zarr.Array) and not address.group:
         parent, _, name = address.store.rstrip("/").rpartition("/")
-        return "an array, not a group", f"give the group that holds {name!r}: {parent or '.'}"
+        above = replace(address, store=parent or ".")
+        return _if_apart(above.open("")) or (
+            "an array, not a group",
+            f"give the group that holds {name!r}: {above.store}",
+        )
+    apart = _if_apart(node)
+    if apart:
+        return apart
     path = Path(address.store)
     if address.group or address.scheme or node is not None or not path.is_dir():
         return "", _USUAL
     return in_folder(path) or ("", _USUAL)
+
+
+def _if_apart(node: Any) -> tuple[str, str] | None:
+    """Say so if a node is a group whose arrays are no dataset."""
+    why = why_apart(dict(sorted(node.arrays()))) if isinstance(node, zarr.Group) else ""
+    return (why, f"gpuzarr info and gpuzarr bench take single arrays; {ALONE}") if why else None
+
+
+def why_apart(arrays: Mapping[str, zarr.Array[Any]]) -> str:
+    """Say why arrays of one group do not fit together as a dataset; empty if they do, as far as metadata tell."""
+    lengths: dict[str, tuple[str, int]] = {}
+    for name, array in arrays.items():
+        dims = dims_of(array)
+        if dims is None:
+            return f"The dimensions of {name!r} have no names, which a dataset needs"
+        for dim, length in zip(dims, array.shape, strict=False):
+            other, known = lengths.setdefault(dim, (name, length))
+            if length != known:
+                return f"{dim!r} is {known} long in {other!r} and {length} in {name!r}: these arrays are no dataset"
+    return ""
+
+
+def dims_of(array: zarr.Array[Any]) -> list[str] | None:
+    """Return the names of dimensions that xarray looks for, or None if one of them has no name."""
+    dims = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return list(dims) if isinstance(dims, list | tuple) and None not in dims else None

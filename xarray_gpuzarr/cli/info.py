@@ -16,6 +16,7 @@ import numpy as np
 import zarr
 from rich.console import Console
 
+from xarray_gpuzarr.backend.absent_groups import ALONE
 from xarray_gpuzarr.backend.accessor import Explanation
 from xarray_gpuzarr.backend.accessor.accessors import device_of, explanation
 from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
@@ -40,7 +41,7 @@ _MOST_DETAILED = 12
 """Variables with axes that get rows of their own in tables; where there are more, each gets one line."""
 _MOST_GROUPS = 30
 """Groups that are listed unless all are asked for."""
-_AS_STORED = "Dtypes are as stored; docs/stores.md#ome-zarr-and-single-arrays says how to read what is no dataset."
+_AS_STORED = f"Dtypes are as stored; {ALONE}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
