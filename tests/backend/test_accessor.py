@@ -67,7 +67,7 @@ ROWS = (
         codecs="bytes(little) > zstd",
         cast="mask -1, * 0.5, + 3",
         where="host",
-        stored_nbytes=4608,
+        decompressed_nbytes=4608,
         decoded_nbytes=18432,
     ),
     Row(
@@ -82,7 +82,7 @@ ROWS = (
         cast="none",
         where="host, by zarr-python",
         why="codec numcodecs.lzma is decoded chunk by chunk",
-        stored_nbytes=2304,
+        decompressed_nbytes=2304,
         decoded_nbytes=2304,
     ),
     Row(
@@ -95,7 +95,7 @@ ROWS = (
         cast="none",
         where="host, by zarr-python",
         why="codecs around the sharding codec",
-        stored_nbytes=9216,
+        decompressed_nbytes=9216,
         decoded_nbytes=9216,
     ),
     Row(
@@ -109,7 +109,7 @@ ROWS = (
         codecs="bytes(little) > zstd",
         cast="none",
         where="host",
-        stored_nbytes=192,
+        decompressed_nbytes=192,
         decoded_nbytes=192,
     ),
     Row(
@@ -120,7 +120,7 @@ ROWS = (
         dtype="float64",
         where="host, by xarray",
         why="index coordinate",
-        stored_nbytes=48,
+        decompressed_nbytes=48,
         decoded_nbytes=48,
     ),
     Row(
@@ -131,7 +131,7 @@ ROWS = (
         dtype="datetime64[ns]",
         where="host, by xarray",
         why="times stay with xarray",
-        stored_nbytes=384,
+        decompressed_nbytes=384,
         decoded_nbytes=384,
     ),
     Row(
@@ -142,7 +142,7 @@ ROWS = (
         dtype="str32",
         where="host, by xarray",
         why="text and objects stay with xarray",
-        stored_nbytes=24,
+        decompressed_nbytes=24,
         decoded_nbytes=24,
     ),
     Row(

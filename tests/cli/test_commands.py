@@ -1,5 +1,6 @@
 """The command ``gpuzarr``: what it prints, where, and the status it exits with."""
 
+import json
 import os
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
     index_nbytes = 24 * 16 + 4
     on_disk = 2 * (24 * 6 * 8 * 2 + index_nbytes) + Path(path, "t/zarr.json").stat().st_size
     assert lines[0] == f"{path}, group /, Zarr format 3"
-    assert lines[1:3] == ["groups below it (gpuzarr info STORE --group PATH):", "sub  1 array, 64 B"]
+    assert lines[1:3] == ["groups below it (gpuzarr info STORE --group PATH):", "sub  1 array, 64 B decompressed"]
     assert " ".join(lines[6].split()) == "t int16 → float64 2 shards of 24\u00d76\u00d78 host"
     assert "48 chunks of 1\u00d76\u00d78" in lines[7]
     assert "bytes(little)" in lines[8]
@@ -71,17 +72,22 @@ def test_info_shows_layout_codecs_route_and_bytes(path, capsys):
     assert lines[-5].split() == ["t", *f"{on_disk / 1000:.3g} kB 4.61 kB 18.4 kB 9.22 kB".split()]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "size", "nbytes"), [([], "80 GB", 80 * 10**9), (["--gpu-memory", "24 GiB"], "24 GiB", 24 * 2**30)]
-)
-def test_info_says_what_a_task_on_a_gpu_takes(path, capsys, arguments, size, nbytes):
+@pytest.mark.parametrize(("arguments", "size"), [([], "80 GB"), (["--gpu-memory", "24 GiB"], "24 GiB")])
+def test_info_says_what_a_task_on_a_gpu_takes(path, capsys, arguments, size):
     assert main(["info", path, *arguments]) == 0
 
     head, _, row = [line.strip() for line in capsys.readouterr().out.splitlines()][-3:]
     chunk = 6 * 8 * 2
     peak = 24 * 6 * 8 * 8 + 24 * 2 * chunk + 3 * 256 * 1024
-    assert head.endswith(f"fit into {size}")
-    assert row.split() == ["t", *f"9.22 kB 4.61 kB {peak / 1e3:.3g} kB {(nbytes - 2**30) // peak}".split()]
+    assert head.endswith(f"at once in {size}")
+    assert row.split() == ["t", *f"9.22 kB 4.61 kB {peak / 1e3:.3g} kB 3".split()]
+
+
+@pytest.mark.parametrize(("size", "n"), [("80 GB", 3), ("1.075 GB", 2), ("1.07 GB", 0)])
+def test_info_says_how_many_tasks_read_at_once(path, capsys, size, n):
+    assert main(["info", path, "--gpu-memory", size, "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["variables"][0]["n_tasks_at_once"] == n
 
 
 def test_info_of_chunks_that_no_such_gpu_decodes(path, capsys):

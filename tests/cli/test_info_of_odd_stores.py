@@ -98,7 +98,7 @@ def test_storage_options_reach_the_store(capsys, tmp_path):
         xr.Dataset({"field": (("y", "x"), FIELD)}).to_zarr(url, group="g", storage_options=keys)
 
         assert main(["info", url, *options]) == 0
-        assert "  g  1 array, 192 B" in capsys.readouterr().out.splitlines()
+        assert "  g  1 array, 192 B decompressed" in capsys.readouterr().out.splitlines()
         assert main(["info", url, *options, "--group", "none"]) == 2
         out, err = capsys.readouterr()
 
@@ -192,12 +192,12 @@ def test_a_tree_is_one_line_a_group(tmp_path, capsys):
     of_group = capsys.readouterr().out.splitlines()
 
     assert of_root[2:] == [
-        "  a      1 array, 192 B",
-        "  a/b    1 array, 192 B",
-        "  a/b/c  1 array, 192 B",
-        "  d      1 array, 192 B",
+        "  a      1 array, 192 B decompressed",
+        "  a/b    1 array, 192 B decompressed",
+        "  a/b/c  1 array, 192 B decompressed",
+        "  d      1 array, 192 B decompressed",
     ]
-    assert of_group[2:4] == ["  a/b    1 array, 192 B", "  a/b/c  1 array, 192 B"]
+    assert of_group[2:4] == ["  a/b    1 array, 192 B decompressed", "  a/b/c  1 array, 192 B decompressed"]
 
 
 def test_many_groups_are_cut_short(tmp_path, capsys):

@@ -106,7 +106,7 @@ def _print(result: BenchResult, console: Console) -> None:
     shape = "\N{MULTIPLICATION SIGN}".join(str(part.stop - part.start) for part in result.box)
     whole = "\N{MULTIPLICATION SIGN}".join(map(str, result.shape))
     of = "" if shape == whole else f" of {whole}"
-    path, nbytes = result.location.array_path or "/", format_nbytes(result.stored_nbytes)
+    path, nbytes = result.location.array_path or result.location.store, format_nbytes(result.stored_nbytes)
     say(f"{path}: {shape}{of} {result.dtype}, {nbytes} uncompressed")
     for operation, case in result.cases.items():
         timed = [row for row in case.rows if row.status == "measured"]

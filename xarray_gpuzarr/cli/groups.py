@@ -22,7 +22,7 @@ class GroupBelow:
     """From the store's root, without a slash at either end."""
     n_arrays: int | None = None
     """Arrays directly in it; None if it was not looked into."""
-    stored_nbytes: int | None = None
+    decompressed_nbytes: int | None = None
     """Bytes of their elements before compression."""
     failure: str = ""
     """Why it could not be looked into."""
@@ -55,7 +55,9 @@ def groups_below(root: zarr.Group, *, whole: bool = False) -> tuple[GroupBelow, 
         try:
             members = group.members()
             arrays = [member for _, member in members if isinstance(member, zarr.Array)]
-            looked = GroupBelow(path=path, n_arrays=len(arrays), stored_nbytes=sum(array.nbytes for array in arrays))
+            looked = GroupBelow(
+                path=path, n_arrays=len(arrays), decompressed_nbytes=sum(array.nbytes for array in arrays)
+            )
         except Exception as err:  # noqa: BLE001  # damaged metadata raise anything; the line of the group names it
             found.append(GroupBelow(path=path, failure=masked(f"{type(err).__name__}: {err}")))
             continue

@@ -152,9 +152,9 @@ def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
 
 
 def _group_text(group: GroupBelow) -> str:
-    if group.n_arrays is None:
+    if not group.n_arrays:
         return group.failure
-    return f"{_counted(group.n_arrays, 'array')}, {format_nbytes(group.stored_nbytes or 0)}" if group.n_arrays else ""
+    return f"{_counted(group.n_arrays, 'array')}, {format_nbytes(group.decompressed_nbytes or 0)} decompressed"
 
 
 def _counted(n: int, noun: str) -> str:
@@ -168,7 +168,7 @@ def _print_tables(explained: Explanation, ours: list[tuple[Row, LazyArray]], gpu
     if ours:
         columns = ("variable", "on disk", "decompressed", "decoded", "one task gives")
         console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]), "")
-        parts = ("a task on a GPU", "result", "batches", "peak", f"fit into {gpu}")
+        parts = ("a task on a GPU", "result", "batches", "peak", f"at once in {gpu}")
         console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in ours]))
 
 
@@ -189,6 +189,11 @@ def _task(row: Row, lazy: LazyArray, gpu_nbytes: int) -> TaskMemory | None:
     return None
 
 
+def _n_at_once(memory: TaskMemory, gpu_nbytes: int) -> int:
+    """Return how many such tasks read at once: as many as fit, and `n_reads` at most."""
+    return min(memory.n_fitting(gpu_nbytes), resource_options().n_reads)
+
+
 def _task_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, Any]:
     if lazy is None:
         return {}
@@ -197,7 +202,7 @@ def _task_json(row: Row, lazy: LazyArray | None, gpu_nbytes: int) -> dict[str, A
         "disk_nbytes": disk_nbytes(lazy),
         "task_shape": _block_shape(row),
         "task_device_nbytes": None if memory is None else memory.device_nbytes,
-        "n_tasks_fitting": 0 if memory is None else memory.n_fitting(gpu_nbytes),
+        "n_tasks_at_once": 0 if memory is None else _n_at_once(memory, gpu_nbytes),
     }
 
 
@@ -206,7 +211,7 @@ def _memory_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]
     if memory is None:
         return (row.variable, "", "", "a chunk does not fit", "0")
     parts = (memory.result_nbytes, memory.batches_nbytes, memory.device_nbytes)
-    return (row.variable, *map(format_nbytes, parts), str(memory.n_fitting(gpu_nbytes)))
+    return (row.variable, *map(format_nbytes, parts), str(_n_at_once(memory, gpu_nbytes)))
 
 
 def _byte_cells(row: Row, lazy: LazyArray) -> tuple[str, ...]:
@@ -215,7 +220,7 @@ def _byte_cells(row: Row, lazy: LazyArray) -> tuple[str, ...]:
     return (
         row.variable,
         _disk_cell(disk_nbytes(lazy)),
-        format_nbytes(row.stored_nbytes or 0),
+        format_nbytes(row.decompressed_nbytes or 0),
         format_nbytes(row.decoded_nbytes),
         format_nbytes(task * per_element),
     )

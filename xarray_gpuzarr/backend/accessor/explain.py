@@ -53,7 +53,7 @@ class Row:
     """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty where there is nothing to choose."""
     load: str = ""
     """What keeps a GPU from being busy with one read, and what would help; empty where nothing does."""
-    stored_nbytes: int | None = None
+    decompressed_nbytes: int | None = None
     """Bytes of the elements in their stored dtype, before compression."""
     decoded_nbytes: int
     """Bytes of the elements after decoding."""
@@ -110,7 +110,7 @@ def _bare_row(name: str, variable: Variable, stored_dtype: Any, where: str, why:
         dtype=variable.dtype.name,
         where=where,
         why=why,
-        stored_nbytes=None if stored is None else n * stored.itemsize,
+        decompressed_nbytes=None if stored is None else n * stored.itemsize,
         decoded_nbytes=n * variable.dtype.itemsize,
     )
 
