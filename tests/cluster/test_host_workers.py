@@ -178,6 +178,8 @@ def test_a_worker_without_a_gpu_is_refused_and_named(client):
 
     assert "on worker 0 at tcp://127.0.0.1" in caught.value.tried or "on worker 1 at tcp" in caught.value.tried
     assert "libcuda" in caught.value.found
+    logs = [line for log in client.get_worker_logs().values() for _, line in log]
+    assert [line for line in logs if "Traceback" in line] == []
     assert eventually(lambda: set(client.run(has_plugin).values()), {False}) == {False}
 
 

@@ -51,9 +51,16 @@ def register(client: Any = None, *, device: str = "auto", pool: bool = False, **
 
 
 async def _register(client: Any, plugin: GpuZarrPlugin) -> None:
+    from xarray_gpuzarr.cluster.worker import why_refused  # noqa: PLC0415  # likewise
+
     before = await client.run_on_scheduler(_registered, name=plugin.name)
-    if before not in (None, plugin.settings):
+    if before == plugin.settings:
+        return
+    if before is not None:
         await client.unregister_worker_plugin(plugin.name)
+    refusals = await client.run(why_refused, plugin.settings["device"])
+    for refusal in filter(None, refusals.values()):
+        raise refusal
     try:
         await client.register_plugin(plugin)
     except BaseException:

@@ -13,7 +13,7 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol.serialize import dask_serialize
 
 from xarray_gpuzarr.cluster.preparation import preparation
-from xarray_gpuzarr.decoders import is_device
+from xarray_gpuzarr.decoders import is_device, resolve_device
 from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError, perhaps
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.configuration import check_options
@@ -63,14 +63,28 @@ class GpuZarrPlugin(WorkerPlugin):
                 await asyncio.to_thread(preparation.prepare_threads, executor, n_threads, device)
         except GpuZarrError as err:
             await self.teardown(worker)
-            where = f"{err.tried}, on worker {worker.name} at {worker.address}"
-            raise type(err)(err.headline, tried=where, found=err.found, do=err.do) from err
+            raise _on_worker(err, worker) from err
 
     async def teardown(self, worker: Worker) -> None:  # noqa: ARG002  # distributed's signature
         """Give back what `setup` took, unless other workers of this process still use it."""
         if self._entered:
             self._entered = False
             await asyncio.to_thread(preparation.leave)
+
+
+def why_refused(device: str, dask_worker: Worker) -> GpuZarrError | None:
+    """Return the error of a worker that lacks something for a device; what `setup` raises is logged at length."""
+    try:
+        resolve_device(device)
+    except GpuZarrError as err:
+        return _on_worker(err, dask_worker)
+    return None
+
+
+def _on_worker(err: GpuZarrError, worker: Worker) -> GpuZarrError:
+    """Return an error that names the worker."""
+    where = f"{err.tried}, on worker {worker.name} at {worker.address}"
+    return type(err)(err.headline, tried=where, found=err.found, do=err.do)
 
 
 def why_not_serializable() -> str | None:
