@@ -52,7 +52,7 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     >>> from xarray_gpuzarr import explain, zarr_pipeline
     >>> array = zarr.create_array({}, shape=(4, 4), chunks=(2, 2), dtype="f4")
     >>> print(explain(array))
-    /: zarr-python (opened with its BatchedCodecPipeline: call zarr_pipeline(), then open the array again)
+    /: zarr-python (opened without zarr_pipeline(): call it, then open the array again)
     >>> with zarr_pipeline():
     ...     array = zarr.create_array({}, shape=(4, 4), chunks=(2, 2), dtype="f4")
     >>> print(explain(array))
@@ -67,12 +67,11 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
 
 def _by_zarr(array: zarr.Array[Any]) -> str | None:
     """Say why zarr-python does not ask this package; None if it does."""
-    pipeline = array.async_array.codec_pipeline
-    if isinstance(pipeline, CodecPipeline):
+    if isinstance(array.async_array.codec_pipeline, CodecPipeline):
         return None
     if not is_known_to_zarr():
         return f"zarr-python {zarr.__version__} is older than 3.2"
-    return f"opened with its {type(pipeline).__name__}: call zarr_pipeline(), then open the array again"
+    return "opened without zarr_pipeline(): call it, then open the array again"
 
 
 def _route(array: zarr.Array[Any]) -> Route | str:
