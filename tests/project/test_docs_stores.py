@@ -7,6 +7,7 @@ import icechunk
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.data.datasets import ENCODING, weather
 from helpers.data.pyramids import CELLS, IMAGE, write_pyramid
@@ -91,6 +92,21 @@ def test_errors_of_arrays_that_are_no_dataset_lead_to_the_page(stores, opens, na
     assert heading in [re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"(?m)^## (.*)$", PAGE.read_text())]
 
 
+def test_levels_of_format_2_whose_dimensions_have_names_are_read_as_the_page_says(tmp_path):
+    write_pyramid(tmp_path / "named.zarr", "0.4")
+    for _, level in zarr.open_group(tmp_path / "named.zarr").arrays():
+        level.attrs["_ARRAY_DIMENSIONS"] = ["c", "y", "x"]
+    asked = {"engine": "gpuzarr", "consolidated": False, "drop_variables": ["1", "2"]}
+
+    as_stored, masked = (
+        xr.open_dataset(tmp_path / "named.zarr", mask_and_scale=m, **asked)["0"] for m in (False, True)
+    )
+
+    np.testing.assert_array_equal(as_stored, IMAGE)
+    assert (as_stored.dtype, masked.dtype) == ("u2", "f4")
+    assert np.isnan(masked.values[IMAGE == 0]).all()
+
+
 def test_a_tree_of_an_image_has_its_labels_at_the_same_level(stores):
     path = stores[0] / "image.zarr"
 
@@ -119,6 +135,8 @@ def test_example(code, stores, monkeypatch):
         for name in ("u10", "t2m", "mask"):
             xr.testing.assert_identical(loaded[name].drop_attrs(), stock[name].drop_attrs())
             assert loaded[name].encoding["dtype"] == stock[name].encoding["dtype"]
+    if "scales" in names:
+        np.testing.assert_array_equal(names["image"].y, np.arange(256) * 0.5)
     for name, expected in OF_IMAGES.items():
         np.testing.assert_array_equal(names.get(name, expected), expected)
     assert xarray_gpuzarr.configure()["max_requests"] == 64
