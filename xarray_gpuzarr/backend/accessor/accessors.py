@@ -1,4 +1,4 @@
-"""``.gpuzarr`` on datasets, arrays and trees: `explain`, `device`, `to_host` and `load`.
+"""``.gpuzarr`` on datasets, arrays and trees: `explain`, `device`, `to_host`, `load` and `encoding`.
 
 Nothing is read except by `load`, and by what `to_host` returns when that is computed or loaded.
 """
@@ -14,6 +14,7 @@ import numpy as np
 from xarray import DataArray, Dataset, DataTree, Variable
 from xarray.core import indexing
 
+from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
 from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.loading import load_together
@@ -93,6 +94,57 @@ class DatasetAccessor(Accessor):
         """
         variables = {name: host_variable(v) for name, v in self._dataset.variables.items()}
         return self._dataset._replace(variables)  # public ways compare, and so load, coordinates
+
+    def encoding(
+        self,
+        chunks: Size = "1 MiB",
+        shards: Size | None = "128 MiB",
+        *,
+        compressors: Any = None,
+        zarr_format: int = 3,
+    ) -> dict[Any, dict[str, Any]]:
+        """Return an `encoding` for `xarray.Dataset.to_zarr`: chunks and shards by size, packed as the source is.
+
+        Parameters
+        ----------
+        chunks : int, str or mapping of dimension to int
+            Size of a chunk in bytes before compression, in the stored dtype: ``2**20`` or ``"1 MiB"``, filled along the
+            last dimensions first and cut evenly. Or its lengths along dimensions, -1 and dimensions left out for all.
+        shards : int, str, mapping of dimension to int, or None
+            As `chunks`, rounded down to whole chunks; with lengths, multiples of the chunk's. A variable whose shard
+            would have one chunk gets none. None: no shards, as in format 2.
+        compressors : codec, sequence of codecs, or None
+            Of all variables. None keeps those of each variable's encoding that `zarr_format` knows; zarr-python chooses
+            for variables without any.
+        zarr_format : 2 or 3
+            Of the store to be written.
+
+        Returns
+        -------
+        dict of variable name to dict
+            Only `chunks`, `shards`, codecs, and what CF packing, times and missing values need. Text and objects get no
+            chunks.
+
+        Raises
+        ------
+        OptionError
+            A size, a dimension or a format that is unusable, or shards that are no whole number of chunks.
+
+        Notes
+        -----
+        ``to_zarr(encoding=...)`` replaces the encoding of a variable, its packing included; this keeps it. dask chunks
+        must be whole shards: ``dataset.chunk(time=...)``.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr
+        >>> t2m = xr.DataArray(np.zeros((48, 721, 1440), "f4"), dims=("time", "latitude", "longitude"))
+        >>> t2m.encoding = {"dtype": "int16", "scale_factor": 0.01, "_FillValue": -32768}
+        >>> encoding = t2m.to_dataset(name="t2m").gpuzarr.encoding("1 MiB", {"time": 24})
+        >>> encoding["t2m"]["chunks"], encoding["t2m"]["shards"], encoding["t2m"]["dtype"]
+        ((1, 361, 1440), (24, 722, 1440), 'int16')
+        """
+        return encodings(self._dataset, chunks, shards, compressors, zarr_format)
 
     def load(self) -> Dataset:
         """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.

@@ -1,0 +1,129 @@
+"""How variables are to be stored: chunks and shards of a size in bytes, packed as they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numcodecs.abc
+import numpy as np
+import zarr.abc.codec
+from xarray import Dataset, Variable
+
+from xarray_gpuzarr.errors import OptionError, perhaps
+from xarray_gpuzarr.process.sizes import parse_nbytes
+
+Size = int | str | Mapping[Any, int]
+"""Of a chunk or a shard: bytes as they are stored before compression, or lengths along dimensions, -1 for all."""
+
+_PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+_TIMES = ("units", "calendar")
+_CODECS = ("filters", "compressors")
+_TIME_NBYTES = 8
+_DO = 'give bytes (2**20), a text ("1 MiB"), or lengths of dimensions ({"time": 24, "x": -1})'
+
+
+def encodings(
+    dataset: Dataset, chunks: Size, shards: Size | None, compressors: Any, zarr_format: int
+) -> dict[Any, dict[str, Any]]:
+    """Return what `Dataset.to_zarr` takes as `encoding`; see `DatasetAccessor.encoding`."""
+    if zarr_format not in (2, 3):
+        raise OptionError(
+            "unknown Zarr format", tried=f"zarr_format={zarr_format!r}", found="neither 2 nor 3", do="give one of these"
+        )
+    chunks = _checked(chunks, "chunks", dataset.dims)
+    shards = None if shards is None or zarr_format == 2 else _checked(shards, "shards", dataset.dims)
+    found = {}
+    for name, variable in dataset.variables.items():
+        kept = _kept(variable, zarr_format)
+        if compressors is not None:
+            kept["compressors"] = compressors
+        found[name] = kept | _layout(name, variable, chunks, shards)
+    return found
+
+
+def _kept(variable: Variable, zarr_format: int) -> dict[str, Any]:
+    """Return what holds of a variable's encoding, however its chunks are cut."""
+    names = [*_PACKING, *(_TIMES if variable.dtype.kind in "mM" else ())]
+    kept = {name: variable.encoding[name] for name in names if name in variable.encoding}
+    kind: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
+    for name in _CODECS:
+        codecs = variable.encoding.get(name)
+        if isinstance(codecs, tuple | list) and all(isinstance(codec, kind) for codec in codecs):
+            kept[name] = codecs
+    return kept
+
+
+def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:
+    """Return the chunks of a variable, and its shards where these have more than one; neither for text and objects."""
+    stored = np.dtype(variable.encoding.get("dtype", variable.dtype))
+    if not variable.ndim or variable.dtype.kind in "OSUTV" or stored.kind in "OSUTV":
+        return {}
+    itemsize = _TIME_NBYTES if stored.kind in "mM" else stored.itemsize
+    shape = [max(1, n) for n in variable.shape]
+    if isinstance(chunks, Mapping):
+        chunk = _lengths(chunks, variable.dims, shape)
+    else:
+        assert isinstance(chunks, int)
+        chunk = _filled(shape, chunks // itemsize)
+    if shards is None:
+        return {"chunks": chunk}
+    n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
+    if isinstance(shards, Mapping):
+        shard = _lengths(shards, variable.dims, [n * length for n, length in zip(n_chunks, chunk, strict=True)])
+        _check_whole(name, variable.dims, chunk, shard)
+    else:
+        assert isinstance(shards, int)
+        per_shard = _filled(n_chunks, shards // (itemsize * math.prod(chunk)))
+        shard = tuple([n * length for n, length in zip(per_shard, chunk, strict=True)])
+    return {"chunks": chunk} if shard == chunk else {"chunks": chunk, "shards": shard}
+
+
+def _filled(shape: Sequence[int], room: int) -> tuple[int, ...]:
+    """Return the shape of a block of at most `room` items, one at least: whole along the last axes, then cut evenly."""
+    lengths: list[int] = []
+    for n in reversed(shape):
+        n_parts = -(-n // max(1, min(n, room)))
+        lengths.insert(0, -(-n // n_parts))
+        room //= lengths[0]
+    return tuple(lengths)
+
+
+def _lengths(given: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the lengths that were given along some dimensions, all of the others; none is longer than its axis."""
+    wanted = [given.get(dim, -1) for dim in dims]
+    return tuple([n if length == -1 else min(n, length) for n, length in zip(shape, wanted, strict=True)])
+
+
+def _checked(size: Size, name: str, dims: Iterable[Any]) -> Size:
+    """Return a size, a text in bytes."""
+    headline, tried = f"unusable size of {name}", f"{name}={size!r}"
+    if isinstance(size, str):
+        return parse_nbytes(size, headline, tried=tried, do=_DO)
+    if isinstance(size, Mapping):
+        unknown = [dim for dim in size if dim not in dims]
+        if unknown:
+            names = ", ".join(map(repr, dims))
+            do = f"name dimensions of the dataset{perhaps(str(unknown[0]), dims)}"
+            raise OptionError(headline, tried=tried, found=f"no dimension {unknown[0]!r} among {names}", do=do)
+    lengths = list(size.values()) if isinstance(size, Mapping) else [size]
+    if all(_is_length(n) or (n == -1 and isinstance(size, Mapping)) for n in lengths):
+        return size
+    raise OptionError(headline, tried=tried, found="not a whole number of at least 1", do=_DO)
+
+
+def _is_length(n: object) -> bool:
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and bool(n >= 1)
+
+
+def _check_whole(name: Any, dims: Sequence[Any], chunk: Sequence[int], shard: Sequence[int]) -> None:
+    """Raise unless shards have whole numbers of chunks."""
+    for dim, length, of_shard in zip(dims, chunk, shard, strict=True):
+        if of_shard % length:
+            raise OptionError(
+                f"shards of variable {name!r} do not have a whole number of chunks",
+                tried=f"shards of {of_shard} elements along {dim!r}, chunks of {length}",
+                found=f"{of_shard} is no multiple of {length}",
+                do=f"give a multiple of {length} for {dim!r}, or -1; or shards of a size in bytes",
+            )
