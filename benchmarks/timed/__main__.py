@@ -17,7 +17,7 @@ from benchmarks.machine import about, default_out
 from benchmarks.page.tables import timed_table
 from benchmarks.timed.bounds import call_s, decoding_bound, idle_shares
 from benchmarks.timed.machine import N_CORES, Machine
-from benchmarks.timed.rates import Rates, rates_of
+from benchmarks.timed.rates import Rates
 from xarray_gpuzarr.machine.bench.results import Results, Row, Sample
 from xarray_gpuzarr.read import StoredArray
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.smoke:
         chosen = [replace(each, n_shards=2, n_chunks=min(each.n_chunks, 8)) for each in chosen]
-    rates = rates_of(options.rates)
+    rates = Rates()
     description = about("benchmarks.timed", {"case": options.case, "rounds": 1})
     out = options.out or (None if options.smoke else default_out("timed"))
     results = Results(description | {"modelled": True, "rates": asdict(rates)}, out)
@@ -137,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
         "--calls", nargs="+", choices=("overlap", "in-turn"), default=["overlap"], help="that decode (default overlap)"
     )
     parser.add_argument("--slots", nargs="+", type=int, help="chunks that are decoded at once (default 528)")
-    parser.add_argument("--rates", type=Path, help="results of benchmarks.gpu.saturation (default: what is assumed)")
     parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/timed-<date>.json)")
     parser.add_argument("--smoke", action="store_true", help="short arrays; writes JSON only with --out")
     return parser

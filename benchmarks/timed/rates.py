@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
 
 import numpy as np
-
-from xarray_gpuzarr.machine.bench.results import CaseRows
 
 _MS, _US = 1e-3, 1e-6
 RATIO = 5.3
@@ -116,49 +111,6 @@ class Rates:
         return self.lane_latency_s + nbytes / self.lane_rate
 
 
-def rates_of(path: Path | None) -> Rates:
-    """Return what a GPU did that `benchmarks.gpu.saturation` measured, the rest as assumed; all of it for None.
-
-    As many chunks are decoded at once as explains what a few of zstd take and what most do, in the median of their
-    lengths. How long one takes, of any format, follows from what most do.
-
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        JSON file of results.
-
-    Raises
-    ------
-    ValueError
-        There are less than two lengths of zstd in the file.
-    """
-    if path is None:
-        return Rates()
-    most: dict[str, dict[int, float]] = {}
-    at_once = []
-    for case in map(CaseRows.from_json, json.loads(path.read_text())["cases"]):
-        rows = [row for row in case.rows if row.samples]
-        if rows and case.about.get("operation") == "saturation":
-            fmt, nbytes = case.about["format"], case.about["chunk_nbytes"]
-            most.setdefault(fmt, {})[nbytes] = rate = max(row.rate for row in rows)
-            if fmt == "zstd":
-                at_once.append(rate * min(rows, key=lambda row: row.nbytes).wall_s / nbytes)
-    if len(at_once) < 2:
-        raise ValueError(
-            f"{path}: zstd was measured at {len(at_once)} lengths of chunks, and two are needed: "
-            "`python -m benchmarks.gpu.saturation` measures four"
-        )
-    n_decoding = max(1, round(median(at_once)))
-    return Rates(
-        n_decoding=n_decoding,
-        decoding=Rates().decoding | {fmt: _points(n_decoding, of) for fmt, of in most.items() if len(of) > 1},
-    )
-
-
 def _by_ratio(ratio: float) -> float:
     ratios, factors = zip(*_ZSTD_BY_RATIO, strict=True)
     return float(np.interp(-1 / ratio, [-1 / each for each in ratios], factors))
-
-
-def _points(n_decoding: int, rates: Mapping[int, float]) -> Points:
-    return tuple((nbytes, n_decoding * nbytes / rate) for nbytes, rate in sorted(rates.items()))

@@ -195,6 +195,6 @@ def test_every_kernel_family_and_codec_is_sanitized(gpu, capsys):
 
 def test_a_wrong_read_is_reported_to_the_sanitizers_caller(gpu, capsys, monkeypatch):
     monkeypatch.setattr(sanitize, "CODECS", ["none", "zstd 3"])
-    monkeypatch.setattr(lazy_array, "read_points", lambda stored, points, decoder: gpu.put(np.zeros(500, "f4")))
+    monkeypatch.setattr(lazy_array, "read_points", lambda stored, points, decoder, **_: gpu.put(np.zeros(500, "f4")))
     assert sanitize.main(lambda: gpu) == 1
     assert "wrong values: none, zstd 3" in capsys.readouterr().out

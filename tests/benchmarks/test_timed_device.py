@@ -14,12 +14,12 @@ from benchmarks.page.runs import load
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.bounds import call_s, covered, decoding_bound, idle_shares
 from benchmarks.timed.device import ModelledDevice, runs
-from benchmarks.timed.rates import HostCosts, Rates, rates_of
+from benchmarks.timed.rates import HostCosts, Rates
 from benchmarks.timed.simulation import Interval
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
 from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
-from xarray_gpuzarr.machine.bench.results import CaseRows, Results, Row, Sample
+from xarray_gpuzarr.machine.bench.results import CaseRows, Row, Sample
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0)
 RATES = Rates(
@@ -264,50 +264,6 @@ def test_published_chunk_takes_30_ms_in_one_of_528_slots():
 @pytest.mark.parametrize(("fmt", "ratio", "ms"), [("zstd", 1.0, 2.625), ("zstd", 50, 30), ("lz4", 1.0, 6)])
 def test_zstd_takes_less_where_it_saves_less(fmt, ratio, ms):
     assert Rates().decoding_s(fmt, 1_024_000, ratio) == pytest.approx(ms * 1e-3)
-
-
-def saturated(tmp_path, *formats):
-    """Write results of a device with 100 slots that takes 1 ms for 1 MB of zstd, 0.2 ms for 1 MB of lz4, ..."""
-    results = Results({}, tmp_path / "saturation.json")
-    for fmt, ms_of_1_mb in formats:
-        for nbytes in (10**6, 4 * 10**6):
-            name = f"{fmt}, {nbytes}"
-            results.begin(name, "", {"operation": "saturation", "format": fmt, "chunk_nbytes": nbytes})
-            for n in (16, 100, 1000):
-                took = math.ceil(n / 100) * ms_of_1_mb * 1e-3 * nbytes / 1e6
-                row = Row(case=name, name=f"{n} chunks on 1", side="bare", nbytes=n * nbytes)
-                results.sample(row, Sample(wall_s=took))
-            results.add(Row(case=name, name="3200 chunks on 8", side="bare", status="absent", nbytes=3200 * nbytes))
-    results.save()
-    return tmp_path / "saturation.json"
-
-
-def test_rates_are_those_of_a_device_that_was_measured(tmp_path):
-    rates = rates_of(saturated(tmp_path, ("zstd", 1), ("lz4", 0.2)))
-
-    assert rates.n_decoding == 100
-    seconds = {fmt: [rates.decoding_s(fmt, nbytes) for nbytes in (10**6, 4 * 10**6)] for fmt in ("zstd", "lz4")}
-    assert seconds == {"zstd": pytest.approx([1e-3, 4e-3]), "lz4": pytest.approx([0.2e-3, 0.8e-3])}
-    assert rates.decoding["gzip"] == Rates().decoding["gzip"]
-    assert rates.copy_rate == Rates().copy_rate
-
-
-def test_rates_without_zstd_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="zstd was measured at 0 lengths"):
-        rates_of(saturated(tmp_path, ("lz4", 1)))
-
-
-def test_rates_of_other_results_are_refused(tmp_path):
-    results = Results({}, tmp_path / "gpu.json")
-    results.begin("blog, warm", "", {"operation": "read"})
-    results.sample(Row(case="blog, warm", name="gpuzarr cuda", nbytes=1), Sample(wall_s=1))
-    results.save()
-    with pytest.raises(ValueError, match=r"benchmarks\.gpu\.saturation"):
-        rates_of(tmp_path / "gpu.json")
-
-
-def test_without_a_file_rates_are_assumed():
-    assert rates_of(None) == Rates()
 
 
 # ---- bounds and shares
