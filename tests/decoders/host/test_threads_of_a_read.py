@@ -1,15 +1,20 @@
 """How many threads the host decoder takes for a read: by how long decoding takes, and not by what is wanted of it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import zarr
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import counting, write
 from helpers.loops import leaving_all, require_loops, rows_taken, set_costs, without_loops
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
+from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.tasks import PlanTasks
 from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
 
@@ -134,3 +139,29 @@ def test_what_is_decoded_fast_needs_fewer_threads(memory, most, compressors, n_t
     assert_same_bits(read_array(array, device="host"), data)
 
     assert most == [n_threads]
+
+
+@given(
+    n_chunks=st.integers(1, 10_000),
+    chunk_nbytes=st.sampled_from([64, 4096, 2**17, 2**22, 2**27]),
+    rate=st.sampled_from([1e8, 1e9, 1e10]),
+    is_copied=st.booleans(),
+    is_local=st.booleans(),
+    budget=st.integers(1, 64),
+)
+def test_a_schedule_stays_within_its_budget(n_chunks, chunk_nbytes, rate, is_copied, is_local, budget):
+    array = SimpleNamespace(chunk_nbytes=chunk_nbytes, rate=rate, is_copied=is_copied, program=object())
+    source = SimpleNamespace(is_remote=not is_local, is_local=is_local)
+    nbytes = n_chunks * chunk_nbytes
+
+    found = schedule(array, source, n_chunks, nbytes, budget=budget, costs=Costs())
+
+    assert 1 <= found.n_threads <= budget
+    assert 1 <= found.n_loop_threads <= budget
+    if found.rows_a_call is None:  # never both: what the loops leave has none of theirs
+        assert 1 in (found.n_threads, found.n_loop_threads)
+    assert n_chunks > 1 or found.n_threads == 1
+    assert (found.rows_a_call is None) or is_local
+    assert nbytes / rate < Costs().serial_s or found.n_threads == budget or n_chunks == 1
+    if found.rows_a_call is not None and found.rows_a_call > 1:
+        assert found.rows_a_call * chunk_nbytes / rate <= Costs().call_s
