@@ -15,7 +15,8 @@ from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, r
 from xarray_gpuzarr.decoders.cuda.batches.sizes import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import perhaps
-from xarray_gpuzarr.fetch import MissingChunkError, ObjectChangedError
+from xarray_gpuzarr.fetch import ObjectChangedError
+from xarray_gpuzarr.fetch.strict import ChunkNotFoundError
 
 CLASSES = {
     "OptionError": ValueError,
@@ -26,6 +27,7 @@ CLASSES = {
     "MetadataError": ValueError,
     "UnsupportedCodecError": NotImplementedError,
     "DeviceUnavailableError": RuntimeError,
+    "MissingChunkError": ChunkNotFoundError,
     "StoreReadError": OSError,
     "ShardIndexError": ValueError,
     "CorruptChunkError": ValueError,
@@ -33,7 +35,7 @@ CLASSES = {
     "HostMemoryError": MemoryError,
     "CudaError": RuntimeError,
 }
-INTERNAL = {ObjectChangedError, MissingChunkError, DifferentValuesError, ChunkDoesNotFitError}
+INTERNAL = {ObjectChangedError, DifferentValuesError, ChunkDoesNotFitError}
 
 
 def classes(base=GpuZarrError):

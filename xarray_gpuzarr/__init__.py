@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StoreReadError,
         UnsupportedCodecError,
     )
+    from xarray_gpuzarr.fetch import MissingChunkError
     from xarray_gpuzarr.machine.diagnosis import doctor
     from xarray_gpuzarr.process.device_options import ResourceOptions
     from xarray_gpuzarr.process.fetch_options import FetchOptions
@@ -54,6 +55,7 @@ __all__ = [
     "HostMemoryError",
     "KeywordError",
     "MetadataError",
+    "MissingChunkError",
     "NDBuffer",
     "NoGroupError",
     "OptionError",
@@ -78,6 +80,7 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
     "CodecPipeline": "codec_pipeline",
     "FetchOptions": "process.fetch_options",
     "GpuZarrPlugin": "cluster",
+    "MissingChunkError": "fetch",
     "NDBuffer": "codec_pipeline",
     "ResourceOptions": "process.device_options",
     "batches": "training",

@@ -50,7 +50,7 @@ def store(request, tmp_path, zarr_format):
             "no group 'modle'",
             "name one of the groups in this store (perhaps 'model'): model, obs",
         ),
-        ("obs/t", "an array, not a group, at 'obs/t'", "open the group that holds it, or read it alone: "),
+        ("obs/t", "an array, not a group, at 'obs/t'", "read it alone: "),
     ],
 )
 def test_a_mistyped_group(store, opens, kind, group, found, do):
@@ -132,10 +132,11 @@ def test_a_zip_file(tmp_path, opens):
     with pytest.raises(NoGroupError, match="a zip file") as caught:
         opens(str(path), engine="gpuzarr")
 
+    by_url = f"zip::{path}"
     assert (
-        caught.value.do
-        == f"open it with zarr-python, and pass it in place of its path: zarr.storage.ZipStore('{path}')"
+        caught.value.do == f"open zarr.storage.ZipStore('{path}') in place of its path; on the command line, {by_url}"
     )
+    assert opens(by_url, engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
     assert opens(ZipStore(path), engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
 
 

@@ -65,7 +65,7 @@ def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str]
     """Return what is at a path in place of a group, and what to do; None if that is not the reason."""
     node = _node(where, path, given)
     if isinstance(node, zarr.Array):
-        do = "open the group that holds it, or read it alone: xarray_gpuzarr.read_array(zarr.open_array(...)); " + ALONE
+        do = "read it alone: xarray_gpuzarr.read_array(zarr.open_array(...)); or open the group that holds it; " + ALONE
         return f"an array, not a group, at '{path}'" if path else "an array, not a group", do
     of_any_format = _node(where, path, given | {"zarr_format": None}) if given["zarr_format"] else None
     if node is None and isinstance(of_any_format, zarr.Group):
@@ -85,7 +85,7 @@ def _no_store(where: str, given: dict[str, Any]) -> tuple[str, str] | None:
     if is_zipfile(place):
         return (
             "a zip file",
-            f"open it with zarr-python, and pass it in place of its path: zarr.storage.ZipStore('{where}')",
+            f"open zarr.storage.ZipStore('{where}') in place of its path; on the command line, zip::{where}",
         )
     if place.is_file():
         do = "xarray.open_dataset(path) without engine= reads other formats; gpuzarr demo --source FILE rewrites one"

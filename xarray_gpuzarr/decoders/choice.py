@@ -133,11 +133,12 @@ def resolve_device(device: str) -> Device:
         _require_gpu(_number(device))
         return "cuda" if device == "auto" else device
     if device != "auto":
+        where = "" if set(missing) <= set(_CUDA_NEEDS.values()) else "on a machine with an NVIDIA GPU and its driver: "
         raise DeviceUnavailableError(
             f"device={device!r} cannot be used here",
             tried="the NVIDIA driver, CuPy, RMM and nvCOMP",
             found="missing: " + ", ".join(missing),
-            do=f"{INSTALL_FOR_CUDA}, or read on the host with device='auto' or device='host'",
+            do=f"{where}{INSTALL_FOR_CUDA}; or read on the host with device='auto' or device='host'",
         )
     _advise_packages(missing)
     return "host"

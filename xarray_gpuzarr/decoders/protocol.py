@@ -105,7 +105,11 @@ class Decoder(Protocol):
         """
 
     def may_retry(self, err: Exception) -> bool:
-        """Say whether a read that ended in an error of the device's may end well if `alone` tries once more."""
+        """Say whether a read that ended in an error of the device's may end well if it is tried once more.
+
+        An array that the device has decoded to other values than the host is the host's from then on. What lacked
+        memory is tried once more by `alone`.
+        """
 
     def alone[Result](self, read: Callable[[], Result]) -> Result:
         """Call `read`, which calls `decode`, with the device to itself.

@@ -187,6 +187,11 @@ class Snapshot:
         """Give up requests that have not been answered; whoever waits for one hears of it."""
         self._source.give_up()
 
+    def end(self) -> None:
+        """Give up what nobody waited for, and let go of shards that came whole."""
+        self.give_up()
+        self._whole.clear()
+
     def ask_again(self, key: str) -> FoundIndex:
         """Return the index of a shard as the store has it now, whatever the cache has."""
         assert self._spec.index is not None

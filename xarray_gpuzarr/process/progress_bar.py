@@ -214,7 +214,9 @@ shown_bars: list[Bars] = []
 
 
 class ReadProgress:
-    """How much of one read is done, told to a bar; a table counts as done when the next one is drawn.
+    """How much of one read is done, told to a bar.
+
+    A table counts as done when the next one is drawn, the last one at `end`.
 
     Parameters
     ----------

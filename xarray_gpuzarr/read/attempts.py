@@ -1,4 +1,4 @@
-"""What is done about a read that fails: the one place that has it begin again, or says what is wrong."""
+"""What is done about a read of planned chunks that fails: it begins again, or its error says what is wrong."""
 
 from __future__ import annotations
 
@@ -44,28 +44,27 @@ class Attempts:
         """Whether the next attempt has the device to itself."""
         self._retried: set[type] = set()
 
-    def failed(self, err: Exception) -> None:
-        """Return if another attempt is worth it; raise what the caller of the read is to see otherwise.
+    def is_worth_another(self, err: Exception) -> bool:
+        """Say whether to try once more after an error; raises another error where that says more of it.
 
         An object was replaced, the device lacks memory, has decoded to other bytes than the host, or does not work.
         """
         if isinstance(err, ObjectChangedError):
-            if self._begin_anew(err):
-                return
-        elif isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
+            return self._begin_anew(err)
+        if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
             self.decoder = decoder_for("host")
-            return
-        elif isinstance(err, CorruptChunkError | ShardIndexError):
+            return True
+        if isinstance(err, CorruptChunkError | ShardIndexError):
             changed = changed_metadata(self._source, self._spec.path, self._spec.metadata)
             if changed is not None:
                 raise changed from err
         elif type(err) not in self._retried and self.decoder.may_retry(err):
             self._retried.add(type(err))
-            self.is_alone = True
-            return
+            self.is_alone = isinstance(err, DeviceMemoryError)
+            return True
         if isinstance(err, MemoryError) and not isinstance(err, DeviceMemoryError):
             raise no_host_memory(self._spec, self._shape, err) from err
-        raise err
+        return False
 
     def _begin_anew(self, err: ObjectChangedError) -> bool:
         """Say whether to read once more, after an object was found to be of another version."""

@@ -25,12 +25,12 @@ def read_by_zarr(
     Parameters
     ----------
     stored : StoredArray
-    key : tuple of slice or 1-D array of int
+    key : tuple of slice or array of int
         One for each axis.
     decoder : Decoder
         Brings the result to its device.
     pointwise : bool
-        Whether the arrays of `key` are the coordinates of single elements.
+        Whether the arrays of `key`, of one shape, are the coordinates of single elements; these are returned flat.
     or_host : bool
         Whether the host will do where the device is unusable.
     """
@@ -40,7 +40,10 @@ def read_by_zarr(
     before = account.stage
     try:
         account.switch("zarr")
-        values = (array.vindex if pointwise else array.oindex)[key] if array.ndim else array[()]
+        if pointwise:
+            values = array.vindex[tuple([each.reshape(-1) for each in key])]
+        else:
+            values = array.oindex[key] if array.ndim else array[()]
         block = _as_array(values, array.dtype)
     except ChunkNotFoundError as err:
         raise missing_chunks(f"/{array.path}", "chunks", str(err)) from err
@@ -53,10 +56,15 @@ def read_by_zarr(
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
         ) from err
     finally:
-        account.switch(before)
+        try:
+            account.switch(before)
+        finally:  # whatever interrupts this
+            account.stage = before
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
     if block.dtype.kind not in NUMERIC_KINDS:
         return block
+    if or_host and not is_usable(decoder):
+        return decoder_for("host").upload(block, stored.cast)
     try:
         return decoder.upload(block, stored.cast)
     except DeviceUnavailableError:

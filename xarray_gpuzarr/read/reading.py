@@ -9,6 +9,7 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.decoders import Decoder, decoder_for, resolve_storage
+from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError
 from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
@@ -53,9 +54,11 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
         return outer.restore(read_by_zarr(stored, outer.wanted, decoder, or_host=or_host))
     try:
         target = box_target(outer, spec.grid)
+        return outer.restore(read_target(stored, spec, target, decoder, out, or_host=or_host))
+    except (HostMemoryError, DeviceMemoryError):
+        raise
     except MemoryError as err:
         raise no_host_memory(spec, outer.shape, err) from err
-    return outer.restore(read_target(stored, spec, target, decoder, out, or_host=or_host))
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, *, or_host: bool = False) -> Any:
@@ -70,14 +73,16 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, 
     SelectionError, MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
     spec, arrays = stored.spec, np.broadcast_arrays(*points)
-    shape, flat = arrays[0].shape, [each.reshape(-1) for each in arrays]
+    shape = arrays[0].shape
     if isinstance(spec, Unplanned):
-        return read_by_zarr(stored, tuple(flat), decoder, pointwise=True, or_host=or_host).reshape(shape)
+        return read_by_zarr(stored, tuple(arrays), decoder, pointwise=True, or_host=or_host).reshape(shape)
     try:
-        target = PointTarget(groups=group_points(flat, spec.grid))
+        target = PointTarget(groups=group_points([each.reshape(-1) for each in arrays], spec.grid))
+        return read_target(stored, spec, target, decoder, or_host=or_host).reshape(shape)
+    except (HostMemoryError, DeviceMemoryError):
+        raise
     except MemoryError as err:
         raise no_host_memory(spec, shape, err) from err
-    return read_target(stored, spec, target, decoder, or_host=or_host).reshape(shape)
 
 
 def read_target(
@@ -116,8 +121,9 @@ def read_target(
                 if attempts.is_alone:  # and the error of the last one is gone, with all that it has kept alive
                     return attempts.decoder.alone(lambda: _read_once(stored, spec, target, out, attempts))
                 return _read_once(stored, spec, target, out, attempts)
-            except Exception as err:  # noqa: BLE001  # raised again, unless another attempt is worth it
-                attempts.failed(err)
+            except Exception as err:
+                if not attempts.is_worth_another(err):
+                    raise
     finally:
         try:
             account.switch(before)
@@ -142,7 +148,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
             progress.take_back()
         raise
     finally:
-        snapshot.give_up()
+        snapshot.end()
     if progress is not None:
         progress.end()
     counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)

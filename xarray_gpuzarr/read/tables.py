@@ -57,10 +57,10 @@ class Tables:
                 account.switch(before)
             finally:  # whatever interrupts this
                 account.stage = before
-        if self._progress is not None:
-            self._progress.draw(0 if plan is None else plan.n_chunks)
         if plan is None:
             raise StopIteration
+        if self._progress is not None:
+            self._progress.draw(plan.n_chunks)
         self.n_shards += len(plan.keys)
         self.decoded_nbytes += plan.decoded_nbytes
         return plan

@@ -194,12 +194,13 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
             do=f'give {name}= one, such as {{"time": ...}}',
         )
     unknown = [dim for dim in value if dim not in known]
+    do = "use dimensions of the dataset" if name == "sizes" else "name them in sizes= first, or use those that it has"
     if unknown:
         raise OptionError(
             f"unknown dimensions in {name}=",
             tried=f"{name}= with " + ", ".join(map(repr, unknown)),
             found="valid dimensions: " + ", ".join(map(repr, known)),
-            do=f"use dimensions of the dataset{perhaps(str(unknown[0]), known)}",
+            do=do + perhaps(str(unknown[0]), known),
         )
     return value
 

@@ -11,7 +11,7 @@ from helpers.kernels import on_host as host_kernels
 from helpers.simulated import worker as simulated_worker
 from helpers.simulated.array import SimulatedArray
 from helpers.simulated.planted_faults import Fault, FaultyDevice
-from zarr.codecs import ZstdCodec
+from zarr.codecs import GzipCodec, ShardingCodec, ZstdCodec
 
 from xarray_gpuzarr import batches, read_array
 from xarray_gpuzarr.cluster.preparation import Preparation
@@ -94,11 +94,27 @@ def opened(path, **options):
     return xr.open_dataset(path, engine="gpuzarr", consolidated=False, **options)
 
 
+def unplanned():
+    """Return an array of the same values that zarr-python alone reads: compressed shards."""
+    array = zarr.create_array(
+        {},
+        shape=VALUES.shape,
+        chunks=VALUES.shape,
+        dtype=VALUES.dtype,
+        filters=None,
+        serializer=ShardingCodec(chunk_shape=VALUES.shape),
+        compressors=[GzipCodec()],
+    )
+    array[...] = VALUES
+    return array
+
+
 DOORS = {
     "values": lambda path: opened(path)["a"].values,
     "dask": lambda path: opened(path, chunks={})["a"].compute().data,
     "read_array": lambda path: read_array(zarr.open_array(path, path="a", mode="r")),
     "batches": lambda path: np.concatenate([b.a.data[:, 0] for b in batches(opened(path), {"y": 1}, 8)]),
+    "by zarr-python": lambda _: read_array(unplanned()),
     "points": lambda path: opened(path)["a"][xr.DataArray([0, 3], dims="p"), xr.DataArray([1, 2], dims="p")].values,
 }
 
@@ -187,7 +203,7 @@ def test_one_thread_that_lacks_memory_for_a_moment_reads_all_the_same(where, fir
         warnings.simplefilter("ignore", GpuZarrWarning)
         device.plant(Fault(where, "memory", first=first, times=1))
         for _ in range(2):
-            block = decoder.with_memory(lambda: read(array, ..., decoder))
+            block = read(array, ..., decoder)
             np.testing.assert_array_equal(block.get(), VALUES)
     assert set(remembered.load(device.identity).values()) <= {""}
     assert decoder.why_unusable() is None

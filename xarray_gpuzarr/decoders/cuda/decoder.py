@@ -168,17 +168,21 @@ class CudaDecoder:
         """Let the host decode all, and bring it up in one copy."""
         block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
         counters.add(n_by_host=target.n_chunks)
-        return self.upload(block, Cast(dtype=cast.dtype))
+        return self._send(_uploaded(block, cast=Cast(dtype=cast.dtype)))  # whoever calls this tries once more
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
-        values = np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
+        values = _uploaded(block, cast)
         try:
-            return self._current_resources().reading(lambda workspace: _send(workspace, values))
+            return self._send(values)
         except DeviceMemoryError as err:
             if not self.may_retry(err):
                 raise
-        return self.alone(lambda: self._current_resources().reading(lambda workspace: _send(workspace, values)))
+        return self.alone(lambda: self._send(values))
+
+    def _send(self, values: np.ndarray[Any, Any]) -> Any:
+        """Copy a block to the device, and wait until it is there."""
+        return self._current_resources().reading(lambda workspace: _send(workspace, values))
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
         """Return what makes the device and the stream of this thread those of others; see `Decoder.as_caller`."""
@@ -321,6 +325,11 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
             del self._resources[index]
+
+
+def _uploaded(block: np.ndarray[Any, Any], cast: Cast) -> np.ndarray[Any, Any]:
+    """Return a block as it is uploaded."""
+    return np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
 
 
 def _send(workspace: Workspace, values: np.ndarray[Any, Any]) -> Any:

@@ -125,7 +125,7 @@ class LoopOutput:
         shape, in_strides = (1,) * new + array.chunk_shape, (0,) * new + array.placed_strides
         layout = _layout if axes.index else _kept_layout
         numbers, at = layout(axes.n_pieces, shape[:n], in_strides[:n], axes.steps, out.strides[:n], axes.index)
-        self._kept = axes, numbers, out
+        self._kept = axes, numbers, out, array
         self._struct = struct = JobStruct.from_buffer_copy(array.program.struct)
         struct.ndim, struct.n_pieces, struct.pieces = n, sum(axes.n_pieces), axes.table
         for name, where in at.items():
