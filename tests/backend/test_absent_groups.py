@@ -1,6 +1,7 @@
 """What a path that holds no group is said to hold instead, and which groups there are."""
 
 import json
+import shutil
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -138,6 +139,19 @@ def test_a_zip_file(tmp_path, opens):
     )
     assert opens(by_url, engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
     assert opens(ZipStore(path), engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
+
+
+def test_a_zip_file_of_a_folder(tmp_path):
+    """As most programs pack one."""
+    FIELD.to_zarr(tmp_path / "in" / "s.zarr", consolidated=False)
+    shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
+    store = ZipStore(tmp_path / "packed.zip")
+
+    with pytest.raises(NoGroupError, match="at the top of this zip file") as caught:
+        xr.open_dataset(store, engine="gpuzarr")
+
+    assert caught.value.do == "name a store in it, with consolidated=False: group=s.zarr"
+    assert xr.open_dataset(store, engine="gpuzarr", group="s.zarr", consolidated=False)["t"].shape == (4, 6)
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: f"file://{path}"])

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
+from zipfile import ZipFile, is_zipfile
 
 import zarr
 from zarr.errors import ContainsArrayError
+from zarr.storage import ZipStore
 
 from xarray_gpuzarr.errors import NoGroupError, perhaps
 
@@ -72,6 +73,8 @@ def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str]
         n = of_any_format.metadata.zarr_format
         return f"a group of Zarr format {n}", f"leave zarr_format out, or give zarr_format={n}"
     root = _node(where, "", given) if path and node is None else node
+    if root is None and isinstance(where, ZipStore):
+        return _in_zip(where)
     if root is None and isinstance(where, str):
         return _no_store(where, given)
     return _other_groups(root, path) if path and node is None and isinstance(root, zarr.Group) else None
@@ -102,6 +105,15 @@ def in_folder(folder: Path) -> tuple[str, str] | None:
     stores = sorted(child.name for child in folder.iterdir() if any((child / name).exists() for name in _GROUP_FILES))
     do = f"name a store in it: {listed(stores)}" if stores else "name the folder that holds one of them"
     return "no zarr.json or .zgroup in this folder", do
+
+
+def _in_zip(store: ZipStore) -> tuple[str, str] | None:
+    """Name the stores in the folders of a zip file that is none."""
+    with ZipFile(str(store.path)) as zipped:
+        parts = [name.split("/") for name in zipped.namelist()]
+    stores = sorted({part[0] for part in parts if len(part) == 2 and part[1] in _GROUP_FILES})
+    found = "no zarr.json or .zgroup at the top of this zip file"
+    return (found, f"name a store in it, with consolidated=False: group={listed(stores)}") if stores else None
 
 
 def _other_groups(root: zarr.Group, path: str) -> tuple[str, str] | None:

@@ -244,7 +244,7 @@ def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
     """
     rows = tuple(rows)
     if not rows:
-        return Explanation(rows=rows, note="There are no variables here.")
+        return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
     if device is None:
         is_loaded = any("in memory" in row.where + row.why for row in rows)
         note = "Nothing here is left to read" if is_loaded else "Nothing here is read"
