@@ -190,7 +190,7 @@ SPANS = st.tuples(
 @given(SPANS)
 def test_shards_of_a_slice(numbers):
     length, chunk_length, per_shard, start, stop, step = numbers
-    along = span(slice(start, stop, step), length, chunk_length)
+    along = span(*slice(start, stop, step).indices(length), chunk_length)
     elements = range(start, min(stop, length), step)
     if not elements:
         assert along is None

@@ -101,7 +101,7 @@ def test_each_reason_of_the_device_is_good_for_one_more_attempt(array):
             return True
 
     stored = stored_array(array)
-    attempts = Attempts(stored.source, stored.spec, stored.shape, Decoder(), or_host=False)
+    attempts = Attempts(stored.source, stored.spec, Decoder(), or_host=False)
     words = {"tried": "", "found": "", "do": ""}
     different, too_much = DifferentValuesError("other", **words), DeviceMemoryError("full", **words)
 

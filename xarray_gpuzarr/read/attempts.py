@@ -7,7 +7,6 @@ from xarray_gpuzarr.errors import (
     CorruptChunkError,
     DeviceMemoryError,
     DeviceUnavailableError,
-    HostMemoryError,
     ShardIndexError,
 )
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, mirrors
@@ -22,17 +21,13 @@ class Attempts:
     ----------
     source : ObjectSource
     spec : ArraySpec
-    shape : tuple of int
-        Of what is read.
     decoder : Decoder
     or_host : bool
         Whether the host decodes where the device of `decoder` is unusable.
     """
 
-    def __init__(
-        self, source: ObjectSource, spec: ArraySpec, shape: tuple[int, ...], decoder: Decoder, *, or_host: bool
-    ) -> None:
-        self._source, self._spec, self._shape, self._or_host = source, spec, shape, or_host
+    def __init__(self, source: ObjectSource, spec: ArraySpec, decoder: Decoder, *, or_host: bool) -> None:
+        self._source, self._spec, self._or_host = source, spec, or_host
         self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
         """Of the next attempt."""
         self.care = mirrors.needed.get(source.identity, mirrors.Care.USUAL) if mirrors.needed else mirrors.Care.USUAL
@@ -62,8 +57,6 @@ class Attempts:
             self._retried.add(type(err))
             self.is_alone = isinstance(err, DeviceMemoryError)
             return True
-        if isinstance(err, MemoryError) and not isinstance(err, DeviceMemoryError):
-            raise no_host_memory(self._spec, self._shape, err) from err
         return False
 
     def _begin_anew(self, err: ObjectChangedError) -> bool:
@@ -72,13 +65,3 @@ class Attempts:
         versions = self._versions = self._versions or mirrors.MetVersions(self._source, self.care)
         is_worth_it, self.care = versions.again(err), versions.care
         return is_worth_it
-
-
-def no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:
-    """Return the error of a selection that is too large for this machine."""
-    return HostMemoryError(
-        f"not enough host memory to read array '{spec.path}'",
-        tried=f"a selection of shape {shape}, in chunks of {spec.chunk_nbytes} bytes",
-        found=str(err) or "no memory is left",
-        do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
-    )

@@ -9,14 +9,14 @@ import numpy as np
 import zarr
 
 from xarray_gpuzarr.decoders import Decoder, decoder_for, resolve_storage
-from xarray_gpuzarr.errors import DeviceMemoryError, HostMemoryError
+from xarray_gpuzarr.errors import GpuZarrError, HostMemoryError
 from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process import progress_bar
 from xarray_gpuzarr.process.counters import counters
-from xarray_gpuzarr.read.attempts import Attempts, no_host_memory
+from xarray_gpuzarr.read.attempts import Attempts
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
 from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
 from xarray_gpuzarr.read.tables import Tables
@@ -54,11 +54,11 @@ def read(stored: StoredArray, selection: Any, decoder: Decoder, out: Any = None,
         return outer.restore(read_by_zarr(stored, outer.wanted, decoder, or_host=or_host))
     try:
         target = box_target(outer, spec.grid)
-        return outer.restore(read_target(stored, spec, target, decoder, out, or_host=or_host))
-    except (HostMemoryError, DeviceMemoryError):
-        raise
+        return outer.restore(_read_target(stored, spec, target, decoder, out, or_host=or_host))
     except MemoryError as err:
-        raise no_host_memory(spec, outer.shape, err) from err
+        if isinstance(err, GpuZarrError):
+            raise
+        raise _no_host_memory(spec, outer.shape, err) from err
 
 
 def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, *, or_host: bool = False) -> Any:
@@ -78,16 +78,14 @@ def read_points(stored: StoredArray, points: tuple[Any, ...], decoder: Decoder, 
         return read_by_zarr(stored, tuple(arrays), decoder, pointwise=True, or_host=or_host).reshape(shape)
     try:
         target = PointTarget(groups=group_points([each.reshape(-1) for each in arrays], spec.grid))
-        return read_target(stored, spec, target, decoder, or_host=or_host).reshape(shape)
-    except (HostMemoryError, DeviceMemoryError):
-        raise
+        return _read_target(stored, spec, target, decoder, or_host=or_host).reshape(shape)
     except MemoryError as err:
-        raise no_host_memory(spec, shape, err) from err
+        if isinstance(err, GpuZarrError):
+            raise
+        raise _no_host_memory(spec, shape, err) from err
 
 
-def read_target(
-    stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None, *, or_host: bool = False
-) -> Any:
+def read_target(stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None) -> Any:
     """Read what has been cut at the borders of chunks.
 
     Parameters
@@ -99,8 +97,6 @@ def read_target(
     decoder : Decoder
     out : array or None
         Where the decoder may put the result; see `Decoder.decode`.
-    or_host : bool
-        Whether the host decodes where the device of `decoder` is unusable.
 
     Returns
     -------
@@ -110,8 +106,20 @@ def read_target(
     ------
     MetadataError, ShardIndexError, CorruptChunkError, StoreReadError, HostMemoryError
     """
+    try:
+        return _read_target(stored, spec, target, decoder, out)
+    except MemoryError as err:
+        if isinstance(err, GpuZarrError):
+            raise
+        raise _no_host_memory(spec, target.shape, err) from err
+
+
+def _read_target(
+    stored: StoredArray, spec: ArraySpec, target: Target, decoder: Decoder, out: Any = None, *, or_host: bool = False
+) -> Any:
+    """Read until an attempt ends well, or another one is not worth it."""
     assert stored.source is not None
-    attempts = Attempts(stored.source, spec, target.shape, decoder, or_host=or_host)
+    attempts = Attempts(stored.source, spec, decoder, or_host=or_host)
     account = counters.account
     before = account.stage
     try:
@@ -153,6 +161,16 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
         progress.end()
     counters.add(n_reads=1, n_shards=tables.n_shards, decoded_nbytes=tables.decoded_nbytes)
     return result
+
+
+def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -> HostMemoryError:
+    """Return the error of a selection that is too large for this machine."""
+    return HostMemoryError(
+        f"not enough host memory to read array '{spec.path}'",
+        tried=f"a selection of shape {shape}, in chunks of {spec.chunk_nbytes} bytes",
+        found=str(err) or "no memory is left",
+        do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
+    )
 
 
 def _progress(stored: StoredArray, target: Target) -> progress_bar.ReadProgress | None:

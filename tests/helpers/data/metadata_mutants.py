@@ -39,7 +39,7 @@ from helpers.data.registered_filters import CastValue, ScaleOffset
 from helpers.stores.fakes import put, take
 from xarray_gpuzarr import GpuZarrError, read_array
 from xarray_gpuzarr.backend.lazy_array import find_lazy_array
-from xarray_gpuzarr.process import host_memory
+from xarray_gpuzarr.decoders.host import HostDecoder
 
 DATA = counting((8, 12))
 PLAIN, SHARDED = {"chunks": (2, 3)}, {"chunks": (2, 3), "shards": (4, 6)}
@@ -249,15 +249,15 @@ def _settled(action: Callable[[], Any]) -> Any:
 
 
 def _poisoned(byte: int, action: Callable[[], Any]) -> Any:
-    empty = host_memory.empty
+    empty = HostDecoder.empty
 
-    def poisoned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        array = empty(shape, dtype)
+    def poisoned(decoder: HostDecoder, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        array = empty(decoder, shape, dtype)
         array.reshape(-1).view(np.uint8)[:] = byte
         return array
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "empty", poisoned)
+        patch.setattr(HostDecoder, "empty", poisoned)
         return action()
 
 
