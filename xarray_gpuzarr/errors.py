@@ -142,12 +142,8 @@ def perhaps(name: str, known: Iterable[object]) -> str:
     >>> print("choose a dimension" + perhaps("lat", ["time", "latitude"]))
     choose a dimension (perhaps 'latitude')
     """
-    close = get_close_matches(_SAME.get(name, name), map(str, known), n=1, cutoff=0.5)
+    close = get_close_matches(name, map(str, known), n=1, cutoff=0.5)
     return f" (perhaps {close[0]!r})" if close else ""
-
-
-_SAME = {"cpu": "host", "gpu": "cuda"}
-"""What others call a device -> what it is called here."""
 
 
 def masked(text: str) -> str:

@@ -88,7 +88,7 @@ def test_what_is_kept_is_let_go_where_memory_lacks(memory, monkeypatch, shape):
     for block in [memory.empty((n,), DTYPE) for n in (20, 30)]:
         del block
     monkeypatch.setattr(module.host_memory, "aligned", scarce)
-    monkeypatch.setattr(module.host_memory, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(module.host_memory, "_LEAST_NBYTES", 1)
     assert memory.kept_nbytes == 400
 
     found = memory.empty(shape, DTYPE)

@@ -100,11 +100,15 @@ def _no_store(where: str, given: dict[str, Any]) -> tuple[str, str] | None:
 
 def in_folder(folder: Path) -> tuple[str, str] | None:
     """Name the stores in a folder that is none; None if it has metadata of a group."""
-    if any((folder / name).exists() for name in _GROUP_FILES):
+    if _is_group(folder):
         return None
-    stores = sorted(child.name for child in folder.iterdir() if any((child / name).exists() for name in _GROUP_FILES))
+    stores = sorted(child.name for child in folder.iterdir() if _is_group(child))
     do = f"name a store in it: {listed(stores)}" if stores else "name the folder that holds one of them"
     return "no zarr.json or .zgroup in this folder", do
+
+
+def _is_group(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _GROUP_FILES)
 
 
 def _in_zip(store: ZipStore) -> tuple[str, str] | None:

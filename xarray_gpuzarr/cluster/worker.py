@@ -13,8 +13,8 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol.serialize import dask_serialize
 
 from xarray_gpuzarr.cluster.preparation import preparation
-from xarray_gpuzarr.decoders import is_device, resolve_device
-from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError, perhaps
+from xarray_gpuzarr.decoders import is_device, perhaps_device, resolve_device
+from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.configuration import check_options
 
@@ -46,7 +46,7 @@ class GpuZarrPlugin(WorkerPlugin):
                 "unknown device",
                 tried=f"device={device!r}",
                 found="valid options on workers: 'auto', 'cuda', 'host', or a GPU by its number, such as 'cuda:1'",
-                do="leave device out, or choose one of these" + perhaps(str(device), ("auto", "cuda", "host")),
+                do="leave device out, or choose one of these" + perhaps_device(device, ("auto", "cuda", "host")),
             )
         check_options(options)
         self.settings: dict[str, Any] = {"device": device, "pool": pool, "options": options}

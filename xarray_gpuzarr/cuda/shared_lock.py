@@ -48,15 +48,13 @@ class SharedLock:
         """Whether the calling thread reads alone."""
         return self._alone == get_ident()
 
-    def shared[**Arguments, Result](
-        self, read: Callable[Arguments, Result], *args: Arguments.args, **keywords: Arguments.kwargs
-    ) -> Result:
+    def shared[*Arguments, Result](self, read: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Read beside others; waits while too many do, or one alone. A read inside a read never waits."""
         mine = _Read(get_ident())
         try:
             self._reads[mine] = None
             self._changed.wait_until(lambda: self._begins(mine))
-            return read(*args, **keywords)
+            return read(*arguments)
         finally:
             self._reads.pop(mine, None)
             self._changed.ring_for_all()

@@ -6,7 +6,7 @@ import copyreg
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -33,6 +33,8 @@ _CUDA_NEEDS = {
     "nvidia.libnvcomp": "nvCOMP (nvidia-libnvcomp)",
 }
 _DEVICES = ("auto", "cuda", "host", "workers")
+_ELSEWHERE = {"cpu": "host", "gpu": "cuda"}
+"""What other packages call a device -> what it is called here."""
 _NUMBERED = re.compile(r"cuda:(0|[1-9][0-9]{0,3})")
 INSTALL_FOR_CUDA = "pip install 'xarray-gpuzarr[cuda13]' (or cuda12, as the driver has it)"
 
@@ -124,7 +126,7 @@ def resolve_device(device: str) -> Device:
             "unknown device",
             tried=f"device={device!r}",
             found="valid options: 'auto', 'cuda', 'host', 'workers', and a GPU by its number, such as 'cuda:1'",
-            do="leave device out, or choose one of these" + perhaps(str(device), _DEVICES),
+            do="leave device out, or choose one of these" + perhaps_device(device),
         )
     if device in ("host", "workers"):
         return device
@@ -142,6 +144,12 @@ def resolve_device(device: str) -> Device:
         )
     _advise_packages(missing)
     return "host"
+
+
+def perhaps_device(device: object, known: Iterable[str] = _DEVICES) -> str:
+    """Return words that offer which of the known devices was perhaps meant; none if there is none."""
+    name = str(device)
+    return perhaps(_ELSEWHERE.get(name, name), known)
 
 
 def is_device(device: str) -> bool:

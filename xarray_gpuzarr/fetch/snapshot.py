@@ -121,20 +121,17 @@ class Snapshot:
         pending = self._source.start(requests, self._versions.get(key))
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
-            try:
-                return pending(allocate)
-            except ObjectTooLongError as err:
-                spec = self._spec
-                chunk = spec.keys.coord(err.key, spec.grid.ndim)
-                raise corrupt_chunk(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
-
-        def counted(allocate: Allocate) -> list[memoryview | None]:
             with counters.stage("fetch"):
-                parts = finish(allocate)
+                try:
+                    parts = pending(allocate)
+                except ObjectTooLongError as err:
+                    spec = self._spec
+                    chunk = spec.keys.coord(err.key, spec.grid.ndim)
+                    raise corrupt_chunk(spec, chunk, f"'{err.key}', whole", too_long(spec, err.nbytes)) from err
             counters.add(read_nbytes=sum(len(data) for data in parts if data is not None))
             return parts
 
-        return counted
+        return finish
 
     def start_index(self, key: str, n_wanted: int) -> FoundIndex | PendingIndex:
         """Return the index of a shard from the cache, or ask for it.

@@ -249,7 +249,8 @@ class ReadProgress:
 
 def read_progress(n_chunks: int, nbytes: int) -> ReadProgress | None:
     """Return the progress of a read that begins; None if no bar is shown."""
-    return next((ReadProgress(bars, n_chunks, nbytes) for bars in shown_bars[:1]), None)
+    shown = shown_bars[:1]
+    return ReadProgress(shown[0], n_chunks, nbytes) if shown else None
 
 
 _paused: list[Bars] = []

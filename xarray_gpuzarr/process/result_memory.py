@@ -40,18 +40,18 @@ class ResultMemory:
 
         Where memory lacks, what is kept is let go.
         """
-        nbytes = prod(shape) * dtype.itemsize
-        if dtype.hasobject or (nbytes < host_memory.LEAST_NBYTES and not _is_kept(nbytes)):
-            return np.empty(shape, dtype)
         try:
-            memory = self._memory(nbytes)
+            return self._empty(shape, dtype)
         except MemoryError:
             self._free.clear()
-            memory = self._memory(nbytes)
-        return np.ndarray(shape, dtype, memory)
+            return self._empty(shape, dtype)
 
-    def _memory(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(_Lent(self._dead(nbytes)), np.uint8) if _is_kept(nbytes) else host_memory.aligned(nbytes)
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        nbytes = prod(shape) * dtype.itemsize
+        if dtype.hasobject or not _LEAST_NBYTES <= nbytes <= _MOST_NBYTES:
+            return host_memory.empty(shape, dtype)
+        lent = _Lent(self._dead(nbytes))
+        return np.frombuffer(lent, dtype).reshape(shape)
 
     def _dead(self, nbytes: int) -> npt.NDArray[np.uint8]:
         with self._lock:
@@ -66,11 +66,6 @@ class ResultMemory:
             self._free[id(memory)] = memory
             while self.kept_nbytes > _KEPT_NBYTES:
                 self._free.pop(next(iter(self._free)), None)
-
-
-def _is_kept(nbytes: int) -> bool:
-    """Say whether the memory of a dead result of so many bytes is kept."""
-    return _LEAST_NBYTES <= nbytes <= _MOST_NBYTES
 
 
 class _Lent:

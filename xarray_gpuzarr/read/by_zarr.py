@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.decoders import Decoder, decoder_for, is_usable
-from xarray_gpuzarr.errors import DeviceUnavailableError, StoreReadError
+from xarray_gpuzarr.decoders import Decoder, by_usable, decoder_for
+from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import byte_source
 from xarray_gpuzarr.fetch.strict import ChunkNotFoundError, missing_chunks
 from xarray_gpuzarr.process.counters import counters
@@ -63,14 +63,7 @@ def read_by_zarr(
     counters.add(n_reads=1, decoded_nbytes=block.nbytes)
     if block.dtype.kind not in NUMERIC_KINDS:
         return block
-    if or_host and not is_usable(decoder):
-        return decoder_for("host").upload(block, stored.cast)
-    try:
-        return decoder.upload(block, stored.cast)
-    except DeviceUnavailableError:
-        if not or_host or is_usable(decoder):
-            raise
-    return decoder_for("host").upload(block, stored.cast)
+    return by_usable(decoder, lambda usable: usable.upload(block, stored.cast), or_host=or_host)
 
 
 def _as_array(block: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -14,8 +14,8 @@ from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target, box_target
 from xarray_gpuzarr.plan.selection import outer_selection
-from xarray_gpuzarr.process import progress_bar
 from xarray_gpuzarr.process.counters import counters
+from xarray_gpuzarr.process.progress_bar import read_progress
 from xarray_gpuzarr.read.attempts import Attempts
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
 from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
@@ -146,7 +146,8 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
     if math.prod([n or 1 for n in target.shape]) >= _MOST_ELEMENTS:
         raise MemoryError(f"a result of shape {target.shape}")
     snapshot = Snapshot(stored.source, spec, care=attempts.care, use_cache=attempts.use_cache)
-    progress = _progress(stored, target) if progress_bar.shown_bars else None
+    nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
+    progress = read_progress(target.n_chunks, nbytes)
     try:
         tables = Tables(spec, target, snapshot, progress)
         result = attempts.decoder.decode(tables, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
@@ -171,10 +172,6 @@ def _no_host_memory(spec: ArraySpec, shape: tuple[int, ...], err: MemoryError) -
         found=str(err) or "no memory is left",
         do="select less at once, or open with chunks={}; if a chunk is that large, check the array's metadata",
     )
-
-
-def _progress(stored: StoredArray, target: Target) -> progress_bar.ReadProgress | None:
-    return progress_bar.read_progress(target.n_chunks, math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize)
 
 
 def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "auto", storage: str = "auto") -> Any:

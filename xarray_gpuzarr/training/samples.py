@@ -194,8 +194,9 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
             do=f'give {name}= one, such as {{"time": ...}}',
         )
     unknown = [dim for dim in value if dim not in known]
-    do = "use dimensions of the dataset" if name == "sizes" else "name them in sizes= first, or use those that it has"
     if unknown:
+        of_sizes = "name them in sizes= first, or use those that it has"
+        do = "use dimensions of the dataset" if name == "sizes" else of_sizes
         raise OptionError(
             f"unknown dimensions in {name}=",
             tried=f"{name}= with " + ", ".join(map(repr, unknown)),

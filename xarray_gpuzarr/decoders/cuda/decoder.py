@@ -168,20 +168,20 @@ class CudaDecoder:
         """Let the host decode all, and bring it up in one copy."""
         block = self._host.decode(plans, source, spec=spec, target=target, cast=cast)
         counters.add(n_by_host=target.n_chunks)
-        return self._send(_uploaded(block, cast=Cast(dtype=cast.dtype)))  # whoever calls this tries once more
+        return self._upload(block, Cast(dtype=cast.dtype))  # whoever calls this tries once more
 
     def upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
         """Cast a block on the host and copy it to the device."""
-        values = _uploaded(block, cast)
         try:
-            return self._send(values)
+            return self._upload(block, cast)
         except DeviceMemoryError as err:
             if not self.may_retry(err):
                 raise
-        return self.alone(lambda: self._send(values))
+        return self.alone(lambda: self._upload(block, cast))
 
-    def _send(self, values: np.ndarray[Any, Any]) -> Any:
-        """Copy a block to the device, and wait until it is there."""
+    def _upload(self, block: np.ndarray[Any, Any], cast: Cast) -> Any:
+        """Cast a block and copy it, once."""
+        values = np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
         return self._current_resources().reading(lambda workspace: _send(workspace, values))
 
     def as_caller(self, stream_of: StreamOf | None = None) -> Callable[[], AbstractContextManager[object]]:
@@ -325,11 +325,6 @@ class CudaDecoder:
             with resources.api.activate():
                 resources.close()
             del self._resources[index]
-
-
-def _uploaded(block: np.ndarray[Any, Any], cast: Cast) -> np.ndarray[Any, Any]:
-    """Return a block as it is uploaded."""
-    return np.asarray(cast_array(_native(cast), block), order="C")  # `ascontiguousarray` adds an axis to none
 
 
 def _send(workspace: Workspace, values: np.ndarray[Any, Any]) -> Any:

@@ -51,7 +51,7 @@ class Schedule:
     """Longest part, so that each thread gets some of a small read."""
 
 
-ANY = 2**62
+_ANY = 2**62
 """No limit."""
 
 
@@ -79,7 +79,7 @@ def schedule(
     is_long, is_single = seconds >= costs.serial_s, n_chunks == 1
     n_threads = budget if is_long and not is_single else 1
     rows_a_call = max(1, int(costs.call_s * array.rate / array.chunk_nbytes))
-    part_nbytes = rows_a_part = ANY
+    part_nbytes = rows_a_part = _ANY
     if n_threads > 1 and not source.is_remote:  # else latency tells how long requests should be
         part_nbytes = max(costs.least_part_nbytes, nbytes // n_threads // costs.parts_a_thread)
         share = n_chunks // n_threads // costs.parts_a_thread  # encoded, chunks may be as good as nothing
