@@ -20,7 +20,7 @@ PYTHON ?= $(or $(shell for p in python3 python3.14 python3.13 python3.12 python;
 # Without compiled modules every process of the tests rewrites their assertions anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-COMPILED := hatch_build.py xarray_gpuzarr/native/loops.c xarray_gpuzarr/native/elements.h
+COMPILED := hatch_build.py $(wildcard xarray_gpuzarr/native/*.[ch])
 
 CHECKED := lint types layers workflows cross package gpu-environments docs fresh-notebooks bench-smoke test test-oldest \
 	test-zarr test-torch

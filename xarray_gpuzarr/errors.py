@@ -109,6 +109,10 @@ class StoreReadError(GpuZarrError, OSError):
     """A store failed, refused, or did not return the bytes that it was asked for."""
 
 
+class StoreWriteError(GpuZarrError, OSError):
+    """A shard or chunk cannot be written; what was stored before is still there."""
+
+
 class ShardIndexError(GpuZarrError, ValueError):
     """A shard index is truncated, fails its checksum, or points outside its shard."""
 

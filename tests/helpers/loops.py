@@ -14,6 +14,7 @@ from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.native import Loops, library
 
 _SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror")
+_HEADERS = ("elements.h", "encode.h")
 _FLAGS = ("-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x", "c", "-")
 
 
@@ -46,7 +47,7 @@ def require_loops() -> Loops:
 @functools.cache
 def _sanitized() -> Loops:
     """Build the loops so that they end the process at any access outside of an allocation."""
-    headers = [library.SOURCE.with_name("elements.h")]
+    headers = [library.SOURCE.with_name(name) for name in _HEADERS]
     return Loops(built("loops.so", (*_SANITIZED, *_FLAGS), library.SOURCE.read_text(), headers))
 
 
@@ -54,7 +55,8 @@ def _sanitized() -> Loops:
 def changed(changes: tuple[tuple[str, str], ...]) -> Loops:
     """Build the loops with some of their source replaced, each piece of which is there once."""
     source = library.SOURCE.read_text()
-    source = source.replace('#include "elements.h"', library.SOURCE.with_name("elements.h").read_text())
+    for name in _HEADERS:
+        source = source.replace(f'#include "{name}"', library.SOURCE.with_name(name).read_text())
     for old, new in changes:
         assert source.count(old) == 1, f"the loops have {source.count(old)} times {old!r}"
         source = source.replace(old, new)

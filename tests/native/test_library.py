@@ -81,7 +81,7 @@ def test_the_variable_that_turns_them_off(folder, local, monkeypatch):
 
 
 def test_a_structure_is_as_long_as_its_columns(compiled):
-    """What `loops.c` and `elements.h` declare."""
+    """What `loops.c` and its headers declare."""
     n_words = {
         library.JobStruct: 28,
         library.RowsStruct: 7,
@@ -90,6 +90,8 @@ def test_a_structure_is_as_long_as_its_columns(compiled):
         library.StageStruct: 6,
         library.StepsStruct: 6,
         library.StepStruct: 12,
+        library.EncoderStruct: 26,
+        library.ObjectStruct: 11,
     }
     assert {struct: ctypes.sizeof(struct) // 8 for struct in n_words} == n_words
 

@@ -7,7 +7,7 @@ store is the only thing that both share, so what is written is read as any other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from xarray_gpuzarr.codec_pipeline.batches import Item
     from xarray_gpuzarr.codec_pipeline.reading import Reader
+    from xarray_gpuzarr.codec_pipeline.writing import Writer
 
 _PRESENT: GetResult = {"status": "present"}
 
@@ -62,6 +63,7 @@ class CodecPipeline(codec.CodecPipeline):
         self.store = store
         self.own = own
         self._reader: Reader | None = None
+        self._writer: Writer | None = None
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Self:
@@ -110,6 +112,21 @@ class CodecPipeline(codec.CodecPipeline):
             return (_PRESENT,) * len(batch)
         return await self.own.read(batch, out, drop_axes)
 
+    async def write(
+        self,
+        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
+        value: NDBuffer,
+        drop_axes: tuple[int, ...] = (),
+    ) -> None:
+        """Encode chunks and write them; see `zarr.abc.codec.CodecPipeline.write`."""
+        batch: Sequence[Any] = list(batch_info)
+        if self._writer is None:
+            self._writer = await asyncio.to_thread(_make_writer, self.metadata, self.store)
+        if batch:
+            batch = await self._writer.write(batch, value, drop_axes)
+        if batch:
+            await self.own.write(batch, value, drop_axes)
+
     # ---- zarr-python's own pipeline does the rest
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
@@ -146,21 +163,18 @@ class CodecPipeline(codec.CodecPipeline):
         """Encode chunks."""
         return await self.own.encode(chunk_arrays_and_specs)
 
-    async def write(
-        self,
-        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...] = (),
-    ) -> None:
-        """Encode chunks and write them."""
-        await self.own.write(batch_info, value, drop_axes)
-
 
 def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Reader:
     """Import what reads, which takes longer than opening an array, and make a reader."""
     from xarray_gpuzarr.codec_pipeline.reading import Reader  # noqa: PLC0415
 
     return Reader(metadata, store)
+
+
+def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Writer:
+    from xarray_gpuzarr.codec_pipeline.writing import Writer  # noqa: PLC0415
+
+    return Writer(metadata, store)
 
 
 CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it

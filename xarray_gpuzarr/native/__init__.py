@@ -1,10 +1,10 @@
-"""Loops in C that hold no lock of Python: many small files read, many chunks decoded and placed, in one call.
+"""Loops in C that hold no lock of Python: many chunks read, decoded and placed, or encoded and written, in one call.
 
 Optional: whoever calls them has another way, for what they do not know and for installations without them. The decoders
 that they call are those of imagecodecs' libraries.
 """
 
-from xarray_gpuzarr.native.codecs import Codec, NativeCodec, native_codec
+from xarray_gpuzarr.native.codecs import Codec, NativeCodec, NativeEncoder, native_codec, native_encoder
 from xarray_gpuzarr.native.library import (
     Loops,
     address,
@@ -20,6 +20,7 @@ __all__ = [
     "Codec",
     "Loops",
     "NativeCodec",
+    "NativeEncoder",
     "address",
     "address_of",
     "crc32c",
@@ -27,5 +28,6 @@ __all__ = [
     "int64_columns",
     "loops",
     "native_codec",
+    "native_encoder",
     "why_absent",
 ]

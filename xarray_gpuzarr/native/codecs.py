@@ -1,7 +1,8 @@
-"""Decoders of other libraries, by address: what the loops call for a chunk.
+"""Decoders and encoders of other libraries, by address: what the loops call for a chunk.
 
 imagecodecs brings libzstd, C-Blosc, lz4 and libdeflate as libraries of their own, or takes those of the system; each is
-found through the module that is linked with it.
+found through the module that is linked with it. Encoders are those of numcodecs where it shows them: what they write is
+what zarr-python writes, and its libzstd takes two thirds of the time (numcodecs 0.17, imagecodecs 2026.6).
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ class _Functions:
     restart: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeEncoder:
+    """What encodes chunks; addresses are 0 where it needs none."""
+
+    encode: int
+    make_context: int = 0
+    free_context: int = 0
+    set_parameter: int = 0
+
+
 _DEFLATE = ("libdeflate_alloc_decompressor", "libdeflate_free_decompressor")
 _ZSTD = ("ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_decompressStream", "ZSTD_initDStream")
 _FUNCTIONS: Mapping[Codec, _Functions] = {
@@ -50,20 +61,46 @@ _FUNCTIONS: Mapping[Codec, _Functions] = {
 }
 
 
+_COMPRESSOR = ("libdeflate_alloc_compressor", "libdeflate_free_compressor")
+_ENCODERS: Mapping[Codec, tuple[str, ...]] = {
+    "zstd": ("numcodecs.zstd", "ZSTD_compress2", "ZSTD_createCCtx", "ZSTD_freeCCtx", "ZSTD_CCtx_setParameter"),
+    "blosc": ("numcodecs.blosc", "blosc_compress_ctx"),
+    "lz4": ("numcodecs.lz4", "LZ4_compress_fast"),
+    "zlib": ("imagecodecs._deflate", "libdeflate_zlib_compress", *_COMPRESSOR),
+    "gzip": ("imagecodecs._deflate", "libdeflate_gzip_compress", *_COMPRESSOR),
+}
+"""Modules, and their functions in the order of `NativeEncoder`."""
+
+
+def _addresses(module: str, names: Mapping[str, str]) -> dict[str, int] | None:
+    """Return where functions of a module's library are, those without a name left out; None where one is not shown."""
+    try:
+        library = ctypes.CDLL(import_module(module).__file__)
+        return {
+            name: ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0
+            for name, function in names.items()
+            if function
+        }
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
 @cache
 def native_codec(codec: Codec) -> NativeCodec | None:
     """Return a codec with the addresses of its functions; None where its library shows none."""
     if codec == "raw":
         return NativeCodec(number=0)
     functions = _FUNCTIONS[codec]
-    try:
-        module = import_module(f"imagecodecs.{functions.module}")
-        library = ctypes.CDLL(module.__file__)
-        found = {
-            name: ctypes.cast(getattr(library, function), ctypes.c_void_p).value or 0
-            for name in ("decode", "make_context", "free_context", "decode_part", "restart")
-            if (function := getattr(functions, name))
-        }
-    except (ImportError, OSError, AttributeError):
-        return None
-    return NativeCodec(number=functions.number, **found)
+    kinds = ("decode", "make_context", "free_context", "decode_part", "restart")
+    found = _addresses(f"imagecodecs.{functions.module}", {kind: getattr(functions, kind) for kind in kinds})
+    return None if found is None else NativeCodec(number=functions.number, **found)
+
+
+@cache
+def native_encoder(codec: Codec) -> NativeEncoder | None:
+    """Return the addresses of what encodes chunks; None where its library shows none."""
+    if codec == "raw":
+        return NativeEncoder(encode=0)
+    module, *functions = _ENCODERS[codec]
+    found = _addresses(module, dict(zip(NativeEncoder.__slots__, functions, strict=False)))
+    return None if found is None else NativeEncoder(**found)

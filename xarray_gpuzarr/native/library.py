@@ -98,6 +98,36 @@ class LookupStruct(ctypes.Structure):
     )
 
 
+class EncoderStruct(ctypes.Structure):
+    """``encoder_t``: how the chunks of one write are encoded, and where they are in their objects."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("job", "swap")),
+        *((name, ctypes.c_int64) for name in ("level", "checksum", "shuffle", "typesize", "blocksize")),
+        ("cname", ctypes.c_char_p),
+        *((name, ctypes.c_void_p) for name in ("encode", "make_context", "free_context", "set_parameter")),
+        *((name, ctypes.c_int64) for name in ("most_nbytes", "most_old_nbytes", "keeps_empty", "n_numbers", "swapped")),
+        *((name, ctypes.c_int64) for name in ("n_entries", "step")),
+        *((name, ctypes.c_void_p) for name in ("order", "per_object", "piece")),
+        *((name, ctypes.c_int64) for name in ("index_nbytes", "index_is_first", "index_has_checksum")),
+    )
+
+
+class ObjectStruct(ctypes.Structure):
+    """``object_t``: an object that is written."""
+
+    _fields_ = (
+        ("path", ctypes.c_char_p),
+        ("at", ctypes.c_void_p),
+        ("is_whole", ctypes.c_int64),
+        ("memory", ctypes.c_void_p),
+        ("memory_nbytes", ctypes.c_int64),
+        ("old", ctypes.c_void_p),
+        ("old_nbytes", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("state", "nbytes", "code", "entry")),
+    )
+
+
 class Loops:
     """The functions of the library; they let go of Python's lock.
 
@@ -119,6 +149,8 @@ class Loops:
         self.cut_axes.argtypes, self.cut_axes.restype = (address, number, number, address), None
         self.look_up = library.gpuzarr_look_up
         self.look_up.argtypes, self.look_up.restype = (address,), number
+        self.write = library.gpuzarr_write
+        self.write.argtypes, self.write.restype = (address, address, number, number), number
         self.crc32c = library.gpuzarr_crc32c
         self.crc32c.argtypes, self.crc32c.restype = (address, number), ctypes.c_uint32
 

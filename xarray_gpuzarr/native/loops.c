@@ -13,10 +13,12 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "elements.h"
@@ -25,7 +27,7 @@ enum codec { RAW, ZSTD, BLOSC, LZ4, ZLIB, GZIP, N_CODECS };
 enum stage { UNSHUFFLE, ACCUMULATE, TAKE_STEPS }; /* what is done to a whole chunk, behind its compressor */
 enum { DONE, LEFT, ABSENT };          /* what became of a row */
 enum { NO_FILE = -1, READ_OTHERWISE = -2 };
-enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8 };
+enum { GRABS_A_THREAD = 8, MOST_STEP = 32, VERSION_NUMBERS = 5, MOST_KEPT = 8, CRC_NBYTES = 4 };
 enum { MOST_AXES = 64, MOST_THREADS = 64, BLOCK_NBYTES = 512, LEAST_PARTED_NBYTES = 32 * 1024 };
 enum { ZSTD_ERRORS = 120, ZSTD_BLOCK_NBYTES = 128 * 1024, BLOSC_HEADER_NBYTES = 16, BLOSC_LEAST_INFLATED = 32 * 1024 };
 enum { BLOSC_STORED_HEAD = BLOSC_HEADER_NBYTES + 8, HEAD_NBYTES = 32, BLOSC_OF_ZLIB = 3 };
@@ -430,16 +432,17 @@ static int is_direct(const job_t *job, const rows_t *rows, int64_t row)
     return 1;
 }
 
-/* Axes that are one in memory, here and there, are joined: rows get longer. */
-static void place_box(const job_t *job, const rows_t *rows, int64_t box, const char *chunk)
+/* Return the axes of a box, and how far its first element is from that of its chunk; none if it has no elements. Axes that
+ * are one in memory, here and there, are joined: rows get longer. */
+static int64_t box_axes(const job_t *job, const rows_t *rows, int64_t box, axis_t *axes, int64_t *in_at)
 {
-    axis_t axes[MOST_AXES];
     int64_t n = 0;
+    *in_at = 0;
     for (int64_t i = 0; i < job->ndim; i++) {
         piece_t piece = piece_of(job, rows, box, i);
-        chunk += piece.in_at;
-        if (piece.count == 0) return;
-        if (piece.count == 1 && piece.index) chunk += piece.index[0] * job->in_strides[i];
+        *in_at += piece.in_at;
+        if (piece.count == 0) return 0;
+        if (piece.count == 1 && piece.index) *in_at += piece.index[0] * job->in_strides[i];
         if (piece.count == 1) continue; /* any step may follow a single element */
         axis_t axis = {piece.count, job->in_strides[i] * (piece.index ? 1 : job->every[i]), job->out_strides[i], piece.index};
         if (n && !axis.index && !axes[n - 1].index && axes[n - 1].from == axis.from * axis.extent &&
@@ -448,7 +451,14 @@ static void place_box(const job_t *job, const rows_t *rows, int64_t box, const c
         axes[n++] = axis;
     }
     if (!n) axes[n++] = (axis_t){1, job->itemsize, job->out_itemsize, NULL};
-    place(job, destination(job, rows, box), chunk, axes, n);
+    return n;
+}
+
+static void place_box(const job_t *job, const rows_t *rows, int64_t box, const char *chunk)
+{
+    axis_t axes[MOST_AXES];
+    int64_t in_at, n = box_axes(job, rows, box, axes, &in_at);
+    if (n) place(job, destination(job, rows, box), chunk + in_at, axes, n);
 }
 
 /* Write the fill value to all that a chunk would give. */
@@ -607,16 +617,23 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     return job->n_stages ? take_stages(job, scratch, dst) : to;
 }
 
+/* Take the checksums off a chunk; -1 if one is wrong. */
+static int64_t without_checksums(const job_t *job, const char *chunk, int64_t nbytes)
+{
+    for (int64_t i = 0; i < job->n_checksums; i++) {
+        nbytes -= CRC_NBYTES;
+        if (nbytes < 0 || gpuzarr_crc32c(chunk, nbytes) != little(chunk + nbytes)) return -1;
+    }
+    return nbytes;
+}
+
 static int treat_row(lane_t *lane, int64_t row, void *context)
 {
     const job_t *job = lane->work->job;
     const rows_t *rows = lane->work->rows;
     int64_t nbytes = rows->nbytes[row], box = first_box(rows, row), end = first_box(rows, row + 1);
     if (!rows->src[row]) return 0;
-    for (int64_t i = 0; i < job->n_checksums; i++) {
-        nbytes -= 4;
-        if (nbytes < 0 || gpuzarr_crc32c(rows->src[row], nbytes) != little(rows->src[row] + nbytes)) return 0;
-    }
+    nbytes = without_checksums(job, rows->src[row], nbytes);
     if (nbytes < 0 || (job->codec == RAW && nbytes != job->packed_nbytes)) return 0;
     char *dst = is_direct(job, rows, row) ? destination(job, rows, box) : NULL;
     const char *chunk = decode_row(lane, row, (size_t)nbytes, context, dst);
@@ -953,3 +970,5 @@ int64_t gpuzarr_look_up(lookup_t *all)
     free(unsorted), free(entries);
     return n_stored;
 }
+
+#include "encode.h"

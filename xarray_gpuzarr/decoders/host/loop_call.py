@@ -131,16 +131,17 @@ class LoopOutput:
         for name, where in at.items():
             setattr(struct, name, where)
         struct.out, struct.fill = address(out), array.fill.tobytes()
-        self._at = ctypes.addressof(struct)
+        self.address = ctypes.addressof(struct)
+        """Where the `JobStruct` lies."""
 
     def place_rows(self, *arguments: int) -> int:
         """Call the loops for a `RowsStruct`, its rows ``[row, end)``, scratch, and so many threads."""
-        n_left: int = self._loops.place_rows(self._at, *arguments)
+        n_left: int = self._loops.place_rows(self.address, *arguments)
         return n_left
 
     def read_rows(self, *arguments: int) -> int:
         """Call the loops for a `RowsStruct`, a `FilesStruct`, its rows ``[row, end)``, scratch, and so many threads."""
-        n_left: int = self._loops.read_rows(self._at, *arguments)
+        n_left: int = self._loops.read_rows(self.address, *arguments)
         return n_left
 
     def give(self, plan: ReadPlan, struct: RowsStruct) -> object:

@@ -1,0 +1,223 @@
+"""What the codec pipeline does with a batch of chunks that zarr-python writes: one selection, written object by object.
+
+Says no, and touches nothing, where zarr-python's own pipeline is to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from zarr.abc.store import ByteSetter, Store
+from zarr.buffer import cpu
+from zarr.codecs import ShardingCodec
+from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
+from zarr.core.buffer import NDBuffer
+from zarr.core.metadata import ArrayV3Metadata
+from zarr.storage import StorePath
+
+from xarray_gpuzarr.codec_pipeline.batches import Coord, Requested, requested
+from xarray_gpuzarr.codec_pipeline.reading import device_of, planned_array
+from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
+from xarray_gpuzarr.decoders import decoder_for
+from xarray_gpuzarr.fetch import LocalSource, index_cache
+from xarray_gpuzarr.plan.read_plan import box_target
+from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.read import StoredArray, read_target
+from xarray_gpuzarr.read.stopping import Stop
+from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
+from xarray_gpuzarr.stored.metadata import Metadata
+from xarray_gpuzarr.write import turns as turns_of_writes
+from xarray_gpuzarr.write.call import ChangedObjectError, DamagedObjectError, WriteCall, WrittenObject, groups
+from xarray_gpuzarr.write.encoder import Encoder, encoder_of
+
+Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
+"""A shard or chunk that zarr-python wants to be written: setter, spec, what of it, from where, whether that is all."""
+_GROUP_NBYTES = 128 * 1024 * 1024
+"""Decoded bytes of the objects that one call writes; between two calls, a write may be stopped."""
+_ATTEMPTS = 5
+"""Of a file that others replace meanwhile."""
+
+
+def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
+    """Return how the loops encode the chunks of an array, or say why zarr-python does."""
+    order = "morton"
+    if isinstance(metadata, ArrayV3Metadata):
+        sharding = next((c for c in metadata.codecs if isinstance(c, ShardingCodec)), None)
+        order = getattr(sharding, "subchunk_write_order", order)
+    return encoder_of(spec, str(order))
+
+
+class Writer:
+    """Writes one array for its pipeline.
+
+    Parameters
+    ----------
+    metadata : zarr metadata of an array
+    store : zarr.abc.store.Store
+    """
+
+    def __init__(self, metadata: Metadata, store: Store) -> None:
+        self._metadata, self._store = metadata, store
+        self._depth = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
+        """Names in the key of a chunk behind the path of its array."""
+        self._stored: StoredArray | Unplanned | None = None
+        self._encoder: Encoder | str = ""
+        self._threads: ThreadPoolExecutor | None = None
+        """Those of the last write, kept for the next."""
+
+    async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
+        """Write a batch from `value`; return the items that zarr-python's own pipeline is to write.
+
+        Raises
+        ------
+        StoreWriteError, HostMemoryError, CorruptChunkError, ShardIndexError
+        """
+        setter, chunk_spec = batch[0][:2]
+        if not isinstance(setter, StorePath) or setter.store is not self._store:
+            return batch
+        stored = self._stored or self._parse(setter.path)
+        if isinstance(stored, Unplanned) or isinstance(self._encoder, str):
+            return batch
+        if device_of(chunk_spec.prototype.buffer, type(value)) != "host":
+            return batch
+        self._threads = threads = read_threads(None)
+        planned = await on_thread(lambda _: _planned(stored, self._encoder, batch, value, drop_axes), threads)
+        if planned is None:
+            return batch
+        setters = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
+        write = _Write(stored, planned, self._store, threads)
+        try:
+            await write.run()
+        except DamagedObjectError as err:
+            damaged = err
+            await on_thread(lambda _: write.explain(damaged), threads)
+            return [setters[each.key] for each in write.left]
+        return ()
+
+    def _parse(self, key: str) -> StoredArray | Unplanned:
+        path = "/".join(key.split("/")[: -self._depth])
+        self._stored = stored = planned_array(self._metadata, self._store, path)
+        if isinstance(stored, StoredArray) and isinstance(stored.spec, ArraySpec):
+            self._encoder = encoder_for(self._metadata, stored.spec)
+        return stored
+
+
+class _Write:
+    """One batch, written group by group."""
+
+    def __init__(self, stored: StoredArray, call: WriteCall, store: Store, threads: ThreadPoolExecutor) -> None:
+        self._stored, self._call, self._store, self._threads = stored, call, store, threads
+        self.left: list[WrittenObject] = list(call.objects)
+        """Objects that have not been written."""
+
+    async def run(self) -> None:
+        """Write all objects, those of a group at once."""
+        source, spec = self._stored.source, self._call.spec
+        assert source is not None
+        for group in groups(self._call.objects, self._call.object_nbytes, _GROUP_NBYTES):
+            async with turns_of_writes.turns.of([(source.identity, each.key) for each in group], spec.path):
+                if isinstance(source, LocalSource):
+                    await on_thread(partial(self._to_files, group, source.root), self._threads)
+                else:
+                    await self._to_store(group)
+            for each in (
+                group if spec.index is not None else ()
+            ):  # no read is to take the index of what was there before
+                index_cache.cache.drop((source.identity, each.key, spec.index))
+            del self.left[: len(group)]
+
+    def _to_files(self, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
+        for attempt in range(_ATTEMPTS):
+            stop.check()
+            try:
+                self._call.to_files(group, root)
+                break
+            except ChangedObjectError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+
+    async def _to_store(self, group: Sequence[WrittenObject]) -> None:
+        """Put the objects of a group together in memory, and hand them to the store."""
+        keys = [each.key for each in group]
+        needed = [each.key for each in group if each.needs_old]
+        old = dict(zip(needed, await asyncio.gather(*map(self._stored_bytes, needed)), strict=True))
+        found = await on_thread(lambda _: self._call.to_memory(group, [*map(old.get, keys)]), self._threads)
+        await asyncio.gather(*map(self._put, keys, found))
+
+    async def _stored_bytes(self, key: str) -> memoryview | None:
+        found = await self._store.get(key, cpu.buffer_prototype)
+        return None if found is None else memoryview(found.as_buffer_like())
+
+    async def _put(self, key: str, data: npt.NDArray[np.uint8] | None) -> None:
+        if data is None:
+            await self._store.delete(key)
+        else:
+            await self._store.set(key, cpu.Buffer.from_array_like(data))
+
+    def explain(self, err: DamagedObjectError) -> None:
+        """Raise the error of what is stored, if it is damaged; it may be that only the loops cannot decode it."""
+        spec = self._call.spec
+        grid = spec.grid
+        chunk = err.chunk or tuple([c * n for c, n in zip(self.left[0].coord, grid.chunks_per_shard, strict=True)])
+        wanted = tuple([slice(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)])
+        shape = tuple([(c + 1) * n for c, n in zip(chunk, grid.chunk_shape, strict=True)])
+        read_target(self._stored, spec, box_target(outer_selection(wanted, shape), grid, shape), decoder_for("host"))
+
+
+def _planned(
+    stored: StoredArray, encoder: Encoder | str, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord
+) -> WriteCall | None:
+    """Return a batch as a call of the loops; None if it is none that they know."""
+    spec = stored.spec
+    assert isinstance(spec, ArraySpec)
+    assert isinstance(encoder, Encoder)
+    data = _native(np.asarray(value.as_ndarray_like()), spec)
+    coords = _coords(spec, batch)
+    if data is None or coords is None:
+        return None
+    shape = data.shape or _shape_of(batch)
+    wanted = None if shape is None else requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
+    given = None if wanted is None else _given(wanted, data, shape)
+    if wanted is None or wanted.outer is None or given is None:
+        return None
+    target = box_target(wanted.outer, spec.grid, wanted.bounds)
+    whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
+    return WriteCall(encoder, target, given, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
+
+
+def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:
+    """Return elements in the byte order of this machine; None if they are not of the array's dtype."""
+    native = spec.numpy_dtype.newbyteorder("=")
+    return data.astype(native, copy=False) if data.dtype.newbyteorder("=") == native else None
+
+
+def _coords(spec: ArraySpec, batch: Iterable[Item]) -> list[Coord] | None:
+    """Return the coordinates of the objects; None if these are not all of this array."""
+    try:
+        return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in batch]  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):
+        return None
+
+
+def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:
+    """Return the shape of what a scalar is written to; None if the items do not say."""
+    ends: list[tuple[int, ...]] = []
+    for _, _, _, place, _ in batch:
+        if not isinstance(place, tuple) or not all(type(each) is slice and each.stop is not None for each in place):
+            return None
+        ends.append(tuple([each.stop for each in place]))
+    return tuple(map(max, zip(*ends, strict=True))) if ends else None
+
+
+def _given(wanted: Requested, data: npt.NDArray[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any] | None:
+    """Return what is written with an axis for each of the array's, in their order; None where that needs a copy."""
+    if wanted.outer is None or shape is None:
+        return None
+    found: npt.NDArray[Any] | None = wanted.place(data if data.shape == shape else np.broadcast_to(data, shape))
+    return found

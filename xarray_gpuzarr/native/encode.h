@@ -1,0 +1,624 @@
+/* Chunks gathered from an array, encoded, and written to objects: the other way round. A file is replaced as a whole. */
+
+enum { UNFINISHED, WRITTEN, REFUSED, DAMAGED, CHANGED, NOT_ENCODED, NO_MEMORY }; /* what became of an object */
+enum { MOST_CHUNKS = 64 };   /* of a unit */
+enum { ENTRY_NBYTES = 16 };
+enum { ZSTD_LEVEL = 100, ZSTD_CHECKSUM = 201 }; /* ZSTD_cParameter */
+enum { NAME_NBYTES = 64 };   /* what a file that is not complete is called behind its path */
+
+typedef size_t encode_zstd_t(void *, void *, size_t, const void *, size_t);
+typedef size_t set_zstd_t(void *, int, int);
+typedef int encode_blosc_t(int, int, size_t, size_t, const void *, void *, size_t, const char *, size_t, int);
+typedef int encode_lz4_t(const char *, char *, int, int, int);
+typedef size_t deflate_t(void *, const void *, size_t, void *, size_t);
+typedef void *make_deflate_t(int);
+
+/* How the chunks of one write are encoded, and where they are in their objects. */
+typedef struct {
+    const job_t *job;            /* where elements are in chunks and in the array; decodes chunks that are changed in part */
+    const steps_t *swap;         /* reverses the bytes of elements; NULL: they are as they are stored */
+    int64_t level, checksum, shuffle, typesize, blocksize;
+    const char *cname;
+    void *encode, *make_context, *free_context, *set_parameter;
+    int64_t most_nbytes;         /* of a chunk that is encoded */
+    int64_t most_old_nbytes;     /* of one that is stored: a longer one is damaged */
+    int64_t keeps_empty;         /* whether chunks of nothing but the fill value are stored */
+    int64_t n_numbers, swapped;  /* of an element that is compared by value, and whether its bytes are reversed; 0: by bits */
+    int64_t n_entries, step;     /* chunks of an object; chunks that a thread takes at once */
+    const int64_t *order;        /* the numbers of an object's chunks, as they follow each other */
+    const int64_t *per_object;   /* chunks along each axis of an object */
+    const int64_t *const *piece; /* per axis, of each chunk along the objects: what is written to it; -1: nothing */
+    int64_t index_nbytes, index_is_first, index_has_checksum; /* 0: an object is a chunk */
+} encoder_t;
+
+typedef struct {
+    const char *path;     /* of its file; NULL: it is written to `memory` */
+    const int64_t *at;    /* along each axis: its number */
+    int64_t is_whole;     /* whether what is not written to is fill value, whatever is stored */
+    char *memory;
+    int64_t memory_nbytes;
+    const char *old;      /* what is stored, if that is not a file; NULL: nothing */
+    int64_t old_nbytes;
+    int64_t state, nbytes, code, entry; /* results: what became of it, its length, errno, and the chunk that failed; -1: none */
+} object_t;
+
+/* Parts of memory that follow each other in an object. */
+typedef struct { int64_t n_parts; struct iovec part[MOST_CHUNKS]; } unit_t;
+
+/* What is known of an object while it is written. */
+typedef struct {
+    pthread_mutex_t lock;
+    int64_t turn, end;          /* the unit that is written next, and where */
+    unit_t **kept;              /* units that wait for their turn */
+    int64_t *offset, *nbytes;   /* of its chunks; -1: not there */
+    int64_t *old_offset, *old_nbytes;
+    int64_t has_old;            /* -1: not known */
+    int old_file, file;         /* -1: none */
+    struct stat old_version;
+    char *partial;              /* the path of `file` */
+} progress_t;
+
+typedef struct {
+    const encoder_t *encoder;
+    object_t *objects;
+    progress_t *progress;
+    int64_t n_units, units_each;
+    atomic_llong next;
+    atomic_int is_stopped;
+} writing_t;
+
+typedef struct {
+    writing_t *writing;
+    char *scratch, *out, *room;
+    int64_t out_nbytes, used, room_nbytes;
+    void *encoding, *decoding;
+    unit_t unit;
+} writer_t;
+
+static int fail(writing_t *writing, object_t *object, int64_t state, int64_t entry)
+{
+    int64_t code = errno;
+    progress_t *progress = writing->progress + (object - writing->objects);
+    pthread_mutex_lock(&progress->lock);
+    if (object->state == UNFINISHED) object->state = state, object->code = code, object->entry = entry;
+    pthread_mutex_unlock(&progress->lock);
+    writing->is_stopped = 1;
+    return 0;
+}
+
+/* ---- what is stored already */
+
+static uint64_t little64(const char *at) { return little(at) | (uint64_t)little(at + 4) << 32; }
+
+static void put_little64(char *at, uint64_t value)
+{
+    for (int i = 0; i < 8; i++) at[i] = (char)(value >> 8 * i);
+}
+
+static int read_old(const object_t *object, const progress_t *progress, char *to, int64_t nbytes, int64_t offset)
+{
+    if (object->old) return memcpy(to, object->old + offset, (size_t)nbytes) != NULL;
+    for (ssize_t n; nbytes > 0; to += n, offset += n, nbytes -= n)
+        if ((n = pread(progress->old_file, to, (size_t)nbytes, offset)) <= 0) return 0;
+    return 1;
+}
+
+/* Check the index of a shard, and take it apart. */
+static int read_index(const encoder_t *encoder, const object_t *object, progress_t *progress, int64_t nbytes, char *room)
+{
+    int64_t n = encoder->n_entries, index_nbytes = encoder->index_nbytes, payload = n * ENTRY_NBYTES;
+    int64_t first = encoder->index_is_first ? index_nbytes : 0, end = encoder->index_is_first ? nbytes : nbytes - index_nbytes;
+    if (nbytes < index_nbytes || !read_old(object, progress, room, index_nbytes, encoder->index_is_first ? 0 : end)) return 0;
+    if (encoder->index_has_checksum && gpuzarr_crc32c(room, payload) != little(room + payload)) return 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t offset = little64(room + i * ENTRY_NBYTES), length = little64(room + i * ENTRY_NBYTES + 8);
+        progress->old_offset[i] = (int64_t)offset, progress->old_nbytes[i] = NO_FILE;
+        if (offset == UINT64_MAX && length == UINT64_MAX) continue;
+        if (offset < (uint64_t)first || offset > (uint64_t)end || length > (uint64_t)end - offset) return 0;
+        if (length > (uint64_t)encoder->most_old_nbytes) return 0;
+        progress->old_nbytes[i] = (int64_t)length;
+    }
+    return 1;
+}
+
+/* Open what is stored; return 1 if there is something, 0 if not, or a state. */
+static int64_t open_old(const encoder_t *encoder, const object_t *object, progress_t *progress)
+{
+    int64_t nbytes = object->old_nbytes, n = encoder->n_entries;
+    if (object->path) {
+        progress->old_file = open(object->path, O_RDONLY | O_CLOEXEC);
+        if (progress->old_file < 0) return errno == ENOENT || errno == ENOTDIR ? 0 : REFUSED;
+        if (fstat(progress->old_file, &progress->old_version)) return REFUSED;
+        if (S_ISDIR(progress->old_version.st_mode)) return 0;
+        nbytes = progress->old_version.st_size;
+    } else if (!object->old)
+        return 0;
+    char *room = malloc((size_t)encoder->index_nbytes + 1);
+    progress->old_offset = malloc((size_t)n * 2 * sizeof(int64_t));
+    if (!room || !progress->old_offset) return free(room), NO_MEMORY;
+    progress->old_nbytes = progress->old_offset + n;
+    int is_sound = encoder->index_nbytes ? read_index(encoder, object, progress, nbytes, room) : nbytes <= encoder->most_old_nbytes;
+    if (!encoder->index_nbytes) progress->old_offset[0] = 0, progress->old_nbytes[0] = nbytes;
+    free(room);
+    return is_sound ? 1 : DAMAGED;
+}
+
+/* Whether a chunk is stored, of which all threads see one version; -1 if that cannot be known. */
+static int is_stored(writing_t *writing, object_t *object, int64_t entry)
+{
+    progress_t *progress = writing->progress + (object - writing->objects);
+    int64_t state = 0;
+    pthread_mutex_lock(&progress->lock);
+    if (progress->has_old < 0) {
+        state = open_old(writing->encoder, object, progress);
+        progress->has_old = state == 1;
+    }
+    int has_old = (int)progress->has_old;
+    pthread_mutex_unlock(&progress->lock);
+    if (state > 1) return fail(writing, object, state, -1), -1;
+    return has_old && progress->old_nbytes[entry] != NO_FILE;
+}
+
+static int is_same_version(const struct stat *one, const struct stat *other)
+{
+#ifdef __APPLE__
+    struct timespec a = one->st_mtimespec, b = other->st_mtimespec;
+#else
+    struct timespec a = one->st_mtim, b = other->st_mtim;
+#endif
+    return one->st_dev == other->st_dev && one->st_ino == other->st_ino && one->st_size == other->st_size &&
+           a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+/* Whether what was read of a file is of one version of it, which is still there. */
+static int is_old_kept(const object_t *object, const progress_t *progress)
+{
+    struct stat now;
+    if (!object->path || progress->has_old < 0) return 1;
+    if (!progress->has_old) return stat(object->path, &now) || S_ISDIR(now.st_mode);
+    if (fstat(progress->old_file, &now) || !is_same_version(&now, &progress->old_version)) return 0;
+    return !stat(object->path, &now) && is_same_version(&now, &progress->old_version);
+}
+
+/* ---- a chunk */
+
+static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
+{
+    if (nbytes <= *room_nbytes) return 1;
+    char *more = realloc(*room, (size_t)nbytes);
+    if (!more) return 0;
+    *room = more, *room_nbytes = nbytes;
+    return 1;
+}
+
+/* Have room for more bytes behind what the unit has. */
+static char *room_in_unit(writer_t *writer, int64_t nbytes)
+{
+    char *before = writer->out;
+    if (!has_room(&writer->out, &writer->out_nbytes, writer->used + nbytes)) return NULL;
+    for (int64_t i = 0; i < writer->unit.n_parts && before != writer->out; i++) {
+        char *at = writer->unit.part[i].iov_base;
+        if (before && at >= before && at < before + writer->used) writer->unit.part[i].iov_base = writer->out + (at - before);
+    }
+    return writer->out + writer->used;
+}
+
+/* Add bytes to the unit; those that follow the ones before in memory are one part with them. */
+static void add_part(writer_t *writer, char *at, int64_t nbytes)
+{
+    unit_t *unit = &writer->unit;
+    struct iovec *last = unit->part + unit->n_parts - 1;
+    if (unit->n_parts && (char *)last->iov_base + last->iov_len == at)
+        last->iov_len += (size_t)nbytes;
+    else
+        unit->part[unit->n_parts++] = (struct iovec){at, (size_t)nbytes};
+    if (at == writer->out + writer->used) writer->used += nbytes;
+}
+
+static void gather(const encoder_t *encoder, char *chunk, const char *from, const axis_t *axis, int64_t n_axes)
+{
+    int64_t n = axis->extent;
+    lie_t in = {axis->to, NULL}, out = {axis->from, axis->index};
+    if (n_axes > 1)
+        for (int64_t i = 0; i < n; i++)
+            gather(encoder, chunk + (axis->index ? axis->index[i] : i) * axis->from, from + i * axis->to, axis + 1, n_axes - 1);
+    else if (encoder->swap)
+        take_steps(encoder->swap, chunk, out, from, in, n);
+    else
+        move_elements(chunk, out, from, in, n, encoder->job->itemsize);
+}
+
+/* Bring the elements of the array to their places in a chunk. */
+static void gather_box(const encoder_t *encoder, const rows_t *rows, char *chunk)
+{
+    axis_t axes[MOST_AXES];
+    int64_t in_at, n = box_axes(encoder->job, rows, 0, axes, &in_at);
+    if (n) gather(encoder, chunk + in_at, destination(encoder->job, rows, 0), axes, n);
+}
+
+/* Whether a box is all of a chunk. */
+static int is_all(const job_t *job, const rows_t *rows)
+{
+    for (int64_t i = 0; i < job->ndim; i++) {
+        piece_t piece = piece_of(job, rows, 0, i);
+        if (piece.count != job->chunk_shape[i] || piece.index) return 0;
+    }
+    return 1;
+}
+
+/* Decode a chunk that is stored. */
+static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *to)
+{
+    writing_t *writing = writer->writing;
+    const job_t *job = writing->encoder->job;
+    const progress_t *progress = writing->progress + (object - writing->objects);
+    int64_t nbytes = progress->old_nbytes[entry];
+    if (!has_room(&writer->room, &writer->room_nbytes, nbytes + 1)) return fail(writing, object, NO_MEMORY, entry);
+    if (!read_old(object, progress, writer->room, nbytes, progress->old_offset[entry])) return fail(writing, object, DAMAGED, entry);
+    if (!writer->decoding) writer->decoding = take_context(job);
+    if (job->make_context && !writer->decoding) return fail(writing, object, NO_MEMORY, entry);
+    nbytes = without_checksums(job, writer->room, nbytes);
+    char *block = writer->scratch + job->area_nbytes + HEAD_NBYTES;
+    int is_done = nbytes >= 0 && (job->codec == RAW ? nbytes == job->packed_nbytes && memcpy(to, writer->room, (size_t)nbytes)
+                                                    : decode_chunk(job, writer->decoding, writer->room, (size_t)nbytes, to, block));
+    return is_done || fail(writing, object, DAMAGED, entry);
+}
+
+static double number_at(const char *at, int64_t nbytes, int is_swapped)
+{
+    char bytes[8];
+    uint16_t half;
+    float single;
+    double value;
+    for (int64_t i = 0; i < nbytes; i++) bytes[i] = at[is_swapped ? nbytes - 1 - i : i];
+    switch (nbytes) {
+    case 2: return memcpy(&half, bytes, sizeof half), half_to_double(half);
+    case 4: return memcpy(&single, bytes, sizeof single), single;
+    default: return memcpy(&value, bytes, sizeof value), value;
+    }
+}
+
+/* Whether two elements are equal, or both have a NaN. */
+static int is_equal(const encoder_t *encoder, const char *one, const char *other)
+{
+    int64_t n = encoder->n_numbers, nbytes = encoder->job->itemsize / n;
+    int are_equal = 1, one_is_nan = 0, other_is_nan = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double a = number_at(one + i * nbytes, nbytes, (int)encoder->swapped);
+        double b = number_at(other + i * nbytes, nbytes, (int)encoder->swapped);
+        are_equal &= a == b, one_is_nan |= a != a, other_is_nan |= b != b;
+    }
+    return are_equal || (one_is_nan && other_is_nan);
+}
+
+/* Whether a chunk has nothing but the fill value, as zarr-python compares them. */
+static int is_empty(const encoder_t *encoder, const char *chunk)
+{
+    const job_t *job = encoder->job;
+    int64_t itemsize = job->itemsize, nbytes = job->chunk_nbytes;
+    if (!encoder->n_numbers)
+        return !memcmp(chunk, job->fill, (size_t)itemsize) && !memcmp(chunk, chunk + itemsize, (size_t)(nbytes - itemsize));
+    for (int64_t at = 0; at < nbytes; at += itemsize)
+        if (!is_equal(encoder, chunk + at, job->fill)) return 0;
+    return 1;
+}
+
+/* Return the bytes that a chunk was encoded to; 0 if that failed. */
+static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
+{
+    const encoder_t *encoder = writer->writing->encoder;
+    size_t nbytes = (size_t)encoder->job->chunk_nbytes, most = (size_t)encoder->most_nbytes, n;
+    int found;
+    switch (encoder->job->codec) {
+    case ZSTD:
+        n = ((encode_zstd_t *)encoder->encode)(writer->encoding, to, most, chunk, nbytes);
+        return n > (size_t)-ZSTD_ERRORS ? 0 : (int64_t)n;
+    case BLOSC:
+        found = ((encode_blosc_t *)encoder->encode)((int)encoder->level, (int)encoder->shuffle, (size_t)encoder->typesize, nbytes,
+                                                    chunk, to, most, encoder->cname, (size_t)encoder->blocksize, 1);
+        return found < 0 ? 0 : found;
+    case LZ4:
+        for (int i = 0; i < 4; i++) to[i] = (char)(nbytes >> 8 * i);
+        found = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
+        return found <= 0 ? 0 : found + 4;
+    default:
+        return (int64_t)((deflate_t *)encoder->encode)(writer->encoding, chunk, nbytes, to, most);
+    }
+}
+
+/* Carry a chunk over as it is stored. */
+static int carry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry)
+{
+    int found = object->is_whole ? 0 : is_stored(writer->writing, object, entry);
+    if (found <= 0) return found == 0;
+    int64_t nbytes = progress->old_nbytes[entry];
+    char *to = room_in_unit(writer, nbytes);
+    if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
+    if (!read_old(object, progress, to, nbytes, progress->old_offset[entry]))
+        return fail(writer->writing, object, DAMAGED, entry);
+    add_part(writer, to, nbytes);
+    progress->nbytes[entry] = nbytes;
+    return 1;
+}
+
+/* Make a chunk from what is written to it, and what is stored of the rest; NULL if that failed. */
+static char *make_chunk(writer_t *writer, object_t *object, const rows_t *rows, int64_t entry, char *to)
+{
+    const encoder_t *encoder = writer->writing->encoder;
+    const job_t *job = encoder->job;
+    int all = is_all(job, rows), found = 0;
+    if (all && !encoder->swap && is_direct(job, rows, 0)) return destination(job, rows, 0);
+    if (!all && !object->is_whole && (found = is_stored(writer->writing, object, entry)) < 0) return NULL;
+    if (found && !decode_old(writer, object, entry, to)) return NULL;
+    if (!all && !found)
+        move_elements(to, (lie_t){job->itemsize, NULL}, job->fill, (lie_t){0, NULL}, job->chunk_nbytes / job->itemsize, job->itemsize);
+    gather_box(encoder, rows, to);
+    return to;
+}
+
+/* Encode a chunk, and add it to the unit; 0 if that failed. */
+static int encode_entry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry)
+{
+    const encoder_t *encoder = writer->writing->encoder;
+    const job_t *job = encoder->job;
+    int64_t box[MOST_AXES], rest = entry, is_touched = 1;
+    for (int64_t i = job->ndim - 1; i >= 0; rest /= encoder->per_object[i--]) {
+        box[i] = encoder->piece[i][object->at[i] * encoder->per_object[i] + rest % encoder->per_object[i]];
+        is_touched &= box[i] >= 0;
+    }
+    if (!is_touched) return carry(writer, object, progress, entry);
+    rows_t rows = {.boxes = box};
+    char *to = room_in_unit(writer, encoder->most_nbytes);
+    if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
+    char *chunk = make_chunk(writer, object, &rows, entry, job->codec == RAW ? to : writer->scratch + HEAD_NBYTES);
+    if (!chunk) return 0;
+    if (!encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
+    int64_t nbytes = job->codec == RAW ? job->chunk_nbytes : encode_chunk(writer, chunk, to);
+    if (!nbytes) return fail(writer->writing, object, NOT_ENCODED, entry);
+    if (job->codec == RAW && chunk != to && job->n_checksums) memcpy(to, chunk, (size_t)nbytes), chunk = to;
+    for (int64_t i = 0; i < job->n_checksums; i++, nbytes += CRC_NBYTES) {
+        uint32_t sum = gpuzarr_crc32c(to, nbytes);
+        for (int k = 0; k < CRC_NBYTES; k++) to[nbytes + k] = (char)(sum >> 8 * k);
+    }
+    add_part(writer, job->codec == RAW ? chunk : to, nbytes);
+    progress->nbytes[entry] = nbytes;
+    return 1;
+}
+
+/* ---- an object */
+
+static void make_folders(char *path)
+{
+    for (char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+        *at = 0;
+        mkdir(path, 0777);
+        *at = '/';
+    }
+}
+
+/* Make the file that takes the place of an object's once it is complete. */
+static int open_partial(const object_t *object, progress_t *progress)
+{
+    static atomic_ullong n_made;
+    struct timespec now;
+    size_t length = strlen(object->path);
+    if (!(progress->partial = malloc(length + NAME_NBYTES))) return 0;
+    memcpy(progress->partial, object->path, length);
+    for (int i = 0; i < 3 && progress->file < 0; i++) {
+        clock_gettime(CLOCK_REALTIME, &now);
+        snprintf(progress->partial + length, NAME_NBYTES, ".%x%lx%lx%llx.partial", (unsigned)getpid(), (unsigned long)now.tv_sec,
+                 (unsigned long)now.tv_nsec, (unsigned long long)atomic_fetch_add(&n_made, 1));
+        progress->file = open(progress->partial, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (progress->file < 0 && errno == ENOENT) make_folders(progress->partial);
+        else if (progress->file < 0 && errno != EEXIST) return 0;
+    }
+    return progress->file >= 0;
+}
+
+static int put(const object_t *object, progress_t *progress, const char *at, int64_t nbytes, int64_t offset)
+{
+    if (!object->path) {
+        if (offset + nbytes > object->memory_nbytes) return errno = ENOBUFS, 0;
+        return memcpy(object->memory + offset, at, (size_t)nbytes) != NULL;
+    }
+    if (progress->file < 0 && !open_partial(object, progress)) return 0;
+    for (ssize_t n; nbytes > 0; at += n, offset += n, nbytes -= n) {
+        n = pwrite(progress->file, at, (size_t)nbytes, offset);
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0 && !(n < 0 && errno == EINTR)) return 0;
+        if (n < 0) n = 0;
+    }
+    return 1;
+}
+
+/* Write a unit behind those before. */
+static int put_unit(writing_t *writing, object_t *object, progress_t *progress, int64_t number, const unit_t *unit)
+{
+    const encoder_t *encoder = writing->encoder;
+    int64_t end = progress->end, behind = (number + 1) * encoder->step;
+    for (int64_t i = 0; i < unit->n_parts; end += (int64_t)unit->part[i++].iov_len)
+        if (!put(object, progress, unit->part[i].iov_base, (int64_t)unit->part[i].iov_len, end))
+            return fail(writing, object, REFUSED, encoder->order[number * encoder->step]);
+    for (int64_t k = number * encoder->step; k < behind && k < encoder->n_entries; k++) {
+        int64_t entry = encoder->order[k];
+        progress->offset[entry] = progress->end;
+        if (progress->nbytes[entry] > 0) progress->end += progress->nbytes[entry];
+    }
+    return 1;
+}
+
+static int put_index(const encoder_t *encoder, const object_t *object, progress_t *progress)
+{
+    int64_t n = encoder->n_entries, nbytes = n * ENTRY_NBYTES, is_put;
+    char *index = malloc((size_t)encoder->index_nbytes);
+    if (!index) return 0;
+    for (int64_t i = 0; i < n; i++) {
+        int is_there = progress->nbytes[i] > 0;
+        put_little64(index + i * ENTRY_NBYTES, is_there ? (uint64_t)progress->offset[i] : UINT64_MAX);
+        put_little64(index + i * ENTRY_NBYTES + 8, is_there ? (uint64_t)progress->nbytes[i] : UINT64_MAX);
+    }
+    if (encoder->index_has_checksum) {
+        uint32_t sum = gpuzarr_crc32c(index, nbytes);
+        for (int k = 0; k < CRC_NBYTES; k++) index[nbytes + k] = (char)(sum >> 8 * k);
+    }
+    is_put = put(object, progress, index, encoder->index_nbytes, encoder->index_is_first ? 0 : progress->end);
+    free(index);
+    return (int)is_put;
+}
+
+static int close_file_of(int *file)
+{
+    int open_file = *file;
+    *file = -1;
+    return open_file < 0 || close(open_file) == 0;
+}
+
+/* Let an object take the place of the one before, all of whose units have been written. */
+static int complete(writing_t *writing, object_t *object, progress_t *progress)
+{
+    const encoder_t *encoder = writing->encoder;
+    int64_t first = encoder->index_is_first ? encoder->index_nbytes : 0;
+    if (!is_old_kept(object, progress)) return fail(writing, object, CHANGED, -1);
+    close_file_of(&progress->old_file);
+    if (progress->end == first) {
+        if (object->path && unlink(object->path) && errno != ENOENT && errno != ENOTDIR) return fail(writing, object, REFUSED, -1);
+        object->nbytes = 0, object->state = WRITTEN;
+        return 1;
+    }
+    if (encoder->index_nbytes && !put_index(encoder, object, progress)) return fail(writing, object, REFUSED, -1);
+    if (object->path) {
+        if (!close_file_of(&progress->file) || rename(progress->partial, object->path)) return fail(writing, object, REFUSED, -1);
+        free(progress->partial), progress->partial = NULL;
+    }
+    object->nbytes = progress->end + (encoder->index_is_first ? 0 : encoder->index_nbytes), object->state = WRITTEN;
+    return 1;
+}
+
+/* Copy a unit, but for what lies in the caller's array. */
+static unit_t *copy_of(const writer_t *writer)
+{
+    unit_t *copy = malloc(sizeof *copy + (size_t)writer->used);
+    if (!copy) return NULL;
+    *copy = writer->unit;
+    char *bytes = memcpy((char *)(copy + 1), writer->out, (size_t)writer->used);
+    for (int64_t i = 0; i < copy->n_parts; i++) {
+        char *at = copy->part[i].iov_base;
+        if (at >= writer->out && at < writer->out + writer->used) copy->part[i].iov_base = bytes + (at - writer->out);
+    }
+    return copy;
+}
+
+/* Write a unit if it is its turn, and those behind it that wait; else keep it for whoever writes the one before. */
+static int take_turn(writer_t *writer, object_t *object, progress_t *progress, int64_t number)
+{
+    writing_t *writing = writer->writing;
+    unit_t *unit = &writer->unit, *copy = NULL;
+    pthread_mutex_lock(&progress->lock);
+    if (progress->turn != number) {
+        pthread_mutex_unlock(&progress->lock);
+        if (!(copy = unit = copy_of(writer))) return fail(writing, object, NO_MEMORY, -1);
+        pthread_mutex_lock(&progress->lock);
+    }
+    if (progress->turn != number) progress->kept[number] = unit, unit = NULL;
+    pthread_mutex_unlock(&progress->lock);
+    for (; unit; number++) {
+        int is_put = put_unit(writing, object, progress, number, unit);
+        free(copy);
+        if (!is_put) return 0;
+        pthread_mutex_lock(&progress->lock);
+        progress->turn++;
+        int is_last = progress->turn == writing->units_each;
+        unit = copy = is_last ? NULL : progress->kept[progress->turn];
+        if (unit) progress->kept[progress->turn] = NULL;
+        pthread_mutex_unlock(&progress->lock);
+        if (is_last) return complete(writing, object, progress);
+    }
+    return 1;
+}
+
+static void *run_writer(void *argument)
+{
+    writer_t *writer = argument;
+    writing_t *writing = writer->writing;
+    const encoder_t *encoder = writing->encoder;
+    int64_t number;
+    while (!writing->is_stopped && (number = atomic_fetch_add(&writing->next, 1)) < writing->n_units) {
+        int64_t which = number / writing->units_each, unit = number % writing->units_each, k = unit * encoder->step;
+        object_t *object = writing->objects + which;
+        progress_t *progress = writing->progress + which;
+        writer->used = writer->unit.n_parts = 0;
+        if (!writer->scratch || (encoder->make_context && !writer->encoding)) {
+            fail(writing, object, NO_MEMORY, -1);
+            break;
+        }
+        while (k < encoder->n_entries && k < (unit + 1) * encoder->step && encode_entry(writer, object, progress, encoder->order[k])) k++;
+        if (k == encoder->n_entries || k == (unit + 1) * encoder->step) take_turn(writer, object, progress, unit);
+    }
+    return NULL;
+}
+
+static void begin_writer(writer_t *writer, writing_t *writing)
+{
+    const encoder_t *encoder = writing->encoder;
+    *writer = (writer_t){.writing = writing, .scratch = malloc((size_t)(2 * encoder->job->area_nbytes + HEAD_NBYTES))};
+    if (!encoder->make_context) return;
+    if (!encoder->set_parameter) {
+        writer->encoding = ((make_deflate_t *)encoder->make_context)((int)encoder->level);
+        return;
+    }
+    writer->encoding = ((make_t *)encoder->make_context)();
+    if (!writer->encoding) return;
+    ((set_zstd_t *)encoder->set_parameter)(writer->encoding, ZSTD_LEVEL, (int)encoder->level);
+    ((set_zstd_t *)encoder->set_parameter)(writer->encoding, ZSTD_CHECKSUM, (int)encoder->checksum);
+}
+
+static void end_writer(writer_t *writer)
+{
+    const encoder_t *encoder = writer->writing->encoder;
+    if (writer->encoding) ((free_t *)encoder->free_context)(writer->encoding);
+    if (writer->decoding) give_context(encoder->job, writer->decoding);
+    free(writer->scratch), free(writer->out), free(writer->room);
+}
+
+/* Free what an object needed; nothing stays of one that is not complete. */
+static void end_object(progress_t *progress, int64_t units_each)
+{
+    for (int64_t i = 0; progress->kept && i < units_each; i++) free(progress->kept[i]);
+    close_file_of(&progress->file), close_file_of(&progress->old_file);
+    if (progress->partial) unlink(progress->partial);
+    free(progress->kept), free(progress->offset), free(progress->old_offset), free(progress->partial);
+    pthread_mutex_destroy(&progress->lock);
+}
+
+static int begin_object(const encoder_t *encoder, progress_t *progress, int64_t units_each)
+{
+    int64_t n = encoder->n_entries;
+    *progress = (progress_t){.has_old = -1, .old_file = -1, .file = -1, .end = encoder->index_is_first ? encoder->index_nbytes : 0};
+    pthread_mutex_init(&progress->lock, NULL);
+    progress->kept = calloc((size_t)units_each, sizeof *progress->kept);
+    progress->offset = malloc((size_t)n * 2 * sizeof(int64_t));
+    if (!progress->kept || !progress->offset) return 0;
+    progress->nbytes = progress->offset + n;
+    memset(progress->nbytes, 0xFF, (size_t)n * sizeof(int64_t));
+    return 1;
+}
+
+/* Write objects on up to n_threads threads; return how many were not written. Stops at the first that fails. */
+int64_t gpuzarr_write(const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads)
+{
+    writer_t writers[MOST_THREADS];
+    int64_t units_each = (encoder->n_entries + encoder->step - 1) / encoder->step, n_left = 0, n = 0, is_begun = 1;
+    writing_t writing = {.encoder = encoder, .objects = objects, .n_units = n_objects * units_each, .units_each = units_each};
+    writing.progress = malloc((size_t)n_objects * sizeof *writing.progress);
+    if (!writing.progress) return n_objects;
+    while (n < n_objects && is_begun) is_begun = begin_object(encoder, writing.progress + n++, units_each);
+    if (n_threads > writing.n_units) n_threads = writing.n_units;
+    if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
+    for (int64_t i = 0; is_begun && i < n_threads; i++) begin_writer(writers + i, &writing);
+    if (is_begun) run_threads(run_writer, writers, sizeof *writers, n_threads);
+    for (int64_t i = 0; is_begun && i < n_threads; i++) end_writer(writers + i);
+    while (n) end_object(writing.progress + --n, units_each);
+    free(writing.progress);
+    for (int64_t i = 0; i < n_objects; i++) n_left += objects[i].state != WRITTEN;
+    return n_left;
+}

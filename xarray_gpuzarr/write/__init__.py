@@ -1,0 +1,1 @@
+"""Writing: selection -> target -> objects -> the compiled loops: what `read` does, the other way round."""

@@ -1,0 +1,247 @@
+"""Calls of the compiled loops that write: chunks of an array, gathered and encoded, into objects.
+
+`WriteCall` is what all objects of a write have in common. An object is a shard, or a chunk that is an object of its
+own. A file is replaced by one that is complete; what goes to other stores is put together in memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xarray_gpuzarr.decoders.host.loop_call import LoopOutput
+from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
+from xarray_gpuzarr.native import address, address_of, int64_columns, loops
+from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct
+from xarray_gpuzarr.plan.axis_pieces import AxisPieces
+from xarray_gpuzarr.plan.read_plan import BoxTarget
+from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.threads import thread_budget
+from xarray_gpuzarr.write.encoder import Encoder
+
+_UNIT_NBYTES = 256 * 1024
+"""Of chunks that a thread encodes one after another and hands over together."""
+_MOST_CHUNKS = 64
+"""Of them; `MOST_CHUNKS` of `encode.h`."""
+_UNITS_A_THREAD = 8
+_WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
+"""What became of an object."""
+
+
+class DamagedObjectError(Exception):
+    """The loops cannot decode what is stored; `key` and `chunk`, its coordinate in the array, say where."""
+
+    def __init__(self, key: str, chunk: tuple[int, ...] | None) -> None:
+        super().__init__(key)
+        self.key, self.chunk = key, chunk
+
+
+class ChangedObjectError(Exception):
+    """A file was replaced while parts of it were carried over."""
+
+
+@record
+class WrittenObject:
+    """An object that a write changes."""
+
+    key: str
+    coord: tuple[int, ...]
+    """Of the shard."""
+    at: tuple[int, ...]
+    """Its number along each axis, of those that the write changes."""
+    is_whole: bool
+    """Whether what the write leaves out becomes the fill value: a chunk at the end of an array."""
+    needs_old: bool
+    """Whether what is stored is needed."""
+
+
+class WriteCall:
+    """A write, as the compiled loops take it.
+
+    Parameters
+    ----------
+    encoder : Encoder
+    target : BoxTarget
+        Which elements of the array are written.
+    value : ndarray of shape `target.shape`
+        In native byte order, of the array's dtype; any strides.
+    keeps_empty : bool
+        Whether chunks of nothing but the fill value are stored.
+    whole : mapping or None
+        Whether each chunk that is an object is written as a whole, by its coordinate.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        target: BoxTarget,
+        value: npt.NDArray[Any],
+        *,
+        keeps_empty: bool,
+        whole: Mapping[tuple[int, ...], bool] | None = None,
+    ) -> None:
+        self.encoder, self.spec = encoder, encoder.array.spec
+        self._output = LoopOutput(encoder.array, target, value)
+        self._struct = struct = EncoderStruct.from_buffer_copy(encoder.struct)
+        grid = self.spec.grid
+        per_object = grid.chunks_per_shard if self.spec.index else (1,) * grid.ndim
+        axes = [_along(*each) for each in zip(target.pieces, grid.chunk_shape, per_object, strict=True)]
+        _numbers, at = int64_columns(piece=[address(piece) for _, piece, _ in axes])
+        self._kept = axes, _numbers
+        struct.job, struct.piece, struct.keeps_empty = self._output.address, at["piece"], keeps_empty
+        self.objects = self._objects([(coords, complete) for coords, _, complete in axes], whole)
+
+    def _objects(
+        self, axes: Sequence[tuple[list[int], list[bool]]], whole: Mapping[tuple[int, ...], bool] | None
+    ) -> list[WrittenObject]:
+        found = []
+        for at in product(*(range(len(coords)) for coords, _ in axes)):
+            coord = tuple([coords[i] for (coords, _), i in zip(axes, at, strict=True)])
+            is_whole = whole is not None and whole[coord]
+            is_complete = all(complete[i] for (_, complete), i in zip(axes, at, strict=True))
+            key = self.spec.keys.key(coord)
+            found.append(
+                WrittenObject(key=key, coord=coord, at=at, is_whole=is_whole, needs_old=not (is_whole or is_complete))
+            )
+        return found
+
+    @property
+    def object_nbytes(self) -> int:
+        """Decoded bytes of an object."""
+        return len(self.encoder.order) * self.spec.chunk_nbytes
+
+    def to_files(self, objects: Sequence[WrittenObject], root: str) -> None:
+        """Write objects as files below a directory.
+
+        Raises
+        ------
+        StoreWriteError, HostMemoryError
+            Files that could not be written are as they were before.
+        DamagedObjectError, ChangedObjectError
+        """
+        structs = (ObjectStruct * len(objects))()
+        for struct, each in zip(structs, objects, strict=True):
+            struct.path = os.fsencode(f"{root}/{each.key}")
+        self._run(objects, structs)
+
+    def to_memory(self, objects: Sequence[WrittenObject], old: Sequence[Any]) -> list[npt.NDArray[np.uint8] | None]:
+        """Put objects together in host memory.
+
+        Parameters
+        ----------
+        objects : sequence of WrittenObject
+        old : sequence of bytes-like or None
+            What is stored of each; None for nothing.
+
+        Returns
+        -------
+        list of ndarray of uint8 or None
+            None for an object that is not to be there.
+
+        Raises
+        ------
+        HostMemoryError, DamagedObjectError
+        """
+        structs = (ObjectStruct * len(objects))()
+        rooms = []
+        for struct, stored in zip(structs, old, strict=True):
+            if stored is not None:
+                seen = np.frombuffer(stored, np.uint8)
+                struct.old, struct.old_nbytes = address_of(memoryview(seen)) or address(_NOTHING), len(seen)
+            length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes + struct.old_nbytes
+            rooms.append(room := np.empty(length, np.uint8))
+            struct.memory, struct.memory_nbytes = address(room), length
+        self._run(objects, structs)
+        for room, struct in zip(rooms, structs, strict=True):
+            room.resize(struct.nbytes, refcheck=False)  # which gives back what was not used
+        return [room if struct.nbytes else None for room, struct in zip(rooms, structs, strict=True)]
+
+    def _run(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
+        compiled, budget, me = loops(), thread_budget(), object()
+        assert compiled is not None
+        _kept, at = int64_columns(at=[number for each in objects for number in each.at])
+        for number, (struct, each) in enumerate(zip(structs, objects, strict=True)):
+            struct.at, struct.is_whole = at["at"] + 8 * number * len(each.at), each.is_whole
+        n_chunks = len(objects) * len(self.encoder.order)
+        step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
+        self._struct.step = max(1, step)
+        try:
+            crew.alone.add(me)
+            with crew.taking(min(n_chunks, budget), budget) as n_threads:
+                n_left = compiled.write(
+                    ctypes.addressof(self._struct), ctypes.addressof(structs), len(objects), n_threads
+                )
+        finally:
+            crew.alone.discard(me)
+        if n_left:
+            self._raise(objects, structs)
+
+    def _raise(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
+        """Raise what kept an object from being written."""
+        failed = [(each, struct) for each, struct in zip(objects, structs, strict=True) if struct.state > _WRITTEN]
+        each, struct = min(failed, key=lambda one: one[1].state == _CHANGED) if failed else (objects[0], structs[0])
+        n_written = sum(struct.state == _WRITTEN for struct in structs)
+        if struct.state == _CHANGED:
+            raise ChangedObjectError
+        if struct.state == _DAMAGED:
+            raise DamagedObjectError(each.key, None if struct.entry < 0 else self._chunk(each, struct.entry))
+        name = "shard" if self.spec.index else "chunk"
+        if struct.state in (_REFUSED, _NOT_ENCODED):
+            where = "" if struct.entry < 0 else f", at chunk {self._chunk(each, struct.entry)}"
+            raise StoreWriteError(
+                f"cannot write {name} '{each.key}' of array '{self.spec.path}'",
+                tried=f"{len(objects)} {name}s, of which {n_written} have been written{where}",
+                found=os.strerror(struct.code) if struct.state == _REFUSED else "the codec cannot encode the chunk",
+                do=f"mend what was found and write again; the {name} is as it was before, and none is in part",
+            )
+        raise HostMemoryError(
+            f"not enough host memory to write array '{self.spec.path}'",
+            tried=f"{name}s of chunks of {self.spec.chunk_nbytes} bytes",
+            found="no memory is left",
+            do="write in fewer threads at once; if a chunk is that large, choose smaller ones",
+        )
+
+    def _chunk(self, each: WrittenObject, entry: int) -> tuple[int, ...]:
+        """Return the coordinate of a chunk of an object in the grid of chunks."""
+        per_object = self.spec.grid.chunks_per_shard if self.spec.index else (1,) * self.spec.grid.ndim
+        inside = np.unravel_index(entry, per_object) if per_object else ()
+        return tuple([c * n + int(i) for c, n, i in zip(each.coord, per_object, inside, strict=True)])
+
+
+_NOTHING = np.zeros(1, np.uint8)
+
+
+def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list[int], Column, list[bool]]:
+    """Return what is written along an axis.
+
+    Returns
+    -------
+    coords : list of int
+        Of objects that are written to.
+    piece : int64, shape (len(coords) * per_object,)
+        Which piece each of their chunks takes; -1: none.
+    complete : list of bool
+        Whether all elements of an object are written, along this axis.
+    """
+    number = pieces.chunk // per_object
+    coords, first = np.unique(number, return_index=True)
+    piece = np.full((len(coords), per_object), -1, np.int64)
+    place = np.repeat(np.arange(len(coords)), np.diff([*first, len(number)]))
+    piece[place, pieces.chunk % per_object] = np.arange(len(number))
+    n = np.add.reduceat(pieces.count, first) if len(first) else first
+    complete = (n == chunk_length * per_object) & (pieces.index is None)
+    return coords.tolist(), piece.reshape(-1), complete.tolist()
+
+
+def groups(objects: Sequence[WrittenObject], object_nbytes: int, most_nbytes: int) -> list[Sequence[WrittenObject]]:
+    """Cut objects into those that one call writes: of so many decoded bytes at most, or one."""
+    n = max(1, most_nbytes // max(1, object_nbytes))
+    return [objects[first : first + n] for first in range(0, len(objects), n)]

@@ -1,0 +1,206 @@
+"""How the compiled loops encode the chunks of an array: what follows from its metadata, worked out once.
+
+The loops write chunks of raw elements, transposed and in either byte order, that are compressed or not, and checksums
+behind them. zarr-python writes all else, such as filters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from xarray_gpuzarr.decoders.host.array import HostArray, host_array
+from xarray_gpuzarr.decoders.host.compressors import COMPRESSORS
+from xarray_gpuzarr.decoders.host.native_program import Steps
+from xarray_gpuzarr.native import NativeEncoder, address, loops, native_encoder, why_absent
+from xarray_gpuzarr.native.library import EncoderStruct
+from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
+from xarray_gpuzarr.stored.cf import Cast
+from xarray_gpuzarr.stored.codecs import (
+    BloscSpec,
+    BytesSpec,
+    ChecksumSpec,
+    CompressorSpec,
+    GzipSpec,
+    Lz4Spec,
+    TransposeSpec,
+    ZlibSpec,
+    ZstdSpec,
+    of_each,
+)
+
+_CRC_NBYTES = 4
+_MOST_NBYTES = 0x7E000000
+"""Of a chunk that LZ4 compresses; C-Blosc takes 17 MB more, and the others any."""
+_SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+_AUTO_SHUFFLE = -1
+
+
+@record
+class Encoder:
+    """What all writes to an array have in common."""
+
+    array: HostArray
+    """The array as it is decoded, with the elements that are stored."""
+    struct: EncoderStruct
+    """As the loops take it, but for what each write has of its own."""
+    order: Column
+    """Numbers of the chunks of an object as they follow each other in it."""
+    kept: object
+    """What `struct` points to."""
+
+
+@lru_cache(maxsize=128)
+def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
+    """Return how the loops encode chunks, or say why zarr-python does.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    order : "morton", "lexicographic", "colexicographic" or "unordered"
+        How the chunks of a shard follow each other; see `zarr.codecs.ShardingCodec`.
+    """
+    compiled = loops()
+    if compiled is None:
+        return f"no compiled loops: {why_absent()}"
+    codecs, index = spec.codecs, spec.index
+    of_bytes, compressor, n_checksums = list(codecs.bytes_to_bytes), None, 0
+    while of_bytes and of_bytes[-1] == ChecksumSpec(algorithm="crc32c"):
+        of_bytes.pop()
+        n_checksums += 1
+    if of_bytes and isinstance(of_bytes[0], CompressorSpec):
+        compressor = of_bytes.pop(0)
+    others = [c for c in codecs.array_to_array if not isinstance(c, TransposeSpec)], of_bytes
+    if any(others) or not isinstance(codecs.array_to_bytes, BytesSpec):
+        other = [*chain(*others), codecs.array_to_bytes][0]
+        return f"codec {other} is encoded by zarr-python"
+    if index is not None and index.endian != "little":
+        return "a shard index in big endian is encoded by zarr-python"
+    array = host_array(spec, Cast(dtype=spec.dtype), compiled)
+    name = "raw" if compressor is None else COMPRESSORS[type(compressor)].native
+    functions = None if name is None or array.program is None else native_encoder(name)
+    if functions is None or (name in ("lz4", "blosc") and array.chunk_nbytes > _MOST_NBYTES):
+        return f"codec {compressor} is encoded by zarr-python"
+    return _encoder(array, compressor, functions, order, n_checksums)
+
+
+def _encoder(array: HostArray, compressor: Any, functions: NativeEncoder, order: str, n_checksums: int) -> Encoder:
+    spec, stored, index = array.spec, array.stored, array.spec.index
+    native = stored.newbyteorder("=")
+    swap = None if stored.isnative else Steps(native, [], stored)
+    per_object = np.array(spec.grid.chunks_per_shard if index else (1,) * spec.grid.ndim, np.int64)
+    places = _order(order, tuple(per_object.tolist()))
+    settings: dict[str, Any] = {}
+    most = array.chunk_nbytes
+    if compressor is not None:
+        settings = _SETTINGS[type(compressor)](_configuration(spec, compressor), stored.itemsize)
+        most = _most_encoded(array.chunk_nbytes)
+    n_numbers = _numbers_compared(spec.fill_value)
+    struct = EncoderStruct(
+        swap=0 if swap is None else swap.address,
+        **settings,
+        encode=functions.encode,
+        make_context=functions.make_context,
+        free_context=functions.free_context,
+        set_parameter=functions.set_parameter,
+        most_nbytes=most + n_checksums * _CRC_NBYTES,
+        most_old_nbytes=spec.most_nbytes,
+        n_numbers=n_numbers,
+        swapped=not stored.isnative,
+        n_entries=len(places),
+        order=address(places),
+        per_object=address(per_object),
+        index_nbytes=index.nbytes if index else 0,
+        index_is_first=index is not None and index.location == "start",
+        index_has_checksum=index is not None and index.checksum,
+    )
+    return Encoder(array=array, struct=struct, order=places, kept=(swap, per_object, functions, settings))
+
+
+def _most_encoded(nbytes: int) -> int:
+    """Return how many bytes a compressor makes of so many at most: none adds more than a 255th, and its frame."""
+    return nbytes + nbytes // 128 + 512
+
+
+def _numbers_compared(fill: np.generic) -> int:
+    """Return how many numbers of each element are compared with the fill value; 0 where their bits are.
+
+    As zarr-python compares them: real zeros by their bits, so that -0.0 is not 0.0, all else by value, and any NaN with
+    any other. By value and by bits is the same for what is neither zero nor NaN.
+    """
+    if fill.dtype.kind == "c":
+        return 2
+    return 1 if fill.dtype.kind == "f" and bool(np.isnan(fill)) else 0
+
+
+def _order(order: str, shape: tuple[int, ...]) -> Column:
+    """Return the numbers, in C order, of the chunks of a shard, as they follow each other."""
+    number = np.arange(math.prod(shape), dtype=np.int64)
+    if order == "colexicographic":
+        return np.ascontiguousarray(number.reshape(shape).T).reshape(-1)
+    if order != "morton" or not shape:
+        return number
+    # Zarr v3 sharding: bits of the coordinates, the first axis' lowest, without those that an axis is too short for.
+    coordinates = np.unravel_index(number, shape)
+    key, at = np.zeros(len(number), np.uint64), 0
+    for bit in range(max(shape).bit_length()):
+        for axis, length in zip(coordinates, shape, strict=True):
+            if bit < (length - 1).bit_length():
+                key |= (axis.astype(np.uint64) >> np.uint64(bit) & np.uint64(1)) << np.uint64(at)
+                at += 1
+    return np.argsort(key, kind="stable").astype(np.int64)
+
+
+def _configuration(spec: ArraySpec, compressor: CompressorSpec) -> Mapping[str, Any]:
+    """Return how the metadata of an array configure its compressor."""
+    metadata = json.loads(spec.metadata)
+    if metadata["zarr_format"] == 2:
+        entries = [*(metadata.get("filters") or ()), metadata["compressor"]]
+        found = entries[spec.codecs.bytes_to_bytes.index(compressor)]
+        return {**found, "of_elements": True}
+    codecs = metadata["codecs"]
+    if spec.index is not None:
+        (sharding,) = (c for c in codecs if isinstance(c, Mapping) and c.get("name") == "sharding_indexed")
+        codecs = sharding["configuration"]["codecs"]
+    entry = codecs[list(spec.codecs).index(compressor)]
+    return {**entry.get("configuration", {})} if isinstance(entry, Mapping) else {}
+
+
+def _zstd(conf: Mapping[str, Any], _: int) -> dict[str, Any]:
+    return {"level": int(conf.get("level", 0)), "checksum": bool(conf.get("checksum", False))}
+
+
+def _level(conf: Mapping[str, Any], _: int) -> dict[str, Any]:
+    level = int(conf.get("level", 1))
+    return {"level": 6 if level < 0 else level}
+
+
+def _lz4(conf: Mapping[str, Any], _: int) -> dict[str, Any]:
+    return {"level": int(conf.get("acceleration", 1))}
+
+
+def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any]:
+    typesize = conf.get("typesize") or (itemsize if conf.get("of_elements") else 1)
+    shuffle = conf.get("shuffle", 1)
+    if shuffle == _AUTO_SHUFFLE:
+        shuffle = 2 if typesize == 1 else 1
+    return {
+        "level": int(conf.get("clevel", 5)),
+        "shuffle": _SHUFFLES.get(shuffle, shuffle),
+        "typesize": int(typesize),
+        "blocksize": int(conf.get("blocksize", 0)),
+        "cname": str(conf.get("cname", "lz4")).encode(),
+    }
+
+
+_SETTINGS = of_each(
+    CompressorSpec, {ZstdSpec: _zstd, GzipSpec: _level, ZlibSpec: _level, Lz4Spec: _lz4, BloscSpec: _blosc}
+)
