@@ -37,6 +37,8 @@ typedef struct {
     const int64_t *index;
 } lie_t;
 
+typedef uint64_t wide_t __attribute__((vector_size(16), aligned(1), may_alias));
+
 static const int64_t itemsizes[N_DTYPES] = {1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 8, 16};
 
 /* A half as NumPy converts it: payloads of NaN are kept, and results rounded to even. */
@@ -270,8 +272,8 @@ FOR_EACH_MACHINE static void swap_bytes(char *at, int64_t nbytes, int64_t unit)
 static void move_elements(char *dst, lie_t out, const char *src, lie_t in, int64_t n, int64_t itemsize)
 {
     if (!in.index && !out.index && in.stride == itemsize && out.stride == itemsize) {
-        if (n * itemsize == 64)
-            memcpy(dst, src, 64); /* of known length: no call */
+        if (n * itemsize == 64) /* no call, nor `rep movs`, which some compilers make of a `memcpy` of this length */
+            for (int i = 0; i < 4; i++) ((wide_t *)dst)[i] = ((const wide_t *)src)[i];
         else
             memcpy(dst, src, (size_t)(n * itemsize));
         return;

@@ -42,14 +42,20 @@ typedef struct {
     int64_t state, nbytes, code, entry; /* results: what became of it, its length, errno, and the chunk that failed; -1: none */
 } object_t;
 
-/* Parts of memory that follow each other in an object. */
-typedef struct { int64_t n_parts; struct iovec part[MOST_CHUNKS]; } unit_t;
+/* Chunks that follow each other in an object: parts of the caller's array, or of what the unit has room for. */
+typedef struct {
+    int64_t n_parts, used, room_nbytes;
+    struct iovec part[MOST_CHUNKS];
+    char *room;
+} unit_t;
 
 /* What is known of an object while it is written. */
 typedef struct {
     pthread_mutex_t lock;
+    pthread_cond_t moved;       /* `turn` has changed, or an object failed */
     int64_t turn, end;          /* the unit that is written next, and where */
     unit_t **kept;              /* units that wait for their turn */
+    int64_t n_kept;
     int64_t *offset, *nbytes;   /* of its chunks; -1: not there */
     int64_t *old_offset, *old_nbytes;
     int64_t has_old;            /* -1: not known */
@@ -62,17 +68,18 @@ typedef struct {
     const encoder_t *encoder;
     object_t *objects;
     progress_t *progress;
-    int64_t n_units, units_each;
+    int64_t n_units, units_each, most_kept; /* units that wait for their turn, at most, but for one of each thread */
     atomic_llong next;
     atomic_int is_stopped;
+    _Atomic(unit_t *) spare[MOST_THREADS]; /* whose memory is used again */
 } writing_t;
 
 typedef struct {
     writing_t *writing;
-    char *scratch, *out, *room;
-    int64_t out_nbytes, used, room_nbytes;
+    char *scratch, *room;
+    int64_t room_nbytes;
     void *encoding, *decoding;
-    unit_t unit;
+    unit_t *unit;
 } writer_t;
 
 static int fail(writing_t *writing, object_t *object, int64_t state, int64_t entry)
@@ -81,8 +88,9 @@ static int fail(writing_t *writing, object_t *object, int64_t state, int64_t ent
     progress_t *progress = writing->progress + (object - writing->objects);
     pthread_mutex_lock(&progress->lock);
     if (object->state == UNFINISHED) object->state = state, object->code = code, object->entry = entry;
-    pthread_mutex_unlock(&progress->lock);
     writing->is_stopped = 1;
+    pthread_cond_broadcast(&progress->moved);
+    pthread_mutex_unlock(&progress->lock);
     return 0;
 }
 
@@ -192,27 +200,50 @@ static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
 }
 
 /* Have room for more bytes behind what the unit has. */
-static char *room_in_unit(writer_t *writer, int64_t nbytes)
+static char *room_in_unit(unit_t *unit, int64_t nbytes)
 {
-    char *before = writer->out;
-    if (!has_room(&writer->out, &writer->out_nbytes, writer->used + nbytes)) return NULL;
-    for (int64_t i = 0; i < writer->unit.n_parts && before != writer->out; i++) {
-        char *at = writer->unit.part[i].iov_base;
-        if (before && at >= before && at < before + writer->used) writer->unit.part[i].iov_base = writer->out + (at - before);
+    char *before = unit->room;
+    if (!has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes)) return NULL;
+    for (int64_t i = 0; before && before != unit->room && i < unit->n_parts; i++) {
+        char *at = unit->part[i].iov_base;
+        if (at >= before && at < before + unit->used) unit->part[i].iov_base = unit->room + (at - before);
     }
-    return writer->out + writer->used;
+    return unit->room + unit->used;
 }
 
 /* Add bytes to the unit; those that follow the ones before in memory are one part with them. */
-static void add_part(writer_t *writer, char *at, int64_t nbytes)
+static void add_part(unit_t *unit, char *at, int64_t nbytes)
 {
-    unit_t *unit = &writer->unit;
     struct iovec *last = unit->part + unit->n_parts - 1;
     if (unit->n_parts && (char *)last->iov_base + last->iov_len == at)
         last->iov_len += (size_t)nbytes;
     else
         unit->part[unit->n_parts++] = (struct iovec){at, (size_t)nbytes};
-    if (at == writer->out + writer->used) writer->used += nbytes;
+    if (at == unit->room + unit->used) unit->used += nbytes;
+}
+
+static unit_t *take_unit(writing_t *writing)
+{
+    for (int i = 0; i < MOST_THREADS; i++) {
+        unit_t *unit = atomic_exchange(&writing->spare[i], NULL);
+        if (unit) return unit;
+    }
+    return calloc(1, sizeof(unit_t));
+}
+
+static void free_unit(unit_t *unit)
+{
+    if (unit) free(unit->room);
+    free(unit);
+}
+
+static void give_unit(writing_t *writing, unit_t *unit)
+{
+    for (int i = 0; i < MOST_THREADS; i++) {
+        unit_t *none = NULL;
+        if (atomic_compare_exchange_strong(&writing->spare[i], &none, unit)) return;
+    }
+    free_unit(unit);
 }
 
 static void gather(const encoder_t *encoder, char *chunk, const char *from, const axis_t *axis, int64_t n_axes)
@@ -332,11 +363,11 @@ static int carry(writer_t *writer, object_t *object, progress_t *progress, int64
     int found = object->is_whole ? 0 : is_stored(writer->writing, object, entry);
     if (found <= 0) return found == 0;
     int64_t nbytes = progress->old_nbytes[entry];
-    char *to = room_in_unit(writer, nbytes);
+    char *to = room_in_unit(writer->unit, nbytes);
     if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
     if (!read_old(object, progress, to, nbytes, progress->old_offset[entry]))
         return fail(writer->writing, object, DAMAGED, entry);
-    add_part(writer, to, nbytes);
+    add_part(writer->unit, to, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -368,7 +399,7 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
     }
     if (!is_touched) return carry(writer, object, progress, entry);
     rows_t rows = {.boxes = box};
-    char *to = room_in_unit(writer, encoder->most_nbytes);
+    char *to = room_in_unit(writer->unit, encoder->most_nbytes);
     if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
     char *chunk = make_chunk(writer, object, &rows, entry, job->codec == RAW ? to : writer->scratch + HEAD_NBYTES);
     if (!chunk) return 0;
@@ -380,7 +411,7 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
         uint32_t sum = gpuzarr_crc32c(to, nbytes);
         for (int k = 0; k < CRC_NBYTES; k++) to[nbytes + k] = (char)(sum >> 8 * k);
     }
-    add_part(writer, job->codec == RAW ? chunk : to, nbytes);
+    add_part(writer->unit, job->codec == RAW ? chunk : to, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -494,44 +525,26 @@ static int complete(writing_t *writing, object_t *object, progress_t *progress)
     return 1;
 }
 
-/* Copy a unit, but for what lies in the caller's array. */
-static unit_t *copy_of(const writer_t *writer)
-{
-    unit_t *copy = malloc(sizeof *copy + (size_t)writer->used);
-    if (!copy) return NULL;
-    *copy = writer->unit;
-    char *bytes = memcpy((char *)(copy + 1), writer->out, (size_t)writer->used);
-    for (int64_t i = 0; i < copy->n_parts; i++) {
-        char *at = copy->part[i].iov_base;
-        if (at >= writer->out && at < writer->out + writer->used) copy->part[i].iov_base = bytes + (at - writer->out);
-    }
-    return copy;
-}
-
-/* Write a unit if it is its turn, and those behind it that wait; else keep it for whoever writes the one before. */
+/* Write the writer's unit if it is its turn, and those behind it that wait; else leave it to whoever writes the one before. */
 static int take_turn(writer_t *writer, object_t *object, progress_t *progress, int64_t number)
 {
     writing_t *writing = writer->writing;
-    unit_t *unit = &writer->unit, *copy = NULL;
+    unit_t *unit = writer->unit;
     pthread_mutex_lock(&progress->lock);
-    if (progress->turn != number) {
-        pthread_mutex_unlock(&progress->lock);
-        if (!(copy = unit = copy_of(writer))) return fail(writing, object, NO_MEMORY, -1);
-        pthread_mutex_lock(&progress->lock);
-    }
-    if (progress->turn != number) progress->kept[number] = unit, unit = NULL;
+    while (progress->turn != number && progress->n_kept >= writing->most_kept && object->state == UNFINISHED)
+        pthread_cond_wait(&progress->moved, &progress->lock);
+    if (progress->turn != number) progress->kept[number] = unit, progress->n_kept++, unit = writer->unit = NULL;
     pthread_mutex_unlock(&progress->lock);
-    for (; unit; number++) {
-        int is_put = put_unit(writing, object, progress, number, unit);
-        free(copy);
+    while (unit) {
+        int is_put = put_unit(writing, object, progress, number++, unit);
+        if (unit != writer->unit) give_unit(writing, unit);
         if (!is_put) return 0;
+        if (number == writing->units_each) return complete(writing, object, progress);
         pthread_mutex_lock(&progress->lock);
-        progress->turn++;
-        int is_last = progress->turn == writing->units_each;
-        unit = copy = is_last ? NULL : progress->kept[progress->turn];
-        if (unit) progress->kept[progress->turn] = NULL;
+        progress->turn = number;
+        if ((unit = progress->kept[number])) progress->kept[number] = NULL, progress->n_kept--;
+        pthread_cond_broadcast(&progress->moved);
         pthread_mutex_unlock(&progress->lock);
-        if (is_last) return complete(writing, object, progress);
     }
     return 1;
 }
@@ -546,11 +559,12 @@ static void *run_writer(void *argument)
         int64_t which = number / writing->units_each, unit = number % writing->units_each, k = unit * encoder->step;
         object_t *object = writing->objects + which;
         progress_t *progress = writing->progress + which;
-        writer->used = writer->unit.n_parts = 0;
-        if (!writer->scratch || (encoder->make_context && !writer->encoding)) {
+        if (!writer->unit) writer->unit = take_unit(writing);
+        if (!writer->unit || !writer->scratch || (encoder->make_context && !writer->encoding)) {
             fail(writing, object, NO_MEMORY, -1);
             break;
         }
+        writer->unit->used = writer->unit->n_parts = 0;
         while (k < encoder->n_entries && k < (unit + 1) * encoder->step && encode_entry(writer, object, progress, encoder->order[k])) k++;
         if (k == encoder->n_entries || k == (unit + 1) * encoder->step) take_turn(writer, object, progress, unit);
     }
@@ -577,24 +591,24 @@ static void end_writer(writer_t *writer)
     const encoder_t *encoder = writer->writing->encoder;
     if (writer->encoding) ((free_t *)encoder->free_context)(writer->encoding);
     if (writer->decoding) give_context(encoder->job, writer->decoding);
-    free(writer->scratch), free(writer->out), free(writer->room);
+    free_unit(writer->unit), free(writer->scratch), free(writer->room);
 }
 
 /* Free what an object needed; nothing stays of one that is not complete. */
 static void end_object(progress_t *progress, int64_t units_each)
 {
-    for (int64_t i = 0; progress->kept && i < units_each; i++) free(progress->kept[i]);
+    for (int64_t i = 0; progress->kept && i < units_each; i++) free_unit(progress->kept[i]);
     close_file_of(&progress->file), close_file_of(&progress->old_file);
     if (progress->partial) unlink(progress->partial);
     free(progress->kept), free(progress->offset), free(progress->old_offset), free(progress->partial);
-    pthread_mutex_destroy(&progress->lock);
+    pthread_cond_destroy(&progress->moved), pthread_mutex_destroy(&progress->lock);
 }
 
 static int begin_object(const encoder_t *encoder, progress_t *progress, int64_t units_each)
 {
     int64_t n = encoder->n_entries;
     *progress = (progress_t){.has_old = -1, .old_file = -1, .file = -1, .end = encoder->index_is_first ? encoder->index_nbytes : 0};
-    pthread_mutex_init(&progress->lock, NULL);
+    pthread_mutex_init(&progress->lock, NULL), pthread_cond_init(&progress->moved, NULL);
     progress->kept = calloc((size_t)units_each, sizeof *progress->kept);
     progress->offset = malloc((size_t)n * 2 * sizeof(int64_t));
     if (!progress->kept || !progress->offset) return 0;
@@ -614,11 +628,13 @@ int64_t gpuzarr_write(const encoder_t *encoder, object_t *objects, int64_t n_obj
     while (n < n_objects && is_begun) is_begun = begin_object(encoder, writing.progress + n++, units_each);
     if (n_threads > writing.n_units) n_threads = writing.n_units;
     if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
+    writing.most_kept = 2 * n_threads;
     for (int64_t i = 0; is_begun && i < n_threads; i++) begin_writer(writers + i, &writing);
     if (is_begun) run_threads(run_writer, writers, sizeof *writers, n_threads);
     for (int64_t i = 0; is_begun && i < n_threads; i++) end_writer(writers + i);
     while (n) end_object(writing.progress + --n, units_each);
     free(writing.progress);
+    for (int i = 0; i < MOST_THREADS; i++) free_unit(writing.spare[i]);
     for (int64_t i = 0; i < n_objects; i++) n_left += objects[i].state != WRITTEN;
     return n_left;
 }
