@@ -90,7 +90,7 @@ def test_a_structure_is_as_long_as_its_columns(compiled):
         library.StageStruct: 6,
         library.StepsStruct: 6,
         library.StepStruct: 12,
-        library.EncoderStruct: 26,
+        library.EncoderStruct: 25,
         library.ObjectStruct: 11,
     }
     assert {struct: ctypes.sizeof(struct) // 8 for struct in n_words} == n_words

@@ -52,7 +52,7 @@ MUTANTS = {
     "where points are from": ("rows->in_at + box}", "rows->in_at}"),
     "where points go": ("lie_t){1, rows->out_at + box}, chunk", "lie_t){1, rows->out_at}, chunk"),
     "the first of an index": ("index ? index + piece[0] : NULL", "index"),
-    "one element of an index": ("chunk += piece.index[0] * job->in_strides[i];", ";"),
+    "one element of an index": ("*in_at += piece.index[0] * job->in_strides[i];", ";"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Say of a zarr array who decodes it when it is indexed, where, and why not this package."""
+"""Say of a zarr array who reads and who writes it, where it is decoded, and why not by this package."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
+from xarray_gpuzarr.codec_pipeline.writing import encoder_for
 from xarray_gpuzarr.decoders import Route, decoder_for
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.stored.array_spec import Unplanned
@@ -28,13 +29,16 @@ class ArrayExplanation:
     """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"zarr-python"`` ..."""
     why: str
     """The reason; empty for the ordinary way of this engine."""
+    writes: str
+    """Why zarr-python writes the array; empty where this package does."""
 
     def __str__(self) -> str:
-        return visible(f"{self.path}: {self.where}" + (f" ({self.why})" if self.why else ""))
+        written = f"; written by zarr-python ({self.writes})" if self.ours and self.writes else ""
+        return visible(f"{self.path}: {self.where}" + (f" ({self.why})" if self.why else "") + written)
 
 
 def explain(array: zarr.Array[Any]) -> ArrayExplanation:
-    """Say whether this package decodes a zarr array when it is indexed, where, and why not.
+    """Say whether this package decodes a zarr array when it is indexed, where, and why not; and whether it writes it.
 
     Parameters
     ----------
@@ -61,8 +65,20 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     require_array(array, "explain")
     path, route = f"/{array.path}", _by_zarr(array) or _route(array)
     if isinstance(route, str):
-        return ArrayExplanation(path=path, ours=False, where="zarr-python", why=route)
-    return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why)
+        return ArrayExplanation(path=path, ours=False, where="zarr-python", why=route, writes=route)
+    return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, writes=_why_not_written(array))
+
+
+def _why_not_written(array: zarr.Array[Any]) -> str:
+    """Say why this package leaves writing to zarr-python; nothing if it does not."""
+    stored = planned_array(array.metadata, array.store, array.path)
+    if isinstance(stored, Unplanned) or isinstance(stored.spec, Unplanned):
+        return "it is read by zarr-python"
+    prototype = default_buffer_prototype()
+    if device_of(prototype.buffer, prototype.nd_buffer) != "host":
+        return "arrays on a GPU are written by zarr-python"
+    encoder = encoder_for(array.metadata, stored.spec)
+    return encoder if isinstance(encoder, str) else ""
 
 
 def _by_zarr(array: zarr.Array[Any]) -> str | None:

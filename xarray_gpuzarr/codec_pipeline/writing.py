@@ -79,7 +79,7 @@ class Writer:
         StoreWriteError, HostMemoryError, CorruptChunkError, ShardIndexError
         """
         setter, chunk_spec = batch[0][:2]
-        if not isinstance(setter, StorePath) or setter.store is not self._store:
+        if not isinstance(setter, StorePath) or setter.store is not self._store or self._store.read_only:
             return batch
         stored = self._stored or self._parse(setter.path)
         if isinstance(stored, Unplanned) or isinstance(self._encoder, str):

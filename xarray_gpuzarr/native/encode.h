@@ -43,9 +43,10 @@ typedef struct {
 } object_t;
 
 /* Chunks that follow each other in an object: parts of the caller's array, or of what the unit has room for. */
+typedef struct { char *at; int64_t first, nbytes; } part_t; /* NULL: from `first` on in the room */
 typedef struct {
     int64_t n_parts, used, room_nbytes;
-    struct iovec part[MOST_CHUNKS];
+    part_t part[MOST_CHUNKS];
     char *room;
 } unit_t;
 
@@ -202,24 +203,18 @@ static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
 /* Have room for more bytes behind what the unit has. */
 static char *room_in_unit(unit_t *unit, int64_t nbytes)
 {
-    char *before = unit->room;
-    if (!has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes)) return NULL;
-    for (int64_t i = 0; before && before != unit->room && i < unit->n_parts; i++) {
-        char *at = unit->part[i].iov_base;
-        if (at >= before && at < before + unit->used) unit->part[i].iov_base = unit->room + (at - before);
-    }
-    return unit->room + unit->used;
+    return has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes) ? unit->room + unit->used : NULL;
 }
 
-/* Add bytes to the unit; those that follow the ones before in memory are one part with them. */
+/* Add bytes to the unit: of the caller's array, or those behind what it has in its room. Neighbours are one part. */
 static void add_part(unit_t *unit, char *at, int64_t nbytes)
 {
-    struct iovec *last = unit->part + unit->n_parts - 1;
-    if (unit->n_parts && (char *)last->iov_base + last->iov_len == at)
-        last->iov_len += (size_t)nbytes;
+    part_t *last = unit->part + unit->n_parts - 1;
+    if (unit->n_parts && (at ? last->at && last->at + last->nbytes == at : !last->at))
+        last->nbytes += nbytes;
     else
-        unit->part[unit->n_parts++] = (struct iovec){at, (size_t)nbytes};
-    if (at == unit->room + unit->used) unit->used += nbytes;
+        unit->part[unit->n_parts++] = (part_t){at, unit->used, nbytes};
+    if (!at) unit->used += nbytes;
 }
 
 static unit_t *take_unit(writing_t *writing)
@@ -346,7 +341,7 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
         return n > (size_t)-ZSTD_ERRORS ? 0 : (int64_t)n;
     case BLOSC:
         found = ((encode_blosc_t *)encoder->encode)((int)encoder->level, (int)encoder->shuffle, (size_t)encoder->typesize, nbytes,
-                                                    chunk, to, most, encoder->cname, (size_t)encoder->blocksize, 1);
+                                                    chunk, to, nbytes + BLOSC_HEADER_NBYTES, encoder->cname, (size_t)encoder->blocksize, 1);
         return found < 0 ? 0 : found;
     case LZ4:
         for (int i = 0; i < 4; i++) to[i] = (char)(nbytes >> 8 * i);
@@ -367,7 +362,7 @@ static int carry(writer_t *writer, object_t *object, progress_t *progress, int64
     if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
     if (!read_old(object, progress, to, nbytes, progress->old_offset[entry]))
         return fail(writer->writing, object, DAMAGED, entry);
-    add_part(writer->unit, to, nbytes);
+    add_part(writer->unit, NULL, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -411,7 +406,7 @@ static int encode_entry(writer_t *writer, object_t *object, progress_t *progress
         uint32_t sum = gpuzarr_crc32c(to, nbytes);
         for (int k = 0; k < CRC_NBYTES; k++) to[nbytes + k] = (char)(sum >> 8 * k);
     }
-    add_part(writer->unit, job->codec == RAW ? chunk : to, nbytes);
+    add_part(writer->unit, job->codec == RAW && chunk != to ? chunk : NULL, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -467,8 +462,8 @@ static int put_unit(writing_t *writing, object_t *object, progress_t *progress, 
 {
     const encoder_t *encoder = writing->encoder;
     int64_t end = progress->end, behind = (number + 1) * encoder->step;
-    for (int64_t i = 0; i < unit->n_parts; end += (int64_t)unit->part[i++].iov_len)
-        if (!put(object, progress, unit->part[i].iov_base, (int64_t)unit->part[i].iov_len, end))
+    for (const part_t *part = unit->part; part < unit->part + unit->n_parts; end += part++->nbytes)
+        if (!put(object, progress, part->at ? part->at : unit->room + part->first, part->nbytes, end))
             return fail(writing, object, REFUSED, encoder->order[number * encoder->step]);
     for (int64_t k = number * encoder->step; k < behind && k < encoder->n_entries; k++) {
         int64_t entry = encoder->order[k];
