@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SelectionError,
         ShardIndexError,
         StoreReadError,
+        StoreWriteError,
         UnsupportedCodecError,
     )
     from xarray_gpuzarr.fetch import MissingChunkError
@@ -63,6 +64,7 @@ __all__ = [
     "SelectionError",
     "ShardIndexError",
     "StoreReadError",
+    "StoreWriteError",
     "UnsupportedCodecError",
     "batches",
     "configure",

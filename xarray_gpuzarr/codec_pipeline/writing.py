@@ -140,7 +140,7 @@ class _Write:
                 break
             except ChangedObjectError:
                 if attempt + 1 == _ATTEMPTS:
-                    raise
+                    raise self._call.changed(group) from None
 
     async def _to_store(self, group: Sequence[WrittenObject]) -> None:
         """Put the objects of a group together in memory, and hand them to the store."""

@@ -209,8 +209,8 @@ static char *room_in_unit(unit_t *unit, int64_t nbytes)
 /* Add bytes to the unit: of the caller's array, or those behind what it has in its room. Neighbours are one part. */
 static void add_part(unit_t *unit, char *at, int64_t nbytes)
 {
-    part_t *last = unit->part + unit->n_parts - 1;
-    if (unit->n_parts && (at ? last->at && last->at + last->nbytes == at : !last->at))
+    part_t *last = unit->n_parts ? unit->part + unit->n_parts - 1 : NULL;
+    if (last && (at ? last->at && last->at + last->nbytes == at : !last->at))
         last->nbytes += nbytes;
     else
         unit->part[unit->n_parts++] = (part_t){at, unit->used, nbytes};

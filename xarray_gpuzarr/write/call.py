@@ -209,6 +209,15 @@ class WriteCall:
             do="write in fewer threads at once; if a chunk is that large, choose smaller ones",
         )
 
+    def changed(self, objects: Sequence[WrittenObject]) -> StoreWriteError:
+        """Return the error of objects that others replace again and again."""
+        return StoreWriteError(
+            f"cannot write parts of array '{self.spec.path}'",
+            tried=f"'{objects[0].key}' and {len(objects) - 1} more, several times",
+            found="another process replaces them meanwhile",
+            do="let one process at a time write to a shard, and give each task whole shards",
+        )
+
     def _chunk(self, each: WrittenObject, entry: int) -> tuple[int, ...]:
         """Return the coordinate of a chunk of an object in the grid of chunks."""
         per_object = self.spec.grid.chunks_per_shard if self.spec.index else (1,) * self.spec.grid.ndim

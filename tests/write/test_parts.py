@@ -1,0 +1,253 @@
+"""Writes to a part of a shard: what they do not touch is carried over as it is, from one version of the shard."""
+
+import gzip
+import os
+import threading
+
+import numpy as np
+import pytest
+import zarr
+from helpers.data.corpus import counting
+from helpers.loops import require_loops
+from helpers.stores.fakes import put, take
+from helpers.writes import contents, writes_counted
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+from zarr.storage import LocalStore, MemoryStore
+
+from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, ShardIndexError, StoreWriteError, zarr_pipeline
+from xarray_gpuzarr.native import crc32c
+from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.stored.shard_index import ShardIndexSpec, decode_shard_index
+from xarray_gpuzarr.write.call import ChangedObjectError, WriteCall
+
+pytestmark = pytest.mark.usefixtures("compiled")
+DATA = counting((8, 12), "i4")
+INDEX = ShardIndexSpec(n_chunks=12, location="end", endian="little", checksum=True)
+LAYOUT = {"chunks": (2, 4), "shards": (8, 12)}
+
+
+@pytest.fixture
+def compiled():
+    """The compiled loops, without which zarr-python writes."""
+    return require_loops()
+
+
+@pytest.fixture(params=["files", "memory"])
+def store(request, tmp_path):
+    """A store whose objects the loops replace, and one that is handed them."""
+    return LocalStore(tmp_path / "a") if request.param == "files" else MemoryStore()
+
+
+def _array(store, data=DATA, **keywords):
+    """Write an array by zarr-python, and open it with the pipeline."""
+    chosen = {"compressors": ZstdCodec(level=1), **LAYOUT} | keywords
+    zarr.create_array(store, data=data, **chosen)
+    with zarr_pipeline():
+        return zarr.open_array(store)
+
+
+def _chunks(store, key="c/0/0"):
+    """Return the encoded bytes of each chunk of a shard."""
+    shard = take(store, key)
+    index = decode_shard_index(shard[-INDEX.nbytes :], INDEX, shard_nbytes=len(shard), where=key)
+    return [shard[at : at + n] if n >= 0 else None for at, n in zip(index.offset, index.nbytes, strict=True)]
+
+
+def test_other_chunks_are_carried_over_as_they_are_encoded(store):
+    array = _array(store, compressors=[ZstdCodec(level=9, checksum=True)])
+    with zarr_pipeline():
+        array = zarr.open_array(store)
+    before = _chunks(store)
+
+    array[2:4, 3:8] = -1
+
+    after = _chunks(store)
+    assert [i for i in range(12) if after[i] != before[i]] == [3, 4]
+    expected = DATA.copy()
+    expected[2:4, 3:8] = -1
+    np.testing.assert_array_equal(array[...], expected)
+
+
+def test_a_damaged_chunk_beside_what_is_written_is_no_concern(store):
+    array = _array(store)
+    shard = bytearray(take(store, "c/0/0"))
+    before = _chunks(store)
+    at = bytes(shard).index(before[5])
+    shard[at : at + 4] = b"\0\0\0\0"
+    put(store, "c/0/0", bytes(shard))
+
+    array[0, 0] = 99
+
+    after = _chunks(store)
+    assert after[5] == b"\0\0\0\0" + before[5][4:]
+    assert array[0, 0] == 99
+
+
+def test_a_damaged_chunk_that_is_written_to_in_part_is_an_error(store):
+    array = _array(store)
+    shard = bytearray(take(store, "c/0/0"))
+    at = bytes(shard).index(_chunks(store)[0])
+    shard[at : at + 4] = b"\0\0\0\0"
+    put(store, "c/0/0", bytes(shard))
+
+    with pytest.raises(CorruptChunkError, match=r"chunk \(0, 0\)"):
+        array[0, 0] = 99
+
+    assert take(store, "c/0/0") == bytes(shard)
+    array[0:2, 0:4] = 7  # all of it: what was there is not looked at
+    np.testing.assert_array_equal(array[0:2], np.hstack([np.full((2, 4), 7), DATA[:2, 4:]]))
+
+
+@pytest.mark.parametrize("damage", ["cut short", "checksum", "beyond the end"])
+def test_a_damaged_index_is_an_error(store, damage):
+    array = _array(store)
+    shard = bytearray(take(store, "c/0/0"))
+    if damage == "cut short":
+        del shard[100:]
+    elif damage == "checksum":
+        shard[-1] ^= 1
+    else:
+        shard[-INDEX.nbytes : -INDEX.nbytes + 8] = (10**6).to_bytes(8, "little")
+        shard[-4:] = crc32c(bytes(shard[-INDEX.nbytes : -4])).to_bytes(4, "little")
+    put(store, "c/0/0", bytes(shard))
+
+    with pytest.raises(ShardIndexError, match=r"c/0/0"):
+        array[0, 0] = 99
+
+    assert take(store, "c/0/0") == bytes(shard)
+
+
+def test_frames_that_only_zarr_decodes_are_written_by_it(store):
+    """A gzip file of two members, of which the loops know the first."""
+    array = _array(store, data=np.arange(8, dtype="i4"), chunks=(8,), shards=None, compressors=GzipCodec())
+    raw = np.arange(8, dtype="<i4").tobytes()
+    put(store, "c/0", gzip.compress(raw[:12]) + gzip.compress(raw[12:]))
+
+    with writes_counted() as counts:
+        array[0] = 99
+
+    assert counts == [0, 1]
+    assert array[...].tolist() == [99, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("compressor", [None, ZstdCodec(), BloscCodec(cname="zlib")])
+def test_a_chunk_that_is_an_object(store, compressor):
+    array = _array(store, shards=None, chunks=(3, 5), compressors=compressor)
+    expected = DATA.copy()
+
+    for where in np.s_[1:2, 1:3], np.s_[2:7:2, 4:11:3], np.s_[7, :], np.s_[:, 11]:
+        array[where] = expected[where] = -expected[where]
+
+    np.testing.assert_array_equal(array[...], expected)
+
+
+def test_parts_of_what_is_not_there(store):
+    with zarr_pipeline():
+        array = zarr.create_array(store, shape=(8, 12), dtype="i4", fill_value=5, **LAYOUT)
+
+    array[3, 4] = 1
+
+    expected = np.full((8, 12), 5)
+    expected[3, 4] = 1
+    np.testing.assert_array_equal(array[...], expected)
+    assert [i for i, chunk in enumerate(_chunks(store)) if chunk is not None] == [4]
+
+
+def test_nothing_but_the_fill_value_is_no_object(store):
+    array = _array(store)
+    array[...] = 0
+    assert contents(store).keys() == {"zarr.json"}
+    array[...] = 0
+    np.testing.assert_array_equal(array[...], 0)
+
+
+def test_a_read_after_a_write_sees_it(store):
+    """The index of the shard is in the cache, and lies elsewhere afterwards."""
+    array = _array(store)
+    if isinstance(store, LocalStore):
+        os.utime(store.root / "c/0/0", (1, 1))  # old enough to be remembered
+    assert array[0, 0] == DATA[0, 0]
+
+    array[0, :] = 10**9 + np.arange(12) ** 5
+
+    np.testing.assert_array_equal(array[0], 10**9 + np.arange(12) ** 5)
+    np.testing.assert_array_equal(array[1:], DATA[1:])
+
+
+def test_two_threads_in_one_shard_lose_nothing(store, monkeypatch):
+    monkeypatch.setattr(advice, "_given", set())
+    array = _array(store, data=np.zeros((64, 12), "i4"), chunks=(2, 4), shards=(64, 12))
+
+    def fill(first):
+        for row in range(first, 64, 4):
+            array[row] = row + 1
+
+    threads = [threading.Thread(target=fill, args=(first,)) for first in range(4)]
+    with pytest.warns(GpuZarrWarning, match="two tasks write parts of one shard"):
+        _run(threads)
+
+    np.testing.assert_array_equal(array[...], np.arange(1, 65)[:, None] * np.ones(12))
+
+
+def _run(threads):
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_shard_that_is_replaced_meanwhile_is_written_again(tmp_path, monkeypatch):
+    array, to_files, n_calls = _array(tmp_path / "a"), WriteCall.to_files, []
+
+    def replaced(call, *arguments):
+        n_calls.append(1)
+        if len(n_calls) < 4:
+            raise ChangedObjectError
+        to_files(call, *arguments)
+
+    monkeypatch.setattr(WriteCall, "to_files", replaced)
+    array[0, 0] = 99
+    assert (len(n_calls), array[0, 0]) == (4, 99)
+
+    monkeypatch.setattr(WriteCall, "to_files", _always_changed)
+    with pytest.raises(StoreWriteError, match="another process replaces them"):
+        array[0, 0] = 100
+
+
+def _always_changed(*_):
+    raise ChangedObjectError
+
+
+def test_no_two_versions_are_mixed(tmp_path):
+    """Another writer replaces the shard again and again: all but what is written is of one of its versions."""
+    layout = {"chunks": (50, 40), "shards": (400, 400), "compressors": ZstdCodec(level=1)}
+    array = _array(tmp_path / "a", data=np.ones((400, 400), "i4") + np.arange(400, dtype="i4") * 10, **layout)
+    path, shards = tmp_path / "a/c/0/0", []
+    for version in range(1, 5):
+        whole = np.full((400, 400), version, "i4") + np.arange(400, dtype="i4") * 10
+        zarr.create_array(tmp_path / f"v{version}", data=whole, **layout)
+        shards.append((tmp_path / f"v{version}/c/0/0").read_bytes())
+    stop = threading.Event()
+
+    def replace():
+        for number in range(10**6):
+            if stop.is_set():
+                return
+            new = path.with_suffix(".new")
+            new.write_bytes(shards[number % 4])
+            new.replace(path)
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        for _ in range(60):
+            try:
+                array[7, 7] = -1
+            except StoreWriteError:
+                continue
+            found = zarr.open_array(tmp_path / "a")[...]
+            rest = np.delete((found - np.arange(400, dtype="i4") * 10).reshape(-1), 7 * 400 + 7)
+            assert len(np.unique(rest)) == 1
+    finally:
+        stop.set()
+        thread.join()
