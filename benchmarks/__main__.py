@@ -23,6 +23,7 @@ from benchmarks.remote import cases as remote
 from benchmarks.remote import opening
 from benchmarks.report import print_case, print_summary
 from benchmarks.training import cases as training
+from benchmarks.writes import cases as writes
 from xarray_gpuzarr.machine.bench.crew import Crew
 from xarray_gpuzarr.machine.bench.results import Results
 from xarray_gpuzarr.machine.bench.session import Case, Session
@@ -39,6 +40,7 @@ MORE_CASES: tuple[CaseBuilder, ...] = (
     copies.cases,
     many_threads.cases,
     host_cost.cases,
+    writes.cases,
 )
 
 

@@ -99,9 +99,9 @@ static int fail(writing_t *writing, object_t *object, int64_t state, int64_t ent
 
 static uint64_t little64(const char *at) { return little(at) | (uint64_t)little(at + 4) << 32; }
 
-static void put_little64(char *at, uint64_t value)
+static void put_little(char *at, uint64_t value, int nbytes)
 {
-    for (int i = 0; i < 8; i++) at[i] = (char)(value >> 8 * i);
+    for (int i = 0; i < nbytes; i++) at[i] = (char)(value >> 8 * i);
 }
 
 static int read_old(const object_t *object, const progress_t *progress, char *to, int64_t nbytes, int64_t offset)
@@ -284,7 +284,7 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
     if (!writer->decoding) writer->decoding = take_context(job);
     if (job->make_context && !writer->decoding) return fail(writing, object, NO_MEMORY, entry);
     nbytes = without_checksums(job, writer->room, nbytes);
-    char *block = writer->scratch + job->area_nbytes + HEAD_NBYTES;
+    char *block = job->codec == RAW ? NULL : writer->scratch + job->area_nbytes + HEAD_NBYTES;
     int is_done = nbytes >= 0 && (job->codec == RAW ? nbytes == job->packed_nbytes && memcpy(to, writer->room, (size_t)nbytes)
                                                     : decode_chunk(job, writer->decoding, writer->room, (size_t)nbytes, to, block));
     return is_done || fail(writing, object, DAMAGED, entry);
@@ -292,7 +292,7 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
 
 static double number_at(const char *at, int64_t nbytes, int is_swapped)
 {
-    char bytes[8];
+    char bytes[8] = {0};
     uint16_t half;
     float single;
     double value;
@@ -344,7 +344,7 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
                                                     chunk, to, nbytes + BLOSC_HEADER_NBYTES, encoder->cname, (size_t)encoder->blocksize, 1);
         return found < 0 ? 0 : found;
     case LZ4:
-        for (int i = 0; i < 4; i++) to[i] = (char)(nbytes >> 8 * i);
+        put_little(to, nbytes, 4);
         found = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
         return found <= 0 ? 0 : found + 4;
     default:
@@ -352,61 +352,83 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
     }
 }
 
-/* Carry a chunk over as it is stored. */
-static int carry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry)
+/* Say which box of the array a chunk takes; 0 if none. */
+static int is_written(const encoder_t *encoder, const object_t *object, int64_t entry, int64_t *box)
 {
-    int found = object->is_whole ? 0 : is_stored(writer->writing, object, entry);
-    if (found <= 0) return found == 0;
-    int64_t nbytes = progress->old_nbytes[entry];
-    char *to = room_in_unit(writer->unit, nbytes);
-    if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
-    if (!read_old(object, progress, to, nbytes, progress->old_offset[entry]))
-        return fail(writer->writing, object, DAMAGED, entry);
-    add_part(writer->unit, NULL, nbytes);
-    progress->nbytes[entry] = nbytes;
-    return 1;
+    int64_t rest = entry, is_touched = 1;
+    for (int64_t i = encoder->job->ndim - 1; i >= 0; rest /= encoder->per_object[i--]) {
+        box[i] = encoder->piece[i][object->at[i] * encoder->per_object[i] + rest % encoder->per_object[i]];
+        is_touched &= box[i] >= 0;
+    }
+    return (int)is_touched;
 }
 
-/* Make a chunk from what is written to it, and what is stored of the rest; NULL if that failed. */
-static char *make_chunk(writer_t *writer, object_t *object, const rows_t *rows, int64_t entry, char *to)
+/* Carry chunks over as they are stored, up to `end` in the order of the object, as far as they follow each other there.
+ * Return the chunk behind them; 0 if that failed. */
+static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, int64_t k, int64_t end)
+{
+    const encoder_t *encoder = writer->writing->encoder;
+    const int64_t *order = encoder->order;
+    int64_t box[MOST_AXES], n = 0, entry = order[k], first, begin = k;
+    int found = object->is_whole ? 0 : is_stored(writer->writing, object, entry);
+    if (found <= 0) return found ? 0 : k + 1;
+    for (first = progress->old_offset[entry]; k < end; k++, n += progress->nbytes[entry]) {
+        entry = order[k];
+        if (progress->old_nbytes[entry] == NO_FILE || progress->old_offset[entry] != first + n) break;
+        if (k > begin && is_written(encoder, object, entry, box)) break;
+        progress->nbytes[entry] = progress->old_nbytes[entry];
+    }
+    char *to = room_in_unit(writer->unit, n);
+    if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
+    if (!read_old(object, progress, to, n, first)) return fail(writer->writing, object, DAMAGED, entry);
+    add_part(writer->unit, NULL, n);
+    return k;
+}
+
+/* Make a chunk from what is written to it, and what is stored of the rest; 0 if that failed. */
+static int make_chunk(writer_t *writer, object_t *object, const rows_t *rows, int64_t entry, char *to)
 {
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
     int all = is_all(job, rows), found = 0;
-    if (all && !encoder->swap && is_direct(job, rows, 0)) return destination(job, rows, 0);
-    if (!all && !object->is_whole && (found = is_stored(writer->writing, object, entry)) < 0) return NULL;
-    if (found && !decode_old(writer, object, entry, to)) return NULL;
+    if (!all && !object->is_whole && (found = is_stored(writer->writing, object, entry)) < 0) return 0;
+    if (found && !decode_old(writer, object, entry, to)) return 0;
     if (!all && !found)
         move_elements(to, (lie_t){job->itemsize, NULL}, job->fill, (lie_t){0, NULL}, job->chunk_nbytes / job->itemsize, job->itemsize);
     gather_box(encoder, rows, to);
-    return to;
+    return 1;
+}
+
+/* Have memory for a decoded chunk, and for what decodes one in blocks. */
+static int has_scratch(writer_t *writer)
+{
+    const job_t *job = writer->writing->encoder->job;
+    if (!writer->scratch) writer->scratch = malloc((size_t)(job->area_nbytes * (job->inflate ? 2 : 1) + HEAD_NBYTES));
+    return writer->scratch != NULL;
 }
 
 /* Encode a chunk, and add it to the unit; 0 if that failed. */
-static int encode_entry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry)
+static int encode_entry(writer_t *writer, object_t *object, progress_t *progress, int64_t entry, const int64_t *box)
 {
     const encoder_t *encoder = writer->writing->encoder;
     const job_t *job = encoder->job;
-    int64_t box[MOST_AXES], rest = entry, is_touched = 1;
-    for (int64_t i = job->ndim - 1; i >= 0; rest /= encoder->per_object[i--]) {
-        box[i] = encoder->piece[i][object->at[i] * encoder->per_object[i] + rest % encoder->per_object[i]];
-        is_touched &= box[i] >= 0;
-    }
-    if (!is_touched) return carry(writer, object, progress, entry);
     rows_t rows = {.boxes = box};
-    char *to = room_in_unit(writer->unit, encoder->most_nbytes);
-    if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
-    char *chunk = make_chunk(writer, object, &rows, entry, job->codec == RAW ? to : writer->scratch + HEAD_NBYTES);
-    if (!chunk) return 0;
-    if (!encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
-    int64_t nbytes = job->codec == RAW ? job->chunk_nbytes : encode_chunk(writer, chunk, to);
-    if (!nbytes) return fail(writer->writing, object, NOT_ENCODED, entry);
-    if (job->codec == RAW && chunk != to && job->n_checksums) memcpy(to, chunk, (size_t)nbytes), chunk = to;
-    for (int64_t i = 0; i < job->n_checksums; i++, nbytes += CRC_NBYTES) {
-        uint32_t sum = gpuzarr_crc32c(to, nbytes);
-        for (int k = 0; k < CRC_NBYTES; k++) to[nbytes + k] = (char)(sum >> 8 * k);
+    int is_raw = job->codec == RAW, is_caller = !encoder->swap && is_all(job, &rows) && is_direct(job, &rows, 0);
+    int is_copied = !is_caller || !is_raw || job->n_checksums;
+    char *chunk = is_caller ? destination(job, &rows, 0) : NULL;
+    if (is_caller && !encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
+    char *to = is_copied ? room_in_unit(writer->unit, encoder->most_nbytes) : chunk;
+    if (!to || !(is_caller || is_raw || has_scratch(writer))) return fail(writer->writing, object, NO_MEMORY, entry);
+    if (!is_caller) {
+        chunk = is_raw ? to : writer->scratch + HEAD_NBYTES;
+        if (!make_chunk(writer, object, &rows, entry, chunk)) return 0;
+        if (!encoder->keeps_empty && is_empty(encoder, chunk)) return 1;
     }
-    add_part(writer->unit, job->codec == RAW && chunk != to ? chunk : NULL, nbytes);
+    int64_t nbytes = is_raw ? job->chunk_nbytes : encode_chunk(writer, chunk, to);
+    if (!nbytes) return fail(writer->writing, object, NOT_ENCODED, entry);
+    if (is_raw && chunk != to) memcpy(to, chunk, (size_t)nbytes);
+    for (int64_t i = 0; i < job->n_checksums; i++, nbytes += CRC_NBYTES) put_little(to + nbytes, gpuzarr_crc32c(to, nbytes), CRC_NBYTES);
+    add_part(writer->unit, is_copied ? NULL : chunk, nbytes);
     progress->nbytes[entry] = nbytes;
     return 1;
 }
@@ -480,13 +502,10 @@ static int put_index(const encoder_t *encoder, const object_t *object, progress_
     if (!index) return 0;
     for (int64_t i = 0; i < n; i++) {
         int is_there = progress->nbytes[i] > 0;
-        put_little64(index + i * ENTRY_NBYTES, is_there ? (uint64_t)progress->offset[i] : UINT64_MAX);
-        put_little64(index + i * ENTRY_NBYTES + 8, is_there ? (uint64_t)progress->nbytes[i] : UINT64_MAX);
+        put_little(index + i * ENTRY_NBYTES, is_there ? (uint64_t)progress->offset[i] : UINT64_MAX, 8);
+        put_little(index + i * ENTRY_NBYTES + 8, is_there ? (uint64_t)progress->nbytes[i] : UINT64_MAX, 8);
     }
-    if (encoder->index_has_checksum) {
-        uint32_t sum = gpuzarr_crc32c(index, nbytes);
-        for (int k = 0; k < CRC_NBYTES; k++) index[nbytes + k] = (char)(sum >> 8 * k);
-    }
+    if (encoder->index_has_checksum) put_little(index + nbytes, gpuzarr_crc32c(index, nbytes), CRC_NBYTES);
     is_put = put(object, progress, index, encoder->index_nbytes, encoder->index_is_first ? 0 : progress->end);
     free(index);
     return (int)is_put;
@@ -544,24 +563,34 @@ static int take_turn(writer_t *writer, object_t *object, progress_t *progress, i
     return 1;
 }
 
+/* Put the chunks [k, end) of an object together, in its order; 0 if that failed. */
+static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, int64_t k, int64_t end)
+{
+    const encoder_t *encoder = writer->writing->encoder;
+    int64_t box[MOST_AXES];
+    if (!writer->unit) writer->unit = take_unit(writer->writing);
+    if (!writer->unit || (encoder->make_context && !writer->encoding)) return fail(writer->writing, object, NO_MEMORY, -1);
+    writer->unit->used = writer->unit->n_parts = 0;
+    while (k < end) {
+        if (!is_written(encoder, object, encoder->order[k], box)) {
+            if (!(k = carry(writer, object, progress, k, end))) return 0;
+        } else if (!encode_entry(writer, object, progress, encoder->order[k++], box))
+            return 0;
+    }
+    return 1;
+}
+
 static void *run_writer(void *argument)
 {
     writer_t *writer = argument;
     writing_t *writing = writer->writing;
-    const encoder_t *encoder = writing->encoder;
-    int64_t number;
+    int64_t number, step = writing->encoder->step, n_entries = writing->encoder->n_entries;
     while (!writing->is_stopped && (number = atomic_fetch_add(&writing->next, 1)) < writing->n_units) {
-        int64_t which = number / writing->units_each, unit = number % writing->units_each, k = unit * encoder->step;
+        int64_t which = number / writing->units_each, unit = number % writing->units_each, first = unit * step;
         object_t *object = writing->objects + which;
         progress_t *progress = writing->progress + which;
-        if (!writer->unit) writer->unit = take_unit(writing);
-        if (!writer->unit || !writer->scratch || (encoder->make_context && !writer->encoding)) {
-            fail(writing, object, NO_MEMORY, -1);
-            break;
-        }
-        writer->unit->used = writer->unit->n_parts = 0;
-        while (k < encoder->n_entries && k < (unit + 1) * encoder->step && encode_entry(writer, object, progress, encoder->order[k])) k++;
-        if (k == encoder->n_entries || k == (unit + 1) * encoder->step) take_turn(writer, object, progress, unit);
+        if (fill_unit(writer, object, progress, first, first + step < n_entries ? first + step : n_entries))
+            take_turn(writer, object, progress, unit);
     }
     return NULL;
 }
@@ -569,7 +598,7 @@ static void *run_writer(void *argument)
 static void begin_writer(writer_t *writer, writing_t *writing)
 {
     const encoder_t *encoder = writing->encoder;
-    *writer = (writer_t){.writing = writing, .scratch = malloc((size_t)(2 * encoder->job->area_nbytes + HEAD_NBYTES))};
+    *writer = (writer_t){.writing = writing};
     if (!encoder->make_context) return;
     if (!encoder->set_parameter) {
         writer->encoding = ((make_deflate_t *)encoder->make_context)((int)encoder->level);

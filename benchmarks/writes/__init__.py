@@ -1,0 +1,1 @@
+"""Cases that write: whole arrays and parts of shards."""
