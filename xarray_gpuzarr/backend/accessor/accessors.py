@@ -1,4 +1,4 @@
-"""``.gpuzarr`` on datasets, arrays and trees: `explain`, `device`, `to_host`, `load` and `encoding`.
+"""``.gpuzarr`` on datasets, arrays and trees: `explain`, `device`, `to_host`, `load`, `encoding` and `to_zarr`.
 
 Nothing is read except by `load`, and by what `to_host` returns when that is computed or loaded.
 """
@@ -19,11 +19,11 @@ from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explai
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.loading import load_together
 from xarray_gpuzarr.backend.accessor.summary import summarize
+from xarray_gpuzarr.backend.accessor.writing import write_dataset
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
 from xarray_gpuzarr.native import why_absent
-
 
 class Accessor(ABC):
     """What all accessors show of themselves: where the data will land."""
@@ -145,6 +145,71 @@ class DatasetAccessor(Accessor):
         ((1, 361, 1440), (24, 722, 1440), 'int16')
         """
         return encodings(self._dataset, chunks, shards, compressors, zarr_format)
+
+    def to_zarr(  # noqa: PLR0913  # as xarray's
+        self,
+        store: Any,
+        chunks: Size = "1 MiB",
+        shards: Size | None = "128 MiB",
+        *,
+        compressors: Any = None,
+        encoding: Mapping[Any, Mapping[str, Any]] | None = None,
+        zarr_format: int = 3,
+        rechunk: bool = False,
+        progress: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Write the dataset, shard by shard, with the compiled loops: `xarray.Dataset.to_zarr` for sharded stores.
+
+        Packing, times and missing values are stored as in the source, chunks and shards have a size in bytes, and no
+        two tasks write to one shard. Arrays on a GPU are copied to the host.
+
+        Parameters
+        ----------
+        store : str, path or zarr store
+        chunks, shards, compressors, zarr_format
+            As for `encoding`, of variables that are not in the store yet.
+        encoding : mapping of variable name to mapping, optional
+            What is to be different for some variables.
+        rechunk : bool
+            Whether chunks of dask that end inside of shards are changed. If not, they are an error.
+        progress : bool
+            Whether a bar shows how many tasks are done, with the schedulers of this machine.
+        **options
+            `mode`, `group`, `region`, `append_dim`, `compute`, `consolidated`, `storage_options` and others of
+            `xarray.Dataset.to_zarr`. With `region` or `append_dim`, tasks end where shards of the store do.
+
+        Returns
+        -------
+        xarray.backends.ZarrStore or dask.delayed.Delayed
+            What xarray returns.
+
+        Raises
+        ------
+        OptionError
+            An unusable size, or chunks of dask that end inside of shards.
+        StoreWriteError
+            A shard could not be written; it is as it was before.
+
+        Notes
+        -----
+        Variables that are larger than a shard are read, packed and written by tasks of one shard each: the most memory
+        is that of a decoded and a packed shard for each thread of dask.
+
+        Examples
+        --------
+        >>> import numpy as np, xarray as xr
+        >>> t2m = xr.DataArray(np.zeros((48, 90, 180), "f4"), dims=("time", "latitude", "longitude"))
+        >>> store = {}
+        >>> _ = t2m.to_dataset(name="t2m").gpuzarr.to_zarr(store, {"time": 1}, {"time": 24})
+        >>> xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host").t2m.chunks
+        ((24, 24), (90,), (180,))
+        """
+        found = self.encoding(chunks, shards, compressors=compressors, zarr_format=zarr_format)
+        for name, changes in (encoding or {}).items():
+            found[name] = found.get(name, {}) | dict(changes)
+        options = {"zarr_format": zarr_format} | options
+        return write_dataset(self.to_host(), store, found, rechunk=rechunk, progress=progress, **options)
 
     def load(self) -> Dataset:
         """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.

@@ -1,0 +1,184 @@
+"""``ds.gpuzarr.to_zarr``: chunks and shards by size, packing kept, and no two tasks in one shard."""
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from helpers.loops import require_loops
+from helpers.writes import writes_counted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import ZstdCodec
+from zarr.storage import MemoryStore
+
+from xarray_gpuzarr.backend.accessor.writing import _cut
+from xarray_gpuzarr.errors import OptionError
+
+PACKED = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": np.int16(-32768)}
+CHUNKS, SHARDS = {"time": 1, "y": 10}, {"time": 4, "y": 20}
+pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata:zarr.errors.ZarrUserWarning")
+
+
+def weather(n_times=30, first=0):
+    """Packed temperatures on a grid, with times and a mask."""
+    rng = np.random.default_rng(first)
+    values = rng.uniform(250, 300, (n_times, 40, 50)).round(2)
+    values[0, 0, 0] = np.nan
+    times = np.datetime64("2020-01-01", "ns") + (first + np.arange(n_times)) * np.timedelta64(6, "h")
+    ds = xr.Dataset(
+        {"t2m": (("time", "y", "x"), values, {"units": "K"}), "land": (("y", "x"), np.indices((40, 50))[0] % 3 == 1)},
+        {"time": times, "y": np.arange(40.0), "name": ("y", [f"row {n}" for n in range(40)])},
+    )
+    ds.t2m.encoding = dict(PACKED)
+    return ds
+
+
+def opened(store, chunks=None):
+    return xr.open_dataset(store, engine="gpuzarr", device="host", chunks=chunks)
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 8}, {"time": 4, "y": 20, "x": 50}], ids=str)
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_is_written_is_packed_and_sharded_and_the_same(chunks, zarr_format, tmp_path):
+    ds = weather() if chunks is None else weather().chunk(chunks)
+
+    ds.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, zarr_format=zarr_format)
+
+    array = zarr.open_group(tmp_path / "a", mode="r")["t2m"]
+    assert (array.chunks, array.shards) == ((1, 10, 50), (4, 20, 50) if zarr_format == 3 else None)
+    assert array.dtype == np.dtype("int16")
+    with xr.open_dataset(tmp_path / "a", engine="zarr") as written:
+        xr.testing.assert_allclose(written, ds, rtol=0, atol=1e-9)
+        assert written.t2m.attrs == {"units": "K"}
+        assert written.t2m.encoding["scale_factor"] == 0.01
+
+
+def test_the_loops_write_it_one_task_a_shard(tmp_path):
+    require_loops()
+    with writes_counted() as counts:
+        weather().drop_vars(["name"]).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    assert counts == [8 * 2 + 2 + 2, 0]  # temperatures, mask, times and rows
+
+
+def test_a_copy_of_a_store_keeps_its_packing_and_codecs(tmp_path):
+    weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, compressors=ZstdCodec(level=7))
+
+    opened(tmp_path / "a", {}).gpuzarr.to_zarr(tmp_path / "b", {"time": 2}, {"time": 4}, rechunk=True)
+
+    one, other = (zarr.open_group(tmp_path / name, mode="r")["t2m"] for name in "ab")
+    assert other.compressors == one.compressors
+    np.testing.assert_array_equal(other[...], one[...])
+
+
+def test_results_without_encoding(tmp_path):
+    weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    celsius = opened(tmp_path / "a", {}) - 273.15
+
+    celsius.gpuzarr.to_zarr(tmp_path / "b", CHUNKS, SHARDS)
+
+    np.testing.assert_allclose(opened(tmp_path / "b").t2m, celsius.t2m)
+
+
+def test_encoding_of_some_variables_is_changed(tmp_path):
+    weather().gpuzarr.to_zarr(tmp_path / "a", encoding={"t2m": {"dtype": "int32", "scale_factor": 0.001}})
+    array = zarr.open_group(tmp_path / "a", mode="r")["t2m"]
+    assert (array.dtype, array.attrs["add_offset"]) == (np.dtype("int32"), 273.15)
+
+
+def test_chunks_inside_of_shards_are_an_error_that_says_how(tmp_path):
+    rolled = weather().chunk(time=4).rolling(time=3).mean()
+
+    with pytest.raises(OptionError, match=r"end inside of shards of variable 't2m'") as caught:
+        rolled.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, {"time": 8})
+
+    assert "ds.chunk({'time': 8})" in caught.value.do
+    assert not (tmp_path / "a").exists()
+    rolled.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, {"time": 8}, rechunk=True)
+    np.testing.assert_allclose(opened(tmp_path / "a").t2m, rolled.t2m)
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 3}])
+def test_append_cuts_tasks_at_the_borders_of_shards(tmp_path, chunks):
+    weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    more = weather(9, first=30)
+
+    (more if chunks is None else more.chunk(chunks)).gpuzarr.to_zarr(tmp_path / "a", append_dim="time", rechunk=True)
+
+    expected = xr.concat([weather(30), more], "time", data_vars="minimal")
+    xr.testing.assert_allclose(opened(tmp_path / "a").load(), expected, rtol=0, atol=1e-9)
+    with pytest.raises(OptionError, match="two tasks would write"):
+        weather(9, first=39).chunk(time=4).gpuzarr.to_zarr(tmp_path / "a", append_dim="time")
+
+
+@pytest.mark.parametrize("region", [{"time": slice(3, 11)}, {"time": "auto"}, "auto"], ids=str)
+def test_regions(tmp_path, region):
+    weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    part = (weather(30) + 5).isel(time=slice(3, 11))
+    part = part if region == "auto" else part.drop_vars(["y", "name"]).drop_vars("land")
+
+    part.drop_vars("land", errors="ignore").gpuzarr.to_zarr(tmp_path / "a", region=region)
+
+    found, before = opened(tmp_path / "a").t2m, weather(30).t2m
+    np.testing.assert_allclose(found[3:11], before[3:11] + 5, atol=1e-9)
+    np.testing.assert_allclose(found[:3], before[:3], atol=1e-9)
+    np.testing.assert_allclose(found[11:], before[11:], atol=1e-9)
+
+
+def test_labels_that_are_no_region(tmp_path):
+    weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    with pytest.raises(OptionError, match="the labels of 'time' are no region"):
+        weather(4, first=100).drop_vars(["y", "name"]).gpuzarr.to_zarr(tmp_path / "a", region={"time": "auto"})
+
+
+def test_groups_and_stores_of_other_kinds():
+    store = MemoryStore()
+    weather(4).gpuzarr.to_zarr(store, CHUNKS, SHARDS, group="a/b")
+    found = xr.open_dataset(store, engine="gpuzarr", group="a/b", device="host")
+    np.testing.assert_allclose(found.t2m, weather(4).t2m, atol=1e-9)
+
+
+def test_later(tmp_path):
+    delayed = weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, compute=False)
+    assert not list((tmp_path / "a/t2m").glob("c/*"))
+    dask.compute(delayed)
+    np.testing.assert_allclose(opened(tmp_path / "a").t2m, weather().t2m, atol=1e-9)
+
+
+def test_a_bar_shows_how_far_it_is(tmp_path, capsys):
+    weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, progress=True)
+    assert "100% Completed" in capsys.readouterr().out
+
+
+def test_each_task_has_one_shard_in_memory(tmp_path):
+    """Blocks are made when they are written, and not before: two of them at once, on two threads."""
+    alive, most = set(), []
+
+    def block(info=None):
+        alive.add(info)
+        most.append(len(alive))
+        return np.zeros((4, 20, 50))
+
+    def made(block_id):
+        found = block(block_id)
+        alive.discard(block_id)
+        return found
+
+    blocks = da.map_blocks(made, chunks=((4,) * 8, (20, 20), (50,)), dtype="f8", meta=np.zeros((0, 0, 0)))
+    ds = xr.Dataset({"t2m": (("time", "y", "x"), blocks)})
+    with dask.config.set(scheduler="threads", num_workers=2):
+        ds.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    assert len(most) == 16
+    assert max(most) <= 2
+
+
+@settings(deadline=None)
+@given(start=st.integers(0, 40), n=st.integers(1, 60), length=st.integers(1, 20))
+def test_cuts_are_at_multiples_of_a_length(start, n, length):
+    lengths = _cut(start, n, length)
+    ends = start + np.cumsum(lengths)
+    assert ends[-1] == start + n
+    assert (np.array(lengths) > 0).all()
+    assert all(end % length == 0 for end in ends[:-1])
+    assert len(lengths) == (start + n - 1) // length - start // length + 1

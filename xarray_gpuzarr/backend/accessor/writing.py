@@ -1,0 +1,184 @@
+"""``Dataset.to_zarr`` with the tasks of dask brought to shards, so that no two of them write parts of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+from dask.diagnostics.progress import ProgressBar
+from xarray import Dataset, Variable
+
+from xarray_gpuzarr.codec_pipeline import zarr_pipeline
+from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.process.records import record
+
+
+@record
+class Placed:
+    """Where a variable is written."""
+
+    shards: tuple[int, ...]
+    """Lengths of what is written as a whole: of a shard, or of a chunk where there are none."""
+    starts: tuple[int, ...]
+    """First element along each dimension in the stored array."""
+
+
+def write_dataset(
+    dataset: Dataset,
+    store: Any,
+    encoding: Mapping[Any, Mapping[str, Any]],
+    *,
+    rechunk: bool,
+    progress: bool,
+    **options: Any,
+) -> Any:
+    """Write a dataset, all of whose arrays are on the host; see `DatasetAccessor.to_zarr`.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+    store : str, path or zarr store
+    encoding : mapping
+        Of variables that are new.
+    rechunk, progress : bool
+    **options
+        Of `xarray.Dataset.to_zarr`.
+    """
+    region = _region(dataset, store, options)
+    stored = _stored_arrays(store, options)
+    cut = {}
+    for name, variable in dataset.variables.items():
+        place = _place(variable, stored.get(name), encoding.get(name, {}), region, options.get("append_dim"))
+        if place is not None and (chunks := _chunks(name, variable, place, rechunk=rechunk)) is not None:
+            cut[name] = variable.chunk(dict(zip(variable.dims, chunks, strict=True)))
+    new = {name: each for name, each in encoding.items() if name not in stored}
+    if stored:
+        del options["zarr_format"]
+    dataset = dataset.assign({name: cut[name] for name in dataset.data_vars if name in cut}).assign_coords(
+        {name: cut[name] for name in dataset.coords if name in cut}
+    )
+    bar: AbstractContextManager[Any] = ProgressBar() if progress else nullcontext()
+    with zarr_pipeline(), bar:
+        # What xarray would check is so: each task writes whole chunks and shards, but for the ends of what is written.
+        return dataset.to_zarr(store, encoding=new, safe_chunks=False, **options)
+
+
+def _region(dataset: Dataset, store: Any, options: dict[str, Any]) -> Mapping[Any, slice]:
+    """Return where the dataset goes along the dimensions of a region, and let the options say so."""
+    region = options.get("region")
+    if region is None:
+        return {}
+    if isinstance(region, str):
+        region = dict.fromkeys(dataset.dims, region)
+    if any(isinstance(each, str) for each in region.values()):
+        group, storage_options = options.get("group"), options.get("storage_options")
+        with xr.open_zarr(store, group, chunks=None, storage_options=storage_options) as there:
+            region = {dim: _found(dim, each, dataset, there) for dim, each in region.items()}
+    options["region"] = region
+    return region
+
+
+def _found(dim: Any, where: Any, dataset: Dataset, there: Dataset) -> slice:
+    """Return where the labels of a dimension are in the store."""
+    if not isinstance(where, str):
+        return where  # type: ignore[no-any-return]
+    if dim not in there.indexes or dim not in dataset.indexes:
+        return slice(0, there.sizes.get(dim, 0))
+    at = there.indexes[dim].get_indexer(dataset.indexes[dim])
+    if len(at) and (at[0] < 0 or (np.diff(at) != 1).any()):
+        raise OptionError(
+            f"the labels of {dim!r} are no region of the store",
+            tried=f"region={{{dim!r}: 'auto'}}",
+            found="labels that the store lacks, or has in another order",
+            do="write labels that follow each other in the store, or give a slice",
+        )
+    return slice(int(at[0]), int(at[-1]) + 1) if len(at) else slice(0, 0)
+
+
+def _stored_arrays(store: Any, options: Mapping[str, Any]) -> Mapping[Any, zarr.Array[Any]]:
+    """Return the arrays that are written to and stay as they are; none if all are made anew."""
+    if options.get("append_dim") is None and options.get("region") is None and options.get("mode") not in ("a", "r+"):
+        return {}
+    try:
+        group = zarr.open_group(
+            store, path=options.get("group") or "", mode="r", storage_options=options.get("storage_options")
+        )
+    except FileNotFoundError:  # which xarray makes, or complains of
+        return {}
+    return dict(group.arrays())
+
+
+def _place(
+    variable: Variable,
+    stored: zarr.Array[Any] | None,
+    encoding: Mapping[str, Any],
+    region: Mapping[Any, slice],
+    append_dim: Any,
+) -> Placed | None:
+    """Return where a variable is written; None if xarray or zarr-python choose its chunks."""
+    if stored is None:
+        shards = encoding.get("shards") or encoding.get("chunks")
+        return None if shards is None else Placed(shards=tuple(shards), starts=(0,) * variable.ndim)
+    if stored.ndim != variable.ndim:
+        return None
+    starts = [region[dim].start or 0 if dim in region else 0 for dim in variable.dims]
+    if append_dim in variable.dims:
+        axis = variable.dims.index(append_dim)
+        starts[axis] = stored.shape[axis]
+    return Placed(shards=stored.shards or stored.chunks, starts=tuple(starts))
+
+
+def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> tuple[tuple[int, ...], ...] | None:
+    """Return chunks whose borders are those of shards; None if a variable's are already, or it is small.
+
+    Raises
+    ------
+    OptionError
+        Chunks of dask end inside of shards, and are not to be changed.
+    """
+    if not variable.ndim or not all(variable.shape):
+        return None
+    borders = [
+        _cut(start, n, length) for start, n, length in zip(place.starts, variable.shape, place.shards, strict=True)
+    ]
+    if variable.chunks is None:
+        is_small = variable.size <= prod(place.shards)
+        return None if is_small or variable.dtype.kind == "O" else tuple(borders)
+    if all(_are_borders(chunks, wanted) for chunks, wanted in zip(variable.chunks, borders, strict=True)):
+        return None
+    if rechunk:
+        return tuple(borders)
+    axis = next(i for i, chunks in enumerate(variable.chunks) if not _are_borders(chunks, borders[i]))
+    dim, length = variable.dims[axis], place.shards[axis]
+    raise OptionError(
+        f"chunks of dask end inside of shards of variable {name!r}: two tasks would write parts of one shard",
+        tried=f"chunks of {_few(variable.chunks[axis])} along {dim!r}",
+        found=f"shards of {length}, so {_few(borders[axis])} are whole ones",
+        do=f"give rechunk=True, or chunk before, such as ds.chunk({{{dim!r}: {length}}}), or other shards",
+    )
+
+
+def _cut(start: int, n: int, length: int) -> tuple[int, ...]:
+    """Cut `n` elements from `start` on at the multiples of a length."""
+    first = min(n, length - start % length)
+    lengths = [first, *[length] * ((n - first) // length)]
+    return tuple(lengths if sum(lengths) == n else [*lengths, n - sum(lengths)])
+
+
+def _are_borders(chunks: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether the ends of chunks are ends of what is wanted."""
+    return set(accumulate(chunks)) <= set(accumulate(wanted))
+
+
+_SHOWN = 5
+
+
+def _few(lengths: Sequence[int]) -> str:
+    """Write lengths for people."""
+    return ", ".join(map(str, lengths[:_SHOWN])) + (", ..." if len(lengths) > _SHOWN else "")
