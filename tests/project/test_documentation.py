@@ -103,7 +103,7 @@ def test_stores_of_format_2_are_rewritten_and_written_back_as_pages_say(empty):
     packing = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": -32767}
     source.to_zarr("era5.zarr", zarr_format=2, encoding={"t2m": {"chunks": (12, 31, 60), **packing}})
     (recipe,) = [block for block in blocks(RUNS, ROOT / "docs" / "faq.md") if "sharded.zarr" in block]
-    (copying,) = [line for line in blocks(RUNS, ROOT / "docs" / "quickstart.md") if "copy.zarr" in line]
+    (copying,) = [line for line in blocks(RUNS, ROOT / "docs" / "quickstart.md") if "to_host().to_zarr" in line]
     original = xr.open_dataset("era5.zarr", engine="gpuzarr", chunks={})
 
     with warnings.catch_warnings(action="ignore"):
