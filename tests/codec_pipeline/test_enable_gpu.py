@@ -110,7 +110,7 @@ def test_arrays_are_read_to_the_gpu(local, read):
 
     with reads_planned():
         assert_same_bits(down(READS[read](array)), expected)
-    assert str(explain(array)) == "/g/a: cuda"
+    assert str(explain(array)) == "/g/a: cuda; written by zarr-python (arrays on a GPU are written by zarr-python)"
 
 
 def test_shards_of_shards_are_read_to_the_gpu(memory):

@@ -6,13 +6,14 @@ Says no, and touches nothing, where zarr-python's own pipeline is to write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 from zarr.abc.store import ByteSetter, Store
 from zarr.buffer import cpu
 from zarr.codecs import ShardingCodec
@@ -120,16 +121,16 @@ class _Write:
         """Write all objects, those of a group at once."""
         source, spec = self._stored.source, self._call.spec
         assert source is not None
+        store = source.identity or id(self._store)
         for group in groups(self._call.objects, self._call.object_nbytes, _GROUP_NBYTES):
-            async with turns_of_writes.turns.of([(source.identity, each.key) for each in group], spec.path):
+            async with turns_of_writes.turns.of([(store, each.key) for each in group], spec.path):
                 if isinstance(source, LocalSource):
                     await on_thread(partial(self._to_files, group, source.root), self._threads)
                 else:
                     await self._to_store(group)
-            for each in (
-                group if spec.index is not None else ()
-            ):  # no read is to take the index of what was there before
-                index_cache.cache.drop((source.identity, each.key, spec.index))
+            if spec.index is not None:  # no read is to take what was there before
+                for each in group:
+                    index_cache.cache.drop((source.identity, each.key, spec.index))
             del self.left[: len(group)]
 
     def _to_files(self, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
@@ -146,9 +147,9 @@ class _Write:
         """Put the objects of a group together in memory, and hand them to the store."""
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
-        old = dict(zip(needed, await asyncio.gather(*map(self._stored_bytes, needed)), strict=True))
+        old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
         found = await on_thread(lambda _: self._call.to_memory(group, [*map(old.get, keys)]), self._threads)
-        await asyncio.gather(*map(self._put, keys, found))
+        await _some_at_once(self._put, keys, found)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:
         found = await self._store.get(key, cpu.buffer_prototype)
@@ -162,12 +163,32 @@ class _Write:
 
     def explain(self, err: DamagedObjectError) -> None:
         """Raise the error of what is stored, if it is damaged; it may be that only the loops cannot decode it."""
-        spec = self._call.spec
-        grid = spec.grid
-        chunk = err.chunk or tuple([c * n for c, n in zip(self.left[0].coord, grid.chunks_per_shard, strict=True)])
-        wanted = tuple([slice(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)])
-        shape = tuple([(c + 1) * n for c, n in zip(chunk, grid.chunk_shape, strict=True)])
-        read_target(self._stored, spec, box_target(outer_selection(wanted, shape), grid, shape), decoder_for("host"))
+        spec, grid, chunk = self._call.spec, self._call.spec.grid, err.chunk
+        if chunk is None:  # the index
+            chunk = tuple(
+                [c * n for c, n in zip(spec.keys.coord(err.key, grid.ndim), grid.chunks_per_shard, strict=True)]
+            )
+        bounds = [(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)]
+        shape = tuple([end for _, end in bounds])
+        wanted = outer_selection(tuple([slice(*each) for each in bounds]), shape)
+        read_target(self._stored, spec, box_target(wanted, grid, shape), decoder_for("host"))
+
+
+async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
+    """Make requests, as many at once as zarr-python makes; none goes on after one has failed."""
+    limit = asyncio.Semaphore(zarr.config.get("async.concurrency") or 1)
+
+    async def one(*argument: Any) -> Result:
+        async with limit:
+            return await request(*argument)
+
+    tasks = [asyncio.ensure_future(one(*argument)) for argument in zip(*arguments, strict=True)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _planned(

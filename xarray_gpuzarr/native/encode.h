@@ -72,7 +72,7 @@ typedef struct {
     int64_t n_units, units_each, most_kept; /* units that wait for their turn, at most, but for one of each thread */
     atomic_llong next;
     atomic_int is_stopped;
-    _Atomic(unit_t *) spare[MOST_THREADS]; /* whose memory is used again */
+    _Atomic(void *) spare[MOST_THREADS]; /* units whose memory is used again */
 } writing_t;
 
 typedef struct {
@@ -135,10 +135,11 @@ static int64_t open_old(const encoder_t *encoder, const object_t *object, progre
 {
     int64_t nbytes = object->old_nbytes, n = encoder->n_entries;
     if (object->path) {
-        progress->old_file = open(object->path, O_RDONLY | O_CLOEXEC);
+        progress->old_file = open(object->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (progress->old_file < 0) return errno == ENOENT || errno == ENOTDIR ? 0 : REFUSED;
         if (fstat(progress->old_file, &progress->old_version)) return REFUSED;
         if (S_ISDIR(progress->old_version.st_mode)) return 0;
+        if (!S_ISREG(progress->old_version.st_mode)) return DAMAGED;
         nbytes = progress->old_version.st_size;
     } else if (!object->old)
         return 0;
@@ -150,22 +151,6 @@ static int64_t open_old(const encoder_t *encoder, const object_t *object, progre
     if (!encoder->index_nbytes) progress->old_offset[0] = 0, progress->old_nbytes[0] = nbytes;
     free(room);
     return is_sound ? 1 : DAMAGED;
-}
-
-/* Whether a chunk is stored, of which all threads see one version; -1 if that cannot be known. */
-static int is_stored(writing_t *writing, object_t *object, int64_t entry)
-{
-    progress_t *progress = writing->progress + (object - writing->objects);
-    int64_t state = 0;
-    pthread_mutex_lock(&progress->lock);
-    if (progress->has_old < 0) {
-        state = open_old(writing->encoder, object, progress);
-        progress->has_old = state == 1;
-    }
-    int has_old = (int)progress->has_old;
-    pthread_mutex_unlock(&progress->lock);
-    if (state > 1) return fail(writing, object, state, -1), -1;
-    return has_old && progress->old_nbytes[entry] != NO_FILE;
 }
 
 static int is_same_version(const struct stat *one, const struct stat *other)
@@ -184,9 +169,32 @@ static int is_old_kept(const object_t *object, const progress_t *progress)
 {
     struct stat now;
     if (!object->path || progress->has_old < 0) return 1;
-    if (!progress->has_old) return stat(object->path, &now) || S_ISDIR(now.st_mode);
+    if (progress->old_file < 0) return stat(object->path, &now) != 0;
     if (fstat(progress->old_file, &now) || !is_same_version(&now, &progress->old_version)) return 0;
     return !stat(object->path, &now) && is_same_version(&now, &progress->old_version);
+}
+
+static int fail_to_read(writing_t *writing, object_t *object, int64_t entry)
+{
+    const progress_t *progress = writing->progress + (object - writing->objects);
+    return fail(writing, object, is_old_kept(object, progress) ? DAMAGED : CHANGED, entry);
+}
+
+/* Whether a chunk is stored, of which all threads see one version; -1 if that cannot be known. */
+static int is_stored(writing_t *writing, object_t *object, int64_t entry)
+{
+    progress_t *progress = writing->progress + (object - writing->objects);
+    int64_t state = 0;
+    pthread_mutex_lock(&progress->lock);
+    if (progress->has_old < 0) {
+        state = open_old(writing->encoder, object, progress);
+        progress->has_old = state == 1;
+    }
+    int has_old = (int)progress->has_old;
+    pthread_mutex_unlock(&progress->lock);
+    if (state == DAMAGED) return fail_to_read(writing, object, -1), -1;
+    if (state > 1) return fail(writing, object, state, -1), -1;
+    return has_old && progress->old_nbytes[entry] != NO_FILE;
 }
 
 /* ---- a chunk */
@@ -217,28 +225,10 @@ static void add_part(unit_t *unit, char *at, int64_t nbytes)
     if (!at) unit->used += nbytes;
 }
 
-static unit_t *take_unit(writing_t *writing)
-{
-    for (int i = 0; i < MOST_THREADS; i++) {
-        unit_t *unit = atomic_exchange(&writing->spare[i], NULL);
-        if (unit) return unit;
-    }
-    return calloc(1, sizeof(unit_t));
-}
-
 static void free_unit(unit_t *unit)
 {
     if (unit) free(unit->room);
     free(unit);
-}
-
-static void give_unit(writing_t *writing, unit_t *unit)
-{
-    for (int i = 0; i < MOST_THREADS; i++) {
-        unit_t *none = NULL;
-        if (atomic_compare_exchange_strong(&writing->spare[i], &none, unit)) return;
-    }
-    free_unit(unit);
 }
 
 static void gather(const encoder_t *encoder, char *chunk, const char *from, const axis_t *axis, int64_t n_axes)
@@ -280,14 +270,14 @@ static int decode_old(writer_t *writer, object_t *object, int64_t entry, char *t
     const progress_t *progress = writing->progress + (object - writing->objects);
     int64_t nbytes = progress->old_nbytes[entry];
     if (!has_room(&writer->room, &writer->room_nbytes, nbytes + 1)) return fail(writing, object, NO_MEMORY, entry);
-    if (!read_old(object, progress, writer->room, nbytes, progress->old_offset[entry])) return fail(writing, object, DAMAGED, entry);
+    if (!read_old(object, progress, writer->room, nbytes, progress->old_offset[entry])) return fail_to_read(writing, object, entry);
     if (!writer->decoding) writer->decoding = take_context(job);
     if (job->make_context && !writer->decoding) return fail(writing, object, NO_MEMORY, entry);
     nbytes = without_checksums(job, writer->room, nbytes);
     char *block = job->codec == RAW ? NULL : writer->scratch + job->area_nbytes + HEAD_NBYTES;
     int is_done = nbytes >= 0 && (job->codec == RAW ? nbytes == job->packed_nbytes && memcpy(to, writer->room, (size_t)nbytes)
                                                     : decode_chunk(job, writer->decoding, writer->room, (size_t)nbytes, to, block));
-    return is_done || fail(writing, object, DAMAGED, entry);
+    return is_done || fail_to_read(writing, object, entry);
 }
 
 static double number_at(const char *at, int64_t nbytes, int is_swapped)
@@ -380,7 +370,7 @@ static int64_t carry(writer_t *writer, object_t *object, progress_t *progress, i
     }
     char *to = room_in_unit(writer->unit, n);
     if (!to) return fail(writer->writing, object, NO_MEMORY, entry);
-    if (!read_old(object, progress, to, n, first)) return fail(writer->writing, object, DAMAGED, entry);
+    if (!read_old(object, progress, to, n, first)) return fail_to_read(writer->writing, object, entry);
     add_part(writer->unit, NULL, n);
     return k;
 }
@@ -551,7 +541,7 @@ static int take_turn(writer_t *writer, object_t *object, progress_t *progress, i
     pthread_mutex_unlock(&progress->lock);
     while (unit) {
         int is_put = put_unit(writing, object, progress, number++, unit);
-        if (unit != writer->unit) give_unit(writing, unit);
+        if (unit != writer->unit && !keep(writing->spare, MOST_THREADS, unit)) free_unit(unit);
         if (!is_put) return 0;
         if (number == writing->units_each) return complete(writing, object, progress);
         pthread_mutex_lock(&progress->lock);
@@ -568,7 +558,8 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
 {
     const encoder_t *encoder = writer->writing->encoder;
     int64_t box[MOST_AXES];
-    if (!writer->unit) writer->unit = take_unit(writer->writing);
+    if (!writer->unit) writer->unit = take_kept(writer->writing->spare, MOST_THREADS);
+    if (!writer->unit) writer->unit = calloc(1, sizeof(unit_t));
     if (!writer->unit || (encoder->make_context && !writer->encoding)) return fail(writer->writing, object, NO_MEMORY, -1);
     writer->unit->used = writer->unit->n_parts = 0;
     while (k < end) {

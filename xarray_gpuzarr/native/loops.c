@@ -765,26 +765,37 @@ static void treat_part(lane_t *lane, int64_t row, int64_t part)
     treat(lane, row, NULL);
 }
 
+/* Take what was kept for whoever comes next; NULL if there is nothing. */
+static void *take_kept(_Atomic(void *) *kept, int n)
+{
+    void *found = NULL;
+    for (int i = 0; i < n && !found; i++) found = atomic_exchange(&kept[i], NULL);
+    return found;
+}
+
+/* Keep something; 0 if there is no place for it. */
+static int keep(_Atomic(void *) *kept, int n, void *what)
+{
+    for (int i = 0; i < n; i++) {
+        void *none = NULL;
+        if (atomic_compare_exchange_strong(&kept[i], &none, what)) return 1;
+    }
+    return 0;
+}
+
 /* Contexts that the next lanes take, by codec: to make one of zstd takes as long as to decode 8 KB. */
 static _Atomic(void *) kept[N_CODECS][MOST_KEPT];
 
 static void *take_context(const job_t *job)
 {
     if (!job->make_context) return NULL;
-    for (int i = 0; i < MOST_KEPT; i++) {
-        void *context = atomic_exchange(&kept[job->codec][i], NULL);
-        if (context) return context;
-    }
-    return ((make_t *)job->make_context)();
+    void *context = take_kept(kept[job->codec], MOST_KEPT);
+    return context ? context : ((make_t *)job->make_context)();
 }
 
 static void give_context(const job_t *job, void *context)
 {
-    for (int i = 0; context && i < MOST_KEPT; i++) {
-        void *none = NULL;
-        if (atomic_compare_exchange_strong(&kept[job->codec][i], &none, context)) return;
-    }
-    if (context) ((free_t *)job->free_context)(context);
+    if (context && !keep(kept[job->codec], MOST_KEPT, context)) ((free_t *)job->free_context)(context);
 }
 
 static void *run_lane(void *argument)

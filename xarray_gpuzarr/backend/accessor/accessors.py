@@ -25,6 +25,7 @@ from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
 from xarray_gpuzarr.native import why_absent
 
+
 class Accessor(ABC):
     """What all accessors show of themselves: where the data will land."""
 
