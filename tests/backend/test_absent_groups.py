@@ -1,6 +1,5 @@
 """What a path that holds no group is said to hold instead, and which groups there are."""
 
-import json
 import shutil
 from pathlib import PurePosixPath
 
@@ -90,15 +89,6 @@ def test_a_single_array(store, opens):
 
     assert caught.value.found == "an array, not a group"
     assert "docs/stores.md#ome-zarr-and-single-arrays" in caught.value.do
-
-
-def test_a_damaged_group_is_not_called_absent(tmp_path):
-    for group in (None, "a"):
-        FIELD.to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
-    (tmp_path / "s.zarr/a/zarr.json").write_text("{")
-
-    with pytest.raises(json.JSONDecodeError):
-        xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", group="a")
 
 
 def test_where_nothing_is_the_error_is_that_of_the_stock_engine(tmp_path):
