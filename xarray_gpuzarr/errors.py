@@ -100,7 +100,7 @@ class KeywordError(OptionError, TypeError):
 
 
 class NoGroupError(OptionError, KeyError, FileNotFoundError):
-    """There is no group at a path in a store, or no Zarr store in a file."""
+    """There is no group at a path in a store, no Zarr store in a file, or no dataset in the arrays of a group."""
 
 
 class SelectionError(GpuZarrError, IndexError):

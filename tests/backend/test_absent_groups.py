@@ -11,6 +11,7 @@ from helpers.stores.fakes import Wrapper
 from zarr.storage import LocalStore, ZipStore
 
 from xarray_gpuzarr import NoGroupError
+from xarray_gpuzarr.backend.absent_groups import ALONE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -41,7 +42,11 @@ def store(request, tmp_path, zarr_format):
 @pytest.mark.parametrize(
     ("group", "found", "do"),
     [
-        ("obs/c", "no group 'obs/c'", "name one of the groups in 'obs' (perhaps 'obs/a'): obs/a"),
+        (
+            "obs/c",
+            "no group 'obs/c'; the arrays there are t",
+            "name one of the groups in 'obs' (perhaps 'obs/a'): obs/a",
+        ),
         ("/ob/", "no group 'ob'", "name one of the groups in this store (perhaps 'obs'): model, obs"),
         ("zzz/a", "no group 'zzz/a'", "name one of the groups in this store: model, obs"),
         ("obs/a/b", "there are no groups in 'obs/a'", "open 'obs/a'"),
@@ -68,7 +73,8 @@ def test_a_store_without_groups(tmp_path):
     with pytest.raises(NoGroupError) as caught:
         xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", group="a")
 
-    assert (caught.value.found, caught.value.do) == ("there are no groups in this store", "leave the group out")
+    assert caught.value.found == "there are no groups in this store; the arrays there are t"
+    assert caught.value.do == "leave the group out"
 
 
 @opens
@@ -88,7 +94,7 @@ def test_a_single_array(store, opens):
         opens(store / "t", engine="gpuzarr")
 
     assert caught.value.found == "an array, not a group"
-    assert "docs/stores.md#ome-zarr-and-single-arrays" in caught.value.do
+    assert ALONE in caught.value.do
 
 
 def test_where_nothing_is_the_error_is_that_of_the_stock_engine(tmp_path):
@@ -141,7 +147,30 @@ def test_a_zip_file_of_a_folder(tmp_path):
         xr.open_dataset(store, engine="gpuzarr")
 
     assert caught.value.do == "name a store in it, with consolidated=False: group=s.zarr"
+    with pytest.raises(NoGroupError, match="open it with consolidated=False"):
+        xr.open_dataset(store, engine="gpuzarr", group="s.zarr")
     assert xr.open_dataset(store, engine="gpuzarr", group="s.zarr", consolidated=False)["t"].shape == (4, 6)
+
+
+@pytest.mark.parametrize("group", [None, "s.zarr"])
+@pytest.mark.parametrize("scheme", ["", "zip::"])
+def test_the_path_of_a_zip_file_of_a_folder(tmp_path, group, scheme):
+    FIELD.to_zarr(tmp_path / "in" / "s.zarr", consolidated=False)
+    path = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
+
+    with pytest.raises(NoGroupError) as caught:
+        xr.open_dataset(scheme + path, engine="gpuzarr", group=group)
+
+    address = caught.value.do.split()[-1]
+    assert address == f"zip://s.zarr::{path}"
+    assert xr.open_dataset(address, engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
+
+
+def test_a_group_of_a_folder_that_is_none(store):
+    with pytest.raises(NoGroupError) as caught:
+        xr.open_dataset(store.parent, engine="gpuzarr", group="s.zarr")
+
+    assert caught.value.do == f"open {store}"
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: f"file://{path}"])
