@@ -116,14 +116,14 @@ class _UntilXarray:
             def then_register(module: ModuleType) -> None:
                 execute(module)
                 sys.meta_path.remove(self)
-                import_module(f"{__name__}.backend.registration")
+                import_module("xarray_gpuzarr.backend.registration")
 
             loader.exec_module = then_register
         return spec
 
 
 if "xarray" in sys.modules:
-    import_module(f"{__name__}.backend.registration")
+    import_module("xarray_gpuzarr.backend.registration")
 else:
     sys.meta_path.insert(0, _UntilXarray())
 
