@@ -107,6 +107,23 @@ def test_levels_of_format_2_whose_dimensions_have_names_are_read_as_the_page_say
     assert np.isnan(masked.values[IMAGE == 0]).all()
 
 
+@pytest.mark.parametrize("engine", ["zarr", "gpuzarr"])
+def test_copies_of_such_levels_are_masked_as_the_page_says(tmp_path, engine):
+    """By xarray's own engine, too."""
+    data = np.array([[0, 1], [2, 3]], "u2")
+    level = zarr.create_array(tmp_path / "named.zarr", name="0", data=data, zarr_format=2, fill_value=0)
+    level.attrs["_ARRAY_DIMENSIONS"] = ["y", "x"]
+    image = xr.open_dataset(tmp_path / "named.zarr", engine=engine, consolidated=False, mask_and_scale=False)
+
+    image.to_zarr(tmp_path / "kept.zarr", zarr_format=3, encoding=image.gpuzarr.encoding(), consolidated=False)
+    image["0"].attrs.pop("_FillValue")
+    image.to_zarr(tmp_path / "removed.zarr", zarr_format=3, encoding=image.gpuzarr.encoding(), consolidated=False)
+
+    kept, removed = (xr.open_dataset(tmp_path / f"{n}.zarr", engine=engine)["0"] for n in ("kept", "removed"))
+    assert (kept.dtype, removed.dtype) == ("f4", "u2")
+    np.testing.assert_array_equal(removed, data)
+
+
 def test_a_tree_of_an_image_has_its_labels_at_the_same_level(stores):
     path = stores[0] / "image.zarr"
 
@@ -135,6 +152,9 @@ def test_example(code, stores, monkeypatch):
         for name in ("u10", "t2m", "mask"):
             xr.testing.assert_identical(loaded[name].drop_attrs(), stock[name].drop_attrs())
             assert loaded[name].encoding["dtype"] == stock[name].encoding["dtype"]
+    if "pair" in names:
+        assert next(iter(names["batches"]))["image"].shape == (4, 2, 64, 64)
+        np.testing.assert_array_equal(names["pair"]["cells"], CELLS)
     if "scales" in names:
         np.testing.assert_array_equal(names["image"].y, np.arange(256) * 0.5)
     for name, expected in OF_IMAGES.items():
