@@ -290,6 +290,16 @@ def test_a_pattern_that_no_group_matches(zarr_format, consolidated):
             open_tree(store, group="/g?/none")
 
 
+def test_a_pattern_that_no_group_matches_names_those_that_were_left_out():
+    for store in (RoundStore(tree(3, consolidated=False)), tree(3, consolidated=True)):
+        with pytest.raises(OptionError) as caught:
+            open_tree(store, group="/g0/no*")
+
+        named = caught.value.found.removeprefix("groups that were looked at: ").split(", ")
+        assert {"/", "/g0", "/g0/h0", "/g1"} <= set(named)
+        assert len(set(named)) == len(named)
+
+
 def test_a_pattern_from_the_root_asks_for_nothing_below_other_groups():
     store = RoundStore(tree(3, consolidated=False))
 

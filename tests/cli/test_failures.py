@@ -101,6 +101,13 @@ def test_where_nothing_is_a_near_name_is_offered(store, tmp_path, capsys, comman
     assert said == do.format(tmp=tmp_path)
 
 
+def test_a_benchmark_of_groups_names_them(tmp_path, capsys):
+    for group in ("a", "a/b"):
+        xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
+
+    assert told(capsys, "bench", str(tmp_path / "s.zarr"))[1].endswith("its group with --group: a, a/b")
+
+
 def test_a_folder_of_stores(store, tmp_path, capsys):
     found, do = told(capsys, "info", str(tmp_path))
 

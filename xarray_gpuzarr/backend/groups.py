@@ -56,10 +56,15 @@ def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: An
         pattern = GroupPattern(group)
         stores = _open(filename_or_obj, pattern.leads_to, group="/", **options)
         if pattern.given not in stores:
-            return pattern.chosen(stores)
+            below = (f"{path.rstrip('/')}/{name}" for path, each in stores.items() for name in _groups_in(each))
+            return pattern.chosen(stores, below)
     parent = str(NodePath("/") / NodePath(group)) if group else "/"
     stores = _open(filename_or_obj, lambda path: True, group=parent, **options)  # noqa: ARG005
     return {path.lstrip("/") or "." if group else path: store for path, store in stores.items()}
+
+
+def _groups_in(store: ZarrStore) -> Iterator[str]:
+    return (name for name, node in store.members.items() if isinstance(node, Group))
 
 
 def _open(where: Any, wanted: Wanted | None, **options: Any) -> dict[str, ZarrStore]:
