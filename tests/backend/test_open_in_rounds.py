@@ -29,7 +29,7 @@ import xarray_gpuzarr
 from xarray_gpuzarr.backend import opening, values_ahead
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.errors import CorruptChunkError, OptionError, SelectionError
+from xarray_gpuzarr.errors import CorruptChunkError, MetadataError, OptionError, SelectionError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated"),
@@ -381,11 +381,16 @@ class FailingStore(Wrapper):
 
 
 def outcome(open_it):
-    """Return what opening gives, or the error's type and words; and how often each warning came."""
+    """Return what opening gives, or the error's type and words; and how often each warning came.
+
+    Of an error that names a damaged document, type and words are those of what caused it.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result = open_it()
+        except MetadataError as err:
+            result = (type(err.__cause__), str(err.__cause__))
         except Exception as err:  # noqa: BLE001  # of any kind: it is compared
             result = (type(err), str(err))
     return result, Counter((w.category, str(w.message)) for w in caught)
