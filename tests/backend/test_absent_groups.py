@@ -97,6 +97,19 @@ def test_a_single_array(store, opens):
     assert ALONE in caught.value.do
 
 
+def test_arrays_that_do_not_fit_the_others_are_named(tmp_path):
+    root = zarr.create_group(tmp_path / "s.zarr")
+    for name, n in {"a": 4, "b": 5, "x": 4, "y": 5}.items():
+        root.create_array(name, data=np.arange(n), dimension_names=["y" if name == "y" else "x"])
+
+    with pytest.raises(NoGroupError, match="are no dataset") as caught:
+        xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", consolidated=False)
+
+    assert caught.value.do.startswith("leave out those that do not fit: drop_variables=['b']; or ")
+    opened = xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", consolidated=False, drop_variables=["b"])
+    assert {*opened.variables} == {"a", "x", "y"}
+
+
 def test_where_nothing_is_the_error_is_that_of_the_stock_engine(tmp_path):
     with pytest.raises(FileNotFoundError) as stock:
         xr.open_dataset(tmp_path / "none.zarr", engine="zarr")

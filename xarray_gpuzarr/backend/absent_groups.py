@@ -6,7 +6,7 @@ read about that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,26 @@ def naming_arrays_apart(group: ZarrStore) -> Iterator[None]:
         has_names = "_ARRAY_DIMENSIONS" not in str(err)
         if has_names and "conflicting sizes" not in str(err):
             raise
-        names = sorted(group.array_keys())
-        others = f"open {names[0]!r} and leave the others out: drop_variables={names[1:_MOST_NAMED]}; or "
+        others = _not_fitting(group) if has_names else []
+        without = f"leave out those that do not fit: drop_variables={others}; or " if others else ""
         raise NoGroupError(
             f"the arrays in '{group.zarr_group.store_path}' are no dataset",
-            tried=f"to open as one dataset: {listed(names)}",
+            tried=f"to open as one dataset: {listed(sorted(group.array_keys()))}",
             found=str(err.args[0]),
-            do=f"{others if has_names else ''}read one alone: xarray_gpuzarr.read_array(zarr.open_array(...)); {ALONE}",
+            do=f"{without}read one alone: xarray_gpuzarr.read_array(zarr.open_array(...)); {ALONE}",
         ) from err
+
+
+def _not_fitting(group: ZarrStore) -> list[str]:
+    """Name the arrays of a group that have a dimension of another length than arrays before them."""
+    lengths: dict[Hashable, int] = {}
+    found = []
+    for name, variable in sorted(group.get_variables().items()):
+        if any(lengths.get(dim, n) != n for dim, n in variable.sizes.items()):
+            found.append(name)
+        else:
+            lengths |= variable.sizes
+    return found
 
 
 def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str] | None:
