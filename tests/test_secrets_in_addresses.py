@@ -178,6 +178,7 @@ def test_a_damaged_store_is_told_without_secrets(server, store):
     with pytest.raises(GpuZarrError, match="'/t'") as caught:
         ds.load()
 
+    assert f"***@{server.url.removeprefix('http://')}/damaged.zarr" in caught.value.tried
     assert_no_secret(*told(caught.value))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Self
 
 
 class GpuZarrError(Exception):
@@ -46,6 +47,19 @@ class GpuZarrError(Exception):
         super().__init__(self.headline)
         self.tried, self.found, self.do = masked(tried or ""), masked(found or ""), masked(do or "")
         self._is_laid_out = bool(missing)
+
+    def within(self, store: str) -> Self:
+        """Say which store this is about, unless the text does, and return this error.
+
+        Parameters
+        ----------
+        store : str
+            Path or URL.
+        """
+        store = masked(store)
+        if self.tried and not self.tried.startswith(f"in {store}: ") and f"{store}/" not in self.headline:
+            self.tried = f"in {store}: {self.tried}"
+        return self
 
     def __str__(self) -> str:
         if self._is_laid_out:
@@ -86,7 +100,7 @@ class KeywordError(OptionError, TypeError):
 
 
 class NoGroupError(OptionError, KeyError, FileNotFoundError):
-    """There is no group at a path in a store, or no Zarr store in a file."""
+    """There is no group at a path in a store, no Zarr store in a file, or no dataset in the arrays of a group."""
 
 
 class SelectionError(GpuZarrError, IndexError):

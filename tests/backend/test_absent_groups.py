@@ -1,6 +1,5 @@
 """What a path that holds no group is said to hold instead, and which groups there are."""
 
-import json
 import shutil
 from pathlib import PurePosixPath
 
@@ -12,6 +11,7 @@ from helpers.stores.fakes import Wrapper
 from zarr.storage import LocalStore, ZipStore
 
 from xarray_gpuzarr import NoGroupError
+from xarray_gpuzarr.backend.absent_groups import ALONE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -42,7 +42,11 @@ def store(request, tmp_path, zarr_format):
 @pytest.mark.parametrize(
     ("group", "found", "do"),
     [
-        ("obs/c", "no group 'obs/c'", "name one of the groups in 'obs' (perhaps 'obs/a'): obs/a"),
+        (
+            "obs/c",
+            "no group 'obs/c'; the arrays there are t",
+            "name one of the groups in 'obs' (perhaps 'obs/a'): obs/a",
+        ),
         ("/ob/", "no group 'ob'", "name one of the groups in this store (perhaps 'obs'): model, obs"),
         ("zzz/a", "no group 'zzz/a'", "name one of the groups in this store: model, obs"),
         ("obs/a/b", "there are no groups in 'obs/a'", "open 'obs/a'"),
@@ -69,7 +73,8 @@ def test_a_store_without_groups(tmp_path):
     with pytest.raises(NoGroupError) as caught:
         xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", group="a")
 
-    assert (caught.value.found, caught.value.do) == ("there are no groups in this store", "leave the group out")
+    assert caught.value.found == "there are no groups in this store; the arrays there are t"
+    assert caught.value.do == "leave the group out"
 
 
 @opens
@@ -89,16 +94,20 @@ def test_a_single_array(store, opens):
         opens(store / "t", engine="gpuzarr")
 
     assert caught.value.found == "an array, not a group"
-    assert "docs/stores.md#ome-zarr-and-single-arrays" in caught.value.do
+    assert ALONE in caught.value.do
 
 
-def test_a_damaged_group_is_not_called_absent(tmp_path):
-    for group in (None, "a"):
-        FIELD.to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
-    (tmp_path / "s.zarr/a/zarr.json").write_text("{")
+def test_arrays_that_do_not_fit_the_others_are_named(tmp_path):
+    root = zarr.create_group(tmp_path / "s.zarr")
+    for name, n in {"a": 4, "b": 5, "x": 4, "y": 5}.items():
+        root.create_array(name, data=np.arange(n), dimension_names=["y" if name == "y" else "x"])
 
-    with pytest.raises(json.JSONDecodeError):
-        xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", group="a")
+    with pytest.raises(NoGroupError, match="are no dataset") as caught:
+        xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", consolidated=False)
+
+    assert caught.value.do.startswith("leave out those that do not fit: drop_variables=['b']; or ")
+    opened = xr.open_dataset(tmp_path / "s.zarr", engine="gpuzarr", consolidated=False, drop_variables=["b"])
+    assert {*opened.variables} == {"a", "x", "y"}
 
 
 def test_where_nothing_is_the_error_is_that_of_the_stock_engine(tmp_path):
@@ -151,7 +160,30 @@ def test_a_zip_file_of_a_folder(tmp_path):
         xr.open_dataset(store, engine="gpuzarr")
 
     assert caught.value.do == "name a store in it, with consolidated=False: group=s.zarr"
+    with pytest.raises(NoGroupError, match="open it with consolidated=False"):
+        xr.open_dataset(store, engine="gpuzarr", group="s.zarr")
     assert xr.open_dataset(store, engine="gpuzarr", group="s.zarr", consolidated=False)["t"].shape == (4, 6)
+
+
+@pytest.mark.parametrize("group", [None, "s.zarr"])
+@pytest.mark.parametrize("scheme", ["", "zip::"])
+def test_the_path_of_a_zip_file_of_a_folder(tmp_path, group, scheme):
+    FIELD.to_zarr(tmp_path / "in" / "s.zarr", consolidated=False)
+    path = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
+
+    with pytest.raises(NoGroupError) as caught:
+        xr.open_dataset(scheme + path, engine="gpuzarr", group=group)
+
+    address = caught.value.do.split()[-1]
+    assert address == f"zip://s.zarr::{path}"
+    assert xr.open_dataset(address, engine="gpuzarr", consolidated=False)["t"].shape == (4, 6)
+
+
+def test_a_group_of_a_folder_that_is_none(store):
+    with pytest.raises(NoGroupError) as caught:
+        xr.open_dataset(store.parent, engine="gpuzarr", group="s.zarr")
+
+    assert caught.value.do == f"open {store}"
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: f"file://{path}"])

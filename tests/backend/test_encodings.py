@@ -119,6 +119,8 @@ def test_sizes_are_kept_within_and_filled(shape, dtype, chunk_nbytes, shard_nbyt
         ({"chunks": {"time": 0}}, "at least 1"),
         ({"shards": {"tme": 4}}, "perhaps 'time'"),
         ({"chunks": {"time": 4}, "shards": {"time": 6}}, "6 is no multiple of 4"),
+        ({"chunks": {"time": 24}, "shards": {"time": 12}}, "12 is no multiple of 24"),
+        ({"chunks": {"time": 24}, "shards": {"time": 36, "y": -1}}, "36 is no multiple of 24"),
         ({"zarr_format": 4}, "neither 2 nor 3"),
     ],
 )

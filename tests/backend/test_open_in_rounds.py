@@ -29,7 +29,7 @@ import xarray_gpuzarr
 from xarray_gpuzarr.backend import opening, values_ahead
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.errors import CorruptChunkError, OptionError, SelectionError
+from xarray_gpuzarr.errors import CorruptChunkError, MetadataError, OptionError, SelectionError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated", "ignore:Failed to open Zarr store with consolidated"),
@@ -290,6 +290,16 @@ def test_a_pattern_that_no_group_matches(zarr_format, consolidated):
             open_tree(store, group="/g?/none")
 
 
+def test_a_pattern_that_no_group_matches_names_those_that_were_left_out():
+    for store in (RoundStore(tree(3, consolidated=False)), tree(3, consolidated=True)):
+        with pytest.raises(OptionError) as caught:
+            open_tree(store, group="/g0/no*")
+
+        named = caught.value.found.removeprefix("groups that were looked at: ").split(", ")
+        assert {"/", "/g0", "/g0/h0", "/g1"} <= set(named)
+        assert len(set(named)) == len(named)
+
+
 def test_a_pattern_from_the_root_asks_for_nothing_below_other_groups():
     store = RoundStore(tree(3, consolidated=False))
 
@@ -371,11 +381,16 @@ class FailingStore(Wrapper):
 
 
 def outcome(open_it):
-    """Return what opening gives, or the error's type and words; and how often each warning came."""
+    """Return what opening gives, or the error's type and words; and how often each warning came.
+
+    Of an error that names a damaged document, type and words are those of what caused it.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result = open_it()
+        except MetadataError as err:
+            result = (type(err.__cause__), str(err.__cause__))
         except Exception as err:  # noqa: BLE001  # of any kind: it is compared
             result = (type(err), str(err))
     return result, Counter((w.category, str(w.message)) for w in caught)

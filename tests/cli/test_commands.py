@@ -17,7 +17,7 @@ from zarr.errors import ZarrUserWarning
 
 import xarray_gpuzarr
 from xarray_gpuzarr import cli
-from xarray_gpuzarr.cli import demo, info, main
+from xarray_gpuzarr.cli import demo, info, main, sample
 from xarray_gpuzarr.cli.sample import (
     SAMPLES,
     SampleGrid,
@@ -125,14 +125,18 @@ def test_info_of_a_store_that_is_not_local_counts_nothing(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "name", "found"),
     [
-        (["info", "{tmp}/none.zarr"], "StoreReadError", "FileNotFoundError"),
+        (["info", "{tmp}/none.zarr"], "NoGroupError", "nothing is there (FileNotFoundError"),
         (["info", "{tmp}"], "NoGroupError", "no zarr.json or .zgroup"),
         (["info", "{tmp}/s.zarr", "--group", "none"], "NoGroupError", "none"),
         (["info", "{tmp}/s.zarr", "--device", "tpu"], "OptionError", "valid options:"),
         (["info", "{tmp}/s.zarr", "--gpu-memory", "much"], "OptionError", "not a size"),
         (["demo", "--dir", "{tmp}/s.zarr/zarr.json"], "OptionError", "FileExistsError"),
         (["demo", "--dir", "/proc/self"], "OptionError", "/proc/self/"),
-        (["demo", "--dir", "{tmp}", "--source", "{tmp}/none.nc"], "StoreReadError", "FileNotFoundError"),
+        (
+            ["demo", "--dir", "{tmp}", "--source", "{tmp}/none.nc"],
+            "NoGroupError",
+            "nothing is there (FileNotFoundError",
+        ),
         (["demo", "--dir", "{tmp}", "--device", "tpu"], "OptionError", "valid options:"),
     ],
 )
@@ -182,6 +186,16 @@ def test_demo_rewrites_a_file(tmp_path, capsys):
     xr.testing.assert_identical(copy.load(), xr.open_dataset(source).load())
     assert copy.w.encoding["shards"] == (3, 4)
     assert copy.w.encoding["dtype"] == np.int16
+
+
+def test_demo_of_variables_with_shards_of_several_lengths_warns_of_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sample, "_CHUNK_ELEMENTS", 64)
+    a, b = (xr.DataArray(np.zeros((600, n)), dims=("time", f"x{n}")) for n in (9, 7))  # shards of 168 and 216 times
+    xr.Dataset({"a": a, "b": b}).to_netcdf(tmp_path / "two.nc")
+
+    assert main(["demo", "--dir", str(tmp_path), "--source", str(tmp_path / "two.nc")]) == 0
+
+    assert capsys.readouterr().err == ""
 
 
 def test_demo_can_rewrite_its_own_store(tmp_path, capsys):

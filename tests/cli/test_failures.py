@@ -7,6 +7,7 @@ import zarr
 from helpers.data.pyramids import write_pyramid
 from zarr.codecs import BytesCodec
 
+from xarray_gpuzarr.backend.absent_groups import ALONE
 from xarray_gpuzarr.cli import failures, main
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.errors import StoreReadError
@@ -83,7 +84,28 @@ def test_a_demo_of_an_image(version, below, tmp_path, capsys):
     found, do = told(capsys, "demo", "--dir", f"{tmp_path}/demo", "--source", f"{tmp_path}/image.zarr{below}")
 
     assert found.startswith("The dimensions of '0' have no names" if version == "0.4" else "'y' is 256 long in '0'")
-    assert do.startswith("gpuzarr info and gpuzarr bench take single arrays; docs/stores.md#ome-zarr-and-single-arrays")
+    assert do == f"gpuzarr info and gpuzarr bench take single arrays; {ALONE}"
+
+
+@pytest.mark.parametrize("command", ["info", "bench"])
+@pytest.mark.parametrize(
+    ("path", "do"),
+    [("x.zarr", "check the path (perhaps 's.zarr')"), ("in/s.zarr", "check the path: there is no folder '{tmp}/in'")],
+)
+def test_where_nothing_is_a_near_name_is_offered(store, tmp_path, capsys, command, path, do):
+    assert store.endswith("s.zarr")
+
+    found, said = told(capsys, command, str(tmp_path / path))
+
+    assert found.startswith("nothing is there")
+    assert said == do.format(tmp=tmp_path)
+
+
+def test_a_benchmark_of_groups_names_them(tmp_path, capsys):
+    for group in ("a", "a/b"):
+        xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "s.zarr", group=group, mode="a", consolidated=False)
+
+    assert told(capsys, "bench", str(tmp_path / "s.zarr"))[1].endswith("its group with --group: a, a/b")
 
 
 def test_a_folder_of_stores(store, tmp_path, capsys):

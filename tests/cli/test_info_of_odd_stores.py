@@ -144,6 +144,32 @@ def test_groups_only(zarr_format, tmp_path, capsys):
     assert lines[1:] == ["groups below it (gpuzarr info STORE --group PATH):", "  below", "  below/deep"]
 
 
+def groups_told(address, capsys):
+    """Return the lines about groups that `info` prints of a store."""
+    assert main(["info", address]) == 0
+    return capsys.readouterr().out.split("\n\n")[0].splitlines()[1:]
+
+
+def test_groups_of_a_zip_file_are_those_of_its_folder(tmp_path, capsys):
+    for group in (None, "a", "a/b"):
+        xr.Dataset({"t": ("x", [1.0])}).to_zarr(tmp_path / "in/s.zarr", group=group, mode="a", consolidated=False)
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "in")
+    itself = shutil.make_archive(str(tmp_path / "itself"), "zip", tmp_path / "in/s.zarr")
+
+    told = [groups_told(address, capsys) for address in (f"{tmp_path}/in/s.zarr", f"zip://s.zarr::{packed}")]
+
+    assert told[0] == told[1] == groups_told(f"zip::{itself}", capsys)
+    assert told[0][2].split() == ["a/b", "1", "array,", "8", "B", "decompressed"]
+
+
+def test_groups_of_a_distant_store_are_said_to_be_only_named(tmp_path, capsys):
+    url = f"memory://{tmp_path.name}/s.zarr"
+    for group in (None, "a", "a/b"):
+        xr.Dataset({"t": ("x", [1.0])}).to_zarr(url, group=group, mode="a", consolidated=False)
+
+    assert groups_told(url, capsys)[1:] == ["  a", "not looked into, nor listed further down; --all does"]
+
+
 def words(line):
     return line.split()
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import json
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +19,14 @@ from xarray_gpuzarr import read_array
 from xarray_gpuzarr.cuda.resources import WorkerResources
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.decoders.host import HostDecoder
-from xarray_gpuzarr.errors import CorruptChunkError, DeviceMemoryError, HostMemoryError
+from xarray_gpuzarr.errors import (
+    CorruptChunkError,
+    DeviceMemoryError,
+    HostMemoryError,
+    MetadataError,
+    ShardIndexError,
+    StoreReadError,
+)
 from xarray_gpuzarr.fetch.snapshot import Snapshot
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
@@ -32,6 +41,63 @@ VALUES = np.arange(4096, dtype="i4").reshape(64, 64)
 @pytest.fixture
 def array():
     return zarr.create_array(MemoryStore(), data=VALUES, chunks=(16, 16), shards=(64, 64))
+
+
+def shard_of(path):
+    return path / "a/c/0"
+
+
+DAMAGES = {
+    "chunk": (CorruptChunkError, lambda path: shard_of(path).write_bytes(bytes(8) + shard_of(path).read_bytes()[8:])),
+    "index": (ShardIndexError, lambda path: shard_of(path).write_bytes(shard_of(path).read_bytes()[:-1])),
+    "metadata": (MetadataError, lambda path: write_array(path, "i8", 4)),
+}
+"""Of a store: the error of a read, and what makes it."""
+
+
+def write_array(store, dtype="i4", chunk=8):
+    data, codecs = np.arange(32, dtype=dtype), zarr.codecs.ZstdCodec()
+    return zarr.create_array(
+        store, name="a", data=data, chunks=(chunk,), shards=(16,), compressors=codecs, overwrite=True
+    )
+
+
+@pytest.mark.parametrize(("kind", "damage"), DAMAGES.values(), ids=DAMAGES)
+def test_an_error_of_a_read_names_the_store_once(tmp_path, kind, damage):
+    array = write_array(tmp_path / "copy-7.zarr")
+    damage(tmp_path / "copy-7.zarr")
+
+    with pytest.raises(kind) as caught:
+        read_array(array, device="host")
+
+    assert caught.value.tried.startswith(f"in {tmp_path / 'copy-7.zarr'}: ")
+    assert str(caught.value).count("copy-7.zarr") == 1
+
+
+def test_an_error_of_a_store_that_has_named_the_object_is_left_as_it_is(tmp_path):
+    array = write_array(tmp_path / "copy-7.zarr")
+
+    with patch("os.open", side_effect=PermissionError("not yours")), pytest.raises(StoreReadError) as caught:
+        read_array(array, device="host")
+
+    assert str(caught.value).count("copy-7.zarr") == 1
+
+
+def test_what_zarr_cannot_read_names_the_store(tmp_path):
+    array = zarr.create_array(tmp_path / "copy-7.zarr", name="a", data=np.array(["x", "y"]), chunks=(1,))
+    (tmp_path / "copy-7.zarr/a/c/0").write_bytes(b"damage")
+
+    with pytest.raises(StoreReadError, match=r"tried: in .*copy-7\.zarr: a selection"):
+        read_array(array, device="host")
+
+
+def test_invalid_metadata_name_the_store(tmp_path):
+    write_array(tmp_path / "copy-7.zarr")
+    document = tmp_path / "copy-7.zarr/a/zarr.json"
+    document.write_text(json.dumps(json.loads(document.read_text()) | {"shape": [2**63]}))
+
+    with pytest.raises(MetadataError, match=r"tried: in .*copy-7\.zarr: its shapes"):
+        read_array(zarr.open_array(tmp_path / "copy-7.zarr", path="a", mode="r"), device="host")
 
 
 def test_an_error_that_was_caught_keeps_no_result(monkeypatch):

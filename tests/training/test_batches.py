@@ -166,7 +166,7 @@ def test_a_state_after_leaving_early_is_of_the_epoch_that_was_left(ds):
         ({"shuffle": False}, "shuffle is False and was True"),
         ({"stride": {"time": 1}}, "samples is 'lattice of"),
         ({"rank": 1, "world_size": 2}, "rank is 1 and was 0; world_size is 2 and was 1"),
-        ({"window": 10_000}, "window is"),
+        ({"window": 10_000}, "window is 48 samples (9.98 kB) and was None"),
         ({"drop_last": True}, "drop_last is True and was False"),
     ],
 )

@@ -6,13 +6,14 @@ read about that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, is_zipfile
 
 import zarr
+from xarray.backends import ZarrStore
 from zarr.errors import ContainsArrayError
 from zarr.storage import ZipStore
 
@@ -20,7 +21,7 @@ from xarray_gpuzarr.errors import NoGroupError, perhaps
 
 _MOST_NAMED = 12
 _GROUP_FILES = ("zarr.json", ".zgroup")
-ALONE = "docs/stores.md#ome-zarr-and-single-arrays says how to read what is no dataset, such as OME-Zarr images"
+ALONE = 'recipes for images are in the documentation, "Stores", below "OME-Zarr and single arrays"'
 
 
 @contextmanager
@@ -52,14 +53,39 @@ def naming_absent_groups(where: Any, *, group: Any = None, **options: Any) -> It
 
 
 @contextmanager
-def leading_to_single_arrays() -> Iterator[None]:
-    """Note on what xarray raises of arrays that are no dataset, such as the levels of an image, how to read them."""
+def naming_arrays_apart(group: ZarrStore) -> Iterator[None]:
+    """Turn what xarray raises inside a ``with`` block, where arrays of a group are no dataset, into a `NoGroupError`.
+
+    Parameters
+    ----------
+    group : xarray.backends.ZarrStore
+    """
     try:
         yield
     except (KeyError, ValueError) as err:
-        if "conflicting sizes" in str(err) or "_ARRAY_DIMENSIONS" in str(err):
-            err.add_note(ALONE)
-        raise
+        has_names = "_ARRAY_DIMENSIONS" not in str(err)
+        if has_names and "conflicting sizes" not in str(err):
+            raise
+        others = _not_fitting(group) if has_names else []
+        without = f"leave out those that do not fit: drop_variables={others}; or " if others else ""
+        raise NoGroupError(
+            f"the arrays in '{group.zarr_group.store_path}' are no dataset",
+            tried=f"to open as one dataset: {listed(sorted(group.array_keys()))}",
+            found=str(err.args[0]),
+            do=f"{without}read one alone: xarray_gpuzarr.read_array(zarr.open_array(...)); {ALONE}",
+        ) from err
+
+
+def _not_fitting(group: ZarrStore) -> list[str]:
+    """Name the arrays of a group that have a dimension of another length than arrays before them."""
+    lengths: dict[Hashable, int] = {}
+    found = []
+    for name, variable in sorted(group.get_variables().items()):
+        if any(lengths.get(dim, n) != n for dim, n in variable.sizes.items()):
+            found.append(name)
+        else:
+            lengths |= variable.sizes
+    return found
 
 
 def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str] | None:
@@ -72,12 +98,22 @@ def _why_absent(where: Any, path: str, given: dict[str, Any]) -> tuple[str, str]
     if node is None and isinstance(of_any_format, zarr.Group):
         n = of_any_format.metadata.zarr_format
         return f"a group of Zarr format {n}", f"leave zarr_format out, or give zarr_format={n}"
-    root = _node(where, "", given) if path and node is None else node
+    root = _node(where, "", given) if path else node
+    if isinstance(node, zarr.Group) and root is None:
+        return f"a group at '{path}' of what is no group itself", f"open {_by_itself(where, path)}"
     if root is None and isinstance(where, ZipStore):
-        return _in_zip(where)
+        stores, found = _in_zip(str(where.path)), "no zarr.json or .zgroup at the top of this zip file"
+        return (found, f"name a store in it, with consolidated=False: group={listed(stores)}") if stores else None
     if root is None and isinstance(where, str):
         return _no_store(where, given)
     return _other_groups(root, path) if path and node is None and isinstance(root, zarr.Group) else None
+
+
+def _by_itself(where: Any, path: str) -> str:
+    """Say how a group is opened that has no root above it, where xarray would look for consolidated metadata."""
+    if not isinstance(where, str):
+        return "it with consolidated=False"
+    return f"zip://{path}::{where[5:]}" if where.startswith("zip::") else f"{where.rstrip('/')}/{path}"
 
 
 def _no_store(where: str, given: dict[str, Any]) -> tuple[str, str] | None:
@@ -85,6 +121,10 @@ def _no_store(where: str, given: dict[str, Any]) -> tuple[str, str] | None:
     place, above = Path(where), where.rstrip("/").rpartition("/")[0]
     if place.is_dir():
         return in_folder(place)
+    file = where.removeprefix("zip::")
+    stores = _in_zip(file) if is_zipfile(file) else []
+    if stores:
+        return "a zip file of folders", f"name a store in it: {listed([f'zip://{name}::{file}' for name in stores])}"
     if is_zipfile(place):
         return (
             "a zip file",
@@ -111,13 +151,13 @@ def _is_group(folder: Path) -> bool:
     return any((folder / name).exists() for name in _GROUP_FILES)
 
 
-def _in_zip(store: ZipStore) -> tuple[str, str] | None:
-    """Name the stores in the folders of a zip file that is none."""
-    with ZipFile(str(store.path)) as zipped:
+def _in_zip(file: str) -> list[str]:
+    """Name the stores in the folders of a zip file; none where the file is a store itself."""
+    with ZipFile(file) as zipped:
         parts = [name.split("/") for name in zipped.namelist()]
-    stores = sorted({part[0] for part in parts if len(part) == 2 and part[1] in _GROUP_FILES})
-    found = "no zarr.json or .zgroup at the top of this zip file"
-    return (found, f"name a store in it, with consolidated=False: group={listed(stores)}") if stores else None
+    if any(len(part) == 1 and part[0] in _GROUP_FILES for part in parts):
+        return []
+    return sorted({part[0] for part in parts if len(part) == 2 and part[1] in _GROUP_FILES})
 
 
 def _other_groups(root: zarr.Group, path: str) -> tuple[str, str] | None:
@@ -133,11 +173,14 @@ def _other_groups(root: zarr.Group, path: str) -> tuple[str, str] | None:
             return None
         above, before = below, f"{before}{name}/"
     where = f"in '{before[:-1]}'" if before else "in this store"
+    arrays = sorted(above.array_keys())
+    besides = f"; the arrays there are {listed(arrays)}" if arrays else ""
     if not names:
-        return f"there are no groups {where}", f"open '{before[:-1]}'" if before else "leave the group out"
+        do = f"open '{before[:-1]}'" if before else "leave the group out"
+        return f"there are no groups {where}{besides}", do
     paths = [before + each for each in names]
     do = f"name one of the groups {where}{perhaps(before + name, paths)}: {listed(paths)}"
-    return f"no group '{path}'", do
+    return f"no group '{path}'{besides}", do
 
 
 def _node(where: Any, path: str, given: dict[str, Any]) -> zarr.Array[Any] | zarr.Group | None:

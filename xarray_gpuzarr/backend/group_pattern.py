@@ -6,7 +6,7 @@ path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from xarray.core.treenode import NodePath
@@ -43,8 +43,14 @@ class GroupPattern:
         parts, wanted = NodePath(path).parts, self._pattern.parts
         return len(parts) <= len(wanted) and all(map(fnmatchcase, parts, wanted))
 
-    def chosen[Group](self, groups: Mapping[str, Group]) -> dict[str, Group]:
+    def chosen[Group](self, groups: Mapping[str, Group], others: Iterable[str]) -> dict[str, Group]:
         """Return the groups that are meant, those above them, and the root.
+
+        Parameters
+        ----------
+        groups : mapping from path
+        others : iterable of str
+            Paths of groups that are not meant, to name if none is.
 
         Raises
         ------
@@ -55,10 +61,11 @@ class GroupPattern:
         for path in filter(self.matches, groups):
             kept.update(map(str, (NodePath(path), *NodePath(path).parents)))
         if not kept:
+            known = sorted({*groups, *others})
             raise OptionError(
                 "no group matches",
                 tried=f"group={str(self._pattern)!r}",
-                found=f"groups that were looked at: {', '.join(sorted(groups))}",
+                found=f"groups that were looked at: {', '.join(known)}",
                 do="give a pattern of whole names: from the root if it begins with /, else from the end of a path",
             )
         return {path: group for path, group in groups.items() if path in kept}

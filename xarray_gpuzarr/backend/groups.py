@@ -22,6 +22,7 @@ from zarr.errors import UnknownCodecError
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.absent_groups import naming_absent_groups
+from xarray_gpuzarr.backend.damaged_metadata import naming_damaged_metadata
 from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
 from xarray_gpuzarr.backend.group_walk import Members, Opened, Wanted, walk
 from xarray_gpuzarr.backend.metadata_ahead import MetadataAhead, fetch_first, takes_long
@@ -55,17 +56,23 @@ def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: An
         pattern = GroupPattern(group)
         stores = _open(filename_or_obj, pattern.leads_to, group="/", **options)
         if pattern.given not in stores:
-            return pattern.chosen(stores)
+            below = (f"{path.rstrip('/')}/{name}" for path, each in stores.items() for name in _groups_in(each))
+            return pattern.chosen(stores, below)
     parent = str(NodePath("/") / NodePath(group)) if group else "/"
     stores = _open(filename_or_obj, lambda path: True, group=parent, **options)  # noqa: ARG005
     return {path.lstrip("/") or "." if group else path: store for path, store in stores.items()}
+
+
+def _groups_in(store: ZarrStore) -> Iterator[str]:
+    return (name for name, node in store.members.items() if isinstance(node, Group))
 
 
 def _open(where: Any, wanted: Wanted | None, **options: Any) -> dict[str, ZarrStore]:
     """Open a group, and those below it that are wanted, by their paths from it."""
     where = _normalize_path(where)
     options |= {"mode": "r", "consolidate_on_close": False}
-    with _naming_unknown_codecs(where), naming_absent_groups(where, **options):
+    damaged, absent = naming_damaged_metadata(where, **options), naming_absent_groups(where, **options)
+    with _naming_unknown_codecs(where), damaged, absent:
         if not options.get("cache_members", True):
             return {"/": ZarrStore.open_group(where, **options)}
         opened = _open_ahead(where, wanted, options) if takes_long(where) else None

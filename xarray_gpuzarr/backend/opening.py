@@ -21,7 +21,7 @@ from xarray.backends import ZarrStore
 from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
-from xarray_gpuzarr.backend.absent_groups import leading_to_single_arrays
+from xarray_gpuzarr.backend.absent_groups import naming_arrays_apart
 from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
@@ -40,7 +40,6 @@ _AS_TEXT_OR_TIME = {"_Encoding", "units"}
 """Attributes that xarray takes from numbers which it makes text or times of, even if these become truth values then."""
 
 
-@leading_to_single_arrays()
 def build_datasets[Path](
     stores: Mapping[Path, ZarrStore],
     options: DecodeOptions,
@@ -70,7 +69,8 @@ def build_datasets[Path](
         ahead, prepared, failure = closing.enter_context(ValuesAhead()), {}, None
         for path, store in stores.items():
             try:
-                prepared[path] = _prepare(store, options, dropped, ahead, place)
+                with naming_arrays_apart(store):
+                    prepared[path] = _prepare(store, options, dropped, ahead, place)
                 ahead.begin(is_tree=len(stores) > 1)
             except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
                 failure = err
@@ -140,7 +140,8 @@ def _decode(
             # xarray's arithmetic of groups gives coordinates of one value to NumPy.
             _put(LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy, variable)
         (coords if is_coord else data_vars)[name] = variable
-    dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
+    with naming_arrays_apart(store):
+        dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
     dataset.set_close(close_of(store))
     dataset.encoding = store.get_encoding()
     return dataset
@@ -203,8 +204,8 @@ def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
         lazy.route.why,
         f"'{name}' is decoded on the host, then copied to the GPU",
         found=lazy.route.why,
-        do="nothing, if that is fast enough: values are the same. docs/codecs.md names what the GPU decodes; "
-        "ds.gpuzarr.explain() shows every variable",
+        do='nothing, if that is fast enough: values are the same. "Codecs" in the documentation says what the GPU '
+        "decodes; ds.gpuzarr.explain() shows every variable",
     )
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import zarr
 from rich.console import Console
 
+from xarray_gpuzarr.backend.absent_groups import listed
 from xarray_gpuzarr.backend.accessor.explain import lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.contents import Contents, open_contents
 from xarray_gpuzarr.cli.failures import Address
+from xarray_gpuzarr.cli.groups import groups_below
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, make_writable, naming_unwritable, say, table_of
 from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, CaseRows, Location, Row, bench_array
@@ -90,11 +92,13 @@ def _location(address: Address, contents: Contents, name: str | None) -> Locatio
         name = max(ours, key=lambda k: ours[k].nbytes)
     if name not in ours:
         known = ", ".join(sorted(ours)) or "none"
+        below = groups_below(contents.node, is_local=address.is_local) if isinstance(contents.node, zarr.Group) else ()
+        groups = f": {listed([group.path for group in below])}" if below else ""
         raise OptionError(
             "nothing to read",
             tried=f"variable {name!r}" if name else "the largest variable that this engine reads",
             found=f"variables that this engine reads: {known}",
-            do=f"choose one with --variable{perhaps(name or '', ours)}, and its group with --group",
+            do=f"choose one with --variable{perhaps(name or '', ours)}, and its group with --group{groups}",
         )
     group = address.group
     if isinstance(contents.node, zarr.Array):

@@ -15,7 +15,7 @@ from typing import Any
 import zarr
 
 from xarray_gpuzarr.backend.absent_groups import ALONE, in_folder
-from xarray_gpuzarr.errors import GpuZarrError, StoreReadError
+from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, perhaps
 
 _PACKAGES = {
     "abfs": "adlfs",
@@ -39,6 +39,7 @@ _NO_CREDENTIALS = {
     "ClientAuthenticationError",
 }
 """Names of exceptions of botocore, google.auth and azure.core: none of them is a PermissionError."""
+_NOTHING = "nothing is there"
 _USUAL = "check the path, and that the packages which this kind of store or file needs are installed"
 
 
@@ -69,6 +70,12 @@ class Address:
         before, mark, _ = self.store.partition("://")
         return before.rpartition("::")[2].lower() if mark and before != "file" else ""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the store is on this machine: a folder, or a file such as a zip file."""
+        outermost = self.store.rpartition("::")[2]
+        return "://" not in outermost or outermost.startswith("file://")
+
     def open(self, path: str) -> Any:
         """Return the zarr array or group at a path in the store, or None if there is none that can be opened."""
         try:
@@ -79,7 +86,10 @@ class Address:
 
 @contextmanager
 def naming_failures(address: Address, tried: str) -> Iterator[None]:
-    """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`."""
+    """Turn what a store, a file system or a codec raises inside a ``with`` block into a `StoreReadError`.
+
+    Where nothing is at a local path it is a `NoGroupError`.
+    """
     try:
         yield
     except GpuZarrError:
@@ -87,7 +97,8 @@ def naming_failures(address: Address, tried: str) -> Iterator[None]:
     except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
         found, do = _cause(err, address)
         said = f"{type(err).__name__}: {err}"
-        raise StoreReadError(
+        kind = NoGroupError if found == _NOTHING else StoreReadError
+        raise kind(
             f"cannot open '{address.store}'", tried=tried, found=f"{found} ({said})" if found else said, do=do
         ) from err
 
@@ -150,8 +161,17 @@ def _on_place(address: Address) -> tuple[str, str]:
         return apart
     path = Path(address.store)
     if address.group or address.scheme or node is not None or not path.is_dir():
-        return "", _USUAL
+        is_path = "::" not in address.store and "://" not in address.store
+        return _where_nothing_is(path) if is_path and not path.exists() else ("", _USUAL)
     return in_folder(path) or ("", _USUAL)
+
+
+def _where_nothing_is(path: Path) -> tuple[str, str]:
+    """Name what has been mistyped: the last part of a path, or one before it."""
+    beside = path.absolute().parent
+    if not beside.is_dir():
+        return _NOTHING, f"check the path: there is no folder '{beside}'"
+    return _NOTHING, f"check the path{perhaps(path.name, sorted(each.name for each in beside.iterdir()))}"
 
 
 def _if_apart(node: Any) -> tuple[str, str] | None:

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass
 
 import zarr
-from zarr.storage import LocalStore
 
 from xarray_gpuzarr.errors import masked
 
@@ -28,21 +27,21 @@ class GroupBelow:
     """Why it could not be looked into."""
 
 
-def groups_below(root: zarr.Group, *, whole: bool = False) -> tuple[GroupBelow, ...]:
+def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = False) -> tuple[GroupBelow, ...]:
     """List all groups below one, by path.
 
     Parameters
     ----------
     root : zarr.Group
-        Its metadata, if consolidated, are all that is read. Else folders are listed, and other stores only asked for
-        the groups right below it.
+        Its metadata, if consolidated, are all that is read. Else local stores are listed, and others only asked for the
+        groups right below it.
+    is_local : bool
+        Whether the store is on this machine: a folder, or a zip file.
     whole : bool
         Look into all groups of any store.
     """
     is_quick = root.metadata.consolidated_metadata is not None
-    n_left: float = (
-        float("inf") if whole or is_quick else _MOST_LOOKED_INTO if isinstance(root.store, LocalStore) else 0
-    )
+    n_left: float = float("inf") if whole or is_quick else _MOST_LOOKED_INTO if is_local else 0
     found: list[GroupBelow] = []
     waiting = deque(group for _, group in root.groups())
     while waiting:

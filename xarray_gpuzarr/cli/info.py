@@ -76,7 +76,7 @@ class StoreInfo:
             path=f"/{stored.path}",
             zarr_format=stored.metadata.zarr_format,
             is_consolidated=group is not None and group.metadata.consolidated_metadata is not None,
-            children=() if group is None else groups_below(group, whole=whole),
+            children=() if group is None else groups_below(group, is_local=address.is_local, whole=whole),
             explained=explained,
             ours=tuple((row, array) for row, array in lazy if array is not None),
         )
@@ -148,7 +148,12 @@ def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
         "groups below it (gpuzarr info STORE --group PATH):",
         *(f"  {line}" for line in aligned([(group.path, _group_text(group)) for group in shown])),
         *([f"  and {_counted(rest, 'more group')}; --all shows them"] if rest else []),
+        *(["not looked into, nor listed further down; --all does"] if any(map(_is_closed, shown)) else []),
     )
+
+
+def _is_closed(group: GroupBelow) -> bool:
+    return group.n_arrays is None and not group.failure
 
 
 def _group_text(group: GroupBelow) -> str:

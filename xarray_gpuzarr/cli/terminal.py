@@ -73,13 +73,17 @@ def complain(what: GpuZarrError | Warning | str, kind: type) -> None:
 
 @contextmanager
 def warnings_said() -> Iterator[None]:
-    """Print warnings inside a ``with`` block as all else is printed; zarr's hold names from stores."""
+    """Print warnings inside a ``with`` block as all else is printed; zarr's hold names from stores.
+
+    Two of xarray's are left out: what they advise is for whoever opens the store, or writes it.
+    """
 
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         complain(message, category)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Failed to open Zarr store with consolidated metadata", RuntimeWarning)
+        warnings.filterwarnings("ignore", "The specified chunks separate the stored chunks", UserWarning)
         warnings.showwarning = show
         yield
 

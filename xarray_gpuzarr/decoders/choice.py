@@ -102,7 +102,8 @@ def _require_direct_files(device: str) -> None:
             'storage="gds" cannot be used here',
             tried=f"storage='gds' with device={device!r}",
             found="results live on the host; GPUDirect Storage reads into the memory of a GPU",
-            do='leave storage out, or say device="cuda"',
+            do="leave storage out"
+            + (": this machine has no usable GPU" if resolve_device("auto") == "host" else ', or say device="cuda"'),
         )
     if resolved != "workers":
         decoder = decoder_for(resolved)

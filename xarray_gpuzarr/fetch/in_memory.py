@@ -60,6 +60,11 @@ class MemorySource:
         return (type(self).__qualname__, repr(self.store))
 
     @property
+    def name(self) -> str:
+        """What the store says of itself."""
+        return str(self.store)
+
+    @property
     def rule(self) -> CoalesceRule:
         """2 MiB parts, as of local files; nothing is read through that is not wanted."""
         return coalesce_rule(max_gap_nbytes=0, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)

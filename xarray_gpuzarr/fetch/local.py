@@ -67,6 +67,11 @@ class LocalSource:
         return coalesce_rule(max_gap_nbytes=64 * 1024, max_nbytes=2 * _MIB, max_raw_nbytes=8 * _MIB, max_together=64)
 
     @property
+    def name(self) -> str:
+        """The directory."""
+        return self.root
+
+    @property
     def identity(self) -> Hashable:
         """The directory."""
         return self.root

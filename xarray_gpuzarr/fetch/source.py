@@ -150,6 +150,10 @@ class ObjectSource(ByteSource, Protocol):
     """A store's own source, which knows which version of an object it reads."""
 
     @property
+    def name(self) -> str:
+        """The store's path or URL, as errors show it."""
+
+    @property
     def identity(self) -> Hashable:
         """What the source reads from, equal in every copy of it; None if that cannot be told."""
 

@@ -7,6 +7,7 @@ from xarray_gpuzarr.errors import (
     CorruptChunkError,
     DeviceMemoryError,
     DeviceUnavailableError,
+    GpuZarrError,
     ShardIndexError,
 )
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, mirrors
@@ -43,7 +44,10 @@ class Attempts:
         """Say whether to try once more after an error; raises another error where that says more of it.
 
         An object was replaced, the device lacks memory, has decoded to other bytes than the host, or does not work.
+        Errors name the store from here on.
         """
+        if isinstance(err, GpuZarrError):
+            err.within(self._source.name)
         if isinstance(err, ObjectChangedError):
             return self._begin_anew(err)
         if isinstance(err, DeviceUnavailableError) and self._or_host and not is_usable(self.decoder):
@@ -52,7 +56,7 @@ class Attempts:
         if isinstance(err, CorruptChunkError | ShardIndexError):
             changed = changed_metadata(self._source, self._spec.path, self._spec.metadata)
             if changed is not None:
-                raise changed from err
+                raise changed.within(self._source.name) from err
         elif type(err) not in self._retried and self.decoder.may_retry(err):
             self._retried.add(type(err))
             self.is_alone = isinstance(err, DeviceMemoryError)

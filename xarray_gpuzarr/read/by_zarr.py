@@ -46,15 +46,16 @@ def read_by_zarr(
             values = array.oindex[key] if array.ndim else array[()]
         block = _as_array(values, array.dtype)
     except ChunkNotFoundError as err:
-        raise missing_chunks(f"/{array.path}", "chunks", str(err)) from err
+        raise missing_chunks(f"/{array.path}", "chunks", str(err)).within(byte_source(array.store).name) from err
     except Exception as err:  # stores and codecs of any kind; whatever they raise is named
-        opened = to_json(array.metadata.to_dict())
-        raise changed_metadata(byte_source(array.store), array.path, opened) or StoreReadError(
+        opened, source = to_json(array.metadata.to_dict()), byte_source(array.store)
+        said = changed_metadata(source, array.path, opened) or StoreReadError(
             f"zarr-python cannot read array '/{array.path}'",
             tried=f"a selection of it, by zarr-python: {stored.route(decoder_for('host')).why}",
             found=f"{type(err).__name__}: {err}",
             do="check the store and the codecs it names; zarr.open_array(...)[...] shows the same error",
-        ) from err
+        )
+        raise said.within(source.name) from err
     finally:
         try:
             account.switch(before)

@@ -12,6 +12,7 @@ from zarr.core.array_spec import ArrayConfig
 
 from xarray_gpuzarr.decoders import Decoder, Route
 from xarray_gpuzarr.decoders.protocol import FileReader
+from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.fetch import LocalSource, ObjectSource, Storage, StrictSource, byte_source, store_token
 from xarray_gpuzarr.read.other_version import OfAnotherVersion, own_version
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -92,8 +93,13 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Stor
     ------
     OptionError
         ``"gds"`` for an array that is not in local files.
+    MetadataError, UnsupportedCodecError
+        As of `parse_array`; names the store.
     """
-    spec = parse_array(array)
+    try:
+        spec = parse_array(array)
+    except GpuZarrError as err:
+        raise err.within(byte_source(array.store).name) from err.__cause__
     planned = isinstance(spec, ArraySpec)
     source = byte_source(array.store, storage) if planned else None
     config = getattr(array, "config", None)  # which arrays of zarr-python before 3.2 do not show

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.lazy_array import as_caller_of
 from xarray_gpuzarr.decoders import StreamOf
 from xarray_gpuzarr.errors import OptionError
@@ -180,7 +181,8 @@ class Batches:
         own = self._fingerprint(epoch, self.order)
         different = [name for name in own | given if own.get(name) != given.get(name)]
         if different or batch > len(self):
-            found = "; ".join(f"{name} is {own.get(name)!r} and was {given.get(name)!r}" for name in different)
+            said = ((name, *(self._said(name, of.get(name)) for of in (own, given))) for name in different)
+            found = "; ".join(f"{name} is {is_now} and was {was}" for name, is_now, was in said)
             raise OptionError(
                 "the state is of other batches",
                 tried=f"going on at batch {batch} of epoch {epoch}",
@@ -192,6 +194,12 @@ class Batches:
     def _fingerprint(self, epoch: int, order: Order) -> dict[str, Any]:
         """Return what the order of samples depends on, and a checksum of that order."""
         return asdict(order) | {"samples": self._samples.describe(), "checksum": self._epoch(epoch, order).checksum}
+
+    def _said(self, name: str, value: object) -> str:
+        """Return how a message shows what the order of samples depends on: a window as bytes, which it is given in."""
+        if name == "window" and type(value) is int:
+            return f"{value} samples ({format_nbytes(value * self._template.nbytes)})"
+        return repr(value)
 
     def _epoch(self, number: int, order: Order) -> Epoch:
         if self._drawn is None or self._drawn[0] != number or self._drawn[1].order != order:

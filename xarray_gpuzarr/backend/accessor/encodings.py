@@ -34,6 +34,9 @@ def encodings(
         )
     chunks = _checked(chunks, "chunks", dataset.dims)
     shards = None if shards is None or zarr_format == 2 else _checked(shards, "shards", dataset.dims)
+    if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # however short the axes are
+        both = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
+        _check_whole("shards=", both, [chunks[dim] for dim in both], [shards[dim] for dim in both])
     found = {}
     for name, variable in dataset.variables.items():
         kept = _kept(variable, zarr_format)
@@ -72,7 +75,7 @@ def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
     n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
     if isinstance(shards, Mapping):
         shard = _lengths(shards, variable.dims, [n * length for n, length in zip(n_chunks, chunk, strict=True)])
-        _check_whole(name, variable.dims, chunk, shard)
+        _check_whole(f"shards of variable {name!r}", variable.dims, chunk, shard)
     else:
         assert isinstance(shards, int)
         per_shard = _filled(n_chunks, shards // (itemsize * math.prod(chunk)))
@@ -117,12 +120,12 @@ def _is_length(n: object) -> bool:
     return isinstance(n, int | np.integer) and not isinstance(n, bool) and bool(n >= 1)
 
 
-def _check_whole(name: Any, dims: Sequence[Any], chunk: Sequence[int], shard: Sequence[int]) -> None:
+def _check_whole(which: str, dims: Sequence[Any], chunk: Sequence[int], shard: Sequence[int]) -> None:
     """Raise unless shards have whole numbers of chunks."""
     for dim, length, of_shard in zip(dims, chunk, shard, strict=True):
         if of_shard % length:
             raise OptionError(
-                f"shards of variable {name!r} do not have a whole number of chunks",
+                f"{which} with no whole number of chunks",
                 tried=f"shards of {of_shard} elements along {dim!r}, chunks of {length}",
                 found=f"{of_shard} is no multiple of {length}",
                 do=f"give a multiple of {length} for {dim!r}, or -1; or shards of a size in bytes",

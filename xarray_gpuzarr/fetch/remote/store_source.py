@@ -117,6 +117,11 @@ class StoreSource:
         return self._n_under_way + _WAITING
 
     @property
+    def name(self) -> str:
+        """What the store says of itself, on one line, without secrets."""
+        return _shown(str(self.store))
+
+    @property
     def identity(self) -> Hashable:
         """What the client says of the store."""
         return self._client.identity
@@ -209,7 +214,7 @@ class StoreSource:
             return answer
 
     def _name(self, key: str) -> str:
-        return f"{_shown(str(self.store))}/{key}"
+        return f"{self.name}/{key}"
 
 
 @lru_cache(maxsize=64)  # every request has a name

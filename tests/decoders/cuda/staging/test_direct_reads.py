@@ -215,6 +215,22 @@ def test_storage_that_cannot_be_on_the_host(tmp_path, storage, message):
         xr.open_dataset(tmp_path, engine="gpuzarr", device="host", storage=storage, consolidated=False)
 
 
+@pytest.mark.parametrize(
+    ("auto", "do"),
+    [
+        ("host", "leave storage out: this machine has no usable GPU"),
+        ("cuda", 'leave storage out, or say device="cuda"'),
+    ],
+)
+def test_a_gpu_is_offered_where_there_is_one(tmp_path, monkeypatch, auto, do):
+    monkeypatch.setattr(choice, "resolve_device", {"auto": auto, "host": "host"}.__getitem__)
+
+    with pytest.raises(OptionError) as caught:
+        read_array(write(LocalStore(tmp_path), counting((8,)), chunks=(4,)), device="host", storage="gds")
+
+    assert caught.value.do == do
+
+
 @pytest.mark.parametrize("storage", ["auto", "posix"])
 def test_storage_means_nothing_on_the_host(tmp_path, storage):
     array = write(LocalStore(tmp_path), counting((8,)), chunks=(4,))
