@@ -5,8 +5,6 @@ xarray imports this whenever something is opened without ``engine=``: names are 
 
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,33 +99,8 @@ _HOMES = dict.fromkeys(__all__, "errors") | {
 _MODULES = {"accessor": "backend.accessor", "backend": "backend", "cluster": "cluster", "errors": "errors"}
 """Modules that are looked up as names are; all others have to be imported."""
 
-
-class _UntilXarray:
-    """Notices that xarray is imported after this package, which does not import it itself: commands help at once."""
-
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """Find xarray as all others do, to give its classes ``.gpuzarr`` once it is there."""
-        if name != "xarray":
-            return None
-        found = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, found), None)
-        loader: Any = spec and spec.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def then_register(module: ModuleType) -> None:
-                execute(module)
-                sys.meta_path.remove(self)
-                import_module("xarray_gpuzarr.backend.registration")
-
-            loader.exec_module = then_register
-        return spec
-
-
-if "xarray" in sys.modules:
+if "xarray" in sys.modules:  # else whatever opens or unpickles something does it: this package works without xarray
     import_module("xarray_gpuzarr.backend.registration")
-else:
-    sys.meta_path.insert(0, _UntilXarray())
 
 if not TYPE_CHECKING:  # a type checker is to miss names that are not there
 

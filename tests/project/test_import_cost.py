@@ -100,11 +100,10 @@ def test_the_size_of_the_sample_may_be_any_that_there_is():
     "imports",
     [
         "import xarray, xarray_gpuzarr",
-        "import xarray_gpuzarr, xarray",
-        "import importlib.util, xarray_gpuzarr; importlib.util.find_spec('xarray'); import xarray",
+        "import xarray_gpuzarr, xarray; xarray.backends.list_engines()",
         f"import xarray; {ENTRY}; e.load()",
     ],
-    ids=["after xarray", "before xarray", "before xarray, which was looked for", "by opening something"],
+    ids=["after xarray", "before xarray", "by opening something"],
 )
 def test_the_accessor_is_there(imports):
     what = "xarray.Dataset().gpuzarr, xarray.DataArray(0).gpuzarr, xarray.DataTree().gpuzarr"
