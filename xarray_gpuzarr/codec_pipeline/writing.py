@@ -41,6 +41,10 @@ Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
 """A shard or chunk that zarr-python wants to be written: setter, spec, what of it, from where, whether that is all."""
 _GROUP_NBYTES = 128 * 1024 * 1024
 """Decoded bytes of the objects that one call writes; between two calls, a write may be stopped."""
+_FEW_OBJECTS = 4
+"""Of a write that is planned on the event loop."""
+_LITTLE_NBYTES = 256 * 1024
+"""Decoded bytes of objects that are written on the event loop, in under 1 ms: two hops to a thread take as long."""
 _ATTEMPTS = 5
 """Of a file that others replace meanwhile."""
 
@@ -88,7 +92,8 @@ class Writer:
         if device_of(chunk_spec.prototype.buffer, type(value)) != "host":
             return batch
         self._threads = threads = read_threads(None)
-        planned = await on_thread(lambda _: _planned(stored, self._encoder, batch, value, drop_axes), threads)
+        plan = partial(_planned, stored, self._encoder, batch, value, drop_axes)
+        planned = plan() if len(batch) <= _FEW_OBJECTS else await on_thread(lambda _: plan(), threads)
         if planned is None:
             return batch
         setters = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
@@ -125,13 +130,18 @@ class _Write:
         for group in groups(self._call.objects, self._call.object_nbytes, _GROUP_NBYTES):
             async with turns_of_writes.turns.of([(store, each.key) for each in group], spec.path):
                 if isinstance(source, LocalSource):
-                    await on_thread(partial(self._to_files, group, source.root), self._threads)
+                    await self._run(partial(self._to_files, group, source.root))
                 else:
                     await self._to_store(group)
             if spec.index is not None:  # no read is to take what was there before
                 for each in group:
                     index_cache.cache.drop((source.identity, each.key, spec.index))
             del self.left[: len(group)]
+
+    async def _run[Result](self, write: Callable[[Stop], Result]) -> Result:
+        """Return what `write` does, on a thread unless it takes no longer than to reach one."""
+        nbytes = len(self._call.objects) * self._call.object_nbytes
+        return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, self._threads)
 
     def _to_files(self, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
         for attempt in range(_ATTEMPTS):
@@ -148,7 +158,7 @@ class _Write:
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
-        found = await on_thread(lambda _: self._call.to_memory(group, [*map(old.get, keys)]), self._threads)
+        found = await self._run(lambda _: self._call.to_memory(group, [*map(old.get, keys)]))
         await _some_at_once(self._put, keys, found)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:

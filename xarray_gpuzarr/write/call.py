@@ -20,6 +20,7 @@ from xarray_gpuzarr.errors import HostMemoryError, StoreWriteError
 from xarray_gpuzarr.native import address, address_of, int64_columns, loops
 from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
+from xarray_gpuzarr.plan.points import first_of_each
 from xarray_gpuzarr.plan.read_plan import BoxTarget
 from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.crew import crew
@@ -241,13 +242,13 @@ def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list
         Whether all elements of an object are written, along this axis.
     """
     number = pieces.chunk // per_object
-    coords, first = np.unique(number, return_index=True)
-    piece = np.full((len(coords), per_object), -1, np.int64)
-    place = np.repeat(np.arange(len(coords)), np.diff([*first, len(number)]))
-    piece[place, pieces.chunk % per_object] = np.arange(len(number))
+    first = first_of_each(number)
+    coords = number.take(first)
+    piece = np.full(len(coords) * per_object, -1, np.int64)
+    piece[coords.searchsorted(number) * per_object + pieces.chunk % per_object] = np.arange(len(number))
     n = np.add.reduceat(pieces.count, first) if len(first) else first
     complete = (n == chunk_length * per_object) & (pieces.index is None)
-    return coords.tolist(), piece.reshape(-1), complete.tolist()
+    return coords.tolist(), piece, complete.tolist()
 
 
 def groups(objects: Sequence[WrittenObject], object_nbytes: int, most_nbytes: int) -> list[Sequence[WrittenObject]]:
