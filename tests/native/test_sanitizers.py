@@ -49,11 +49,15 @@ def test_damaged_frames(environment):
 # Python's own allocator hides small objects; only chunks of the first are some, and watching all of them takes long.
 @pytest.mark.parametrize(
     ("modules", "allocator"),
-    [(["place_rows"], "malloc"), (["steps", "read_rows", "local_reads"], "pymalloc")],
-    ids=["small", "others"],
+    [
+        (["native/test_place_rows"], "malloc"),
+        (["native/test_steps", "native/test_read_rows", "native/test_local_reads"], "pymalloc"),
+        (["write/test_parts", "write/test_same_as_zarr"], "pymalloc"),
+    ],
+    ids=["small", "others", "writes"],
 )
-def test_random_reads(environment, modules, allocator):
-    files = [f"tests/native/test_{name}.py" for name in modules]
+def test_random_reads_and_writes(environment, modules, allocator):
+    files = [f"tests/{name}.py" for name in modules]
     chosen = {"PYTHONMALLOC": allocator, COMBINATIONS: usually("values", full="all")}
     done = run_child(environment | chosen, "-m", "pytest", "-q", "-x", *files)
 

@@ -176,7 +176,7 @@ def test_a_read_after_a_write_sees_it(store):
 
 def test_two_threads_in_one_shard_lose_nothing(store, monkeypatch):
     monkeypatch.setattr(advice, "_given", set())
-    array = _array(store, data=np.zeros((64, 12), "i4"), chunks=(2, 4), shards=(64, 12))
+    array = _array(store, data=np.zeros((64, 9000), "i4"), chunks=(2, 1000), shards=(64, 9000))
 
     def fill(first):
         for row in range(first, 64, 4):
@@ -186,7 +186,7 @@ def test_two_threads_in_one_shard_lose_nothing(store, monkeypatch):
     with pytest.warns(GpuZarrWarning, match="two tasks write parts of one shard"):
         _run(threads)
 
-    np.testing.assert_array_equal(array[...], np.arange(1, 65)[:, None] * np.ones(12))
+    np.testing.assert_array_equal(array[...], np.arange(1, 65)[:, None] * np.ones(9000))
 
 
 def _run(threads):
