@@ -81,6 +81,19 @@ def test_results_without_encoding(tmp_path):
     np.testing.assert_allclose(opened(tmp_path / "b").t2m, celsius.t2m)
 
 
+def test_times_longer_than_a_shard_keep_the_units_that_fit_them(tmp_path):
+    times = np.datetime64("2000-01-01", "ns") + np.arange(50) * np.timedelta64(6, "h")
+    ds = xr.Dataset({"seen": ("time", times)})
+    ds.gpuzarr.to_zarr(tmp_path / "a", {"time": 5}, {"time": 10})
+    assert opened(tmp_path / "a").seen.encoding["units"].startswith("hours since")
+
+
+def test_text_in_chunks_of_any_length(tmp_path):
+    names = xr.Dataset({"name": ("x", np.array([f"row {n}" for n in range(9)], object))}).chunk(x=(2, 4, 3))
+    names.gpuzarr.to_zarr(tmp_path / "a", rechunk=True)
+    assert opened(tmp_path / "a").name.values.tolist() == names.name.values.tolist()
+
+
 def test_encoding_of_some_variables_is_changed(tmp_path):
     weather().gpuzarr.to_zarr(tmp_path / "a", encoding={"t2m": {"dtype": "int32", "scale_factor": 0.001}})
     array = zarr.open_group(tmp_path / "a", mode="r")["t2m"]

@@ -130,6 +130,21 @@ def test_frames_that_only_zarr_decodes_are_written_by_it(store):
     assert array[...].tolist() == [99, 1, 2, 3, 4, 5, 6, 7]
 
 
+def test_a_chunk_of_no_bytes_stays_one(store):
+    """It is damaged, and not to become one that was never written."""
+    array = _array(store)
+    shard, before = take(store, "c/0/0"), _chunks(store)
+    index = bytearray(shard[-INDEX.nbytes : -4])
+    index[8:16] = bytes(8)
+    put(store, "c/0/0", shard[: -INDEX.nbytes] + index + crc32c(bytes(index)).to_bytes(4, "little"))
+
+    array[7, 11] = 99
+
+    assert _chunks(store)[:11] == [b"", *before[1:11]]
+    with pytest.raises(CorruptChunkError, match=r"chunk \(0, 0\)"):
+        array[0, 0]
+
+
 @pytest.mark.parametrize("compressor", [None, ZstdCodec(), BloscCodec(cname="zlib")])
 def test_a_chunk_that_is_an_object(store, compressor):
     array = _array(store, shards=None, chunks=(3, 5), compressors=compressor)

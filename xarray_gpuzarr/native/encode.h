@@ -211,7 +211,7 @@ static int has_room(char **room, int64_t *room_nbytes, int64_t nbytes)
 /* Have room for more bytes behind what the unit has. */
 static char *room_in_unit(unit_t *unit, int64_t nbytes)
 {
-    return has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes) ? unit->room + unit->used : NULL;
+    return has_room(&unit->room, &unit->room_nbytes, unit->used + nbytes + 1) ? unit->room + unit->used : NULL;
 }
 
 /* Add bytes to the unit: of the caller's array, or those behind what it has in its room. Neighbours are one part. */
@@ -491,7 +491,7 @@ static int put_index(const encoder_t *encoder, const object_t *object, progress_
     char *index = malloc((size_t)encoder->index_nbytes);
     if (!index) return 0;
     for (int64_t i = 0; i < n; i++) {
-        int is_there = progress->nbytes[i] > 0;
+        int is_there = progress->nbytes[i] >= 0;
         put_little(index + i * ENTRY_NBYTES, is_there ? (uint64_t)progress->offset[i] : UINT64_MAX, 8);
         put_little(index + i * ENTRY_NBYTES + 8, is_there ? (uint64_t)progress->nbytes[i] : UINT64_MAX, 8);
     }

@@ -55,7 +55,11 @@ def write_dataset(
     cut = {}
     for name, variable in dataset.variables.items():
         place = _place(variable, stored.get(name), encoding.get(name, {}), region, options.get("append_dim"))
-        if place is not None and (chunks := _chunks(name, variable, place, rechunk=rechunk)) is not None:
+        if place is not None:
+            chunks = _chunks(name, variable, place, rechunk=rechunk)
+        else:  # such as text: chunks of one length are all that is asked for
+            chunks = tuple(map(max, variable.chunks)) if rechunk and variable.chunks else None
+        if chunks is not None:
             cut[name] = variable.chunk(dict(zip(variable.dims, chunks, strict=True)))
     new = {name: each for name, each in encoding.items() if name not in stored}
     if stored:
@@ -134,7 +138,7 @@ def _place(
     return Placed(shards=stored.shards or stored.chunks, starts=tuple(starts))
 
 
-def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> tuple[tuple[int, ...], ...] | None:
+def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> tuple[Any, ...] | None:
     """Return chunks whose borders are those of shards; None if a variable's are already, or it is small.
 
     Raises
@@ -149,7 +153,8 @@ def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> t
     ]
     if variable.chunks is None:
         is_small = variable.size <= prod(place.shards)
-        return None if is_small or variable.dtype.kind == "O" else tuple(borders)
+        is_left = variable.dtype.kind in "OmM"  # of which xarray finds the units, where it sees all values
+        return None if is_small or is_left else tuple(borders)
     if all(_are_borders(chunks, wanted) for chunks, wanted in zip(variable.chunks, borders, strict=True)):
         return None
     if rechunk:
