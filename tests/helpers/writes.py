@@ -21,7 +21,7 @@ _DTYPES = ["i1", "u2", "i4", "f4", "f8", "f2", "c8", "c16", "bool", "i8", ">i2",
 @contextmanager
 def writes_counted() -> Iterator[list[int]]:
     """Count the writes that this package carries out, and those that it leaves to zarr-python, within a block."""
-    counts, write = [0, 0], Writer.write
+    counts, write = [0, 0], Writer.by_loops
 
     async def counted(writer: Writer, batch: Any, *more: Any) -> Any:
         left = await write(writer, batch, *more)
@@ -29,7 +29,7 @@ def writes_counted() -> Iterator[list[int]]:
         return left
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Writer, "write", counted)
+        patch.setattr(Writer, "by_loops", counted)
         yield counts
 
 

@@ -204,6 +204,25 @@ def test_two_threads_in_one_shard_lose_nothing(store, monkeypatch):
     np.testing.assert_array_equal(array[...], np.arange(1, 65)[:, None] * np.ones(9000))
 
 
+def test_points_of_another_thread_are_not_lost(tmp_path):
+    """They are written by zarr-python, a part of the same shard."""
+    array = _array(tmp_path / "a", data=np.zeros((64, 9000), "i4"), chunks=(2, 1000), shards=(64, 9000))
+
+    def rows():
+        for row in range(0, 64, 2):
+            array[row] = 1
+
+    def points():
+        for row in range(1, 64, 8):
+            array.vindex[np.full(9000, row), np.arange(9000)] = 1
+
+    _run([threading.Thread(target=rows), threading.Thread(target=points)])
+
+    found = array[...]
+    assert found[::2].all()
+    assert found[1::8].all()
+
+
 def _run(threads):
     for thread in threads:
         thread.start()

@@ -7,7 +7,7 @@ store is the only thing that both share, so what is written is read as any other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
@@ -119,13 +119,11 @@ class CodecPipeline(codec.CodecPipeline):
         drop_axes: tuple[int, ...] = (),
     ) -> None:
         """Encode chunks and write them; see `zarr.abc.codec.CodecPipeline.write`."""
-        batch: Sequence[Any] = list(batch_info)
+        batch = list(batch_info)
         if self._writer is None:
             self._writer = await asyncio.to_thread(_make_writer, self.metadata, self.store)
         if batch:
-            batch = await self._writer.write(batch, value, drop_axes)
-        if batch:
-            await self.own.write(batch, value, drop_axes)
+            await self._writer.write(batch, value, drop_axes, self.own)
 
     # ---- zarr-python's own pipeline does the rest
 

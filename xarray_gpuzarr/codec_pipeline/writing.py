@@ -6,7 +6,7 @@ Says no, and touches nothing, where zarr-python's own pipeline is to write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.abc.codec import CodecPipeline
 from zarr.abc.store import ByteSetter, Store
 from zarr.buffer import cpu
 from zarr.codecs import ShardingCodec
@@ -26,7 +27,7 @@ from xarray_gpuzarr.codec_pipeline.batches import Coord, Requested, requested
 from xarray_gpuzarr.codec_pipeline.reading import device_of, planned_array
 from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import decoder_for
-from xarray_gpuzarr.fetch import LocalSource, index_cache
+from xarray_gpuzarr.fetch import LocalSource, byte_source, index_cache
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.read import StoredArray, read_target
@@ -69,20 +70,39 @@ class Writer:
 
     def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata, self._store = metadata, store
+        self._identity = byte_source(store).identity or id(store)
         self._depth = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
         """Names in the key of a chunk behind the path of its array."""
         self._stored: StoredArray | Unplanned | None = None
         self._encoder: Encoder | str = ""
+        self._path = ""
+        """Of the array, once something was written."""
         self._threads: ThreadPoolExecutor | None = None
         """Those of the last write, kept for the next."""
 
-    async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
-        """Write a batch from `value`; return the items that zarr-python's own pipeline is to write.
+    async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, own: CodecPipeline) -> None:
+        """Write a batch from `value`.
+
+        Parameters
+        ----------
+        batch : sequence of Item, one at least
+        value : zarr buffer
+        drop_axes : tuple of int
+        own : zarr.abc.codec.CodecPipeline
+            zarr-python's, which writes what the loops do not.
 
         Raises
         ------
         StoreWriteError, HostMemoryError, CorruptChunkError, ShardIndexError
         """
+        left = await self.by_loops(batch, value, drop_axes)
+        if left:
+            keys = [(self._identity, getattr(item[0], "path", "")) for item in left]
+            async with turns_of_writes.turns.of(keys, self._path):
+                await own.write(left, value, drop_axes)
+
+    async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
+        """Write what the compiled loops can; return the other items."""
         setter, chunk_spec = batch[0][:2]
         if not isinstance(setter, StorePath) or setter.store is not self._store or self._store.read_only:
             return batch
@@ -97,7 +117,7 @@ class Writer:
         if planned is None:
             return batch
         setters = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
-        write = _Write(stored, planned, self._store, threads)
+        write = _Write(stored, planned, self._store, self._identity, threads)
         try:
             await write.run()
         except DamagedObjectError as err:
@@ -107,7 +127,7 @@ class Writer:
         return ()
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
-        path = "/".join(key.split("/")[: -self._depth])
+        self._path = path = "/".join(key.split("/")[: -self._depth])
         self._stored = stored = planned_array(self._metadata, self._store, path)
         if isinstance(stored, StoredArray) and isinstance(stored.spec, ArraySpec):
             self._encoder = encoder_for(self._metadata, stored.spec)
@@ -117,8 +137,11 @@ class Writer:
 class _Write:
     """One batch, written group by group."""
 
-    def __init__(self, stored: StoredArray, call: WriteCall, store: Store, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, stored: StoredArray, call: WriteCall, store: Store, identity: Hashable, threads: ThreadPoolExecutor
+    ) -> None:
         self._stored, self._call, self._store, self._threads = stored, call, store, threads
+        self._identity = identity
         self.left: list[WrittenObject] = list(call.objects)
         """Objects that have not been written."""
 
@@ -126,9 +149,8 @@ class _Write:
         """Write all objects, those of a group at once."""
         source, spec = self._stored.source, self._call.spec
         assert source is not None
-        store = source.identity or id(self._store)
         for group in groups(self._call.objects, self._call.object_nbytes, _GROUP_NBYTES):
-            async with turns_of_writes.turns.of([(store, each.key) for each in group], spec.path):
+            async with turns_of_writes.turns.of([(self._identity, each.key) for each in group], spec.path):
                 if isinstance(source, LocalSource):
                     await self._run(partial(self._to_files, group, source.root))
                 else:
