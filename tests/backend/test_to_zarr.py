@@ -139,6 +139,52 @@ def test_regions(tmp_path, region):
     np.testing.assert_allclose(found[11:], before[11:], atol=1e-9)
 
 
+def test_regions_from_the_end(tmp_path):
+    weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    part = (weather(30) + 5).isel(time=slice(-9, None)).drop_vars(["y", "name", "land"])
+    part.gpuzarr.to_zarr(tmp_path / "a", region={"time": slice(-9, None)})
+    np.testing.assert_allclose(opened(tmp_path / "a").t2m[-9:], weather(30).t2m[-9:] + 5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options", [{"region": "x"}, {"region": {"time": "x"}}, {"region": {"time": 6}}, {"region": 5}], ids=str
+)
+def test_what_xarray_refuses(tmp_path, options):
+    weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    part = weather(8).drop_vars(["y", "name", "land"])
+    outcomes = []
+    for write in part.to_zarr, part.gpuzarr.to_zarr:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            write(tmp_path / "a", **options)
+        outcomes.append((type(caught.value), str(caught.value)))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_an_encoding_of_what_is_stored_is_refused_by_xarray(tmp_path):
+    weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
+    part = weather(8).drop_vars(["y", "name", "land"])
+    with pytest.raises(ValueError, match="already exists, but encoding was provided"):
+        part.gpuzarr.to_zarr(tmp_path / "a", append_dim="time", encoding={"t2m": {"dtype": "int32"}})
+
+
+@pytest.mark.parametrize("mode", ["a", "a-"])
+def test_variables_that_are_added_have_the_format_of_the_store(tmp_path, mode):
+    weather(4).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, zarr_format=2)
+    added = weather(4)[["t2m"]].rename(t2m="more").drop_vars(["y", "name"])
+    options = {"append_dim": "time"} if mode == "a-" else {}
+    added.gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, mode=mode, safe_chunks=True, **options)
+    group = zarr.open_group(tmp_path / "a", mode="r")
+    assert group["more"].metadata.zarr_format == 2
+    assert group["more"].chunks == (1, 10, 50)
+
+
+def test_chunks_of_unknown_length(tmp_path):
+    values = da.from_array(np.arange(10.0), chunks=5)
+    ds = xr.Dataset({"v": ("x", values[values > 3])})
+    with pytest.raises(OptionError, match="the shape of variable 'v' is not known"):
+        ds.gpuzarr.to_zarr(tmp_path / "a")
+
+
 def test_labels_that_are_no_region(tmp_path):
     weather(30).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS)
     with pytest.raises(OptionError, match="the labels of 'time' are no region"):

@@ -194,6 +194,45 @@ def test_a_store_without_files_or_memory(tmp_path):
         np.testing.assert_array_equal(array[...], DATA)
 
 
+@pytest.mark.parametrize(
+    "value", [np.ma.array(np.arange(6, dtype="i2"), mask=[0, 1, 0, 0, 0, 1]), np.matrix(np.arange(6, dtype="i2"))]
+)
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_arrays_of_other_classes_are_for_zarr_to_judge(value):
+    outcomes = []
+    for array in _both(MemoryStore, shape=value.shape, dtype="i2", chunks=value.shape):
+        try:
+            array[...] = value
+        except Exception as err:  # noqa: BLE001  # whatever zarr-python makes of it
+            outcomes.append((type(err), str(err)))
+        else:
+            outcomes.append(np.asarray(array[...]).tolist())
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
+@pytest.mark.parametrize(
+    "codec", [zarr.codecs.numcodecs.Zlib(level=12), zarr.codecs.numcodecs.LZ4(acceleration=2**31)], ids=str
+)
+def test_settings_that_zarr_refuses(codec):
+    own, ours = _both(MemoryStore, shape=(6,), dtype="i2", chunks=(6,), compressors=codec)
+    assert explain(ours).writes.endswith("are zarr-python's to judge")
+    outcomes = []
+    for array in own, ours:
+        try:
+            array[...] = np.arange(6)
+        except Exception as err:  # noqa: BLE001  # zlib's, or OverflowError
+            outcomes.append((type(err), str(err)))
+    assert len(outcomes) == 2
+    assert outcomes[0] == outcomes[1]
+
+
+def test_elements_that_are_written_twice():
+    for array in _both(MemoryStore, shape=(6,), dtype="i2", chunks=(2,), shards=(6,)):
+        array.oindex[[1, 1, 3]] = [5, 6, 7]
+        assert array[...].tolist() == [0, 6, 0, 7, 0, 0]
+
+
 def test_values_of_another_dtype_are_cast_as_zarr_casts_them():
     own, ours = _both(MemoryStore, shape=(6,), dtype="i2", chunks=(2,), shards=(6,))
     for array in (own, ours):

@@ -230,18 +230,25 @@ def _planned(
     spec = stored.spec
     assert isinstance(spec, ArraySpec)
     assert isinstance(encoder, Encoder)
-    data = _native(np.asarray(value.as_ndarray_like()), spec)
+    given: Any = value.as_ndarray_like()
+    # Masked arrays, matrices and others have assignments of their own.
+    data = _native(np.asarray(given), spec) if type(given) in (np.ndarray, np.memmap) else None
     coords = _coords(spec, batch)
     if data is None or coords is None:
         return None
     shape = data.shape or _shape_of(batch)
     wanted = None if shape is None else requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
-    given = None if wanted is None else _given(wanted, data, shape)
-    if wanted is None or wanted.outer is None or given is None:
+    placed = None if wanted is None else _given(wanted, data, shape)
+    if wanted is None or wanted.outer is None or placed is None or any(map(_repeats, wanted.outer.wanted)):
         return None
     target = box_target(wanted.outer, spec.grid, wanted.bounds)
     whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
-    return WriteCall(encoder, target, given, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
+    return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
+
+
+def _repeats(wanted: slice | npt.NDArray[np.int64]) -> bool:
+    """Whether an element is written more than once; which value it has then is zarr-python's to say."""
+    return not isinstance(wanted, slice) and bool((wanted[1:] == wanted[:-1]).any())
 
 
 def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:

@@ -158,7 +158,11 @@ class WriteCall:
                 seen = np.frombuffer(stored, np.uint8)
                 struct.old, struct.old_nbytes = address_of(memoryview(seen)) or address(_NOTHING), len(seen)
             length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes + struct.old_nbytes
-            rooms.append(room := np.empty(length, np.uint8))
+            try:
+                room = np.empty(length, np.uint8)
+            except MemoryError as err:
+                raise self._no_memory(str(err)) from err
+            rooms.append(room)
             struct.memory, struct.memory_nbytes = address(room), length
         self._run(objects, structs)
         for room, struct in zip(rooms, structs, strict=True):
@@ -203,11 +207,14 @@ class WriteCall:
                 found=os.strerror(struct.code) if struct.state == _REFUSED else "the codec cannot encode the chunk",
                 do=f"mend what was found and write again; the {name} is as it was before, and none is in part",
             )
-        raise HostMemoryError(
+        raise self._no_memory("no memory is left")
+
+    def _no_memory(self, found: str) -> HostMemoryError:
+        return HostMemoryError(
             f"not enough host memory to write array '{self.spec.path}'",
-            tried=f"{name}s of chunks of {self.spec.chunk_nbytes} bytes",
-            found="no memory is left",
-            do="write in fewer threads at once; if a chunk is that large, choose smaller ones",
+            tried=f"to encode chunks of {self.spec.chunk_nbytes} bytes, {len(self.encoder.order)} in an object",
+            found=found,
+            do="write in fewer threads at once, or choose smaller chunks and shards",
         )
 
     def changed(self, objects: Sequence[WrittenObject]) -> StoreWriteError:

@@ -42,6 +42,10 @@ _MOST_NBYTES = 0x7E000000
 """Of a chunk that LZ4 compresses; C-Blosc takes 17 MB more, and the others any."""
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _AUTO_SHUFFLE = -1
+_LEVELS = range(-1, 10)
+"""Of zlib; those of C-Blosc begin at 0."""
+_CNAMES = (b"blosclz", b"lz4", b"lz4hc", b"zlib", b"zstd")
+"""What the C-Blosc of numcodecs has."""
 
 
 @record
@@ -89,20 +93,23 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
     functions = None if name is None or array.program is None else native_encoder(name)
     if functions is None or (name in ("lz4", "blosc") and array.chunk_nbytes > _MOST_NBYTES):
         return f"codec {compressor} is encoded by zarr-python"
-    return _encoder(array, compressor, functions, order, n_checksums)
+    settings: dict[str, Any] | None = {}
+    if compressor is not None:
+        settings = _SETTINGS[type(compressor)](_configuration(spec, compressor), array.stored.itemsize)
+    if settings is None:
+        return f"the settings of codec {compressor} are zarr-python's to judge"
+    return _encoder(array, settings, functions, order, n_checksums)
 
 
-def _encoder(array: HostArray, compressor: Any, functions: NativeEncoder, order: str, n_checksums: int) -> Encoder:
+def _encoder(
+    array: HostArray, settings: dict[str, Any], functions: NativeEncoder, order: str, n_checksums: int
+) -> Encoder:
     spec, stored, index = array.spec, array.stored, array.spec.index
     native = stored.newbyteorder("=")
     swap = None if stored.isnative else Steps(native, [], stored)
     per_object = np.array(spec.grid.chunks_per_shard if index else (1,) * spec.grid.ndim, np.int64)
     places = _order(order, tuple(per_object.tolist()))
-    settings: dict[str, Any] = {}
-    most = array.chunk_nbytes
-    if compressor is not None:
-        settings = _SETTINGS[type(compressor)](_configuration(spec, compressor), stored.itemsize)
-        most = _most_encoded(array.chunk_nbytes)
+    most = _most_encoded(array.chunk_nbytes) if settings else array.chunk_nbytes
     n_numbers = _numbers_compared(spec.fill_value)
     struct = EncoderStruct(
         swap=0 if swap is None else swap.address,
@@ -178,27 +185,30 @@ def _zstd(conf: Mapping[str, Any], _: int) -> dict[str, Any]:
     return {"level": int(conf.get("level", 0)), "checksum": bool(conf.get("checksum", False))}
 
 
-def _level(conf: Mapping[str, Any], _: int) -> dict[str, Any]:
+def _level(conf: Mapping[str, Any], _: int) -> dict[str, Any] | None:
     level = int(conf.get("level", 1))
-    return {"level": 6 if level < 0 else level}
+    return {"level": 6 if level < 0 else level} if level in _LEVELS else None
 
 
-def _lz4(conf: Mapping[str, Any], _: int) -> dict[str, Any]:
-    return {"level": int(conf.get("acceleration", 1))}
+def _lz4(conf: Mapping[str, Any], _: int) -> dict[str, Any] | None:
+    acceleration = int(conf.get("acceleration", 1))
+    return {"level": acceleration} if abs(acceleration) < 2**31 else None
 
 
-def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any]:
+def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any] | None:
     typesize = conf.get("typesize") or (itemsize if conf.get("of_elements") else 1)
     shuffle = conf.get("shuffle", 1)
     if shuffle == _AUTO_SHUFFLE:
         shuffle = 2 if typesize == 1 else 1
-    return {
+    found = {
         "level": int(conf.get("clevel", 5)),
         "shuffle": _SHUFFLES.get(shuffle, shuffle),
         "typesize": int(typesize),
         "blocksize": int(conf.get("blocksize", 0)),
         "cname": str(conf.get("cname", "lz4")).encode(),
     }
+    is_usual = found["level"] in _LEVELS[1:] and found["shuffle"] in _SHUFFLES.values() and found["blocksize"] >= 0
+    return found if is_usual and found["cname"] in _CNAMES else None
 
 
 _SETTINGS = of_each(

@@ -19,7 +19,7 @@ from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explai
 from xarray_gpuzarr.backend.accessor.explanation import Explanation
 from xarray_gpuzarr.backend.accessor.loading import load_together
 from xarray_gpuzarr.backend.accessor.summary import summarize
-from xarray_gpuzarr.backend.accessor.writing import write_dataset
+from xarray_gpuzarr.backend.accessor.writing import stored_group, write_dataset
 from xarray_gpuzarr.backend.chunking import find_block_reader
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
 from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
@@ -155,7 +155,7 @@ class DatasetAccessor(Accessor):
         *,
         compressors: Any = None,
         encoding: Mapping[Any, Mapping[str, Any]] | None = None,
-        zarr_format: int = 3,
+        zarr_format: int | None = None,
         rechunk: bool = False,
         progress: bool = False,
         **options: Any,
@@ -169,7 +169,7 @@ class DatasetAccessor(Accessor):
         ----------
         store : str, path or zarr store
         chunks, shards, compressors, zarr_format
-            As for `encoding`, of variables that are not in the store yet.
+            As for `encoding`, of variables that are not in the store yet. The format is that of the store, or 3.
         encoding : mapping of variable name to mapping, optional
             What is to be different for some variables.
         rechunk : bool
@@ -206,11 +206,17 @@ class DatasetAccessor(Accessor):
         >>> xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host").t2m.chunks
         ((24, 24), (90,), (180,))
         """
+        group = stored_group(store, options)
+        stored = {} if group is None else dict(group.arrays())
+        if zarr_format is None:
+            zarr_format = 3 if group is None else group.metadata.zarr_format
+        if group is None:
+            options["zarr_format"] = zarr_format
         found = self.encoding(chunks, shards, compressors=compressors, zarr_format=zarr_format)
+        found = {name: each for name, each in found.items() if name not in stored}
         for name, changes in (encoding or {}).items():
             found[name] = found.get(name, {}) | dict(changes)
-        options = {"zarr_format": zarr_format} | options
-        return write_dataset(self.to_host(), store, found, rechunk=rechunk, progress=progress, **options)
+        return write_dataset(self.to_host(), store, stored, found, rechunk=rechunk, progress=progress, **options)
 
     def load(self) -> Dataset:
         """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.

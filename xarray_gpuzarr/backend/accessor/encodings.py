@@ -63,6 +63,13 @@ def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
     stored = np.dtype(variable.encoding.get("dtype", variable.dtype))
     if not variable.ndim or variable.dtype.kind in "OSUTV" or stored.kind in "OSUTV":
         return {}
+    if any(n != n for n in variable.shape):  # noqa: PLR0124  # NaN
+        raise OptionError(
+            f"the shape of variable {name!r} is not known",
+            tried=f"chunks of its shape {variable.shape}",
+            found="chunks of dask whose lengths are not known",
+            do="call compute_chunk_sizes() of its array, or load it",
+        )
     itemsize = _TIME_NBYTES if stored.kind in "mM" else stored.itemsize
     shape = [max(1, n) for n in variable.shape]
     if isinstance(chunks, Mapping):

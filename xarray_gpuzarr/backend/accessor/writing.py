@@ -32,6 +32,7 @@ class Placed:
 def write_dataset(
     dataset: Dataset,
     store: Any,
+    stored: Mapping[Any, zarr.Array[Any]],
     encoding: Mapping[Any, Mapping[str, Any]],
     *,
     rechunk: bool,
@@ -44,6 +45,8 @@ def write_dataset(
     ----------
     dataset : xarray.Dataset
     store : str, path or zarr store
+    stored : mapping of name to zarr.Array
+        Those that are in the store and stay.
     encoding : mapping
         Of variables that are new.
     rechunk, progress : bool
@@ -51,7 +54,6 @@ def write_dataset(
         Of `xarray.Dataset.to_zarr`.
     """
     region = _region(dataset, store, options)
-    stored = _stored_arrays(store, options)
     cut = {}
     for name, variable in dataset.variables.items():
         place = _place(variable, stored.get(name), encoding.get(name, {}), region, options.get("append_dim"))
@@ -61,37 +63,58 @@ def write_dataset(
             chunks = tuple(map(max, variable.chunks)) if rechunk and variable.chunks else None
         if chunks is not None:
             cut[name] = variable.chunk(dict(zip(variable.dims, chunks, strict=True)))
-    new = {name: each for name, each in encoding.items() if name not in stored}
-    if stored:
-        del options["zarr_format"]
     dataset = dataset.assign({name: cut[name] for name in dataset.data_vars if name in cut}).assign_coords(
         {name: cut[name] for name in dataset.coords if name in cut}
     )
+    # What xarray would check is so: each task writes whole chunks and shards, but for the ends of what is written.
+    options.setdefault("safe_chunks", False)
     bar: AbstractContextManager[Any] = ProgressBar() if progress else nullcontext()
     with zarr_pipeline(), bar:
-        # What xarray would check is so: each task writes whole chunks and shards, but for the ends of what is written.
-        return dataset.to_zarr(store, encoding=new, safe_chunks=False, **options)
+        return dataset.to_zarr(store, encoding=encoding, **options)
+
+
+def stored_group(store: Any, options: Mapping[str, Any]) -> zarr.Group | None:
+    """Return the group that a dataset is added to; None if all is made anew."""
+    is_added = options.get("mode") in ("a", "a-", "r+")
+    if options.get("append_dim") is None and options.get("region") is None and not is_added:
+        return None
+    path, storage_options = options.get("group") or "", options.get("storage_options")
+    try:
+        return zarr.open_group(store, path=path, mode="r", storage_options=storage_options)
+    except FileNotFoundError:  # which xarray makes, or complains of
+        return None
 
 
 def _region(dataset: Dataset, store: Any, options: dict[str, Any]) -> Mapping[Any, slice]:
-    """Return where the dataset goes along the dimensions of a region, and let the options say so."""
+    """Return where the dataset goes along the dimensions of a region, and let the options say so.
+
+    What is no region is left to xarray, which refuses it.
+    """
     region = options.get("region")
-    if region is None:
+    if isinstance(region, str) and region == "auto":
+        region = dict.fromkeys(dataset.dims, "auto")
+    if not isinstance(region, Mapping) or not all(isinstance(r, slice) or r == "auto" for r in region.values()):
         return {}
-    if isinstance(region, str):
-        region = dict.fromkeys(dataset.dims, region)
-    if any(isinstance(each, str) for each in region.values()):
-        group, storage_options = options.get("group"), options.get("storage_options")
-        with xr.open_zarr(store, group, chunks=None, storage_options=storage_options) as there:
-            region = {dim: _found(dim, each, dataset, there) for dim, each in region.items()}
+    if all(map(_is_plain, region.values())):
+        return region
+    group, storage_options = options.get("group"), options.get("storage_options")
+    with xr.open_zarr(store, group, chunks=None, storage_options=storage_options) as there:
+        region = {dim: _found(dim, each, dataset, there) for dim, each in region.items()}
     options["region"] = region
     return region
 
 
+def _is_plain(where: Any) -> bool:
+    """Whether a slice says by itself where it begins and ends."""
+    ends = (where.start or 0, where.stop) if isinstance(where, slice) and where.step in (None, 1) else ()
+    return len(ends) > 0 and all(isinstance(end, int) and end >= 0 for end in ends)
+
+
 def _found(dim: Any, where: Any, dataset: Dataset, there: Dataset) -> slice:
     """Return where the labels of a dimension are in the store."""
-    if not isinstance(where, str):
-        return where  # type: ignore[no-any-return]
+    if isinstance(where, slice):
+        start, stop, step = where.indices(there.sizes.get(dim, 0))
+        return slice(start, stop, None if step == 1 else step)
     if dim not in there.indexes or dim not in dataset.indexes:
         return slice(0, there.sizes.get(dim, 0))
     at = there.indexes[dim].get_indexer(dataset.indexes[dim])
@@ -103,19 +126,6 @@ def _found(dim: Any, where: Any, dataset: Dataset, there: Dataset) -> slice:
             do="write labels that follow each other in the store, or give a slice",
         )
     return slice(int(at[0]), int(at[-1]) + 1) if len(at) else slice(0, 0)
-
-
-def _stored_arrays(store: Any, options: Mapping[str, Any]) -> Mapping[Any, zarr.Array[Any]]:
-    """Return the arrays that are written to and stay as they are; none if all are made anew."""
-    if options.get("append_dim") is None and options.get("region") is None and options.get("mode") not in ("a", "r+"):
-        return {}
-    try:
-        group = zarr.open_group(
-            store, path=options.get("group") or "", mode="r", storage_options=options.get("storage_options")
-        )
-    except FileNotFoundError:  # which xarray makes, or complains of
-        return {}
-    return dict(group.arrays())
 
 
 def _place(
