@@ -26,6 +26,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
+    BytesBytesSpec,
     BytesSpec,
     ChecksumSpec,
     CompressorSpec,
@@ -166,7 +167,7 @@ def _order(order: str, shape: tuple[int, ...]) -> Column:
     return np.argsort(key, kind="stable").astype(np.int64)
 
 
-def _configuration(spec: ArraySpec, compressor: CompressorSpec) -> Mapping[str, Any]:
+def _configuration(spec: ArraySpec, compressor: BytesBytesSpec) -> Mapping[str, Any]:
     """Return how the metadata of an array configure its compressor."""
     metadata = json.loads(spec.metadata)
     if metadata["zarr_format"] == 2:
