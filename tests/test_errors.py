@@ -29,6 +29,7 @@ CLASSES = {
     "DeviceUnavailableError": RuntimeError,
     "MissingChunkError": ChunkNotFoundError,
     "StoreReadError": OSError,
+    "StoreWriteError": OSError,
     "ShardIndexError": ValueError,
     "CorruptChunkError": ValueError,
     "DeviceMemoryError": MemoryError,

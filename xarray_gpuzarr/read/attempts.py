@@ -8,6 +8,7 @@ from xarray_gpuzarr.errors import (
     DeviceMemoryError,
     DeviceUnavailableError,
     GpuZarrError,
+    OptionError,
     ShardIndexError,
 )
 from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, mirrors
@@ -46,7 +47,7 @@ class Attempts:
         An object was replaced, the device lacks memory, has decoded to other bytes than the host, or does not work.
         Errors name the store from here on.
         """
-        if isinstance(err, GpuZarrError):
+        if isinstance(err, GpuZarrError) and not isinstance(err, OptionError):
             err.within(self._source.name)
         if isinstance(err, ObjectChangedError):
             return self._begin_anew(err)
