@@ -76,16 +76,10 @@ def stored_nbytes(path: Path) -> int:
 def write_tiled(workload: Workload, path: Path) -> list[bytes]:
     """Write an array of repeated chunks into a new group at `path`; return the distinct chunks, compressed."""
     group = zarr.create_group(path, zarr_format=workload.zarr_format)
-    compressor = workload.compressor.for_zarr(workload.itemsize, workload.zarr_format)
     group.create_array(
         workload.variable,
-        shape=workload.shape,
-        dtype=workload.dtype,
-        chunks=workload.chunks,
-        shards=workload.shards,
-        compressors=() if compressor is None else (compressor,),
+        **layout_of(workload),
         filters=None,
-        fill_value=0,
         dimension_names=workload.dims if workload.zarr_format == 3 else None,
         attributes=_attributes(workload),
     )
@@ -94,6 +88,19 @@ def write_tiled(workload: Workload, path: Path) -> list[bytes]:
         encoded = list(threads.map(workload.compressor.encode, workload.tiles()))
         list(threads.map(lambda key: write_object(workload, path, encoded, key), keys))
     return encoded
+
+
+def layout_of(workload: Workload) -> dict[str, Any]:
+    """Return the keywords by which zarr-python makes an array of this layout."""
+    compressor = workload.compressor.for_zarr(workload.itemsize, workload.zarr_format)
+    return {
+        "shape": workload.shape,
+        "dtype": workload.dtype,
+        "chunks": workload.chunks,
+        "shards": workload.shards,
+        "compressors": () if compressor is None else (compressor,),
+        "fill_value": 0,
+    }
 
 
 def object_files(workload: Workload, path: Path) -> list[Path]:

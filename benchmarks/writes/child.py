@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from benchmarks.arrays.stores import layout_of
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.child import allocated_nbytes
 from xarray_gpuzarr import zarr_pipeline
@@ -82,16 +83,7 @@ def _prepared(writer: str, task: Task) -> Write:
         _data.clear()
         _data[workload] = workload.values()
     shutil.rmtree(task.path, ignore_errors=True)
-    compressor = workload.compressor.for_zarr(workload.itemsize, workload.zarr_format)
-    array = zarr.create_array(
-        task.path,
-        shape=workload.shape,
-        dtype=workload.dtype,
-        chunks=workload.chunks,
-        shards=workload.shards,
-        compressors=() if compressor is None else (compressor,),
-        fill_value=0,
-    )
+    array = zarr.create_array(task.path, **layout_of(workload))
     if task.part is None:
         return WRITERS[writer](task, _data[workload])
     array[...] = _data[workload]

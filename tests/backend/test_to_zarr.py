@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.backend.accessor.writing import _cut
+from xarray_gpuzarr.backend.accessor.writing import cut_at_multiples
 from xarray_gpuzarr.errors import OptionError
 
 PACKED = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": np.int16(-32768)}
@@ -235,7 +235,7 @@ def test_each_task_has_one_shard_in_memory(tmp_path):
 @settings(deadline=None)
 @given(start=st.integers(0, 40), n=st.integers(1, 60), length=st.integers(1, 20))
 def test_cuts_are_at_multiples_of_a_length(start, n, length):
-    lengths = _cut(start, n, length)
+    lengths = cut_at_multiples(start, n, length)
     ends = start + np.cumsum(lengths)
     assert ends[-1] == start + n
     assert (np.array(lengths) > 0).all()

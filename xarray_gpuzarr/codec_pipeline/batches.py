@@ -20,10 +20,19 @@ from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 
 from xarray_gpuzarr.plan.selection import Column, OuterSelection
 from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]
 """A chunk that zarr-python wants to be read: getter, spec, what is wanted of it, where that goes, whether it is all."""
 Coord = tuple[int, ...]
+
+
+def coords_of(batch: Iterable[Any], spec: ArraySpec) -> list[Coord] | None:
+    """Return the coordinate of the shard of each item; None if these are not all of the array that `spec` describes."""
+    try:
+        return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in batch]
+    except (AttributeError, ValueError):  # no path in a store, or not one of this array
+        return None
 
 
 @record

@@ -13,6 +13,7 @@ from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planne
 from xarray_gpuzarr.codec_pipeline.writing import encoder_for
 from xarray_gpuzarr.decoders import Route, decoder_for
 from xarray_gpuzarr.errors import visible
+from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.stored.metadata import require_array
 
@@ -63,19 +64,28 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     /: host
     """
     require_array(array, "explain")
-    path, route = f"/{array.path}", _by_zarr(array) or _route(array)
-    if isinstance(route, str):
-        return ArrayExplanation(path=path, ours=False, where="zarr-python", why=route, writes=route)
-    return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, writes=_why_not_written(array))
-
-
-def _why_not_written(array: zarr.Array[Any]) -> str:
-    """Say why this package leaves writing to zarr-python; nothing if it does not."""
+    path, why = f"/{array.path}", _by_zarr(array)
+    if why is not None:
+        return _of_zarr(path, why)
+    prototype = default_buffer_prototype()
+    device = device_of(prototype.buffer, prototype.nd_buffer)
     stored = planned_array(array.metadata, array.store, array.path)
+    route = _route(stored, device, prototype.nd_buffer.__qualname__)
+    if isinstance(route, str):
+        return _of_zarr(path, route)
+    writes = _why_not_written(array, stored, device)
+    return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, writes=writes)
+
+
+def _of_zarr(path: str, why: str) -> ArrayExplanation:
+    return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, writes=why)
+
+
+def _why_not_written(array: zarr.Array[Any], stored: StoredArray | Unplanned, device: str | None) -> str:
+    """Say why this package leaves writing to zarr-python; nothing if it does not."""
     if isinstance(stored, Unplanned) or isinstance(stored.spec, Unplanned):
         return "it is read by zarr-python"
-    prototype = default_buffer_prototype()
-    if device_of(prototype.buffer, prototype.nd_buffer) != "host":
+    if device != "host":
         return "arrays on a GPU are written by zarr-python"
     encoder = encoder_for(array.metadata, stored.spec)
     return encoder if isinstance(encoder, str) else ""
@@ -90,14 +100,11 @@ def _by_zarr(array: zarr.Array[Any]) -> str | None:
     return "opened without zarr_pipeline(): call it, then open the array again"
 
 
-def _route(array: zarr.Array[Any]) -> Route | str:
-    """Say where this package decodes an array, or why it leaves it to zarr-python."""
-    stored = planned_array(array.metadata, array.store, array.path)
+def _route(stored: StoredArray | Unplanned, device: str | None, buffer: str) -> Route | str:
+    """Say where this package decodes an array into some buffer, or why it leaves it to zarr-python."""
     if isinstance(stored, Unplanned):
         return stored.reason
-    prototype = default_buffer_prototype()
-    device = device_of(prototype.buffer, prototype.nd_buffer)
     if device is None:
-        return f"results are to be {prototype.nd_buffer.__qualname__}, which is neither NumPy nor CuPy"
+        return f"results are to be {buffer}, which is neither NumPy nor CuPy"
     missing = missing_for(device)
     return "missing: " + ", ".join(missing) if missing else stored.route(decoder_for(device))

@@ -1,7 +1,7 @@
 """`CodecPipeline`: what zarr-python asks for the chunks of an array.
 
-Reads go to `reading`, everything else to zarr-python's own pipeline, and so do reads that `reading` cannot plan. The
-store is the only thing that both share, so what is written is read as any other writer's.
+Reads go to `reading` and writes to `writing`, everything else to zarr-python's own pipeline, and so does what these two
+cannot plan. The store is the only thing that all share, so what is written is read as any other writer's.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ def is_known_to_zarr() -> bool:
 
 
 class CodecPipeline(codec.CodecPipeline):
-    """Reads zarr arrays with the engine of this package, on the host or, into CuPy arrays, on a GPU.
+    """Reads and writes zarr arrays with the engine of this package, and reads them into CuPy arrays on a GPU.
 
     zarr-python makes one for each array that is opened while its setting ``codec_pipeline.path`` is
-    ``"xarray_gpuzarr.CodecPipeline"``. What cannot be planned is read by zarr-python's fastest pipeline, which also
-    writes.
+    ``"xarray_gpuzarr.CodecPipeline"``. What cannot be planned is read and written by zarr-python's fastest pipeline.
 
     Parameters
     ----------

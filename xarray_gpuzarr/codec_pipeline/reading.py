@@ -21,7 +21,7 @@ from zarr.buffer import cpu, gpu
 from zarr.core.buffer import Buffer, NDBuffer
 from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
-from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, requested
+from xarray_gpuzarr.codec_pipeline.batches import Coord, Item, Requested, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer as OurNDBuffer
 from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import Decoder, decoder_for, missing_for_cuda
@@ -71,8 +71,6 @@ class Reader:
     def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata = metadata
         self._store = store
-        self._depth = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
-        """Names in the key of a chunk behind the path of its array."""
         self._stored: StoredArray | Unplanned | None = None
         self._decoders: dict[str, Decoder | None] = {}
         self._server: Hashable = None
@@ -133,8 +131,7 @@ class Reader:
         return is_done
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
-        path = "/".join(key.split("/")[: -self._depth])
-        self._stored = stored = planned_array(self._metadata, self._store, path)
+        self._stored = stored = planned_array(self._metadata, self._store, array_path(self._metadata, key))
         if isinstance(stored, Unplanned):
             return stored
         if isinstance(stored.source, StoreSource):
@@ -165,6 +162,12 @@ class Reader:
 
 def _is_on_zarrs_loop() -> bool:
     return asyncio.get_running_loop() is zarr.core.sync.loop[0]
+
+
+def array_path(metadata: Metadata, key: str) -> str:
+    """Return the path of an array, given the store key of one of its shards or chunks."""
+    n_names = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
+    return "/".join(key.split("/")[:-n_names])
 
 
 def planned_array(metadata: Metadata, store: Store, path: str) -> StoredArray | Unplanned:
@@ -244,21 +247,13 @@ class _Read:
                 data[...] = result if wanted.outer is None else wanted.outer.restore(result)
         return True
 
-    def _coords(self) -> list[Coord] | None:
-        """Return the coordinates of the shards; None if these are not all of this array."""
-        spec = self._spec
-        try:
-            return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in self._batch]  # type: ignore[attr-defined]
-        except (AttributeError, ValueError):  # no path in a store, or not one of this array
-            return None
-
     @cached_property
     def _planned(self) -> tuple[Requested, Target] | None:
         """What is wanted; None if it cannot be planned."""
         spec, data = self._spec, self._data
         if isinstance(data, np.generic) or not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
             return None  # an output of the caller's; zarr-python has its own ways with what does not fit
-        coords = self._coords()
+        coords = coords_of(self._batch, spec)
         if coords is None:
             return None
         wanted = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import batched
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from zarr.core.buffer import NDBuffer
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.storage import StorePath
 
-from xarray_gpuzarr.codec_pipeline.batches import Coord, Requested, requested
-from xarray_gpuzarr.codec_pipeline.reading import device_of, planned_array
+from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
+from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
 from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.fetch import LocalSource, byte_source, index_cache
@@ -34,9 +35,9 @@ from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import Metadata
-from xarray_gpuzarr.write import turns as turns_of_writes
-from xarray_gpuzarr.write.call import ChangedObjectError, DamagedObjectError, WriteCall, WrittenObject, groups
+from xarray_gpuzarr.write.call import ChangedObjectError, DamagedObjectError, WriteCall, WrittenObject
 from xarray_gpuzarr.write.encoder import Encoder, encoder_of
+from xarray_gpuzarr.write.turns import turns
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
 """A shard or chunk that zarr-python wants to be written: setter, spec, what of it, from where, whether that is all."""
@@ -71,8 +72,6 @@ class Writer:
     def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata, self._store = metadata, store
         self._identity = byte_source(store).identity or id(store)
-        self._depth = metadata.encode_chunk_key((0,) * len(metadata.shape)).count("/") + 1
-        """Names in the key of a chunk behind the path of its array."""
         self._stored: StoredArray | Unplanned | None = None
         self._encoder: Encoder | str = ""
         self._path = ""
@@ -98,7 +97,7 @@ class Writer:
         left = await self.by_loops(batch, value, drop_axes)
         if left:
             keys = [(self._identity, getattr(item[0], "path", "")) for item in left]
-            async with turns_of_writes.turns.of(keys, self._path):
+            async with turns.of(keys, self._path):
                 await own.write(left, value, drop_axes)
 
     async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
@@ -121,14 +120,13 @@ class Writer:
         try:
             await write.run()
         except DamagedObjectError as err:
-            damaged = err
-            await on_thread(lambda _: write.explain(damaged), threads)
+            await on_thread(partial(write.explain, err), threads)
             return [setters[each.key] for each in write.left]
         return ()
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
-        self._path = path = "/".join(key.split("/")[: -self._depth])
-        self._stored = stored = planned_array(self._metadata, self._store, path)
+        self._path = array_path(self._metadata, key)
+        self._stored = stored = planned_array(self._metadata, self._store, self._path)
         if isinstance(stored, StoredArray) and isinstance(stored.spec, ArraySpec):
             self._encoder = encoder_for(self._metadata, stored.spec)
         return stored
@@ -149,8 +147,9 @@ class _Write:
         """Write all objects, those of a group at once."""
         source, spec = self._stored.source, self._call.spec
         assert source is not None
-        for group in groups(self._call.objects, self._call.object_nbytes, _GROUP_NBYTES):
-            async with turns_of_writes.turns.of([(self._identity, each.key) for each in group], spec.path):
+        n_at_once = max(1, _GROUP_NBYTES // max(1, self._call.object_nbytes))
+        for group in batched(self._call.objects, n_at_once):
+            async with turns.of([(self._identity, each.key) for each in group], spec.path):
                 if isinstance(source, LocalSource):
                     await self._run(partial(self._to_files, group, source.root))
                 else:
@@ -193,7 +192,7 @@ class _Write:
         else:
             await self._store.set(key, cpu.Buffer.from_array_like(data))
 
-    def explain(self, err: DamagedObjectError) -> None:
+    def explain(self, err: DamagedObjectError, _: Stop) -> None:
         """Raise the error of what is stored, if it is damaged; it may be that only the loops cannot decode it."""
         spec, grid, chunk = self._call.spec, self._call.spec.grid, err.chunk
         if chunk is None:  # the index
@@ -233,13 +232,17 @@ def _planned(
     given: Any = value.as_ndarray_like()
     # Masked arrays, matrices and others have assignments of their own.
     data = _native(np.asarray(given), spec) if type(given) in (np.ndarray, np.memmap) else None
-    coords = _coords(spec, batch)
+    coords = coords_of(batch, spec)
     if data is None or coords is None:
         return None
     shape = data.shape or _shape_of(batch)
-    wanted = None if shape is None else requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
-    placed = None if wanted is None else _given(wanted, data, shape)
-    if wanted is None or wanted.outer is None or placed is None or any(map(_repeats, wanted.outer.wanted)):
+    if shape is None:
+        return None
+    wanted = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
+    if wanted is None or wanted.outer is None or any(map(_repeats, wanted.outer.wanted)):
+        return None
+    placed = wanted.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
+    if placed is None:  # which would need a copy
         return None
     target = box_target(wanted.outer, spec.grid, wanted.bounds)
     whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
@@ -257,14 +260,6 @@ def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:
     return data.astype(native, copy=False) if data.dtype.newbyteorder("=") == native else None
 
 
-def _coords(spec: ArraySpec, batch: Iterable[Item]) -> list[Coord] | None:
-    """Return the coordinates of the objects; None if these are not all of this array."""
-    try:
-        return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in batch]  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):
-        return None
-
-
 def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:
     """Return the shape of what a scalar is written to; None if the items do not say."""
     ends: list[tuple[int, ...]] = []
@@ -273,11 +268,3 @@ def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:
             return None
         ends.append(tuple([each.stop for each in place]))
     return tuple(map(max, zip(*ends, strict=True))) if ends else None
-
-
-def _given(wanted: Requested, data: npt.NDArray[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any] | None:
-    """Return what is written with an axis for each of the array's, in their order; None where that needs a copy."""
-    if wanted.outer is None or shape is None:
-        return None
-    found: npt.NDArray[Any] | None = wanted.place(data if data.shape == shape else np.broadcast_to(data, shape))
-    return found

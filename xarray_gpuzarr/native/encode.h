@@ -61,7 +61,7 @@ typedef struct {
     int64_t *old_offset, *old_nbytes;
     int64_t has_old;            /* -1: not known */
     int old_file, file;         /* -1: none */
-    struct stat old_version;
+    int64_t old_version[VERSION_NUMBERS];
     char *partial;              /* the path of `file` */
 } progress_t;
 
@@ -133,14 +133,16 @@ static int read_index(const encoder_t *encoder, const object_t *object, progress
 /* Open what is stored; return 1 if there is something, 0 if not, or a state. */
 static int64_t open_old(const encoder_t *encoder, const object_t *object, progress_t *progress)
 {
+    struct stat found;
     int64_t nbytes = object->old_nbytes, n = encoder->n_entries;
     if (object->path) {
         progress->old_file = open(object->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (progress->old_file < 0) return errno == ENOENT || errno == ENOTDIR ? 0 : REFUSED;
-        if (fstat(progress->old_file, &progress->old_version)) return REFUSED;
-        if (S_ISDIR(progress->old_version.st_mode)) return 0;
-        if (!S_ISREG(progress->old_version.st_mode)) return DAMAGED;
-        nbytes = progress->old_version.st_size;
+        if (fstat(progress->old_file, &found)) return REFUSED;
+        version_of(&found, progress->old_version);
+        if (S_ISDIR(found.st_mode)) return 0;
+        if (!S_ISREG(found.st_mode)) return DAMAGED;
+        nbytes = found.st_size;
     } else if (!object->old)
         return 0;
     char *room = malloc((size_t)encoder->index_nbytes + 1);
@@ -153,25 +155,14 @@ static int64_t open_old(const encoder_t *encoder, const object_t *object, progre
     return is_sound ? 1 : DAMAGED;
 }
 
-static int is_same_version(const struct stat *one, const struct stat *other)
-{
-#ifdef __APPLE__
-    struct timespec a = one->st_mtimespec, b = other->st_mtimespec;
-#else
-    struct timespec a = one->st_mtim, b = other->st_mtim;
-#endif
-    return one->st_dev == other->st_dev && one->st_ino == other->st_ino && one->st_size == other->st_size &&
-           a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-
 /* Whether what was read of a file is of one version of it, which is still there. */
 static int is_old_kept(const object_t *object, const progress_t *progress)
 {
     struct stat now;
     if (!object->path || progress->has_old < 0) return 1;
     if (progress->old_file < 0) return stat(object->path, &now) != 0;
-    if (fstat(progress->old_file, &now) || !is_same_version(&now, &progress->old_version)) return 0;
-    return !stat(object->path, &now) && is_same_version(&now, &progress->old_version);
+    return is_of_version(progress->old_file, progress->old_version) && !stat(object->path, &now) &&
+           is_version(&now, progress->old_version);
 }
 
 static int fail_to_read(writing_t *writing, object_t *object, int64_t entry)

@@ -516,18 +516,29 @@ static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 }
 
 /* What tells a file from itself after a change; `local._version` in Python. */
+static void version_of(const struct stat *found, int64_t *version)
+{
+#ifdef __APPLE__
+    struct timespec changed = found->st_mtimespec, touched = found->st_ctimespec;
+#else
+    struct timespec changed = found->st_mtim, touched = found->st_ctim;
+#endif
+    version[0] = (int64_t)found->st_dev, version[1] = (int64_t)found->st_ino, version[2] = found->st_size;
+    version[3] = changed.tv_sec * INT64_C(1000000000) + changed.tv_nsec;
+    version[4] = touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec;
+}
+
+static int is_version(const struct stat *found, const int64_t *version)
+{
+    int64_t now[VERSION_NUMBERS];
+    version_of(found, now);
+    return !memcmp(now, version, sizeof now);
+}
+
 static int is_of_version(int file, const int64_t *version)
 {
     struct stat found;
-    if (fstat(file, &found)) return 0;
-#ifdef __APPLE__
-    struct timespec changed = found.st_mtimespec, touched = found.st_ctimespec;
-#else
-    struct timespec changed = found.st_mtim, touched = found.st_ctim;
-#endif
-    return (int64_t)found.st_dev == version[0] && (int64_t)found.st_ino == version[1] && found.st_size == version[2] &&
-           changed.tv_sec * INT64_C(1000000000) + changed.tv_nsec == version[3] &&
-           touched.tv_sec * INT64_C(1000000000) + touched.tv_nsec == version[4];
+    return !fstat(file, &found) && is_version(&found, version);
 }
 
 static void close_file(lane_t *lane)

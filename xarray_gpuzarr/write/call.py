@@ -93,8 +93,7 @@ class WriteCall:
         self._output = LoopOutput(encoder.array, target, value)
         self._struct = struct = EncoderStruct.from_buffer_copy(encoder.struct)
         grid = self.spec.grid
-        per_object = grid.chunks_per_shard if self.spec.index else (1,) * grid.ndim
-        axes = [_along(*each) for each in zip(target.pieces, grid.chunk_shape, per_object, strict=True)]
+        axes = list(map(_along, target.pieces, grid.chunk_shape, grid.chunks_per_shard))
         _numbers, at = int64_columns(piece=[address(piece) for _, piece, _ in axes])
         self._kept = axes, _numbers
         struct.job, struct.piece, struct.keeps_empty = self._output.address, at["piece"], keeps_empty
@@ -133,13 +132,15 @@ class WriteCall:
             struct.path = os.fsencode(f"{root}/{each.key}")
         self._run(objects, structs)
 
-    def to_memory(self, objects: Sequence[WrittenObject], old: Sequence[Any]) -> list[npt.NDArray[np.uint8] | None]:
+    def to_memory(
+        self, objects: Sequence[WrittenObject], old: Sequence[memoryview | None]
+    ) -> list[npt.NDArray[np.uint8] | None]:
         """Put objects together in host memory.
 
         Parameters
         ----------
         objects : sequence of WrittenObject
-        old : sequence of bytes-like or None
+        old : sequence of memoryview of uint8, or None
             What is stored of each; None for nothing.
 
         Returns
@@ -155,8 +156,7 @@ class WriteCall:
         rooms = []
         for struct, stored in zip(structs, old, strict=True):
             if stored is not None:
-                seen = np.frombuffer(stored, np.uint8)
-                struct.old, struct.old_nbytes = address_of(memoryview(seen)) or address(_NOTHING), len(seen)
+                struct.old, struct.old_nbytes = address_of(stored) or address(_NOTHING), len(stored)
             length = len(self.encoder.order) * self._struct.most_nbytes + self._struct.index_nbytes + struct.old_nbytes
             try:
                 room = np.empty(length, np.uint8)
@@ -228,7 +228,7 @@ class WriteCall:
 
     def _chunk(self, each: WrittenObject, entry: int) -> tuple[int, ...]:
         """Return the coordinate of a chunk of an object in the grid of chunks."""
-        per_object = self.spec.grid.chunks_per_shard if self.spec.index else (1,) * self.spec.grid.ndim
+        per_object = self.spec.grid.chunks_per_shard
         inside = np.unravel_index(entry, per_object) if per_object else ()
         return tuple([c * n + int(i) for c, n, i in zip(each.coord, per_object, inside, strict=True)])
 
@@ -256,9 +256,3 @@ def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list
     n = np.add.reduceat(pieces.count, first) if len(first) else first
     complete = (n == chunk_length * per_object) & (pieces.index is None)
     return coords.tolist(), piece, complete.tolist()
-
-
-def groups(objects: Sequence[WrittenObject], object_nbytes: int, most_nbytes: int) -> list[Sequence[WrittenObject]]:
-    """Cut objects into those that one call writes: of so many decoded bytes at most, or one."""
-    n = max(1, most_nbytes // max(1, object_nbytes))
-    return [objects[first : first + n] for first in range(0, len(objects), n)]

@@ -108,8 +108,8 @@ def _encoder(
     spec, stored, index = array.spec, array.stored, array.spec.index
     native = stored.newbyteorder("=")
     swap = None if stored.isnative else Steps(native, [], stored)
-    per_object = np.array(spec.grid.chunks_per_shard if index else (1,) * spec.grid.ndim, np.int64)
-    places = _order(order, tuple(per_object.tolist()))
+    per_object = np.array(spec.grid.chunks_per_shard, np.int64)
+    places = _order(order, spec.grid.chunks_per_shard)
     most = _most_encoded(array.chunk_nbytes) if settings else array.chunk_nbytes
     n_numbers = _numbers_compared(spec.fill_value)
     struct = EncoderStruct(

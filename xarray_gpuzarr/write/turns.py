@@ -18,6 +18,10 @@ class Turns:
     """The objects that are being written in this process, on any thread and any event loop."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with nobody writing; for a process that was forked off, where there are no other threads."""
         self._lock = Lock()
         self._taken: set[Hashable] = set()
 
@@ -56,10 +60,4 @@ class Turns:
 
 turns = Turns()
 
-
-def _after_fork() -> None:
-    global turns  # noqa: PLW0603  # a lock that another thread held does not come free in a fork
-    turns = Turns()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=turns.restart)

@@ -158,18 +158,17 @@ def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> t
     """
     if not variable.ndim or not all(variable.shape):
         return None
-    borders = [
-        _cut(start, n, length) for start, n, length in zip(place.starts, variable.shape, place.shards, strict=True)
-    ]
+    borders = list(map(cut_at_multiples, place.starts, variable.shape, place.shards))
     if variable.chunks is None:
         is_small = variable.size <= prod(place.shards)
         is_left = variable.dtype.kind in "OmM"  # of which xarray finds the units, where it sees all values
         return None if is_small or is_left else tuple(borders)
-    if all(_are_borders(chunks, wanted) for chunks, wanted in zip(variable.chunks, borders, strict=True)):
+    within = [axis for axis, chunks in enumerate(variable.chunks) if not _are_borders(chunks, borders[axis])]
+    if not within:
         return None
     if rechunk:
         return tuple(borders)
-    axis = next(i for i, chunks in enumerate(variable.chunks) if not _are_borders(chunks, borders[i]))
+    axis = within[0]
     dim, length = variable.dims[axis], place.shards[axis]
     raise OptionError(
         f"chunks of dask end inside of shards of variable {name!r}: two tasks would write parts of one shard",
@@ -179,7 +178,7 @@ def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> t
     )
 
 
-def _cut(start: int, n: int, length: int) -> tuple[int, ...]:
+def cut_at_multiples(start: int, n: int, length: int) -> tuple[int, ...]:
     """Cut `n` elements from `start` on at the multiples of a length."""
     first = min(n, length - start % length)
     lengths = [first, *[length] * ((n - first) // length)]
