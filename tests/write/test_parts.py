@@ -285,3 +285,30 @@ def test_no_two_versions_are_mixed(tmp_path):
     finally:
         stop.set()
         thread.join()
+
+
+def test_what_another_writes_meanwhile_is_not_lost(tmp_path):
+    """A shard is replaced after chunks of it were carried over, and before the new one takes its place."""
+    slow = {"chunks": (1, 2**17), "shards": (4, 2**17), "compressors": ZstdCodec(level=19), "fill_value": 9}
+    array = _array(tmp_path / "a", np.zeros((4, 2**17), "i4"), **slow)
+    folder, other = tmp_path / "a/c/0", tmp_path / "other"
+    theirs = np.repeat([[5], [6], [7], [8]], 2**17, axis=1).astype("i4")
+    zarr.create_array(other, data=theirs, **slow)
+    written = threading.Event()
+
+    def replace():
+        while not written.is_set():
+            if len(list(folder.iterdir())) > 1:
+                (other / "c/0/0").replace(folder / "0")
+                return
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    mine = np.random.default_rng(0).integers(0, 9, 2**17, "i4")
+    array[1] = mine
+    written.set()
+    thread.join()
+
+    assert not (other / "c/0/0").exists(), "the shard was not replaced while it was written"
+    theirs[1] = mine
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "a")[...], theirs)

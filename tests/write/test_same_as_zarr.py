@@ -1,6 +1,7 @@
 """What this package writes is what zarr-python writes, to the byte where the same libraries compress."""
 
 import itertools
+import tracemalloc
 import warnings
 
 import numcodecs
@@ -115,6 +116,19 @@ def test_codecs_and_their_levels(name, layout, tmp_path):
     if _same_bytes(name):
         assert contents(ours.store) == contents(own.store)
     np.testing.assert_array_equal(zarr.open_array(ours.store)[...], DATA)
+
+
+def test_little_writes_take_little_memory():
+    own, ours = _both(MemoryStore, shape=(), dtype="u1")
+    ours[...] = 1
+    tracemalloc.start()
+    try:
+        ours[...] = 2
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2**18
 
 
 @pytest.mark.parametrize(

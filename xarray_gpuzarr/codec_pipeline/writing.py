@@ -147,8 +147,10 @@ class _Write:
         """Write all objects, those of a group at once."""
         source, spec = self._stored.source, self._call.spec
         assert source is not None
-        n_at_once = max(1, _GROUP_NBYTES // max(1, self._call.object_nbytes))
-        for group in batched(self._call.objects, n_at_once):
+        objects = self._call.objects
+        n_at_once = _GROUP_NBYTES // max(1, self._call.object_nbytes)
+        # `batched` allocates room for as many as it may yield at once.
+        for group in batched(objects, min(max(1, n_at_once), len(objects))):
             async with turns.of([(self._identity, each.key) for each in group], spec.path):
                 if isinstance(source, LocalSource):
                     await self._run(partial(self._to_files, group, source.root))
