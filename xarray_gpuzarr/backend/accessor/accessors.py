@@ -112,8 +112,9 @@ class DatasetAccessor(Accessor):
             Size of a chunk in bytes before compression, in the stored dtype: ``2**20`` or ``"1 MiB"``, filled along the
             last dimensions first and cut evenly. Or its lengths along dimensions, -1 and dimensions left out for all.
         shards : int, str, mapping of dimension to int, or None
-            As `chunks`, rounded down to whole chunks; with lengths, multiples of the chunk's. A variable whose shard
-            would have one chunk gets none. None: no shards, as in format 2.
+            As `chunks`, rounded down to whole chunks. Lengths are multiples of the chunk's; chunks of a size in bytes
+            are cut so that they are. A variable whose shard would have one chunk gets none. None: no shards, as in
+            format 2.
         compressors : codec, sequence of codecs, or None
             Of all variables. None keeps those of each variable's encoding that `zarr_format` knows; zarr-python chooses
             for variables without any.
