@@ -73,14 +73,15 @@ fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
 	PYTHONPATH=tests $(BIN)/python -m helpers.data.metadata_mutants
 
-facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams? (three minutes)
+facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams, and what of damage? (five minutes)
+	$(GPU_PYTHON) -m benchmarks.gpu.damage
 	$(GPU_PYTHON) -m benchmarks.gpu.saturation
 
 bench-gpu: $(GPU_READY) ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
 	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH_FLAGS)
 
-doctor-gpu: $(GPU_READY) ## Is it right here? Known answers, copies, nvCOMP alone, damaged chunks (four minutes)
-	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --thorough --json benchmarks/results/doctor.json
+doctor-gpu: $(GPU_READY) ## Is it right here? Known answers, copies, rates (a minute)
+	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --json benchmarks/results/doctor.json
 
 soak-gpu: $(GPU_READY) ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
 	$(GPU_PYTHON) -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)

@@ -6,7 +6,7 @@ from benchmarks.page.figures import FIGURES, arrays_of
 from benchmarks.page.regimes import regime_run, regimes_summary
 from benchmarks.page.runs import Run, machine_text, prose
 from benchmarks.page.tables import Summary, markdown_table, summaries
-from xarray_gpuzarr.machine.bench.results import CaseRows
+from benchmarks.runner.results import CaseRows
 
 
 def page(runs: dict[str, Run]) -> str:

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.report import geometric_mean, print_case, speedups
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.results import CaseRows, Peak, Results, Row, Sample
+from benchmarks.runner.session import Case, Contestant, Ready, Session, WrongValuesError
 from benchmarks.shared import Shared
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import CaseRows, Peak, Results, Row, Sample
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, Session, WrongValuesError
 
 
 def contestants(calls, **seconds):

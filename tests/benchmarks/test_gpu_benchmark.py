@@ -14,10 +14,10 @@ from benchmarks.gpu.cluster import ClusterCases
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
+from benchmarks.runner.readers import AbsentError
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.read import stored_array
 
 TINY = "2e-4"

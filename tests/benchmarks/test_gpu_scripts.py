@@ -11,10 +11,10 @@ from helpers.simulated import gpu as simulated_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu import proof, saturation, soak
+from benchmarks.gpu import damage, proof, saturation, soak
+from benchmarks.gpu.resident import Workspace, resident_streams
 from benchmarks.gpu.soak import Found
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.diagnosis.resident import Workspace, resident_streams
+from benchmarks.runner.readers import AbsentError
 
 TINY = ["--scale", "2e-4", "--rounds", "1"]
 
@@ -44,6 +44,27 @@ def test_a_machine_without_a_gpu_is_told_so(script, tmp_path, capsys):
 
 
 # ---- what nvCOMP alone decodes
+
+
+def test_nvcomp_says_what_it_makes_of_damage(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(damage, "current_device", lambda: gpu.api)
+    assert damage.main(["nvcomp", "zstd", "noise"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "statuses": [0, 12, 0],
+        "lengths": [65536, 0, 65536],
+        "right": [True, False, True],
+        "goes on": True,
+    }
+
+
+def test_a_lost_process_is_an_answer(monkeypatch, capsys):
+    monkeypatch.setattr(damage, "NATIVE_CODECS", ("nonsense",))
+    monkeypatch.setattr(damage, "DAMAGES", ("none",))
+    assert damage.main([]) == 0
+    assert "nonsense, none" in (said := capsys.readouterr().out)
+    assert "exit status 1" in said
+
 
 SMALL = {"COUNTS": (2, 8), "STREAMS": (1, 4), "KILOBYTES": (1, 2)}
 

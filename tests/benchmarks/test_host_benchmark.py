@@ -27,11 +27,11 @@ from benchmarks.host.cases import HostCase, SharedStore
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
 from benchmarks.page.runs import load
-from xarray_gpuzarr.machine.bench.child import Fingerprint
-from xarray_gpuzarr.machine.bench.crew import Crew, process
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import Results
-from xarray_gpuzarr.machine.bench.session import Case, Session
+from benchmarks.runner.child import Fingerprint
+from benchmarks.runner.crew import Crew, process
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.results import Results
+from benchmarks.runner.session import Case, Session
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 
@@ -185,7 +185,7 @@ def test_reduced_workloads_are_the_same_kind_and_fit_two_cores():
 @pytest.fixture
 def here(monkeypatch):
     """Readers answer in this process."""
-    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
+    monkeypatch.setattr("benchmarks.runner.crew.process", HereAndNow)
     monkeypatch.setattr(command, "published", lambda **_: [LAYOUTS["runs"]])
     monkeypatch.setattr(command, "MORE_CASES", ())
     monkeypatch.setattr(command, "WORKLOADS", [replace(LAYOUTS["boxes"], operations=("read", "chunks"))])

@@ -24,7 +24,7 @@ from benchmarks.page.tables import (
     study_table,
     summaries,
 )
-from xarray_gpuzarr.machine.bench.results import CaseRows, Peak, Row, Sample
+from benchmarks.runner.results import CaseRows, Peak, Row, Sample
 
 ABOUT = {
     "date": "2026-11-21T00:00:00+00:00",

@@ -12,13 +12,13 @@ from helpers.stores.range_server import RangeServer
 
 from benchmarks import __main__ as command
 from benchmarks.arrays.stores import write_workload
+from benchmarks.runner.crew import Crew
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.results import Results
+from benchmarks.runner.session import Session
 from benchmarks.training import cases, child, loaders
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from benchmarks.training.loaders import LOADERS
-from xarray_gpuzarr.machine.bench.crew import Crew
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import Results
-from xarray_gpuzarr.machine.bench.session import Session
 
 WORKLOAD = replace(cases._ARRAY, name="tiny", shape=(8, 30, 40), chunks=(2, 10, 10), codec="zstd 1")
 LAYOUTS = {"chunks": WORKLOAD, "shards": replace(WORKLOAD, chunks=(1, 5, 10), shards=(4, 10, 20))}
@@ -39,7 +39,7 @@ def url(folder):
 def here(monkeypatch):
     """Let loaders run in this process."""
 
-    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
+    monkeypatch.setattr("benchmarks.runner.crew.process", HereAndNow)
     with settings_taken_back():
         yield
 
