@@ -130,7 +130,7 @@ def test_a_step_ends_with_its_time_and_leaves_a_log(tmp_path, monkeypatch, progr
 
 def test_every_step_is_a_target_and_stands_on_the_page():
     root = Path(__file__).parents[2]
-    makefile, page = (root / "Makefile").read_text(), (root / "docs" / "gpu-proof.md").read_text()
+    makefile, page = (root / "gpu.mk").read_text(), (root / "docs" / "gpu-proof.md").read_text()
     for step in proof.STEPS:
         assert f"\n{step.target}: " in makefile
         assert f"`make {step.target}` | {step.minutes:g} |" in page
