@@ -37,7 +37,8 @@ demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and 
 test: $(VENV)/.installed ## Run the test suite, with every pair of parameters
 	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
-test-full: $(VENV)/.installed ## The same with all combinations of parameters, and more of all else (twice as long)
+test-full: $(VENV)/.installed ## The same with all combinations of parameters, other random values, and more of all else (twice as long)
+	seed=$${XARRAY_GPUZARR_TEST_SEED:-$$(date +%s)}; echo "XARRAY_GPUZARR_TEST_SEED=$$seed"; XARRAY_GPUZARR_TEST_SEED=$$seed \
 	XARRAY_GPUZARR_TEST_COMBINATIONS=all $(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
