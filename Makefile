@@ -2,13 +2,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 12))'
-CUDA ?= 13
 OLDEST := .venv-oldest
 ZARR := .venv-zarr
 TORCH := .venv-torch
-GPU := .venv-cuda$(CUDA)
-GPU_PYTHON ?= $(GPU)/bin/python
-GPU_READY := $(if $(filter $(GPU)/%,$(GPU_PYTHON)),$(GPU)/.installed)
 TOUCHING := $(addsuffix .py,$(addprefix tests/,backend/test_accessor backend/test_engine backend/test_indexers \
 	backend/test_open_in_rounds backend/test_xarray_contract codec_pipeline/test_older_zarr fetch/test_missing_objects \
 	fetch/test_stores process/test_progress_bar project/test_documentation project/test_supported_versions \
@@ -25,22 +21,15 @@ COMPILED := hatch_build.py $(wildcard xarray_gpuzarr/native/*.[ch])
 CHECKED := lint types layers workflows cross package gpu-environments docs fresh-notebooks bench-smoke test test-oldest \
 	test-zarr test-torch
 
-SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
-	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
-SANITIZE = memcheck racecheck initcheck synccheck
-SANITIZE_FLAGS ?=
 BENCH_FLAGS ?=
-TEST_FLAGS ?=
-SOAK_SECONDS = 180
 # What `make test` runs with every pair of parameters runs once more with every value.
 VALUES = XARRAY_GPUZARR_TEST_COMBINATIONS=$${XARRAY_GPUZARR_TEST_COMBINATIONS:-values}
 
-.PHONY: demo fuzz test test-full test-oldest test-zarr test-torch test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu \
-	profile-gpu proof-gpu sanitize-gpu lint types layers check bench bench-full bench-timed bench-smoke \
-	performance docs notebooks fresh-notebooks package cross workflows gpu-environments clean help
+.PHONY: demo fuzz test test-full test-oldest test-zarr test-torch lint types layers check bench bench-full \
+	bench-timed bench-smoke performance docs notebooks fresh-notebooks package cross workflows gpu-environments clean help
 
 help: ## Say what the targets do
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /	/' | expand -t 14
 
 demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and with ours, compare
 	$(BIN)/gpuzarr demo
@@ -48,17 +37,12 @@ demo: $(VENV)/.installed ## Write a sample store, read it with stock xarray and 
 test: $(VENV)/.installed ## Run the test suite, with every pair of parameters
 	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
-test-full: $(VENV)/.installed ## The same with all combinations of parameters, and more of all else (twice as long)
+test-full: $(VENV)/.installed ## The same with all combinations of parameters, other random values, and more of all else (twice as long)
+	seed=$${XARRAY_GPUZARR_TEST_SEED:-$$(date +%s)}; echo "XARRAY_GPUZARR_TEST_SEED=$$seed"; XARRAY_GPUZARR_TEST_SEED=$$seed \
 	XARRAY_GPUZARR_TEST_COMBINATIONS=all $(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test-oldest: $(OLDEST)/.installed ## Run what touches other libraries with the oldest versions of them
 	$(VALUES) $(OLDEST)/bin/python -m pytest -n auto --dist worksteal -q -k 'not simulated' $(TOUCHING)
-
-test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
-	status=0; \
-	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -m gpu -q --continue-on-collection-errors $(TEST_FLAGS) || status=1; \
-	$(GPU_PYTHON) .ci/zarr_suite.py --gpu || status=1; \
-	exit $$status
 
 test-zarr: $(ZARR)/.installed ## Run zarr-python's and xarray's own tests, and some programs, with the codec pipeline and the engine (two minutes)
 	$(ZARR)/bin/python .ci/zarr_suite.py
@@ -72,32 +56,6 @@ test-torch: $(TORCH)/.installed ## Run the tests of training with PyTorch and to
 fuzz: $(VENV)/.installed ## Show mutated frames by the million, under sanitizers, and mutated metadata (minutes)
 	PYTHONPATH=tests $(BIN)/python -m helpers.fuzz
 	PYTHONPATH=tests $(BIN)/python -m helpers.data.metadata_mutants
-
-facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams? (three minutes)
-	$(GPU_PYTHON) -m benchmarks.gpu.saturation
-
-bench-gpu: $(GPU_READY) ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
-	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH_FLAGS)
-
-doctor-gpu: $(GPU_READY) ## Is it right here? Known answers, copies, nvCOMP alone, damaged chunks (four minutes)
-	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --thorough --json benchmarks/results/doctor.json
-
-soak-gpu: $(GPU_READY) ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
-	$(GPU_PYTHON) -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
-
-profile-gpu: $(GPU_READY) ## Let Nsight Compute look at the kernels, where it is installed
-	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \
-		$(GPU_PYTHON) -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
-
-proof-gpu: $(GPU_READY) ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
-	$(GPU_PYTHON) -m benchmarks.gpu.proof
-
-sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
-	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
-		"$(GPU_PYTHON) -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
-	status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
-		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU_PYTHON) -m benchmarks.gpu.sanitize || status=1; \
-	done; exit $$status
 
 lint: $(VENV)/.installed ## Check style and format
 	$(BIN)/ruff check
@@ -120,7 +78,7 @@ bench-full: $(VENV)/.installed ## The same with published workloads in their ful
 bench-timed: $(VENV)/.installed ## Let the CUDA engine read to a modelled device: what stands still? (a minute)
 	$(BIN)/python -m benchmarks.timed $(BENCH_FLAGS)
 
-performance: $(VENV)/.installed ## Write docs/performance.md, its figures and docs/measurements.md from the newest results
+performance: $(VENV)/.installed ## Write docs/performance.md, its figures and build/measurements.md from the newest results
 	$(BIN)/python -m benchmarks.page
 
 bench-smoke: $(VENV)/.installed ## One case of each kind on tiny data, to see that it runs
@@ -159,39 +117,35 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/bin/uv: | $(VENV)/bin/python
-	-$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv
+	-$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt uv
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED) | $(VENV)/bin/uv
-	.ci/install $(BIN)/python -c constraints.txt -e '.[dev]'
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml .ci/constraints.txt $(COMPILED) | $(VENV)/bin/uv
+	.ci/install $(BIN)/python -c .ci/constraints.txt -e '.[dev]'
 	@touch $@
 
-$(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py constraints-oldest.txt
+$(OLDEST)/.installed: $(VENV)/.installed .ci/oldest.py .ci/constraints-oldest.txt
 	$(BIN)/python -m venv $(OLDEST)
 	$(BIN)/python .ci/oldest.py > $(OLDEST)/constraints.txt
 	.ci/install $(OLDEST)/bin/python -c $(OLDEST)/constraints.txt -e '.[test]'
 	@touch $@
 
-$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt $(COMPILED) | $(VENV)/bin/uv
+$(ZARR)/.installed: $(VENV)/bin/python pyproject.toml .ci/constraints.txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(ZARR)
-	.ci/install $(ZARR)/bin/python -c constraints.txt -e '.[zarr-suite,zarr-programs]'
+	.ci/install $(ZARR)/bin/python -c .ci/constraints.txt -e '.[zarr-suite,zarr-programs]'
 	@touch $@
 
-$(TORCH)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-torch.txt $(COMPILED) | $(VENV)/bin/uv
+$(TORCH)/.installed: $(VENV)/bin/python pyproject.toml .ci/constraints.txt .ci/constraints-torch.txt $(COMPILED) | $(VENV)/bin/uv
 	$(BIN)/python -m venv $(TORCH)
 	$(BIN)/python .ci/constraints.py torch > $(TORCH)/constraints.txt
 	.ci/install $(TORCH)/bin/python -c $(TORCH)/constraints.txt -e '.[torch-suite]'
 	@touch $@
 
-$(GPU)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt constraints-cuda$(CUDA).txt $(COMPILED) | $(VENV)/bin/uv
-	$(BIN)/python -m venv $(GPU)
-	$(BIN)/python .ci/constraints.py cuda$(CUDA) > $(GPU)/constraints.txt
-	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),dask-cuda]'
-	@touch $@
-
 $(VENV)/.docs: $(VENV)/.installed
-	.ci/install $(BIN)/python -c constraints.txt -e '.[docs]'
+	.ci/install $(BIN)/python -c .ci/constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.release: $(VENV)/.installed
-	.ci/install $(BIN)/python -c constraints.txt -e '.[release]'
+	.ci/install $(BIN)/python -c .ci/constraints.txt -e '.[release]'
 	@touch $@
+
+include gpu.mk

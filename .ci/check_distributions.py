@@ -12,6 +12,7 @@ from packaging.metadata import Metadata
 
 MODULES = {".py", ".c", ".h", ".cu", ".cuh", ".json", ".typed"}
 IN_SDIST = {
+    ".ci/constraints.txt",
     ".ci/install",
     ".github/workflows/tests.yml",
     "CHANGELOG.md",
@@ -20,11 +21,11 @@ IN_SDIST = {
     "Makefile",
     "README.md",
     "benchmarks/README.md",
-    "constraints.txt",
     "docs/conf.py",
     "docs/index.md",
     "docs/_static/first-map.png",
     "docs/inventories/xarray.inv",
+    "gpu.mk",
     "hatch_build.py",
     "notebooks/01_quickstart.ipynb",
     "pyproject.toml",

@@ -7,12 +7,12 @@ PyTorch: the wheels of CUDA that it was built with.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 
 
 def pins(name):
     """Read a file of ``name==version`` lines."""
-    return dict(line.split("==") for line in (ROOT / name).read_text().splitlines())
+    return dict(line.split("==") for line in (HERE / name).read_text().splitlines())
 
 
 for name, version in (pins("constraints.txt") | pins(f"constraints-{sys.argv[1]}.txt")).items():

@@ -7,15 +7,15 @@ import re
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 
 
 def pins(name):
     """Read a file of ``name==version`` lines."""
-    return dict(line.split("==") for line in (ROOT / name).read_text().splitlines())
+    return dict(line.split("==") for line in (HERE / name).read_text().splitlines())
 
 
-project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
 needed = project["dependencies"] + project["optional-dependencies"]["distributed"]
 oldest = dict(re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", line).groups() for line in needed)
 newest = pins("constraints.txt")

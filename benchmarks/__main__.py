@@ -22,11 +22,11 @@ from benchmarks.machine import about, default_out
 from benchmarks.remote import cases as remote
 from benchmarks.remote import opening
 from benchmarks.report import print_case, print_summary
+from benchmarks.runner.crew import Crew
+from benchmarks.runner.results import Results
+from benchmarks.runner.session import Case, Session
 from benchmarks.training import cases as training
 from benchmarks.writes import cases as writes
-from xarray_gpuzarr.machine.bench.crew import Crew
-from xarray_gpuzarr.machine.bench.results import Results
-from xarray_gpuzarr.machine.bench.session import Case, Session
 
 CaseBuilder = Callable[[float, Path], Sequence[Case]]
 """Returns cases at a scale, a share of the elements: 1 for results that mean something. Stores go to the folder."""

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from xarray_gpuzarr.machine.bench.rounds import version_of
 from xarray_gpuzarr.machine.diagnosis.machine import processor
 
 HOST_PACKAGES = (
@@ -54,6 +54,14 @@ def machine() -> dict[str, object]:
         "system": f"{platform.system()} {platform.machine()}",
         "load_average": [round(x, 2) for x in os.getloadavg()],
     }
+
+
+def version_of(package: str) -> str:
+    """Return the version of a distribution that is installed, or "absent"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
 
 
 def revision() -> str:

@@ -8,7 +8,7 @@ from math import prod
 from rich.console import Console
 from rich.table import Table
 
-from xarray_gpuzarr.machine.bench.results import CaseRows, Row
+from benchmarks.runner.results import CaseRows, Row
 
 
 def print_case(case: CaseRows, console: Console, *, copy_rate: float | None = None) -> None:

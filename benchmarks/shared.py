@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
-from xarray_gpuzarr.machine.bench.session import Ready
+from benchmarks.runner.session import Ready
 
 
 class Shared[T]:

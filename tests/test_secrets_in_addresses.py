@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import pickle
 import shutil
 import time
@@ -35,7 +34,6 @@ from xarray_gpuzarr.cli import main
 from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.errors import masked, visible
 from xarray_gpuzarr.fetch import byte_source
-from xarray_gpuzarr.machine.bench import Location
 from xarray_gpuzarr.process import advice, progress_bar
 from xarray_gpuzarr.read import stored_array
 
@@ -251,14 +249,14 @@ def test_commands_show_no_secret(server, capsys, path, arguments):
     assert_no_secret(out, err)
 
 
-def test_a_comparison_of_readers_shows_no_secret(server, capsys, tmp_path):
-    out = tmp_path / "bench.json"
+def test_a_comparison_of_readers_shows_no_secret(server, capsys):
     server.spoil({"kind": "status", "value": 403, "path": "/t/c/"})
 
-    assert main(["bench", with_password(server, "a.zarr"), "--readers", "gpuzarr pipeline", "--out", str(out)]) == 1
+    assert main(["bench", with_password(server, "a.zarr")]) == 1
 
-    assert "403" in json.loads(out.read_text())["rows"][0]["note"]
-    assert_no_secret(*capsys.readouterr(), out.read_text())
+    out, err = capsys.readouterr()
+    assert "403" in out
+    assert_no_secret(out, err)
 
 
 def test_arguments_that_no_command_knows_show_no_secret(server, capsys):
@@ -289,4 +287,4 @@ def test_arguments_that_are_refused_show_no_secret(server, refused):
 def test_descriptions_of_what_is_opened_show_no_secret():
     url = ADDRESSES["both"][0]
 
-    assert_no_secret(repr(Address(store=url)), repr(Location(store=url, variable="t")))
+    assert_no_secret(repr(Address(store=url)))

@@ -24,9 +24,9 @@ from zarr.storage import LocalStore, WrapperStore
 
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, Workload
+from benchmarks.runner.readers import PIPELINES, READERS, AbsentError, Chunking, Location, open_variable
+from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
 from benchmarks.shared import Shared, seconds
-from xarray_gpuzarr.machine.bench.readers import PIPELINES, READERS, AbsentError, Chunking, Location, open_variable
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
 _CHUNKINGS: tuple[Chunking, ...] = ("chunks=shards", "chunks={}")
 _N_TASKS = 1000

@@ -15,9 +15,9 @@ import xarray as xr
 import zarr
 from zarr.storage import LocalStore
 
+from benchmarks.runner.results import Facts, Side
+from benchmarks.runner.session import Case, Contestant, Ready
 from xarray_gpuzarr.errors import GpuZarrWarning
-from xarray_gpuzarr.machine.bench.results import Facts, Side
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 _N_SHARDS = (1_000, 10_000, 100_000)
 _STEPS = {"open": "open the dataset", "graph": "build its mean()", "optimize": "let dask optimize that"}

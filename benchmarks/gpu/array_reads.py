@@ -19,7 +19,7 @@ from benchmarks.gpu.clocks import wall_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.readers import Reader
 from benchmarks.gpu.stores import Stored, write
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
+from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
 
 
 @dataclass(frozen=True, kw_only=True)

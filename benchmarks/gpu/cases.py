@@ -23,9 +23,9 @@ from benchmarks.gpu.kernels import kernel_contestants
 from benchmarks.gpu.readers import OURS, OURS_DASK, OURS_UPLOAD, OURS_XARRAY, READERS, Reader, open_array, open_boxes
 from benchmarks.gpu.stages import RecordedReads, count_calls
 from benchmarks.host.boxes import object_boxes
-from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
-from xarray_gpuzarr.machine.bench.readers import ArrayReader
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
+from benchmarks.runner.readers import READERS as SHIPPED
+from benchmarks.runner.readers import ArrayReader
+from benchmarks.runner.session import Case, Contestant, Ready
 from xarray_gpuzarr.read import stored_array
 
 _THREE_WAYS = (("NumPy", "zarr default"), ("CuPy", "zarr enable_gpu"), ("custom", "gpuzarr cuda"))

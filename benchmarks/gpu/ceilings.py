@@ -13,10 +13,10 @@ from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu.clocks import device_seconds, wall_seconds
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.memory import Workspace
+from benchmarks.gpu.resident import FORMATS, Resident, resident_streams
 from benchmarks.gpu.stores import Stored
-from xarray_gpuzarr.machine.bench.results import COPY_ROW, Sample
-from xarray_gpuzarr.machine.bench.session import Contestant, Ready, WrongValuesError
-from xarray_gpuzarr.machine.diagnosis.resident import FORMATS, Resident, resident_streams
+from benchmarks.runner.results import COPY_ROW, Sample
+from benchmarks.runner.session import Contestant, Ready, WrongValuesError
 
 
 def device_copy(gpu: Gpu, nbytes: int) -> Contestant:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu.device import Gpu
+from benchmarks.runner.results import Sample
 from xarray_gpuzarr.cuda.api import Stream
-from xarray_gpuzarr.machine.bench.results import Sample
 
 
 def wall_seconds(gpu: Gpu, run: Callable[[], Any]) -> Sample:

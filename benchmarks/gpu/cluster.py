@@ -20,10 +20,10 @@ from distributed import Client, wait
 from benchmarks.arrays.published import BLOG_PRODUCTS
 from benchmarks.gpu.array_reads import ArrayReads
 from benchmarks.gpu.readers import location_of
+from benchmarks.runner.readers import AbsentError, open_variable
+from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
 from benchmarks.shared import Shared
 from xarray_gpuzarr import register
-from xarray_gpuzarr.machine.bench.readers import AbsentError, open_variable
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
 N_THREADS = (1, 2, 4, 8)
 

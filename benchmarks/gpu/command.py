@@ -15,9 +15,9 @@ from rich.console import Console
 from benchmarks.gpu.device import Gpu
 from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about, default_out
 from benchmarks.report import print_case
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import COPY_ROW, CaseRows, Results
-from xarray_gpuzarr.machine.bench.session import Case, Session
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.results import COPY_ROW, CaseRows, Results
+from benchmarks.runner.session import Case, Session
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import in_force, resource_options
 

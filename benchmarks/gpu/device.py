@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
+from benchmarks.runner.readers import AbsentError
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Stream
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.errors import DeviceMemoryError
-from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.stored.cf import Cast
 
 Values = npt.NDArray[Any]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.gpu.device import Gpu
+from benchmarks.gpu.resident import Workspace as Space
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.machine.diagnosis.resident import Workspace as Space
 
 
 class Workspace(Space):

@@ -30,9 +30,9 @@ class Step:
 
 
 STEPS = (
-    Step(target="doctor-gpu", minutes=4),
-    Step(target="facts-gpu", minutes=3),
-    Step(target="test-gpu", minutes=6),
+    Step(target="doctor-gpu", minutes=1),
+    Step(target="facts-gpu", minutes=5),
+    Step(target="test-gpu", minutes=8),
     Step(target="sanitize-gpu", minutes=5),
     Step(target="soak-gpu", minutes=3),
     Step(target="bench-gpu", minutes=7),

@@ -18,9 +18,9 @@ import zarr
 from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.stores import Stored
 from benchmarks.host.boxes import whole_box
-from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
-from xarray_gpuzarr.machine.bench.readers import AbsentError, ArrayReader, Box, Location, open_variable
-from xarray_gpuzarr.machine.bench.results import Side
+from benchmarks.runner.readers import READERS as SHIPPED
+from benchmarks.runner.readers import AbsentError, ArrayReader, Box, Location, open_variable
+from benchmarks.runner.results import Side
 
 Read = Callable[[], Any]
 ReadBox = Callable[[Box], Any]

@@ -24,8 +24,8 @@ from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.kernels import kernel_contestants
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import Stored, write
+from benchmarks.runner.readers import AbsentError
 from xarray_gpuzarr import configure, read_array
-from xarray_gpuzarr.machine.bench.readers import AbsentError
 
 _SCALE = 1e-3
 CODECS = (

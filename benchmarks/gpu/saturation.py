@@ -19,11 +19,11 @@ from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu.ceilings import FORMATS, resident, side_by_side
 from benchmarks.gpu.command import Command, MakeGpu, exit_status
 from benchmarks.gpu.device import Gpu
+from benchmarks.gpu.resident import Resident
 from benchmarks.page.tables import saturation_table
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.shared import Shared
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
-from xarray_gpuzarr.machine.diagnosis.resident import Resident
 
 CODECS = ("zstd 3", "lz4", "gzip 5", "zlib 5")
 KILOBYTES = (64, 256, 1024, 4096)

@@ -27,8 +27,8 @@ from benchmarks.gpu.device import Gpu
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import Stored, write
 from benchmarks.machine import GPU_PACKAGES, HOST_PACKAGES, about, default_out
+from benchmarks.runner.readers import AbsentError
 from xarray_gpuzarr import configure, read_array
-from xarray_gpuzarr.machine.bench.readers import AbsentError
 
 _MIB = 2**20
 _WARM_SHARE = 0.4

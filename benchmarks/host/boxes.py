@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from benchmarks.arrays.workloads import Operation, Workload
-from xarray_gpuzarr.machine.bench.readers import Box
+from benchmarks.runner.readers import Box
 
 _N_CHUNKS, _N_CROPS = 32, 16
 _CROP = 64

@@ -15,12 +15,12 @@ from benchmarks.host import child
 from benchmarks.host.boxes import boxes_of
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
-from xarray_gpuzarr.machine.bench import crew as processes
-from xarray_gpuzarr.machine.bench.child import Reference
-from xarray_gpuzarr.machine.bench.crew import Crew
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import Peak, Sample
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
+from benchmarks.runner import crew as processes
+from benchmarks.runner.child import Reference
+from benchmarks.runner.crew import Crew
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.results import Peak, Sample
+from benchmarks.runner.session import Case, Contestant, Ready
 
 _EACH_SECONDS = 15.0
 """Time for the runs of one reader in one case: the slowest ones have fewer rounds."""

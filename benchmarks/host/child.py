@@ -20,8 +20,8 @@ import zarr
 from benchmarks.arrays.workloads import Regime
 from benchmarks.host.readers import READERS
 from benchmarks.host.task import Opened, Task
-from xarray_gpuzarr.machine.bench.child import Fingerprint, timed
-from xarray_gpuzarr.machine.bench.results import Peak, Sample
+from benchmarks.runner.child import Fingerprint, timed
+from benchmarks.runner.results import Peak, Sample
 
 _KEPT_NBYTES = 2**30
 """Results that a process keeps in the regime of that name, and at least one."""

@@ -26,9 +26,9 @@ from benchmarks.arrays.workloads import Workload
 from benchmarks.host.child import allocated_nbytes
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import fsspec_store, s3_store
+from benchmarks.runner.readers import PIPELINES
+from benchmarks.runner.session import Case, Contestant, Ready
 from xarray_gpuzarr import read_array
-from xarray_gpuzarr.machine.bench.readers import PIPELINES
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 STORES = ("local", "obstore local", "obstore S3", "fsspec S3")
 READERS = ("zarr default", "zarr Fused", "gpuzarr host")

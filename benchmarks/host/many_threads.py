@@ -22,9 +22,9 @@ import xarray as xr
 import zarr
 from zarr.codecs import ZstdCodec
 
+from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.shared import seconds
 from xarray_gpuzarr.decoders.host import native_program
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.native import NativeCodec
 
 _RATE, _N_SHARDS = 0.7e9, 8

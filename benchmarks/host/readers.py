@@ -1,8 +1,7 @@
 """All readers of the host, and what each does with a store: the shipped registry.
 
-How a library opens an array and reads a box of it stands in `xarray_gpuzarr.machine.bench.readers`, which
-``gpuzarr bench`` uses too; here it becomes a whole read, a read in pieces, or a mean. Readers to a GPU are in
-`gpu.readers`.
+How a library opens an array and reads a box of it stands in `benchmarks.runner.readers`; here it becomes a whole read,
+a read in pieces, or a mean. Readers to a GPU are in `gpu.readers`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import numpy as np
 from benchmarks.arrays.workloads import SELECTIONS, Operation
 from benchmarks.host.boxes import object_boxes, whole_box
 from benchmarks.host.task import Array, Opened, Task
-from xarray_gpuzarr.machine.bench.readers import READERS as SHIPPED
-from xarray_gpuzarr.machine.bench.readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
-from xarray_gpuzarr.machine.bench.results import Side
+from benchmarks.runner.readers import READERS as SHIPPED
+from benchmarks.runner.readers import ArrayReader, Box, Chunking, Location, ReadBox, open_variable
+from benchmarks.runner.results import Side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy.typing as npt
 
 from benchmarks.arrays.workloads import Operation, Regime, Workload
-from xarray_gpuzarr.machine.bench.readers import Box
+from benchmarks.runner.readers import Box
 
 Array = npt.NDArray[Any]
 

@@ -25,13 +25,13 @@ from typing import Any
 
 from benchmarks.gpu.stages import count_calls
 from benchmarks.host_cost.stopwatch import Stopwatch
+from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.timed.device import ModelledDevice
 from benchmarks.timed.headers import header_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.cuda.decoding import decode, receipts
 from xarray_gpuzarr.decoders.cuda.staging import pinned
 from xarray_gpuzarr.fetch import snapshot
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 from xarray_gpuzarr.plan import read_plan as plan
 from xarray_gpuzarr.process import threads
 from xarray_gpuzarr.process.device_options import ResourceOptions, in_force

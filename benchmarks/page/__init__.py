@@ -1,1 +1,1 @@
-"""Writes docs/performance.md and docs/measurements.md; ``python -m benchmarks.page``."""
+"""Writes docs/performance.md and build/measurements.md; ``python -m benchmarks.page``."""

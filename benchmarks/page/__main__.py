@@ -1,6 +1,6 @@
-"""``python -m benchmarks.page``: writes the pages of measurements and their figures from the newest results.
+"""``python -m benchmarks.page``: writes the page of measurements, its figures, and all tables, from the newest results.
 
-Nothing on the pages is typed: every number is read from `results/*.json` or from the sources that `published` names.
+Nothing there is typed: every number is read from `results/*.json` or from the sources that `published` names.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from benchmarks.page import measurements, performance
 from benchmarks.page.figures import draw_all
 from benchmarks.page.runs import KINDS, newest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS, TABLES = ROOT / "docs", ROOT / "build" / "measurements.md"
 
 
 def main() -> int:
-    """Write the pages and their figures."""
+    """Write the page, its figures and the tables."""
     runs = {kind: run for kind in KINDS if (run := newest(kind)) is not None}
     draw_all(runs, DOCS / "figures")
     (DOCS / "performance.md").write_text(performance.page(runs))
-    (DOCS / "measurements.md").write_text(measurements.page(runs))
-    print(f"written: performance.md, measurements.md and figures in {DOCS.name}")
+    TABLES.parent.mkdir(exist_ok=True)
+    TABLES.write_text(measurements.page(runs))
+    print(f"written: {DOCS / 'performance.md'}, its figures, and {TABLES}")
     return 0
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from xarray_gpuzarr.machine.bench.results import CaseRows, Row
+from benchmarks.runner.results import CaseRows, Row
 
 INK = "#7b7b7b"
 """Text and axes: a contrast of 4.2 to white and of 4.4 to the dark of the pages."""

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawn
 
 from benchmarks.page.drawing import BARE, OURS, PEER, STYLE, WIDTH, dots, looks
 from benchmarks.page.runs import Run
-from xarray_gpuzarr.machine.bench.results import CaseRows
+from benchmarks.runner.results import CaseRows
 
 _OTHERS = ("blog", "zarrs-", "study")
 """How names of published workloads begin; they have tables."""

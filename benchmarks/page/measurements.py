@@ -1,4 +1,4 @@
-"""The page of all tables."""
+"""All tables, in Markdown."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _HEAD = """# All measurements
 
 <!-- Written by `python -m benchmarks.page` from benchmarks/results. Do not edit. -->"""
 _ABOUT = """
-The tables behind [](performance.md). `make performance` generates both pages from the newest result files. `make bench`
+The tables behind docs/performance.md. `make performance` generates both from the newest result files. `make bench`
 measures on a host, `make bench-full` reads published workloads at full size, and `make bench-gpu` measures on a GPU
-([how](gpu-proof.md)). `benchmarks/README.md` describes what is measured and how.
+(docs/gpu-proof.md). `benchmarks/README.md` describes what is measured and how.
 """
 _COLUMNS = """
 *peer / ours*: time of the quickest other reader divided by ours; above 1, ours is quicker. *extra MB*: the most memory

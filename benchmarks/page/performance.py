@@ -6,7 +6,7 @@ from benchmarks.page.figures import FIGURES, arrays_of
 from benchmarks.page.regimes import regime_run, regimes_summary
 from benchmarks.page.runs import Run, machine_text, prose
 from benchmarks.page.tables import Summary, markdown_table, summaries
-from xarray_gpuzarr.machine.bench.results import CaseRows
+from benchmarks.runner.results import CaseRows
 
 
 def page(runs: dict[str, Run]) -> str:
@@ -104,7 +104,8 @@ def _result(run: Run, found: list[Summary]) -> str:
     return f"""
         xarray_gpuzarr, zarr-python (its default and its Fused pipeline), zarrs and TensorStore were compared in one run
         ({machine_text(run)}). xarray_gpuzarr read {found[0].title} {found[0].mean:.2f} times as fast as the quickest
-        other reader of each case{f", and slower {slower}" if slower else ""}. [](measurements.md) has every table.
+        other reader of each case{f", and slower {slower}" if slower else ""}. `make performance` makes
+        tables of all timings, which are in `benchmarks/results`.
         To compare on your own data, run `gpuzarr bench STORE`.
     """
 

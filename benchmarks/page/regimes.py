@@ -8,7 +8,7 @@ from benchmarks.arrays.workloads import REGIMES
 from benchmarks.page.runs import Run
 from benchmarks.page.tables import markdown_table
 from benchmarks.report import geometric_mean, milliseconds
-from xarray_gpuzarr.machine.bench.results import CaseRows
+from benchmarks.runner.results import CaseRows
 
 _OURS = "gpuzarr"
 

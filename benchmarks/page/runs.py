@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xarray_gpuzarr.machine.bench.results import CaseRows
+from benchmarks.runner.results import CaseRows
 
 RESULTS = Path(__file__).parents[1] / "results"
 KINDS = ("host", "host-full", "chunks", "plain-zarr", "training", "steady", "timed", "saturation", "gpu")

@@ -15,7 +15,7 @@ from benchmarks.report import (
     short,
     speedups,
 )
-from xarray_gpuzarr.machine.bench.results import CaseRows, Row
+from benchmarks.runner.results import CaseRows, Row
 
 _GROUPS = (
     ("arrays", "gpuzarr", "/read"),

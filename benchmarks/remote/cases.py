@@ -29,10 +29,10 @@ from benchmarks.remote.readers import (
     s3_store,
     wanted,
 )
+from benchmarks.runner.results import Side
+from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
 from benchmarks.shared import Shared, seconds
 from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.machine.bench.results import Side
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 from xarray_gpuzarr.process.counters import counters
 
 LATENCIES_MS = (0, 10, 50)

@@ -17,8 +17,8 @@ from zarr.storage import ObjectStore, StorePath
 
 from benchmarks.range_server import RangeServer
 from benchmarks.remote.readers import require, rustytree_store, s3_store
+from benchmarks.runner.session import Case, Contestant, Ready, WrongValuesError
 from benchmarks.shared import Shared, seconds
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready, WrongValuesError
 
 _LATENCY_S = 0.05
 _MEANINGFUL_SCALE = 0.01

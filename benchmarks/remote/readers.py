@@ -19,10 +19,10 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
 from benchmarks.range_server import LoggedRequest, RangeServer
+from benchmarks.runner.readers import PIPELINES, AbsentError
 from benchmarks.timed.device import ModelledDevice
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.machine.bench.readers import PIPELINES, AbsentError
 from xarray_gpuzarr.read import read, stored_array
 
 _KEYS = {"access_key_id": "bench", "secret_access_key": "bench", "region": "us-east-1"}

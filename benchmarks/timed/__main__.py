@@ -15,10 +15,10 @@ from pathlib import Path
 
 from benchmarks.machine import about, default_out
 from benchmarks.page.tables import timed_table
+from benchmarks.runner.results import Results, Row, Sample
 from benchmarks.timed.bounds import call_s, decoding_bound, idle_shares
 from benchmarks.timed.machine import N_CORES, Machine
 from benchmarks.timed.rates import Rates
-from xarray_gpuzarr.machine.bench.results import Results, Row, Sample
 from xarray_gpuzarr.read import StoredArray
 
 NO_DASK = "no dask"

@@ -13,14 +13,14 @@ from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import VOLUME, Workload
 from benchmarks.host import child as host_child
 from benchmarks.range_server import RangeServer
+from benchmarks.runner.child import Reference
+from benchmarks.runner.crew import Crew
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.shared import Shared
 from benchmarks.training import child
 from benchmarks.training.feeds import BATCH, Feed
 from benchmarks.training.loaders import LOADERS, Loader
-from xarray_gpuzarr.machine.bench.child import Reference
-from xarray_gpuzarr.machine.bench.crew import Crew
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 LATENCY_MS = 10
 _EACH_SECONDS = 10.0

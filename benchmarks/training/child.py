@@ -11,9 +11,9 @@ import zarr
 
 from benchmarks.host import child
 from benchmarks.host.task import Array, Opened
+from benchmarks.runner.child import Fingerprint
 from benchmarks.training.feeds import Feed
 from benchmarks.training.loaders import LOADERS
-from xarray_gpuzarr.machine.bench.child import Fingerprint
 
 
 def open_feed(name: str, feed: Feed) -> Fingerprint:

@@ -23,11 +23,11 @@ from zarr.storage import LocalStore, ObjectStore
 
 from benchmarks.host.task import Array
 from benchmarks.remote.readers import s3_store
+from benchmarks.runner.readers import PIPELINES, AbsentError
+from benchmarks.runner.results import Side
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from xarray_gpuzarr import batches
 from xarray_gpuzarr.fetch import index_cache
-from xarray_gpuzarr.machine.bench.readers import PIPELINES, AbsentError
-from xarray_gpuzarr.machine.bench.results import Side
 
 Epoch = Callable[[], Iterator[Array]]
 """Begins to read all batches of a feed, in order."""

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.arrays.workloads import SERIES, VOLUME, Workload
+from benchmarks.runner.child import Reference
+from benchmarks.runner.crew import process
+from benchmarks.runner.results import Peak
+from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.writes import child
 from benchmarks.writes.child import WRITERS, Task
-from xarray_gpuzarr.machine.bench.child import Reference
-from xarray_gpuzarr.machine.bench.crew import process
-from xarray_gpuzarr.machine.bench.results import Peak
-from xarray_gpuzarr.machine.bench.session import Case, Contestant, Ready
 
 _EACH_SECONDS = 15.0
 

@@ -15,10 +15,10 @@ import zarr
 from benchmarks.arrays.stores import layout_of
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.child import allocated_nbytes
+from benchmarks.runner.child import Fingerprint, timed
+from benchmarks.runner.readers import PIPELINES
+from benchmarks.runner.results import Peak, Sample
 from xarray_gpuzarr import zarr_pipeline
-from xarray_gpuzarr.machine.bench.child import Fingerprint, timed
-from xarray_gpuzarr.machine.bench.readers import PIPELINES
-from xarray_gpuzarr.machine.bench.results import Peak, Sample
 
 Write = Callable[[], Any]
 """Writes what a task says."""

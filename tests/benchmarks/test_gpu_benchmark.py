@@ -6,18 +6,15 @@ import numpy as np
 import pytest
 from helpers.simulated import gpu as simulated_gpu
 
-from benchmarks.arrays import stores
 from benchmarks.arrays.workloads import Workload
 from benchmarks.gpu import sanitize
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.cluster import ClusterCases
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.read import stored_array
 
 TINY = "2e-4"
@@ -58,47 +55,6 @@ def test_every_case_runs(gpu, out, capsys):
     assert all(row["reader"] in printed for row in rows(out))
 
 
-def test_cases_are_chosen_by_parts_of_their_names(gpu, out):
-    assert run(gpu, out, "--only", "kern") == 0
-    assert {row["case"] for row in rows(out)} == {"kernels"}
-
-
-def test_worker_of_a_cluster_is_measured(gpu, out):
-    assert run(gpu, out, "--only", "cluster, 2") == 0
-
-    found = {row["reader"]: row["wall_s"][0] for row in rows(out)}
-    products = "read, 76 products of each shard"
-    assert found.keys() == {"read", "read: GPU busy", products, f"{products}: GPU busy"}
-    assert found["read: GPU busy"] == pytest.approx(found["read"] / 2, abs=1e-8)
-
-
-def test_wrong_blocks_and_silent_drivers_of_a_cluster(gpu, out, monkeypatch):
-    def silent(*_):
-        raise AbsentError("the driver does not say")
-
-    monkeypatch.setattr(gpu, "busy", silent)
-    monkeypatch.setattr(ClusterCases, "_checksums", [0] * 8)
-
-    assert run(gpu, out, "--only", "cluster, 1") == 1
-
-    found = {row["reader"]: row["status"] for row in rows(out)}
-    assert found == {"read": "failed", "read, 76 products of each shard": "measured"}
-
-
-def test_an_unknown_case_is_refused(gpu, out, capsys):
-    assert run(gpu, out, "--only", "nonesuch") == 2
-    assert "ERA5" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_a_machine_without_a_gpu_is_told_so(out, capsys):
-    def no_gpu():
-        raise AbsentError("no GPU to measure on: none found")
-
-    assert main(["--out", str(out)], no_gpu) == 2
-    assert "none found" in capsys.readouterr().err
-
-
 def test_other_values_are_a_failure(gpu, out, monkeypatch):
     monkeypatch.setattr(gpu, "same", lambda *_: False)
 
@@ -115,24 +71,6 @@ def test_nothing_is_reported_of_reads_that_the_host_decoded(gpu, out, monkeypatc
     found = rows(out)
     assert {row["status"] for row in found} == {"failed"}
     assert all("the host decoded" in row["note"] and not row["wall_s"] for row in found)
-
-
-def test_what_there_is_no_time_for_is_listed(gpu, out):
-    assert run(gpu, out, "--seconds", "0") == 0
-    assert {row["status"] for row in rows(out)} == {"out of time"}
-    assert len({row["case"] for row in rows(out)}) > 20
-
-
-def test_a_run_that_is_killed_leaves_what_it_measured(gpu, out, monkeypatch):
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stores, "write_object", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(gpu, out, "--only", "kernels", "codec none")
-    document = json.loads(out.read_text())
-    assert not document["finished"]
-    assert {row["status"] for row in rows(out) if row["case"] == "kernels"} == {"measured"}
 
 
 # ---- what is read
@@ -160,11 +98,6 @@ def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
 
     np.testing.assert_array_equal(values, workload.values(), strict=True)
     assert len(np.unique(values)) > 1
-
-
-def test_shards_that_cut_chunks_are_refused():
-    with pytest.raises(ValueError, match="chunks of 16 in shards of 40"):
-        Workload(name="cut", codec="none", **(LAYOUTS["runs"] | {"shards": (40,)}))
 
 
 def test_stages_add_up_to_the_whole_read(gpu, tmp_path):

@@ -1,10 +1,7 @@
 """The benchmark's readers and stores on tiny arrays: every one gives the values that were stored."""
 
-import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -12,14 +9,12 @@ import xarray as xr
 import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
-from helpers.stores.range_server import RangeServer
 
 from benchmarks import __main__ as command
 from benchmarks.__main__ import main
-from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES, Compressor
-from benchmarks.arrays.published import BLOG, BLOG_PRODUCTS, CONCURRENCIES, ZARRS_VOLUMES, published, study
+from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
 from benchmarks.arrays.stores import write_workload
-from benchmarks.arrays.workloads import ERA5, READ_ON, REGIMES, SERIES, SHARDED_VOLUME, VOLUME, WORKLOADS
+from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME
 from benchmarks.host import cases as host_cases
 from benchmarks.host import child
 from benchmarks.host.boxes import boxes_of
@@ -27,11 +22,10 @@ from benchmarks.host.cases import HostCase, SharedStore
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
 from benchmarks.page.runs import load
-from xarray_gpuzarr.machine.bench.child import Fingerprint
-from xarray_gpuzarr.machine.bench.crew import Crew, process
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import Results
-from xarray_gpuzarr.machine.bench.session import Case, Session
+from benchmarks.runner.crew import Crew, process
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.results import Results
+from benchmarks.runner.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 
@@ -112,15 +106,6 @@ def test_every_reader_gives_what_was_selected(folder, layout, operation, reader)
     np.testing.assert_array_equal(values, np.concatenate([stored[box].ravel() for box in boxes]))
 
 
-def test_selections_touch_what_they_say():
-    boxes = {operation: boxes_of(operation, ERA5) for operation in ("chunk", "plane", "crop")}
-
-    assert {box[0].stop - box[0].start for box in boxes["chunk"]} == {1}
-    assert [sum(axis.stop - axis.start == 1 for axis in box) for box in boxes["plane"]] == [1, 1, 1]
-    assert {tuple(axis.stop - axis.start for axis in box) for box in boxes["crop"]} == {(4, 64, 64)}
-    assert boxes_of("read", ERA5) == ()
-
-
 # ---- compressors and workloads
 
 
@@ -136,56 +121,13 @@ def test_zarr_reads_what_a_compressor_encodes(tmp_path, text, zarr_format):
     np.testing.assert_array_equal(stored[...], workload.values())
 
 
-@pytest.mark.parametrize(
-    "text", ["", "zstd", "zstd x", "lz4 3", "blosc zstd shuffle", "blosc lzo 3 shuffle", "brotli 3"]
-)
-def test_unknown_compressors_are_refused(text):
-    with pytest.raises(ValueError, match="unknown compressor"):
-        Compressor.from_text(text)
-
-
-def test_shards_that_cut_chunks_are_refused():
-    with pytest.raises(ValueError, match="chunks of 50 in shards of 120"):
-        replace(LAYOUTS["runs"], shards=(120,))
-
-
-def test_published_workloads_have_their_published_sizes():
-    assert BLOG.full.nbytes == 8 * 400 * 1_024_000
-    assert BLOG.full.chunk_nbytes == 1_024_000
-    assert [pair.full.nbytes for pair in ZARRS_VOLUMES] == [2**33] * 3
-    assert {pair.full.shape for pair in study()} == {(806, 629, 629)}
-    assert {edge for pair in study() for edge in pair.full.chunks} == {32, 64, 128, 256}
-    assert {pair.full.zarr_format for pair in study()} == {2, 3}
-    assert (BLOG_PRODUCTS, CONCURRENCIES) == (76, (1, 2, 4, 8, 16, 32))
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_no_two_cases_have_one_name_and_all_can_be_tiny(full):
-    workloads = [*WORKLOADS, *published(full=full)]
-    names = [case.name for case in host_cases.host_cases(workloads)]
-    assert len(names) == len(set(names))
-    for workload in workloads:
-        assert workload.scaled(1e-3).nbytes < max(10**7, workload.nbytes / 400)
-
-
-def test_reduced_workloads_are_the_same_kind_and_fit_two_cores():
-    for full, reduced in zip(published(full=True), published(full=False), strict=False):
-        assert (reduced.name, reduced.codec, reduced.zarr_format, reduced.operations) == (
-            full.name,
-            full.codec,
-            full.zarr_format,
-            full.operations,
-        )
-        assert reduced.nbytes <= 410 * 10**6
-
-
 # ---- cases
 
 
 @pytest.fixture
 def here(monkeypatch):
     """Readers answer in this process."""
-    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
+    monkeypatch.setattr("benchmarks.runner.crew.process", HereAndNow)
     monkeypatch.setattr(command, "published", lambda **_: [LAYOUTS["runs"]])
     monkeypatch.setattr(command, "MORE_CASES", ())
     monkeypatch.setattr(command, "WORKLOADS", [replace(LAYOUTS["boxes"], operations=("read", "chunks"))])
@@ -256,15 +198,6 @@ def test_memory_is_what_a_read_allocates_beyond_its_result(folder, here, monkeyp
 # ---- regimes
 
 
-def test_ten_workloads_are_read_in_every_regime():
-    found = [case for case in host_cases.host_cases(WORKLOADS) if case.regime]
-
-    assert {case.name for case in found} == {f"{name}/read {regime}" for name in READ_ON for regime in REGIMES}
-    assert {reader.name for case in found for reader in case.readers()} == set(host_cases._READING_ON)
-    assert len(READ_ON) == 10
-    assert [(w.nbytes // w.chunk_nbytes, w.chunk_nbytes) for w in WORKLOADS if w.name == "files-raw"] == [(2048, 2**16)]
-
-
 def read_in(regime, folder, monkeypatch, n_rounds):
     """Read 100 values in a regime; return the row, and how often the reader opened and read, and memory was touched."""
     calls = Counter()
@@ -293,51 +226,6 @@ def test_a_first_read_is_opened_anew_each_time_and_has_three_rounds(folder, here
     assert (row.status, len(row.samples), calls) == ("measured", 3, (1 + 3, 1 + 3, 3))
 
 
-def test_a_steady_reader_has_just_read_and_finds_only_its_own_memory(folder, here, monkeypatch):
-    row, calls = read_in("steady", folder, monkeypatch, n_rounds=7)
-    assert (row.status, len(row.samples), calls) == ("measured", 7, (1, 1 + 2 * 7, 0))
-
-
-def test_who_keeps_results_finds_memory_that_the_machine_has(folder, here, monkeypatch):
-    row, calls = read_in("kept", folder, monkeypatch, n_rounds=7)
-    assert (row.status, len(row.samples), calls) == ("measured", 7, (1, 1 + 7, 7))
-
-
-@pytest.mark.parametrize(("regime", "n_kept"), [("kept", 2), ("steady", 0), (None, 0)])
-def test_the_last_results_are_kept_where_that_is_measured(monkeypatch, regime, n_kept):
-    monkeypatch.setattr(child, "_KEPT_NBYTES", 2000)
-    results = []
-
-    def read():
-        results.append(np.zeros(100))
-        return results[-1]
-
-    child.keep("reader", Opened(run=read), 800, regime)
-    for _ in range(4):
-        child.sample("reader")
-    kept = list(child._readings["reader"].results)
-    child.close("reader")
-
-    assert [id(result) for result in kept] == [id(result) for result in results[len(results) - n_kept :]]
-    assert "reader" not in child._readings
-
-
-def test_a_result_longer_than_the_limit_is_kept_alone(monkeypatch):
-    monkeypatch.setattr(child, "_KEPT_NBYTES", 10)
-    child.keep("reader", Opened(run=lambda: np.zeros(100)), 800, "kept")
-    child.sample("reader")
-    child.sample("reader")
-    assert len(child._readings["reader"].results) == 1
-    child.close("reader")
-
-
-def test_means_may_differ_by_rounding_only():
-    form = {"dtype": "<f8", "shape": (), "checksum": 0}
-    mean = Fingerprint(**form, scalar=1.0)
-    assert mean.agrees_with(Fingerprint(**form, scalar=1.0 + 1e-12))
-    assert not mean.agrees_with(Fingerprint(**form, scalar=1.0 + 1e-6))
-
-
 def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPUZARR_BENCH_DIR", str(tmp_path / "stores"))
     out = tmp_path / "results.json"
@@ -347,30 +235,6 @@ def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypat
     names = [case.name for case in load(out).cases]
     assert names == ["boxes/chunks x4", "runs/read"]
     assert "best peer / ours" in capsys.readouterr().out
-
-
-def test_a_whole_name_selects_that_case_alone():
-    cases = [Case(name=name, summary="", contestants=list) for name in ("a/read", "a/read first", "b/read first")]
-    chosen = {word: [case.name for case in command._chosen(cases, [word])] for word in ("a/read", "a/", "first", "")}
-    assert chosen == {
-        "a/read": ["a/read"],
-        "a/": ["a/read", "a/read first"],
-        "first": ["a/read first", "b/read first"],
-        "": ["a/read", "a/read first", "b/read first"],
-    }
-
-
-def test_a_smoke_run_has_one_case_of_each_kind():
-    names = ["blog/read", "blog/chunks x1", "zarrs-none/read", "zarrs-none/chunks x16", "store/none 10 ms"]
-    names += ["store/none 100 ms", "store/requests", "cluster/mean x1", "cluster/mean x2"]
-    cases = [Case(name=name, summary="", contestants=list) for name in names]
-    kept = [case.name for case in command._one_of_each_kind(cases)]
-    assert kept == ["blog/read", "blog/chunks x1", "store/none 10 ms", "store/requests", "cluster/mean x1"]
-
-
-def test_the_command_refuses_unknown_cases(here, capsys):
-    assert main(["--only", "nonesuch"]) == 2
-    assert "known: boxes/read, boxes/chunks x1" in capsys.readouterr().err
 
 
 def test_a_process_of_its_own_reads_and_reports(folder):
@@ -388,18 +252,3 @@ def test_a_process_of_its_own_reads_and_reports(folder):
     assert min(sample.wall_s, first.wall_s) > 0
     assert peak.result_nbytes == EDGES.nbytes
     assert isinstance(lost, FileNotFoundError)
-
-
-def test_a_line_lets_through_no_more_than_it_says(tmp_path):
-    (tmp_path / "o").write_bytes(bytes(2 << 20))
-
-    def get(server):
-        with urlopen(f"{server.url}/o") as answer:
-            return len(answer.read())
-
-    with RangeServer(tmp_path) as server, ThreadPoolExecutor(2) as pool:
-        server.set(bytes_per_s=20 << 20)
-        began = time.monotonic()
-        assert list(pool.map(get, [server, server])) == [2 << 20, 2 << 20]
-
-    assert time.monotonic() - began >= 0.2

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.host_cost.cases import LAYOUTS, Layout, NullReads
+from benchmarks.host_cost.cases import Layout, NullReads
 from benchmarks.host_cost.stopwatch import Stopwatch
 from benchmarks.timed.device import ModelledNvcomp
 from xarray_gpuzarr.decoders.cuda.staging import pinned
@@ -25,14 +25,6 @@ def clock():
 @pytest.fixture
 def stopwatch(clock):
     return Stopwatch("rest", lambda: clock.now)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_layouts_are_shards_of_400_chunks_of_a_published_length(layout):
-    reads = NullReads(layout, 1)
-    spec = reads._stored.spec
-
-    assert (spec.index.n_chunks, spec.chunk_nbytes) == (400, 64_000 if "64 kB" in layout.name else 1_024_000)
 
 
 @pytest.mark.parametrize("n_shards", [1, 3])
@@ -86,33 +78,3 @@ def test_time_inside_a_label_is_its_own(stopwatch, clock):
     clock.now = 31
 
     assert stopwatch.stop() == {"rest": 1 + 16, "outer": 2 + 8, "inner": 4}
-
-
-def test_a_new_start_forgets(stopwatch, clock):
-    clock.now = 5
-    stopwatch.restart()
-    clock.now = 7
-
-    assert stopwatch.stop() == {"rest": 2}
-
-
-class Owner:
-    def method(self):
-        return self
-
-    @classmethod
-    def of_class(cls):
-        return cls
-
-
-@pytest.mark.parametrize(("name", "expected"), [("method", "self"), ("of_class", "class")])
-def test_functions_of_classes_are_listened_to(stopwatch, name, expected):
-    owner, plain = Owner(), vars(Owner)[name]
-
-    undo = stopwatch.listen(Owner, name, "heard")
-    found = getattr(owner, name)()
-    undo()
-
-    assert found is {"self": owner, "class": Owner}[expected]
-    assert "heard" in stopwatch.stop()
-    assert vars(Owner)[name] is plain

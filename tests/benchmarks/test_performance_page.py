@@ -12,19 +12,10 @@ from benchmarks.arrays.workloads import ERA5, SERIES
 from benchmarks.page import __main__ as command
 from benchmarks.page import measurements, performance
 from benchmarks.page.__main__ import DOCS
-from benchmarks.page.figures import FIGURES, arrays_of, draw_all
+from benchmarks.page.figures import FIGURES, draw_all
 from benchmarks.page.regimes import regimes_summary, regimes_table
 from benchmarks.page.runs import KINDS, Run, newest
-from benchmarks.page.tables import (
-    Summary,
-    best_peers,
-    concurrency_table,
-    plain_zarr_table,
-    samples_table,
-    study_table,
-    summaries,
-)
-from xarray_gpuzarr.machine.bench.results import CaseRows, Peak, Row, Sample
+from benchmarks.runner.results import CaseRows, Peak, Row, Sample
 
 ABOUT = {
     "date": "2026-11-21T00:00:00+00:00",
@@ -34,7 +25,6 @@ ABOUT = {
     "revision": "abc",
     "versions": {"zarr": "3.4.2", "zarrs": "absent"},
 }
-PAGES = {"performance.md": performance.page, "measurements.md": measurements.page}
 
 
 def committed():
@@ -118,9 +108,8 @@ def run(tmp_path):
 # ---- the pages in the repository
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_newest_results_give(name):
-    assert (DOCS / name).read_text() == PAGES[name](committed()), "run `make performance`"
+def test_the_page_is_what_the_newest_results_give():
+    assert (DOCS / "performance.md").read_text() == performance.page(committed()), "run `make performance`"
 
 
 def test_the_figures_on_the_page_are_made_from_the_newest_results():
@@ -132,19 +121,14 @@ def test_the_figures_on_the_page_are_made_from_the_newest_results():
             assert runs[figure.kind].origin in (DOCS / "figures" / f"{figure.name}.svg").read_text()
 
 
-def test_the_page_is_a_screen_and_three_figures():
-    text = (DOCS / "performance.md").read_text()
-    assert text.count("![") == 3
-    assert len(text.splitlines()) < 80
-
-
-def test_the_command_writes_pages_and_figures(tmp_path, monkeypatch):
+def test_the_command_writes_the_page_figures_and_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "DOCS", tmp_path)
+    monkeypatch.setattr(command, "TABLES", tmp_path / "build" / "measurements.md")
 
     assert command.main() == 0
 
-    for name in PAGES:
-        assert (tmp_path / name).read_text() == (DOCS / name).read_text()
+    assert (tmp_path / "performance.md").read_text() == (DOCS / "performance.md").read_text()
+    assert (tmp_path / "build" / "measurements.md").read_text() == measurements.page(committed())
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {p.name for p in (DOCS / "figures").iterdir()}
 
 
@@ -171,12 +155,6 @@ def test_without_a_gpu_the_page_says_so_first(run):
     assert re.findall(r"\(figures/(.+?)\.svg\)", text) == ["arrays", "xarray", "stores"]
 
 
-def test_groups_in_which_ours_is_slower_are_named(run):
-    slow = replace(case(ZARRS_VOLUMES[0].reduced, "chunks"), rows=[row("zarrs", "peer", 1), row("gpuzarr", "ours", 2)])
-    text = performance.page({"host": run("host", [case(SERIES, "read"), slow])})
-    assert "and slower chunk by chunk (0.50)" in " ".join(text.split())
-
-
 def test_every_table_of_a_host(run):
     text = measurements.page({"host": run("host", everything())})
 
@@ -193,48 +171,6 @@ def test_every_table_of_a_host(run):
     assert not re.search(r"\n\n\n", text)
 
 
-def test_logs_are_folded(run):
-    text = measurements.page({"host": run("host", everything())})
-    folded = "".join(re.findall(r":::\{dropdown\} \d+ tables\n(.*?)\n:::", text, re.DOTALL))
-    assert "**none 10 ms**" in folded
-    assert "**host cost**: of a shard" in folded
-    assert "**task**" not in folded
-
-
-def test_nothing_is_called_a_limit(run):
-    text = measurements.page({"host": run("host", everything()), "gpu": run("gpu", on_a_gpu(), gpu={"name": "x"})})
-    assert "limit |" not in text
-    assert "| / bare |" in text
-
-
-def test_full_size_and_gpu_results_have_their_own_sections(run):
-    runs = {"host": run("host", everything()), "host-full": run("host-full", everything())}
-    runs["gpu"] = run("gpu", on_a_gpu(), gpu={"name": "NVIDIA H200"})
-
-    text = measurements.page(runs)
-    assert "## Published workloads in full size" in text
-    assert "| kvikio |  |  |  |  |  | absent: not installed |" in text
-    text = performance.page(runs)
-    assert "NVIDIA H200" in text
-    assert "(figures/gpu-reads.svg)" in text
-    assert "not measured" not in text
-
-
-def test_nvcomp_alone_is_shown_by_its_best_number_of_streams(run):
-    rows = [
-        replace(row(f"{n} chunks on {k}", "bare", s), nbytes=n * 10**6)
-        for n, k, s in ((16, 1, 1), (400, 1, 4), (400, 8, 2))
-    ]
-    absent = replace(row("800 chunks on 1", "bare", 1), samples=(), status="absent")
-    found = CaseRows(name="zstd 3, 1024 kB", rows=[*rows, absent])
-    runs = {"host": run("host", everything()), "saturation": run("saturation", [found], gpu={"name": "NVIDIA H200"})}
-
-    text = measurements.page(runs)
-    assert "## nvCOMP alone" in text
-    assert "| GB/s (streams) | the fewest, ms | 16 chunks | 400 chunks |" in text
-    assert "| zstd 3, 1024 kB | 1000 | 0.0 (1) | 0.2 (8) |" in text
-
-
 def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path, run):
     draw_all({"host": run("host", everything()), "gpu": run("gpu", on_a_gpu())}, tmp_path)
 
@@ -244,66 +180,6 @@ def test_every_figure_is_drawn_and_says_what_it_shows(tmp_path, run):
         ET.fromstring(svg)  # our own
         assert "SHA-256" in svg
         assert re.search(r"GB of values a second|\(ms\)|GB/s", svg)
-
-
-def test_cases_that_do_not_suffice_give_no_figure(tmp_path, run):
-    draw_all({"host": run("host", [])}, tmp_path / "figures")
-    assert list((tmp_path / "figures").iterdir()) == []
-
-
-def test_tables_are_empty_where_there_is_nothing():
-    assert best_peers([]) == concurrency_table([]) == study_table([]) == plain_zarr_table([]) == samples_table([]) == ""
-    assert summaries([]) == []
-
-
-def plain(operation):
-    found = case(ERA5, operation, readers=("zarr default", "zarr Fused", "zarrs", "TensorStore"))
-    found.rows[3] = row("TensorStore", "peer", 0.1)
-    return replace(found, rows=[*found.rows, row("gpuzarr pipeline", "ours", 1.6)])
-
-
-def test_plain_zarr_is_compared_with_other_codec_pipelines():
-    cases = [plain("crop"), plain("read"), plain("load"), case(ERA5, "crop"), case(SERIES, "read")]
-
-    lines = plain_zarr_table(cases).splitlines()
-
-    assert lines[0] == (
-        "|  | zarr default, ms | zarr Fused, ms | zarrs, ms | gpuzarr pipeline, ms | read_array, ms | peer / ours "
-        "| ours / read_array |"
-    )
-    assert lines[2:] == [
-        "| era5-packed/crop | 2000 | 3000 | 4000 | 1600 | 1250 | 1.25 | 1.28 |",
-        "| era5-packed/read | 2000 | 3000 | 4000 | 1600 | 1250 | 1.25 | 1.28 |",
-    ]
-    assert summaries(cases)[-1] == Summary(title="plain zarr", n=2, mean=1.25, lowest=1.25, highest=1.25)
-
-
-def test_sections_with_a_file_of_their_own_are_read_from_it(run):
-    of_host = run("host", [case(SERIES, "read"), plain("read"), of_training("1x256x256")])
-    later = ABOUT | {"date": "2026-12-24T00:00:00+00:00"}
-    faster = replace(plain("crop"), rows=[*plain("crop").rows[:-1], row("gpuzarr pipeline", "ours", 1.0)])
-    runs = {"host": of_host, "plain-zarr": run("plain-zarr", [faster], **later)}
-
-    tables, summary = measurements.page(runs), performance.page(runs)
-
-    assert "| era5-packed/crop | 2000 | 3000 | 4000 | 1000 |" in tables
-    assert "| era5-packed/read | 2000 | 3000 | 4000 | 1600 |" not in tables
-    assert tables.count("2026-12-24") == 1
-    assert "| plain zarr | 1 | 2.00 | 2.00 | 2.00 |" in summary
-    assert "| batches for training | 1 |" in summary
-
-
-def test_reads_chunk_by_chunk_may_have_been_measured_later(run):
-    volume = ZARRS_VOLUMES[0].reduced
-    each = case(volume, "chunks")
-    quicker = replace(each, rows=[row("gpuzarr", "ours", 1.0) if r.name == "gpuzarr" else r for r in each.rows])
-    later = ABOUT | {"date": "2026-12-24T00:00:00+00:00"}
-    of_host = run("host", [case(SERIES, "read"), case(volume, "read"), each])
-    before, after = ({"host": of_host}, {"host": of_host, "chunks": run("chunks", [quicker], **later)})
-
-    assert "| chunk by chunk | 1 | 2.00 |" not in performance.page(before)
-    assert "| chunk by chunk | 1 | 2.00 |" in performance.page(after)
-    assert "2026-12-24" in measurements.page(after)
 
 
 def in_regime(regime, workload=SERIES, ours=1.25):
@@ -328,36 +204,3 @@ def test_every_regime_has_its_mean_and_its_worst_case():
         "| series-1mb-zstd/read kept | 2000 | 3000 | 1600 | 1.25 |",
     ]
     assert regimes_summary([]) == regimes_table([]) == ""
-
-
-def test_who_was_absent_in_a_regime_leaves_an_empty_cell():
-    alone = replace(
-        in_regime("first"), rows=[row("gpuzarr", "ours", 1.0), replace(row("zarrs", "peer", 1), samples=())]
-    )
-    assert regimes_table([alone]).splitlines()[2] == "| series-1mb-zstd/read first | 1000 |  |  |"
-    assert regimes_summary([alone]) == ""
-
-
-def test_regimes_stand_in_their_own_section_alone(run):
-    cases = [case(SERIES, "read"), in_regime("steady", ours=9.0)]
-    runs = {"host": run("host", cases)}
-
-    assert [c.name for c in arrays_of(cases)] == ["series-1mb-zstd/read"]
-    assert summaries(cases) == summaries(cases[:1])
-    assert "| steady | 1 | 0.22 | 0.22 (series-1mb-zstd) |" in performance.page(runs)
-    assert measurements.page(runs).count("series-1mb-zstd/read steady") == 1
-
-    later = ABOUT | {"date": "2026-12-24T00:00:00+00:00"}
-    runs["steady"] = run("steady", [in_regime("steady", ours=1.0)], **later)
-    assert "| steady | 1 | 2.00 | 2.00 (series-1mb-zstd) |" in performance.page(runs)
-    assert performance.page(runs).count("2026-12-24") == measurements.page(runs).count("2026-12-24") == 1
-    assert "## First and later reads" in performance.page(runs)
-    assert "First and later reads" not in performance.page({"host": run("host", [case(SERIES, "read")])})
-
-
-def test_reads_chunk_by_chunk_have_a_column_for_each_number():
-    chunked = [case(ZARRS_VOLUMES[0].reduced, "chunks", n) for n in (1, 32)]
-    lines = concurrency_table(chunked).splitlines()
-    assert lines[0] == "| volume | reader | ms, 1 at once | ms, 32 at once | peak MB, 1 | peak MB, 32 |"
-    assert lines[2] == "| zarrs-none | zarr default | 2000 | 2000 | 5 | 5 |"
-    assert not any("one stage" in line for line in lines)

@@ -11,6 +11,7 @@ from helpers.still_clock import StillClock
 
 from benchmarks.page import measurements
 from benchmarks.page.runs import load
+from benchmarks.runner.results import CaseRows, Row, Sample
 from benchmarks.timed.__main__ import main
 from benchmarks.timed.bounds import call_s, covered, decoding_bound, idle_shares
 from benchmarks.timed.device import ModelledDevice, runs
@@ -19,7 +20,6 @@ from benchmarks.timed.simulation import Interval
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
 from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
-from xarray_gpuzarr.machine.bench.results import CaseRows, Row, Sample
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0)
 RATES = Rates(

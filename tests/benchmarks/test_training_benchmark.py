@@ -1,6 +1,5 @@
 """The benchmark of training: every loader gives the same crops, at places that say nothing of chunks."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +9,13 @@ from helpers.codec_pipeline import settings_taken_back
 from helpers.here_and_now import HereAndNow
 from helpers.stores.range_server import RangeServer
 
-from benchmarks import __main__ as command
 from benchmarks.arrays.stores import write_workload
+from benchmarks.runner.crew import Crew
+from benchmarks.runner.results import Results
+from benchmarks.runner.session import Session
 from benchmarks.training import cases, child, loaders
-from benchmarks.training.feeds import BATCH, PREFETCH, Feed
+from benchmarks.training.feeds import BATCH, Feed
 from benchmarks.training.loaders import LOADERS
-from xarray_gpuzarr.machine.bench.crew import Crew
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import Results
-from xarray_gpuzarr.machine.bench.session import Session
 
 WORKLOAD = replace(cases._ARRAY, name="tiny", shape=(8, 30, 40), chunks=(2, 10, 10), codec="zstd 1")
 LAYOUTS = {"chunks": WORKLOAD, "shards": replace(WORKLOAD, chunks=(1, 5, 10), shards=(4, 10, 20))}
@@ -39,7 +36,7 @@ def url(folder):
 def here(monkeypatch):
     """Let loaders run in this process."""
 
-    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
+    monkeypatch.setattr("benchmarks.runner.crew.process", HereAndNow)
     with settings_taken_back():
         yield
 
@@ -86,41 +83,6 @@ def test_samples_in_another_order_are_those_of_the_feed(folder, url, layout, ser
     np.testing.assert_array_equal(found[0], wanted, strict=True)
 
 
-def test_a_loader_of_whole_samples_takes_no_part_where_crops_are_asked_for(folder):
-    with pytest.raises(AbsentError, match="whole samples"):
-        LOADERS["insitubatch"].open(feed_of("chunks", folder))
-
-
-def test_crops_lie_inside_and_none_comes_twice(folder):
-    feed = feed_of("chunks", folder, crop=(1, 6, 8), n_batches=10)
-    start = feed.start.reshape(-1, 3)
-
-    assert len(np.unique(start, axis=0)) == feed.n_samples == 160
-    assert (start >= 0).all()
-    assert (start + feed.crop <= WORKLOAD.shape).all()
-    assert start.tolist() != sorted(start.tolist())
-    np.testing.assert_array_equal(feed.start, replace(feed).start)
-    assert feed.nbytes == 160 * 6 * 8 * 4
-
-
-def test_no_more_batches_are_under_way_than_ours_reads_ahead():
-    count, most = Counter(), []
-
-    def start(number):
-        count["begun"] += 1
-        most.append(count["begun"] - count["ended"])
-
-        def finish():
-            count["ended"] += 1
-            return number
-
-        return finish
-
-    for length in (0, 1, PREFETCH, 7):
-        assert list(loaders._ahead(start, list(range(length)))) == list(range(length))
-    assert max(most) == PREFETCH
-
-
 def run_case(scale, folder):
     case = cases.cases(scale, folder, Crew())[0]
     return {row.name: row for row in Session(Results({}, None), n_rounds=1).run(case).rows}
@@ -138,34 +100,3 @@ def test_a_case_compares_what_loaders_give(here, tmp_path, monkeypatch):
     assert [row.status for row in rows.values()] == ["measured", "measured", "failed", "absent"]
     assert "other values" in rows["wrong"].note
     assert rows["lost"].note == "not installed (pip install nonesuch)"
-
-
-def test_cases_are_every_store_crop_and_place(tmp_path):
-    names = [case.name for case in cases.cases(1, tmp_path, Crew())]
-
-    assert len(set(names)) == 20
-    assert names[0] == "training/1x256x256 of chunks of 64 kB"
-    assert names[-1] == "training/4x64x64 of chunks of 1 MB in shards, 10 ms"
-    assert [workload.chunk_nbytes for workload in cases._workloads()] == [2**16, 2**16, 2**20, 2**20]
-    assert [case.name for case in cases.cases(1e-3, tmp_path, Crew())] == [names[0], names[-1]]
-
-
-def test_the_command_knows_the_cases_of_training(capsys):
-    assert command.main(["--only", "nonesuch"]) == 2
-    assert "training/4x64x64 of chunks of 64 kB in shards" in capsys.readouterr().err
-
-
-def test_crops_of_the_cases_begin_anywhere_in_a_chunk():
-    for crop in cases._CROPS:
-        starts = {n // 3 * number % 128 for n in crop[1:] for number in range(10)}
-        assert len(starts) == 10
-        assert Feed(workload=WORKLOAD, crop=crop, n_batches=1).stride[1:] == (crop[1] // 3, crop[2] // 3)
-
-
-@pytest.mark.parametrize("workload", list(cases._workloads()), ids=lambda workload: workload.summary)
-def test_crops_and_batches_shrink_with_the_array(workload):
-    tiny = Feed(workload=workload, crop=(4, 64, 64), n_batches=10**6).scaled(1e-3)
-    assert tiny.workload.nbytes < workload.nbytes / 50
-    assert (tiny.start >= 0).all()
-    assert (tiny.start + tiny.crop <= tiny.workload.shape).all()
-    assert tiny.n_samples <= np.prod(tiny.grid) < tiny.n_samples + BATCH

@@ -7,7 +7,6 @@ import pytest
 import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.data.pyramids import write_pyramid
-from helpers.here_and_now import HereAndNow
 
 from xarray_gpuzarr.backend.absent_groups import ALONE
 from xarray_gpuzarr.cli import main
@@ -22,9 +21,8 @@ WHY = {
 
 
 @pytest.fixture(autouse=True)
-def _wide_terminal_and_readers_in_this_process(monkeypatch):
+def _wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("xarray_gpuzarr.machine.bench.crew.process", HereAndNow)
     with settings_taken_back():
         yield
 
@@ -109,19 +107,11 @@ def test_info_of_arrays_that_zarr_python_decodes(tmp_path, capsys):
     ],
 )
 def test_bench_reads_the_largest_level_or_the_one_that_is_named(image, capsys, below, options, read):
-    out = shown(capsys, "bench", image + below, *options, "--rounds", "1", "--readers", "zarr default", "gpuzarr")
+    out = shown(capsys, "bench", image + below, *options, "--rounds", "1")
 
     assert out.startswith(f"{read.format(image=image)}, ")
-    assert {line.split("  ")[0] for line in out.splitlines()} >= {"zarr default", "gpuzarr", "gpuzarr pipeline"}
-    assert out.splitlines()[-1].endswith("So xarray's readers took no part.")
-
-
-def test_readers_that_need_a_dataset_are_not_offered_for_a_single_array(image, capsys):
-    assert main(["bench", f"{image}/2", "--readers", "xarray"]) == 2
-
-    found = capsys.readouterr().err.splitlines()[2]
-    assert found.startswith("  found: valid readers: zarr default; ")
-    assert "xarray" not in found
+    assert {line.split(" ")[0] for line in out.splitlines()} >= {"zarr-python", "gpuzarr"}
+    assert out.splitlines()[-1].endswith("So zarr-python and this package read the array itself.")
 
 
 def test_what_fails_for_another_reason_is_an_error_still(tmp_path, capsys):

@@ -299,8 +299,6 @@ def test_the_package_has_the_version_that_the_command_tells(capsys):
         ("info s.zarr --device c", "cuda"),
         ("info s.zarr --al", "--all"),
         ("bench s.z", "s.zarr"),
-        ("bench s.zarr --out s", "s.zarr"),
-        ("bench s.zarr --readers Te", "TensorStore"),
         ("demo --dir s", "s.zarr"),
         ("demo --source s", "s.zarr"),
         ("doctor --device h", "host"),

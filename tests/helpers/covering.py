@@ -19,7 +19,7 @@ def pairs_of(row: Row) -> set[tuple[tuple[int, Hashable], ...]]:
     return {*combinations(enumerate(row), min(2, len(row)))}
 
 
-def covering(rows: Sequence[Row], also: Collection[int] = (), seed: int | None = None) -> list[int]:
+def covering(rows: Sequence[Row], also: Collection[int] = ()) -> list[int]:
     """Return the numbers of rows that have every pair among them, in order; the same ones on every call.
 
     Parameters
@@ -28,8 +28,6 @@ def covering(rows: Sequence[Row], also: Collection[int] = (), seed: int | None =
         Combinations to choose from. They need not be all: pairs that no row has are not asked for.
     also : collection of int
         Rows that are taken whatever they cover.
-    seed : int, optional
-        Draws one more of the rows that would be left out.
     """
     left = set().union(*map(pairs_of, rows))
     taken = {*also}
@@ -46,19 +44,15 @@ def covering(rows: Sequence[Row], also: Collection[int] = (), seed: int | None =
             left -= pairs_of(rows[number])
         elif now:
             heapq.heappush(heap, (now, number))
-    others = [number for number in range(len(rows)) if number not in taken]
-    if seed is not None and others:
-        taken.add(random.Random(seed).choice(others))
     return sorted(taken)
 
 
-def every_value(rows: Sequence[Row], also: Collection[int] = (), seed: int | None = None) -> list[int]:
+def every_value(rows: Sequence[Row], also: Collection[int] = ()) -> list[int]:
     """Return the numbers of rows that have every choice among them, each of them about as often as others of its place.
 
-    As `covering`, for what takes long; the seed also says which of many such rows they are.
+    As `covering`, for what takes long.
     """
-    draw = random.Random(seed or 0)
-    order = draw.sample(range(len(rows)), len(rows))
+    order = random.Random(0).sample(range(len(rows)), len(rows))
     places = [[*enumerate(row)] for row in rows]
     used, taken = Counter(choice for number in also for choice in places[number]), [*also]
     left = set().union(*map(set, places)) - set(used)
@@ -68,7 +62,4 @@ def every_value(rows: Sequence[Row], also: Collection[int] = (), seed: int | Non
         taken.append(number)
         used.update(places[number])
         left -= used.keys()
-    others = sorted({*range(len(rows))} - {*taken})
-    if seed is not None and others:
-        taken.append(draw.choice(others))
     return sorted(taken)

@@ -1,16 +1,16 @@
 """Tests of three parameters and more run with every pair of values, not with every combination.
 
-Such a test runs with a covering array of its combinations, with those that ``pytest.mark.also_with("id", ...)`` names
-because something was wrong there once, and with one that is drawn anew in each session. A decoder is a parameter like
-others. All combinations run by `FULL`, on a GPU, where a test is marked ``every_combination``, and where a user names
-tests. Where a test is marked ``every_value`` because it takes long, and where tests run once more under something else
-(sanitizers, the oldest libraries, other projects' suites), it is enough that each value is among them.
+Such a test runs with a covering array of its combinations, and with those that ``pytest.mark.also_with("id", ...)``
+names because something was wrong there once: the same ones every time, so that no change fails for what it did not
+touch. A decoder is a parameter like others. All combinations run by `FULL`, on a GPU, where a test is marked
+``every_combination``, and where a user names tests. Where a test is marked ``every_value`` because it takes long, and
+where tests run once more under something else (sanitizers, the oldest libraries, other projects' suites), it is enough
+that each value is among them.
 
 What else costs much and is asked for by number takes the number from `usually`.
 """
 
 import os
-import secrets
 from collections import defaultdict
 
 import pytest
@@ -23,9 +23,8 @@ COMBINATIONS = "XARRAY_GPUZARR_TEST_COMBINATIONS"
 _RUN = os.environ.get(COMBINATIONS, "pairs")
 FULL = _RUN == "all"
 """Whether this is ``make test-full``."""
-_SEED = "XARRAY_GPUZARR_TEST_SEED"
-SEED = int(os.environ.setdefault(_SEED, str(secrets.randbelow(1 << 32))))
-"""What draws one more combination of each test; in the environment, so that all processes of a session draw one."""
+SEED = int(os.environ.get("XARRAY_GPUZARR_TEST_SEED", "0"))
+"""What random values are drawn by; another one in each ``make test-full``, which prints it."""
 
 
 if _RUN not in {"all", "pairs", "values"}:
@@ -44,7 +43,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if out:
         config.hook.pytest_deselected(items=[item for item in items if id(item) in out])
         items[:] = [item for item in items if id(item) not in out]
-    not_run.count(config, f"combinations of parameters: make test-full ({_SEED}={SEED} draws the same again)", len(out))
+    not_run.count(config, "combinations of parameters: make test-full", len(out))
 
 
 def _tests(items: list[pytest.Item]) -> dict[str, list[pytest.Function]]:
@@ -74,5 +73,5 @@ def _without(test: list[pytest.Function]) -> list[pytest.Function]:
         raise pytest.UsageError(f"{test[0].nodeid} has no combination {unknown[0]!r}, which its mark names")
     rows = [item.callspec._idlist for item in test]
     choose = every_value if _is_enough(test[0]) else covering
-    kept = {*choose(rows, [numbers[name] for name in also if name in numbers], SEED)}
+    kept = {*choose(rows, [numbers[name] for name in also if name in numbers])}
     return [item for number, item in enumerate(test) if number not in kept]

@@ -1,12 +1,10 @@
 """`gpuzarr doctor` on the simulated device and on a host without one: what it prints, writes, keeps and exits with."""
 
-import gzip
 import json
 import os
 import subprocess
 import sys
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +19,8 @@ from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
-from xarray_gpuzarr.machine.diagnosis import answers, damage, device, examine, machine, questions, resident
+from xarray_gpuzarr.machine.diagnosis import answers, device, examine, machine
 from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
-from xarray_gpuzarr.machine.diagnosis.examine import Effort
 from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Sizes, host_rates
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, without_names
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, sample_of
@@ -55,10 +52,7 @@ class Answer:
     nbytes: int = 10**6
 
 
-TINY = Effort(
-    sizes=Sizes(copied=65_536, chunk=4096, n_chunks=2),
-    questions=0.005,
-)
+TINY = Sizes(copied=65_536, chunk=4096, n_chunks=2)
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +80,7 @@ def gpu(monkeypatch):
     gpu = simulated_gpu.in_use(monkeypatch)
     monkeypatch.setattr(gpu.api, "identity", IDENTITY)
     monkeypatch.setattr(device, "decoder_for", reading.decoder_for)
-    for module in (examine, damage):
-        monkeypatch.setattr(module, "current_device", lambda *_: gpu.api)
+    monkeypatch.setattr(examine, "current_device", lambda *_: gpu.api)
     for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", list)
     monkeypatch.setattr(answers, "check_all", lambda api: iter([Answer("zstd, short"), Answer("lz4")]))
@@ -95,13 +88,8 @@ def gpu(monkeypatch):
     return gpu
 
 
-def run(*arguments, effort=TINY):
-    return command.run_doctor(parser().parse_args(["doctor", *arguments]), effort)
-
-
-def child_of(gpu):
-    """Return what answers as a process of its own would."""
-    return lambda question: json.dumps(damage.ASK[question[0]](gpu.api, *question[1:3]))
+def run(*arguments):
+    return command.run_doctor(parser().parse_args(["doctor", *arguments]), TINY)
 
 
 # ---- without a GPU
@@ -118,22 +106,21 @@ def test_a_host_is_measured_and_told_what_is_missing(host, capsys):
     assert out.endswith("All is well.\n")
 
 
-@pytest.mark.parametrize("arguments", [["--thorough"], ["--device", "cuda"]])
-def test_what_only_a_gpu_answers_cannot_be_asked_here(host, arguments, capsys):
-    assert main(["doctor", *arguments]) == 2
+def test_what_only_a_gpu_answers_cannot_be_asked_here(host, capsys):
+    assert main(["doctor", "--device", "cuda"]) == 2
     assert "pip install 'xarray-gpuzarr[cuda13]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("device", "error"),
     [
-        *(("host", DeviceUnavailableError), ("cuda:1", DeviceUnavailableError)),
+        ("cuda:1", DeviceUnavailableError),
         *(("workers", OptionError), ("nonesuch", OptionError), ("cuda:x", OptionError)),
     ],
 )
-def test_devices_that_cannot_be_examined_thoroughly(host, device, error):
+def test_devices_that_cannot_be_examined(host, device, error):
     with pytest.raises(error):
-        xarray_gpuzarr.doctor(device, thorough=True)
+        xarray_gpuzarr.doctor(device)
 
 
 def test_host_rates_that_come_with_wrong_values_are_a_failure(host, monkeypatch, capsys):
@@ -247,22 +234,15 @@ def test_reads_with_wrong_values_fail(gpu, monkeypatch):
 
 
 def xarray_gpuzarr_failures():
-    asked = examine.examine("auto", thorough=False, progress=str, effort=TINY)
+    asked = examine.examine("auto", progress=str, sizes=TINY)
     return Diagnosis(sections=tuple(asked)).failures
 
 
-def test_the_gpu_that_is_named_is_examined(gpu, few, monkeypatch):
-    asked, questions = [], []
-
-    def child(question):
-        questions.append(question)
-        return child_of(gpu)(question)
-
+def test_the_gpu_that_is_named_is_examined(gpu, monkeypatch):
+    asked = []
     monkeypatch.setattr(examine, "current_device", lambda device: asked.append(device) or gpu.api)
-
-    assert run("--device", "cuda:0", "--thorough", effort=replace(TINY, child=child)) == 0
+    assert run("--device", "cuda:0") == 0
     assert asked == ["cuda:0"]
-    assert {question[-1] for question in questions} == {"cuda:0"}
 
 
 def test_a_device_that_breaks_is_a_failure_and_the_host_is_measured(gpu, monkeypatch):
@@ -362,16 +342,6 @@ def test_progress_is_shown_on_terminals_only(monkeypatch, capsys):
     assert "known answers ..." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("nbytes", "fmt"), [(1 << 16, "gzip"), (1 << 17, "gzip, looking ahead")])
-def test_gzip_is_asked_of_the_algorithm_that_reads_use(gpu, nbytes, fmt):
-    values = bytes(range(256)) * (nbytes // 256)
-    with gpu.api.activate(), closing(resident.Workspace(gpu.api)) as space:
-        streams = resident.resident_streams(space, "gzip", [gzip.compress(values)] * 3, nbytes)
-
-        assert streams.fmt == fmt
-        assert streams.what_is_wrong(values) == ""
-
-
 # ---- samples and clocks
 
 
@@ -404,103 +374,3 @@ def test_what_is_timed_runs_once_more_than_it_counts():
     ran.clear()
     seconds_of(lambda: ran.append(1), budget=0)
     assert len(ran) == 2
-
-
-# ---- nvCOMP alone
-
-
-def test_every_question_has_an_answer(gpu):
-    found = questions.questions_section(gpu.api, 0.01)
-
-    assert found.failures == []
-    assert found.facts["zstd, streams at offset 7"] == "10 decoded correctly"
-    assert "deflate, streams at offset 1" not in found.facts  # nvCOMP says that it does not take them
-    assert found.facts["scratch memory for zstd"] == "no more than the formula says, asked 4 times"
-    assert "zstd frame, with a content checksum" in found.facts
-    gpu.api.check()
-
-
-def test_wrong_answers_to_questions_are_failures(gpu, monkeypatch):
-    monkeypatch.setattr(resident.Resident, "content", lambda *_: b"other")
-    monkeypatch.setattr(questions, "zstd_temp_nbytes", lambda *_: 0)
-    found = questions.questions_section(gpu.api, 0.005)
-    assert "lz4, streams at offset 0: statuses [0], lengths [328], values right: False" in found.failures
-    assert any(failure.startswith("scratch memory for zstd: more than the formula") for failure in found.failures)
-
-
-# ---- damage
-
-
-@pytest.fixture
-def few(monkeypatch):
-    """Children of one process take turns, and are few."""
-    monkeypatch.setattr(damage, "_AT_ONCE", 1)
-    monkeypatch.setattr(damage, "NATIVE_CODECS", ("zstd", "snappy"))
-    monkeypatch.setattr(damage, "CODECS", ("gzip", "lz4", "blosc blosclz"))
-
-
-def test_thorough_questions_are_part_of_the_command(gpu, few, capsys):
-    effort = Effort(sizes=TINY.sizes, questions=TINY.questions, child=child_of(gpu))
-    assert run("--thorough", effort=effort) == 0
-    out = capsys.readouterr().out
-    assert "Is what the docs assume of nvCOMP true?" in out
-    assert "a read, lz4, noise" in out
-
-
-def test_no_damage_gives_wrong_values_or_ends_the_process(gpu, few):
-    found = damage.damage_section(child_of(gpu))
-
-    assert found.failures == []
-    assert found.facts["a read, lz4, none"]["said"] == "right values"
-    assert found.facts["a read, lz4, noise"]["said"].startswith("CorruptChunkError: cannot decode chunk (1,)")
-    assert found.facts["a read, blosc blosclz, flipped"]["said"] == "values as the host decodes them"
-    assert found.facts["nvCOMP alone, snappy, none"]["right"] == [True, True, True]
-    assert found.facts["nvCOMP alone, zstd, noise"]["statuses"] == [0, 12, 0]
-
-
-@pytest.mark.parametrize(
-    ("said", "failure"),
-    [
-        ({"said": "WRONG VALUES", "goes on": True}, "WRONG VALUES"),
-        ({"said": "CorruptChunkError: x", "goes on": False}, "CorruptChunkError: x; THE PROCESS DID NOT GO ON"),
-        ({"said": "CorruptChunkError: x", "goes on": True}, "CorruptChunkError: x"),  # where nothing is damaged
-    ],
-)
-def test_a_read_that_goes_wrong_is_a_failure(few, monkeypatch, said, failure):
-    monkeypatch.setattr(damage, "NATIVE_CODECS", ())
-    monkeypatch.setattr(damage, "CODECS", ("lz4",))
-    monkeypatch.setattr(damage, "DAMAGES", ("none",))
-    assert damage.damage_section(lambda _: json.dumps(said)).failures == [f"a read, lz4, none: {failure}"]
-
-
-def test_a_lost_process_is_an_answer_of_nvcomp_and_a_failure_of_a_read(few, monkeypatch):
-    def lost(_):
-        raise RuntimeError("exit status -6: an illegal memory access")
-
-    monkeypatch.setattr(damage, "DAMAGES", ("noise",))
-    found = damage.damage_section(lost)
-    assert "exit status -6" in found.facts["nvCOMP alone, zstd, noise"]["ended"]
-    assert len(found.failures) == 3
-
-
-def test_a_child_answers_one_question(gpu, capsys):
-    assert damage.main(["nvcomp", "lz4", "truncated"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["statuses"], answer["goes on"]) == ([0, 12, 0], True)
-
-
-def test_children_are_processes_whose_last_words_are_kept():
-    with pytest.raises(RuntimeError, match=r"(?s)exit status 1: .*KeyError: 'nonsense'"):
-        damage.run_child(["nonsense", "lz4", "none"])
-
-
-@pytest.mark.parametrize("kind", damage.DAMAGES)
-def test_damage_is_the_same_every_time(kind):
-    stream = bytes(range(256))
-    assert damage.damaged(stream, kind) == damage.damaged(stream, kind)
-    assert (damage.damaged(stream, kind) == stream) == (kind == "none")
-
-
-def test_unknown_damage_is_refused():
-    with pytest.raises(ValueError, match="no damage is called 'mild'"):
-        damage.damaged(b"x", "mild")

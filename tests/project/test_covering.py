@@ -33,17 +33,10 @@ def test_few_are_taken(name, most):
     assert 0 < len(covering(PRODUCTS[name])) <= most
 
 
-def test_a_row_can_be_asked_for_and_one_more_is_drawn():
+def test_a_row_can_be_asked_for():
     rows = PRODUCTS["five"]
-    few = covering(rows)
-    asked = next(number for number in range(len(rows)) if number not in few)
-
-    drawn = {(*covering(rows, seed=seed),) for seed in range(20)}
-
+    asked = next(number for number in range(len(rows)) if number not in covering(rows))
     assert asked in covering(rows, [asked])
-    assert {len(d) for d in drawn} == {len(few) + 1}
-    assert len(drawn) > 10
-    assert covering(rows, seed=3) == covering(rows, seed=3)
 
 
 @pytest.mark.parametrize("rows", PRODUCTS.values(), ids=PRODUCTS)
@@ -51,10 +44,10 @@ def test_every_value_is_covered_by_few_rows_that_differ(rows):
     def counts(taken):
         return [Counter(rows[number][place] for number in taken) for place in range(len(rows[0]) if rows else 0)]
 
-    taken = every_value(rows, seed=1)
+    taken = every_value(rows)
 
     assert [set(count) for count in counts(taken)] == [{row[p] for row in rows} for p in range(len(counts([])))]
-    assert len(taken) <= 1 + max((len(count) for count in counts(taken)), default=0)
+    assert len(taken) <= max((len(count) for count in counts(taken)), default=0)
     assert every_value(rows, taken) == taken
 
 
@@ -115,7 +108,7 @@ def test_tests_that_take_long_run_with_every_value(request):
 
     assert {first for first, _ in ran} == {*"01234"}
     assert {second for _, second in ran} == {*"012"}
-    assert len(ran) == (15 if every_pair.FULL else 6)
+    assert len(ran) == (15 if every_pair.FULL else 5)
 
 
 def test_tests_that_run_once_more_run_with_every_value(request, monkeypatch):
@@ -127,7 +120,7 @@ def test_tests_that_run_once_more_run_with_every_value(request, monkeypatch):
 
     assert [len(set(values)) for values in zip(*(c._idlist for c in ran), strict=True)] == [3, 4, 2, 5]
     assert "z-2-True-4" in {c.id for c in ran}
-    assert len(ran) in {6, 7}
+    assert len(ran) in {5, 6}
 
 
 def test_what_is_left_out_and_skipped_is_said_once_for_each_reason():

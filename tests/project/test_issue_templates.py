@@ -31,5 +31,6 @@ def test_named_commands_and_targets_exist(template):
 
     for command in re.findall(r"`gpuzarr ([^`]*)`", text):
         parser().parse_args(command.split())
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    makefiles = (ROOT / "Makefile").read_text() + (ROOT / "gpu.mk").read_text()
+    targets = re.findall(r"^([a-z-]+):", makefiles, re.MULTILINE)
     assert set(re.findall(r"`make ([a-z-]+)`", text)) <= set(targets)

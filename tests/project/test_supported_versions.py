@@ -60,7 +60,7 @@ def test_both_ends_are_what_is_tested(label, name, oldest, newest):
     with_oldest = pins(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert Version(with_oldest[name]) == Version(oldest)
-    assert pins((ROOT / "constraints.txt").read_text())[name].startswith(f"{newest}.")
+    assert pins((ROOT / ".ci" / "constraints.txt").read_text())[name].startswith(f"{newest}.")
 
 
 def test_distributed_is_of_dasks_age():
@@ -81,13 +81,13 @@ def test_a_gpu_without_a_cluster_does_without_the_dask_that_dask_cuda_pins(extra
 
 @pytest.mark.parametrize("cuda", [12, 13])
 def test_pins_for_gpus_lie_in_the_range(cuda):
-    newer = pins((ROOT / f"constraints-cuda{cuda}.txt").read_text())
+    newer = pins((ROOT / ".ci" / f"constraints-cuda{cuda}.txt").read_text())
 
     assert Version(SUPPORTED["dask"][1]) <= Version(newer["dask"]) == Version(newer["distributed"])
-    assert Version(newer["dask"]) <= Version(pins((ROOT / "constraints.txt").read_text())["dask"])
+    assert Version(newer["dask"]) <= Version(pins((ROOT / ".ci" / "constraints.txt").read_text())["dask"])
 
 
 def test_old_test_libraries_are_not_newer_than_new_ones():
-    new, old = (pins((ROOT / name).read_text()) for name in ("constraints.txt", "constraints-oldest.txt"))
+    new, old = (pins((ROOT / ".ci" / name).read_text()) for name in ("constraints.txt", "constraints-oldest.txt"))
 
     assert all(Version(version) <= Version(new[name]) for name, version in old.items())

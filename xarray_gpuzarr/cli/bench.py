@@ -1,12 +1,22 @@
-"""``gpuzarr bench``: choose an array of a store, let `bench_array` measure, print tables, write JSON."""
+"""``gpuzarr bench``: xarray's own engine and this one read an array of a user's store in turns; print a table.
+
+The first read of each warms up, and its values are compared with the first reader's. Those that follow are timed: files
+of a local store are in the page cache by then, so decoding and copying are measured, not a disk.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
-from pathlib import Path
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from statistics import median
+from typing import Any
 
+import numpy as np
+import xarray as xr
 import zarr
 from rich.console import Console
 
@@ -16,16 +26,19 @@ from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.cli.contents import Contents, open_contents
 from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.cli.groups import groups_below
-from xarray_gpuzarr.cli.terminal import StatusLine, address_of, make_writable, naming_unwritable, say, table_of
-from xarray_gpuzarr.errors import OptionError, perhaps
-from xarray_gpuzarr.machine.bench import READERS, ArrayReader, BenchResult, CaseRows, Location, Row, bench_array
+from xarray_gpuzarr.cli.terminal import StatusLine, address_of, say, table_of
+from xarray_gpuzarr.decoders import Device, missing_for_cuda
+from xarray_gpuzarr.errors import OptionError, masked, perhaps
 from xarray_gpuzarr.process.sizes import parse_nbytes
+from xarray_gpuzarr.read import read_array
 
-_TITLES = {
-    "read": "stored values, as one array",
-    "load": "the variable of xarray, decoded, as one array",
-}
-_COLUMNS = ("reader", "ms", "min-max", "GB/s", "CPU ms", "extra MB", "/ peer")
+Box = tuple[slice, ...]
+"""One slice of elements per axis, step 1."""
+_Read = Callable[[], Any]
+"""Reads everything anew, from the stored bytes."""
+_STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
+"""What zarr-python decodes with, whatever this user has chosen."""
+_COLUMNS = ("reader", "ms", "min-max", "GB/s", "/ zarr")
 
 
 def run_bench(options: argparse.Namespace) -> int:
@@ -34,59 +47,38 @@ def run_bench(options: argparse.Namespace) -> int:
     Raises
     ------
     OptionError
-        A size, a variable or the part of a reader's name is unusable, or ``--out`` cannot be written to.
+        A size, a number or a variable is unusable.
     StoreReadError
         The store cannot be opened.
     """
     tried = f"--nbytes {options.nbytes!r}"
     most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
-    if options.out is not None:
-        _require_file(options.out)
+    for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):
+        if value < 1:
+            raise OptionError(f"--{name} must be at least 1", tried=f"{value}", found="less than 1", do="give more")
     address = address_of(options)
     contents = open_contents(address, "host")
-    readers = _chosen(options.readers, contents)
-    location = _location(address, contents, options.variable)
+    group, variable = _location(address, contents, options.variable)
+    path = f"{group}/{variable}".lstrip("/")
+    array = zarr.open_array(address.store, path=path, mode="r", **address.given)
+    box = corner_box(array.shape, array.shards or array.chunks, array.dtype.itemsize, most_nbytes)
+    _describe(path or address.store, array, box)
     line = StatusLine()
     try:
-        result = bench_array(
-            location, most_nbytes=most_nbytes, n_rounds=options.rounds, readers=readers, progress=line.show
-        )
+        with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
+            warnings.simplefilter("ignore")  # every reader would say the same
+            reads = _array_reads(address, path, box) if contents.why_apart else _reads(address, group, variable, box)
+            times, wrong = _measure(reads, options.rounds, line.show)
     finally:
         line.clear()
-    if options.out is not None:  # before it is printed: to a pipe, perhaps, whose reader ends
-        with naming_unwritable("--out", options.out):
-            options.out.write_text(json.dumps(result.as_json(), indent=1) + "\n")
-    _print(result, Console())
+    _print(times, wrong, _nbytes(array, box))
     if contents.why_apart:
-        say("", f"{contents.why_apart}. So xarray's readers took no part.")
-    return int(result.failed)
+        say("", f"{contents.why_apart}. So zarr-python and this package read the array itself.")
+    return int(bool(wrong))
 
 
-def _require_file(out: Path) -> None:
-    """Make sure that a file can be written, before anything is measured."""
-    with naming_unwritable("--out", out):
-        if out.exists():
-            out.open("a").close()
-        else:
-            make_writable(out.parent)
-
-
-def _chosen(parts: Sequence[str] | None, contents: Contents) -> list[ArrayReader]:
-    """Return the readers that were asked for; xarray's only where it makes a dataset of the arrays."""
-    known = [reader for reader in READERS.values() if reader.operation == "read" or not contents.why_apart]
-    chosen = [reader for reader in known if any(part in reader.name for part in parts or [""])]
-    if not chosen:
-        raise OptionError(
-            "no reader is named like that",
-            tried=f"--readers {' '.join(parts or ())}",
-            found="valid readers: " + "; ".join(reader.name for reader in known),
-            do="pass part of one of these names",
-        )
-    return chosen
-
-
-def _location(address: Address, contents: Contents, name: str | None) -> Location:
-    """Return where the array to read is: the one asked for, else the largest."""
+def _location(address: Address, contents: Contents, name: str | None) -> tuple[str, str]:
+    """Return group and name of the array to read: the one asked for, else the largest."""
     ours = {str(k): v for k, v in contents.variables.items() if lazy_array_of(v) is not None and v.size}
     if name is None and ours:
         name = max(ours, key=lambda k: ours[k].nbytes)
@@ -103,35 +95,135 @@ def _location(address: Address, contents: Contents, name: str | None) -> Locatio
     group = address.group
     if isinstance(contents.node, zarr.Array):
         group, _, name = address.group.rpartition("/")
-    return Location(store=address.store, group=group, variable=name, **address.given)
+    return group, name
 
 
-def _print(result: BenchResult, console: Console) -> None:
-    shape = "\N{MULTIPLICATION SIGN}".join(str(part.stop - part.start) for part in result.box)
-    whole = "\N{MULTIPLICATION SIGN}".join(map(str, result.shape))
+def _reads(address: Address, group: str, variable: str, box: Box) -> dict[str, _Read]:
+    """Return reads of a variable by both engines, decoded, by name; the first one is xarray's."""
+    engines = {"zarr": {"engine": "zarr"}, **{name: {"engine": "gpuzarr", "device": d} for name, d in _devices()}}
+
+    @cache
+    def opened(name: str, *, dask: bool) -> xr.Variable:
+        options = {"group": group or None, "chunks": {} if dask else None, **address.given, **engines[name]}
+        dataset = xr.open_dataset(address.store, cache=False, **options)  # a lazy variable would keep what it has read
+        return dataset[variable].variable
+
+    def read(name: str, *, dask: bool) -> Any:
+        return opened(name, dask=dask)[box].compute().data
+
+    return {
+        f"{name}, {'chunks={}' if dask else 'no dask'}": partial(read, name, dask=dask)
+        for dask in (False, True)
+        for name in engines
+    }
+
+
+def _array_reads(address: Address, path: str, box: Box) -> dict[str, _Read]:
+    """Return reads of an array as it is stored, by name; the first one is zarr-python's."""
+    array = zarr.open_array(address.store, path=path, mode="r", **address.given)
+    ours: dict[str, _Read] = {name: partial(read_array, array, box, device=device) for name, device in _devices()}
+    return {"zarr-python": lambda: array[box], **ours}
+
+
+def _devices() -> list[tuple[str, Device]]:
+    """Return what this package's rows are called, and where they read to."""
+    return [("gpuzarr", "host"), *([] if missing_for_cuda() else [("gpuzarr cuda", "cuda")])]
+
+
+def _measure(
+    reads: Mapping[str, _Read], n_rounds: int, progress: Callable[[str], None]
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Let readers take turns; return the seconds of each one's rounds, and why others have none."""
+    times: dict[str, list[float]] = {name: [] for name in reads}
+    wrong: dict[str, str] = {}
+    expected: dict[str, np.ndarray[Any, Any]] = {}
+    for n in range(n_rounds + 1):
+        for name in list(times)[:: -1 if n % 2 else 1]:
+            progress(f"{f'round {n} of {n_rounds}' if n else 'first read'}: {name}")
+            try:
+                start = time.perf_counter()
+                values = _finished(reads[name]())
+                times[name].append(time.perf_counter() - start)
+                if n == 0:
+                    _require_same(values.get() if hasattr(values, "get") else values, expected, name)
+            except Exception as error:  # noqa: BLE001  # codecs and stores raise anything; the table names it
+                wrong[name] = masked(" ".join(f"{type(error).__name__}: {error}".split()))
+                del times[name]
+    return {name: seconds[1:] for name, seconds in times.items()}, wrong
+
+
+def _finished(values: Any) -> Any:
+    """Wait until a device array is complete."""
+    device: Any = getattr(values, "device", None)
+    if hasattr(device, "synchronize"):
+        device.synchronize()
+    return values
+
+
+def _require_same(values: np.ndarray[Any, Any], expected: dict[str, np.ndarray[Any, Any]], name: str) -> None:
+    """Keep the first reader's values; raise `ValueError` if another one's differ."""
+    first, right = next(iter(expected.items() or ((name, values),)))
+    same_dtype = values.dtype.newbyteorder("=") == right.dtype.newbyteorder("=")
+    if not (same_dtype and np.array_equal(values, right, equal_nan=values.dtype.kind in "fc")):
+        raise ValueError(f"other values than {first}: {values.dtype.str} {values.shape}")
+    expected.setdefault(first, values)
+
+
+def _nbytes(array: zarr.Array[Any], box: Box) -> int:
+    return int(math.prod(part.stop for part in box) * array.dtype.itemsize)
+
+
+def _describe(path: str, array: zarr.Array[Any], box: Box) -> None:
+    shape = "\N{MULTIPLICATION SIGN}".join(str(part.stop) for part in box)
+    whole = "\N{MULTIPLICATION SIGN}".join(map(str, array.shape))
     of = "" if shape == whole else f" of {whole}"
-    path, nbytes = result.location.array_path or result.location.store, format_nbytes(result.stored_nbytes)
-    say(f"{path}: {shape}{of} {result.dtype}, {nbytes} uncompressed")
-    for operation, case in result.cases.items():
-        timed = [row for row in case.rows if row.status == "measured"]
-        if timed:
-            rounds = f"median of {len(timed[0].samples)} rounds"
-            say("", f"{_TITLES[operation]}: {rounds}; last column: time relative to the best other reader")
-            console.print(table_of(_COLUMNS, [_cells(row, case) for row in timed], gap=1), crop=False)
-        for row in case.rows:
-            if row.note:
-                say(f"{row.name}: {row.note}")
+    say(f"{path}: {shape}{of} {array.dtype}, {format_nbytes(_nbytes(array, box))} uncompressed")
 
 
-def _cells(row: Row, case: CaseRows) -> tuple[str, ...]:
-    walls = [s.wall_s * 1e3 for s in row.samples]
-    best = case.best("peer")
-    return (
-        row.name.removeprefix("xarray "),
-        f"{row.wall_s * 1e3:.1f}",
-        f"{min(walls):.0f}-{max(walls):.0f}",
-        f"{row.rate / 1e9:.2f}",
-        "" if row.cpu_s is None else f"{row.cpu_s * 1e3:.0f}",
-        "" if row.peak is None else f"{row.peak.extra_nbytes / 1e6:.0f}",
-        f"{row.wall_s / best.wall_s:.2f}" if best else "",
-    )
+def _print(times: Mapping[str, Sequence[float]], wrong: Mapping[str, str], nbytes: int) -> None:
+    if times:
+        n = len(next(iter(times.values())))
+        say("", f"median of {n} round{'s'[: n > 1]}; last column: time relative to the best without this package")
+        best = min((median(times[name]) for name in times if name.startswith("zarr")), default=None)
+        rows = [
+            (
+                name,
+                f"{median(seconds) * 1e3:.1f}",
+                f"{min(seconds) * 1e3:.0f}-{max(seconds) * 1e3:.0f}",
+                f"{nbytes / median(seconds) / 1e9:.2f}",
+                f"{median(seconds) / best:.2f}" if best else "",
+            )
+            for name, seconds in times.items()
+        ]
+        Console().print(table_of(_COLUMNS, rows, gap=1), crop=False)
+    if wrong:
+        say(*(f"{name}: {why}" for name, why in wrong.items()))
+
+
+def corner_box(shape: Sequence[int], whole: Sequence[int], itemsize: int, most_nbytes: int) -> Box:
+    """Return whole shards from the first one on that hold at most `most_nbytes`, at least one shard.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Of the array, in elements.
+    whole : sequence of int
+        Shape of a shard, or of a chunk where there are none, in elements.
+    itemsize : int
+        Bytes of an element.
+    most_nbytes : int
+    """
+    counts = [max(1, math.ceil(n / w)) for n, w in zip(shape, whole, strict=True)]
+
+    def box() -> Box:
+        return tuple(slice(0, min(n, c * w)) for n, c, w in zip(shape, counts, whole, strict=True))
+
+    def nbytes() -> int:
+        return itemsize * math.prod(min(n, c * w) for n, c, w in zip(shape, counts, whole, strict=True))
+
+    while max(counts, default=1) > 1 and nbytes() > most_nbytes:
+        longest = counts.index(max(counts))
+        # Never below what fits, but at least by half: few steps, and the box stays compact.
+        fits = int(counts[longest] * most_nbytes / nbytes())
+        counts[longest] = max(1, fits, counts[longest] // 2)
+    return box()

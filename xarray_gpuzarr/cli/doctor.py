@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from xarray_gpuzarr.cli.terminal import StatusLine, naming_unwritable, say, table_of
-from xarray_gpuzarr.machine.diagnosis.examine import USUAL, Effort, examine
+from xarray_gpuzarr.machine.diagnosis.examine import USUAL, examine
+from xarray_gpuzarr.machine.diagnosis.rates import Sizes
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section
 
 
-def run_doctor(options: argparse.Namespace, effort: Effort = USUAL) -> int:
+def run_doctor(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
     """Examine this machine and say what was found; return 1 if something is wrong, else 0.
 
     Raises
@@ -28,12 +29,7 @@ def run_doctor(options: argparse.Namespace, effort: Effort = USUAL) -> int:
     if options.json not in (None, "-"):
         with naming_unwritable("--json", Path(options.json)):
             Path(options.json).open("a").close()
-    parts = examine(
-        options.device,
-        thorough=options.thorough,
-        progress=line.show,
-        effort=effort,
-    )
+    parts = examine(options.device, progress=line.show, sizes=sizes)
     try:
         for section in parts:
             sections.append(section)

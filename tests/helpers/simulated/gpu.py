@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from benchmarks.runner.readers import AbsentError
 from helpers.clusters import local_cluster
 from helpers.kernels import on_host as host_kernels
 from helpers.simulated.simulator import SimulatedDevice
@@ -24,7 +25,6 @@ from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.process.device_options import in_force
 from xarray_gpuzarr.read import attempts, reading
 from xarray_gpuzarr.stored.cf import Cast

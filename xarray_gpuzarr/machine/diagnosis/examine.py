@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders import Device, resolve_device
-from xarray_gpuzarr.errors import DeviceUnavailableError, GpuZarrError, OptionError
+from xarray_gpuzarr.errors import GpuZarrError, OptionError
 from xarray_gpuzarr.machine.diagnosis.answers import answers_section
-from xarray_gpuzarr.machine.diagnosis.damage import RunChild, damage_section, run_child
-from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, current_device
+from xarray_gpuzarr.machine.diagnosis.device import current_device
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
-from xarray_gpuzarr.machine.diagnosis.questions import questions_section
 from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, host_section
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, said
 
@@ -22,24 +19,10 @@ Progress = Callable[[str], None]
 Part = Callable[[], Iterator[Section]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much of everything is read; tests take less."""
-
-    sizes: Sizes = field(default_factory=Sizes)
-    questions: float = 1.0
-    child: RunChild = run_child
+USUAL = Sizes()
 
 
-USUAL = Effort()
-
-
-def doctor(
-    device: str = "auto",
-    *,
-    thorough: bool = False,
-    progress: Progress = lambda _: None,
-) -> Diagnosis:
+def doctor(device: str = "auto", *, progress: Progress = lambda _: None) -> Diagnosis:
     """Examine this machine: what it has, whether the GPU decodes correctly, and how fast GPU and host are.
 
     The same as the command ``gpuzarr doctor``. Shows itself in a notebook; `Diagnosis.document` is for programs.
@@ -48,9 +31,6 @@ def doctor(
     ----------
     device : "auto", "cuda", "cuda:1" (any number) or "host"
         ``"auto"``: the GPU if there is one with all that it needs, else the host.
-    thorough : bool
-        Also test what the documentation assumes of nvCOMP, and read damaged chunks, each in its own process. Takes
-        minutes.
     progress : callable
         Told what is being done, as text.
 
@@ -61,21 +41,19 @@ def doctor(
     Raises
     ------
     DeviceUnavailableError
-        ``"cuda"`` or `thorough` was asked for, and there is no GPU that can be used.
+        ``"cuda"`` was asked for, and there is no GPU that can be used.
     OptionError
         `device` is unknown.
     """
-    asked = examine(device, thorough=thorough, progress=progress)
-    return Diagnosis(sections=tuple(asked))
+    return Diagnosis(sections=tuple(examine(device, progress=progress)))
 
 
-def examine(device: str, *, thorough: bool, progress: Progress, effort: Effort = USUAL) -> Iterator[Section]:
+def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL) -> Iterator[Section]:
     """Yield the parts of `doctor` as they are done. Parameters as there; raises before the first of them."""
-    found = _examined(device, needs_gpu=thorough)
-    return _examine(found, thorough=thorough, progress=progress, effort=effort)
+    return _examine(_examined(device), progress=progress, sizes=sizes)
 
 
-def _examine(device: Device, *, thorough: bool, progress: Progress, effort: Effort) -> Iterator[Section]:
+def _examine(device: Device, *, progress: Progress, sizes: Sizes) -> Iterator[Section]:
     progress("what is here")
     api, broken = (None, "") if device == "host" else _usable_device(device)
     machine = machine_section(api)
@@ -83,22 +61,16 @@ def _examine(device: Device, *, thorough: bool, progress: Progress, effort: Effo
     if broken:
         yield Section(name="device", title="The GPU cannot be used", failures=[broken], facts=broken)
     if api is not None:
-        yield from _of_device(api, thorough=thorough, progress=progress, effort=effort)
+        yield from _of_device(api, progress=progress, sizes=sizes)
     progress("rates of the host")
-    yield host_section(effort.sizes)
+    yield host_section(sizes)
 
 
-def _of_device(api: DeviceApi, *, thorough: bool, progress: Progress, effort: Effort) -> Iterator[Section]:
+def _of_device(api: DeviceApi, *, progress: Progress, sizes: Sizes) -> Iterator[Section]:
     progress("known answers")
     yield from _told("answers", "Does the GPU decode correctly?", lambda: iter([answers_section(api)]))
     progress("copies")
-    yield from _told("copies", "How fast are copies, and a read?", lambda: iter([copies_section(api, effort.sizes)]))
-    if thorough:
-        progress("questions to nvCOMP")
-        questions = "Is what the docs assume of nvCOMP true?"
-        yield from _told("questions", questions, lambda: iter([questions_section(api, effort.questions)]))
-        progress("damaged chunks, each in a process of its own")
-        yield damage_section(effort.child, DeviceReads(api).device)
+    yield from _told("copies", "How fast are copies, and a read?", lambda: iter([copies_section(api, sizes)]))
 
 
 def _told(name: str, title: str, part: Part) -> Iterator[Section]:
@@ -110,7 +82,7 @@ def _told(name: str, title: str, part: Part) -> Iterator[Section]:
         yield Section(name=name, title=title, failures=[failure], facts={"failed": failure})
 
 
-def _examined(device: str, *, needs_gpu: bool) -> Device:
+def _examined(device: str) -> Device:
     """Return what is examined: the host, or a GPU."""
     if device == "workers":
         raise OptionError(
@@ -119,15 +91,7 @@ def _examined(device: str, *, needs_gpu: bool) -> Device:
             found="doctor examines this machine, not the workers of a cluster",
             do="run doctor there: client.run(xarray_gpuzarr.doctor)",
         )
-    found = resolve_device("cuda" if needs_gpu and device == "auto" else device)
-    if needs_gpu and found == "host":
-        raise DeviceUnavailableError(
-            "only a GPU is examined so",
-            tried=f"device={device!r}, with thorough questions",
-            found="no GPU",
-            do="leave --thorough out, or leave device out on a machine with a GPU",
-        )
-    return found
+    return resolve_device(device)
 
 
 def _usable_device(asked: Device) -> tuple[DeviceApi | None, str]:

@@ -1,10 +1,8 @@
 """Damaged chunks, each in a process of its own: one may take its GPU with it.
 
-Two questions for every codec and every kind of damage. *nvCOMP alone*: what it says of such a stream between two good
-ones, and whether the process can go on; whatever the answer, it is no failure. *a read*: the engine has to give an
-error that names the chunk, or the values that the host gives, and the process has to go on.
-
-``python -m xarray_gpuzarr.machine.diagnosis.damage nvcomp|read CODEC DAMAGE`` is such a process.
+``python -m benchmarks.gpu.damage`` asks nvCOMP alone, for every format and kind of damage: what it says of such a
+stream between two good ones, and whether the process goes on. With ``nvcomp|read CODEC DAMAGE`` it is such a process;
+``read`` reads with the engine, for `tests/on_gpu`.
 """
 
 from __future__ import annotations
@@ -13,10 +11,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,12 +21,11 @@ import imagecodecs
 import numpy as np
 import zarr
 
+from benchmarks.gpu.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.nvcomp import Format
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.machine.diagnosis.device import DeviceReads, current_device
-from xarray_gpuzarr.machine.diagnosis.report import Section
-from xarray_gpuzarr.machine.diagnosis.resident import FORMATS, Workspace, resident_streams
 from xarray_gpuzarr.machine.diagnosis.samples import WRITERS, Values, on_host, series, write
 from xarray_gpuzarr.read import read_array
 
@@ -39,11 +34,7 @@ CODECS = tuple(WRITERS)
 DAMAGES = ("none", "truncated", "flipped", "header", "empty", "noise")
 _PART = 16_384
 """Elements of a chunk."""
-_AT_ONCE = 3
 _CHILD_SECONDS = 90
-
-RunChild = Callable[[Sequence[str]], str]
-"""Runs this module as a process and returns what it printed; raises if it did not end well."""
 
 
 def damaged(stream: bytes, damage: str) -> bytes:
@@ -126,79 +117,27 @@ def _as_host(array: zarr.Array[Any], found: Values) -> bool:
 ASK = {"nvcomp": ask_nvcomp, "read": ask_engine}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Answer one question on standard output."""
-    what, codec, damage, *device = arguments
-    sys.stdout.write(json.dumps(ASK[what](current_device(*device), codec, damage)) + "\n")
-    return 0
-
-
-# ---- in the parent
-
-
-def run_child(arguments: Sequence[str]) -> str:
-    """Run a child; raise `RuntimeError` with its last words if it does not end well."""
-    command = [sys.executable, "-m", "xarray_gpuzarr.machine.diagnosis.damage", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False)  # noqa: S603  # our own
-    if done.returncode:
-        raise RuntimeError(f"exit status {done.returncode}: {done.stderr.strip()[-300:]}")
-    return done.stdout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a child said."""
-
-    what: str
-    codec: str
-    damage: str
-    said: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Of its row."""
-        return f"{'nvCOMP alone' if self.what == 'nvcomp' else 'a read'}, {self.codec}, {self.damage}"
-
-    @property
-    def text(self) -> str:
-        """What it said, in a line."""
-        if self.what == "read" and "ended" not in self.said:
-            return f"{self.said['said']}{'' if self.said['goes on'] else '; THE PROCESS DID NOT GO ON'}"
-        return ", ".join(f"{key} {json.dumps(value)}" for key, value in self.said.items())
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether a read gave neither right values nor the error that is due, or the process did not go on."""
-        if self.what == "nvcomp":
-            return False
-        if "ended" in self.said or not self.said["goes on"] or "WRONG" in self.said["said"]:
-            return True
-        return self.damage == "none" and self.said["said"] != "right values"
-
-
-def damage_section(child: RunChild = run_child, device: str = "cuda") -> Section:
-    """Ask both questions of a device, for every codec and damage; children run a few at a time."""
-    asked = [("nvcomp", *pair) for pair in product(NATIVE_CODECS, DAMAGES)]
-    asked += [("read", *pair) for pair in product(CODECS, DAMAGES)]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda question: _answer((*question, device), child), asked))
-    return Section(
-        name="damage",
-        title="What does damaged data do?",
-        rows=[(answer.name, answer.text) for answer in answers],
-        notes=["Of nvCOMP alone, no answer is a failure: no read sends it such streams unchecked."],
-        failures=[f"{answer.name}: {answer.text}" for answer in answers if answer.is_wrong],
-        facts={answer.name: answer.said for answer in answers},
-    )
-
-
-def _answer(question: tuple[str, str, str, str], child: RunChild) -> Answer:
-    what, codec, damage, _ = question
+def ended_or_said(what: str, codec: str, damage: str) -> dict[str, Any]:
+    """Ask one question of the GPU, in a process of its own; say how that ended if it gave no answer."""
+    command = [sys.executable, "-m", "benchmarks.gpu.damage", what, codec, damage]
     try:
-        said = json.loads(child(question))
-    except (RuntimeError, ValueError, subprocess.SubprocessError, OSError) as error:
-        said = {"ended": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-    return Answer(what=what, codec=codec, damage=damage, said=said)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        return {"ended": str(error)}
+    if done.returncode:
+        return {"ended": f"exit status {done.returncode}: {done.stderr.strip()[-300:]}"}
+    return dict(json.loads(done.stdout))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Answer one question on standard output, or ask nvCOMP all of them; whatever it says is no failure."""
+    if arguments:
+        what, codec, damage = arguments
+        print(json.dumps(ASK[what](current_device(), codec, damage)))
+        return 0
+    for codec, damage in product(NATIVE_CODECS, DAMAGES):
+        print(f"{codec}, {damage}: {json.dumps(ended_or_said('nvcomp', codec, damage))}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":

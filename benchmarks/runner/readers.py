@@ -1,6 +1,6 @@
 """The registry of readers that benchmarks compare: how each opens an array and reads a box of it.
 
-Nothing is measured here. `bench` runs these on a user's store, the project's benchmarks on stores of known kinds.
+Nothing is measured here.
 Peers are imported by the reader that needs them, so a process holds only its own libraries.
 """
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import zarr
 
-from xarray_gpuzarr.machine.bench.readers import READERS, Box, Location
-from xarray_gpuzarr.machine.bench.results import Peak, Sample
-from xarray_gpuzarr.machine.bench.session import WrongValuesError
+from benchmarks.runner.readers import READERS, Box, Location
+from benchmarks.runner.results import Peak, Sample
+from benchmarks.runner.session import WrongValuesError
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"

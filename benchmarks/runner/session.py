@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from xarray_gpuzarr.machine.bench.readers import AbsentError
-from xarray_gpuzarr.machine.bench.results import CaseRows, Facts, Peak, Results, Row, Sample, Side
+from benchmarks.runner.readers import AbsentError
+from benchmarks.runner.results import CaseRows, Facts, Peak, Results, Row, Sample, Side
 
 Measure = Callable[[], float | Sample | Mapping[str, float]]
 """Carry out what is measured once; return seconds, or seconds by label, each of which becomes a row: none of them

@@ -1,0 +1,52 @@
+# Targets that need an NVIDIA GPU; the Makefile includes them. docs/gpu-proof.md describes them in order.
+CUDA ?= 13
+GPU := .venv-cuda$(CUDA)
+GPU_PYTHON ?= $(GPU)/bin/python
+GPU_READY := $(if $(filter $(GPU)/%,$(GPU_PYTHON)),$(GPU)/.installed)
+SANITIZER ?= $(firstword $(shell command -v compute-sanitizer) $(wildcard /usr/local/cuda/bin/compute-sanitizer \
+	/opt/cuda/bin/compute-sanitizer $(GPU)/lib/python3.*/site-packages/nvidia/cu*/bin/compute-sanitizer))
+SANITIZE = memcheck racecheck initcheck synccheck
+SANITIZE_FLAGS ?=
+TEST_FLAGS ?=
+SOAK_SECONDS = 180
+
+.PHONY: test-gpu facts-gpu bench-gpu doctor-gpu soak-gpu profile-gpu proof-gpu sanitize-gpu
+
+test-gpu: $(GPU_READY) ## Run what needs an NVIDIA GPU; a missing one is a failure (CUDA=12 for CUDA 12)
+	status=0; \
+	XARRAY_GPUZARR_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -m gpu -q --continue-on-collection-errors $(TEST_FLAGS) || status=1; \
+	$(GPU_PYTHON) .ci/zarr_suite.py --gpu || status=1; \
+	exit $$status
+
+facts-gpu: $(GPU_READY) ## What does nvCOMP alone decode, by format, chunks and streams, and what of damage? (five minutes)
+	$(GPU_PYTHON) -m benchmarks.gpu.damage
+	$(GPU_PYTHON) -m benchmarks.gpu.saturation
+
+bench-gpu: $(GPU_READY) ## Measure reads to the GPU, its ceilings and the kernels (seven minutes)
+	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH_FLAGS)
+
+doctor-gpu: $(GPU_READY) ## Is it right here? Known answers, copies, rates (a minute)
+	$(GPU_PYTHON) -m xarray_gpuzarr doctor --device cuda --json benchmarks/results/doctor.json
+
+soak-gpu: $(GPU_READY) ## Read random arrays on random threads and budgets; memory flat (SOAK_SECONDS=180)
+	$(GPU_PYTHON) -m benchmarks.gpu.soak --seconds $(SOAK_SECONDS)
+
+profile-gpu: $(GPU_READY) ## Let Nsight Compute look at the kernels, where it is installed
+	ncu --target-processes all --section SpeedOfLight --section Occupancy --export kernels --force-overwrite \
+		$(GPU_PYTHON) -m benchmarks.gpu --only kernels --rounds 1 --scale 0.1
+
+proof-gpu: $(GPU_READY) ## Everything of docs/gpu-proof.md, in order, half an hour; logs in gpu-proof/
+	$(GPU_PYTHON) -m benchmarks.gpu.proof
+
+sanitize-gpu: $(GPU_READY) ## Run kernels and reads under compute-sanitizer (SANITIZE=memcheck for one tool)
+	@test -n "$(SANITIZER)" || { echo "compute-sanitizer was not found. It comes with the CUDA toolkit, and as a wheel:" \
+		"$(GPU_PYTHON) -m pip install nvidia-cuda-sanitizer-api; or say make sanitize-gpu SANITIZER=/path/to/it" >&2; exit 1; }
+	status=0; for tool in $(SANITIZE); do echo "== $$tool"; \
+		$(SANITIZER) --tool $$tool --error-exitcode 1 $(SANITIZE_FLAGS) $(GPU_PYTHON) -m benchmarks.gpu.sanitize || status=1; \
+	done; exit $$status
+
+$(GPU)/.installed: $(VENV)/bin/python pyproject.toml .ci/constraints.txt .ci/constraints-cuda$(CUDA).txt $(COMPILED) | $(VENV)/bin/uv
+	$(BIN)/python -m venv $(GPU)
+	$(BIN)/python .ci/constraints.py cuda$(CUDA) > $(GPU)/constraints.txt
+	.ci/install $(GPU)/bin/python -c $(GPU)/constraints.txt -e '.[test,zarr-suite,gds$(CUDA),dask-cuda]'
+	@touch $@

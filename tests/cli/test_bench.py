@@ -1,0 +1,135 @@
+"""``gpuzarr bench``: what it reads, that it compares values, and what it says of readers that fail."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from xarray_gpuzarr.cli import bench, main
+
+ENCODING = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -1, "chunks": (2, 8), "shards": (4, 8)}
+READERS = ["zarr, no dask", "gpuzarr, no dask", "zarr, chunks={}", "gpuzarr, chunks={}"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A local store with one large and one small packed, sharded variable in a group, and times."""
+    path = tmp_path_factory.mktemp("bench") / "s.zarr"
+    field = np.arange(10 * 20.0).reshape(10, 20)
+    field[3, 5] = np.nan
+    times = np.datetime64("2026-01-01", "ns") + np.arange(1000)
+    dataset = xr.Dataset({"t": (("y", "x"), field), "small": (("v", "u"), field[:4, :8]), "when": ("z", times)})
+    dataset.to_zarr(path, group="g", consolidated=False, encoding={"t": ENCODING, "small": ENCODING})
+    return str(path)
+
+
+@pytest.fixture
+def run(path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    return lambda *options: main(["bench", path, "--group", "/g/", "--rounds", "1", *options])
+
+
+def rows(printed):
+    """Return the cells of the table's rows, by reader."""
+    found = (re.fullmatch(r"((?:gpu)?zarr, (?:no dask|chunks=\{\})) +(.*)", line) for line in printed.splitlines())
+    return {row[1]: row[2].split() for row in found if row}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda values: values + (values == 14), "ValueError: other values than zarr, no dask: <f8 (10, 20)"),
+        (lambda values: values.astype("f4"), "ValueError: other values than zarr, no dask: <f4 (10, 20)"),
+        (lambda values: values[:, ::-1].T, "ValueError: other values than zarr, no dask: <f8 (20, 10)"),
+        (lambda values: values[10**6], "IndexError: index 1000000 is out of bounds"),
+    ],
+)
+def test_a_reader_that_fails_or_disagrees_is_reported_and_has_no_times(run, capsys, monkeypatch, change, said):
+    reads_of = bench._reads
+
+    def changed(*where):
+        reads = reads_of(*where)
+        return reads | {"gpuzarr, no dask": lambda: change(reads["gpuzarr, no dask"]())}
+
+    monkeypatch.setattr(bench, "_reads", changed)
+
+    assert run() == 1
+
+    printed = capsys.readouterr().out
+    assert f"gpuzarr, no dask: {said}" in printed
+    assert list(rows(printed)) == [name for name in READERS if name != "gpuzarr, no dask"]
+
+
+def test_every_round_reads_anew(run, monkeypatch):
+    n_reads, reads_of = [], bench._reads
+    dropped = {"zarr, no dask": lambda: n_reads.append(1) or np.zeros(1)}
+    monkeypatch.setattr(bench, "_reads", lambda *where: reads_of(*where) and dropped)
+    assert run("--rounds", "3") == 0
+    assert len(n_reads) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ([], "g/t: 10\u00d720 int16, 400 B uncompressed"),
+        (["--variable", "small"], "g/small: 4\u00d78 int16, 64 B uncompressed"),
+        (["--nbytes", "200"], "g/t: 4\u00d720 of 10\u00d720 int16, 160 B uncompressed"),
+    ],
+)
+def test_whole_shards_of_the_largest_variable_are_read_unless_another_is_named(run, capsys, options, read):
+    assert run(*options) == 0
+    assert capsys.readouterr().out.splitlines()[0] == read
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--variable", "when"], "found: variables that this engine reads: small, t"),
+        (["--variable", "nonesuch"], "tried: variable 'nonesuch'"),
+        (["--nbytes", "many"], "found: not a size such as 67108864, 64 MiB or 2GB"),
+        (["--nbytes", "0"], "--nbytes must be at least 1"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--group", "nonesuch"], "NoGroupError: cannot open"),
+    ],
+)
+def test_unusable_options_are_refused(run, capsys, options, said):
+    assert run(*options) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_progress_is_shown_in_a_terminal_alone(run, capsys, monkeypatch):
+    assert run() == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert run() == 0
+    told = [line.split("\x1b[K")[-1] for line in capsys.readouterr().err.split("\r")]
+    assert told[1:3] == ["first read: zarr, no dask ...", "first read: gpuzarr, no dask ..."]
+    assert told[5] == "round 1 of 1: gpuzarr, chunks={} ..."  # the order is turned round
+
+
+@given(
+    axes=st.lists(st.tuples(st.integers(1, 500), st.integers(1, 60)), min_size=1, max_size=4),
+    most=st.integers(1, 10**6),
+)
+@example(axes=[(10, 3), (7, 7)], most=1)
+def test_the_corner_is_whole_shards_within_the_limit(axes, most):
+    shape, whole = zip(*axes, strict=True)
+
+    box = bench.corner_box(shape, whole, 2, most)
+
+    assert all(part.start == 0 for part in box)
+    assert all(part.stop == n or part.stop % w == 0 for part, n, w in zip(box, shape, whole, strict=True))
+    nbytes = 2 * math.prod(part.stop for part in box)
+    one_shard = all(part.stop == min(n, w) for part, n, w in zip(box, shape, whole, strict=True))
+    assert nbytes <= most or one_shard
+    assert nbytes * 4 > min(most, 2 * math.prod(shape)) or any(w * 4 > n for n, w in zip(shape, whole, strict=True))
+
+
+def test_the_corner_of_a_scalar_is_all_of_it():
+    assert bench.corner_box((), (), 8, 1) == ()
