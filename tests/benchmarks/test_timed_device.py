@@ -18,7 +18,7 @@ from benchmarks.timed.rates import HostCosts, Rates
 from benchmarks.timed.simulation import Interval
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
-from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.machine.bench.results import CaseRows, Row, Sample
 
 FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0)
@@ -354,7 +354,7 @@ def test_without_rates_nothing_takes_any_time_and_all_went_well():
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Return a call of the command on short arrays that returns what it has written."""
-    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
 
     def run(*arguments):
         out = tmp_path / "timed.json"

@@ -6,7 +6,7 @@ The chunks are those of a made-up array, one shard of it, whose bytes lie at odd
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,14 +93,14 @@ class Trial:
         """Return what the device makes of a selection, on the host; and how many chunks it did not decode itself."""
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
-        def run() -> tuple[npt.NDArray[Any], int]:
+        def run(workspace: Workspace) -> tuple[npt.NDArray[Any], int]:
             read = Read(workspace, self._source, self.spec, target=target, cast=cast)
             out = read.run(self._plans(target))
             return download(
                 workspace, workspace.api.address(out), target.shape, np.dtype(cast.dtype)
-            ), read.n_left_to_host
+            ), read.stager.n_by_host
 
-        return as_read(workspace, run)
+        return workspace.run(run)
 
     def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
         """Return what the host makes of a selection."""
@@ -113,17 +113,6 @@ class Trial:
             yield plan_read(self.spec, target, [block], [self._index])
 
 
-def as_read[Result](workspace: Workspace, run: Callable[[], Result]) -> Result:
-    """Return what `run` does with a workspace that is lent to nobody."""
-    try:
-        workspace.begin()
-        result = run()
-        workspace.succeed()
-    finally:
-        workspace.end()
-    return result
-
-
 def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return a copy of device memory that everything has been written to."""
     nbytes = math.prod(shape) * dtype.itemsize
@@ -132,7 +121,7 @@ def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype
 
 def sent(workspace: Workspace, data: bytes) -> DeviceMemory:
     """Return device memory that the workspace's `copy` stream fills."""
-    slot, memory = workspace.lend_slot(len(data)), workspace.lend_device_slot(len(data))
+    slot, memory = workspace.lend_slot(len(data)), workspace.device_slots.lend(len(data), workspace.copy)
     slot.array[: len(data)] = np.frombuffer(data, np.uint8)
     workspace.upload(memory.address, slot.array[: len(data)], workspace.copy)
     slot.give_back(workspace.copy)
