@@ -264,7 +264,7 @@ def find_streams(
     return ready, whole, Filters.none()
 
 
-def zstd_streams(stage: ZstdSpec, nbytes: Rows, expected: int) -> tuple[npt.NDArray[np.bool_], Streams]:
+def zstd_streams(stage: CompressorSpec, nbytes: Rows, expected: int) -> tuple[npt.NDArray[np.bool_], Streams]:
     """Return which chunks may be zstd frames, by their lengths alone, and their streams: the device looks at the bytes.
 
     Where one writer wrote all chunks, a look at each on the host would be wasted, and each is a cache miss.

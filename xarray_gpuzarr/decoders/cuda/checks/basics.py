@@ -10,9 +10,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.checksum import checksum, finish
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import content
-from xarray_gpuzarr.decoders.cuda.checks.trial import compare, download, sent
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, compare, download, sent
 
 COPY = "copies"
 """Name of the check without which nothing works."""

@@ -15,9 +15,8 @@ from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks import remembered
 from xarray_gpuzarr.decoders.cuda.checks.basics import COPY
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.choice import usual_checks
-from xarray_gpuzarr.decoders.cuda.checks.trial import WrongAnswerError
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, WrongAnswerError
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.ending import start_thread

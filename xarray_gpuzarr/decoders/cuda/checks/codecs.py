@@ -13,9 +13,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
 from xarray_gpuzarr.cuda.nvcomp import quickest
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
-from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, compare, download, sent
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Layout, Trial, WrongAnswerError, compare, download, sent
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
 from xarray_gpuzarr.frames.headers import FrameError

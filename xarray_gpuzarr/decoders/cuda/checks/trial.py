@@ -1,4 +1,4 @@
-"""A small read with known values, by the engine itself: pinned memory, upload, nvCOMP or kernel, download, compare.
+"""What a check is, and a small read with known values, by the engine itself: upload, nvCOMP or kernel, download, compare.
 
 The chunks are those of a made-up array, one shard of it, whose bytes lie at odd places. Nothing is decided here.
 """
@@ -6,7 +6,7 @@ The chunks are those of a made-up array, one shard of it, whose bytes lie at odd
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,16 @@ _KEYS = KeyEncoding(prefix="self-check/", style="default", separator="/")
 
 class WrongAnswerError(Exception):
     """A check has failed; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that a device does, and values that it must give."""
+
+    name: str
+    """Unique; remembered together with its outcome."""
+    run: Callable[[Workspace], int]
+    """Decodes on the workspace's device and returns the bytes that were compared; raises if they are wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

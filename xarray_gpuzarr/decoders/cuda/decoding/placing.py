@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Stream
-from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX
-from xarray_gpuzarr.cuda.elements import UNIT_NBYTES
-from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
+from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX, AxisColumns
+from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
+from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.tables import Tables
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box

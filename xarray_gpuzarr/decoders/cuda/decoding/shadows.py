@@ -18,9 +18,6 @@ from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.device_options import Verify
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
-SEEN_ARCHITECTURES: frozenset[str] = frozenset()
-"""Compute capabilities that a run of the whole suite is known of, as ``docs/gpu-status.md`` says: none yet."""
-
 
 class Shadows(Columns):
     """One row per chosen chunk: what it should be."""
@@ -74,8 +71,7 @@ def choice_for(spec: ArraySpec, verify: Verify | None, identity: DeviceIdentity 
     Chunks that are longer than what the device can sum up are not.
     """
     if verify is None:
-        is_known = identity is None or identity.compute_capability in SEEN_ARCHITECTURES
-        verify = "off" if is_known else "first"
+        verify = "off" if identity is None else "first"
     return None if verify in ("off", 0) or spec.chunk_nbytes > MAX_NBYTES else Choice(spec, verify)
 
 

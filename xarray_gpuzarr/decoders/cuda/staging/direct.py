@@ -1,7 +1,7 @@
-"""Chunks of local files straight into device memory: the host sees their first and last bytes at most.
+"""Chunks of local files straight into device memory: the host does not see them.
 
-For chunks that the device can judge by so little: raw ones, and those of a codec that is one stream. What turns out to
-be unusual is fetched again, by the host, as everything else is.
+For chunks that the device can judge by itself: raw ones, and zstd frames. What turns out to be unusual is fetched
+again, by the host, as everything else is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
-from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import (
@@ -25,8 +24,6 @@ from xarray_gpuzarr.decoders.cuda.batches.streams import (
     Filters,
     Rows,
     Streams,
-    find_streams,
-    longest_stream,
     shuffled,
     zstd_streams,
 )
@@ -44,7 +41,6 @@ from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.waiting import apart
 from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 _PAGE_NBYTES = 4096
 """What cuFile reads without a copy begins and ends at such positions of a file."""
@@ -98,7 +94,13 @@ class DirectStager(Stager):
                 counters.add(read_nbytes=sum(n_read))
         present = at >= 0
         address = np.where(present, at, 0).astype(np.uint64) + np.uint64(memory.address) * present
-        ready, streams, filters = self._judge(address, nbytes, present)
+        chain, filters = self._chain, Filters.none()
+        if chain.compressor is None:
+            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.none()
+        else:
+            ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
+        if chain.shuffle is not None:
+            filters = shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
         staged = Staged(
             memories=[memory],
             address=address,
@@ -145,66 +147,6 @@ class DirectStager(Stager):
                 self._source.check(wanted.key)
                 if n_read != wanted.nbytes:
                     raise _short(wanted, n_read)
-
-    def _judge(self, address: npt.NDArray[np.uint64], nbytes: Rows, present: Flags) -> tuple[Flags, Streams, Filters]:
-        """Return which chunks the device may decode, their streams and filters."""
-        chain, compressor = self._chain, self._chain.compressor
-        if compressor is None:
-            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.none()
-        elif isinstance(compressor, ZstdSpec):
-            ready, streams = zstd_streams(compressor, nbytes, chain.inner_nbytes)
-        else:
-            rows = np.flatnonzero(present & (nbytes <= longest_stream(compressor)))
-            sketches, lengths = self._sketches(address[rows], nbytes[rows])
-            starts = np.arange(len(rows), dtype=np.int64) * _SKETCH_NBYTES
-            trusted, streams, _ = find_streams(compressor, sketches, starts, lengths, chain.inner_nbytes)
-            streams.source_nbytes[:] += (nbytes[rows] - lengths)[streams.chunk]
-            streams = streams.numbered(rows)
-            ready = np.zeros(len(nbytes), np.bool_)
-            ready[rows] = trusted
-        if chain.shuffle is not None:
-            return ready, streams, shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
-        return ready, streams, Filters.none()
-
-    def _sketches(self, address: npt.NDArray[np.uint64], nbytes: Rows) -> tuple[npt.NDArray[np.uint8], Rows]:
-        """Bring both ends of chunks to the host, side by side; return them and the bytes that each has.
-
-        A chunk that is no longer than a sketch is there as a whole.
-        """
-        workspace, most = self._workspace, self._workspace.options.slot_nbytes // _SKETCH_NBYTES
-        lengths = np.minimum(nbytes, _SKETCH_NBYTES)
-        sketches = np.zeros((len(nbytes), _SKETCH_NBYTES), np.uint8)
-        for lo in range(0, len(nbytes), most):
-            hi = min(lo + most, len(nbytes))
-            gathered = workspace.scratch.lend((hi - lo) * _SKETCH_NBYTES, workspace.copy)
-            table = self._gather(gathered.address, address[lo:hi], nbytes[lo:hi])
-            slot = workspace.lend_slot((hi - lo) * _SKETCH_NBYTES)
-            into = slot.array[: (hi - lo) * _SKETCH_NBYTES]
-            workspace.api.download(into, gathered.address, workspace.copy)
-            workspace.api.synchronize(workspace.copy)
-            sketches[lo:hi] = into.reshape(-1, _SKETCH_NBYTES)
-            slot.give_back(workspace.copy)
-            workspace.free(gathered)
-            workspace.free(table)
-        return sketches.reshape(-1), lengths
-
-    def _gather(self, to: int, address: npt.NDArray[np.uint64], nbytes: Rows) -> DeviceMemory:
-        """Move the ends of chunks to one place on the device; return what is in use until that is done."""
-        workspace, n = self._workspace, len(nbytes)
-        long = nbytes > _SKETCH_NBYTES
-        place = np.uint64(to) + np.arange(n, dtype=np.uint64) * np.uint64(_SKETCH_NBYTES)
-        table = np.zeros((3, 2, n), np.uint64)
-        table[0], table[1] = address, place
-        table[0, 1, long] += (nbytes[long] - _EDGE_NBYTES).astype(np.uint64)
-        table[1, 1] += np.uint64(_EDGE_NBYTES)
-        table[2] = np.where(long, _EDGE_NBYTES, nbytes), np.where(long, _EDGE_NBYTES, 0)
-        slot = workspace.lend_slot(table.nbytes)
-        slot.array[: table.nbytes] = table.reshape(-1).view(np.uint8)
-        memory = workspace.device_tables.lend(table.nbytes, workspace.copy)
-        workspace.upload(memory.address, slot.array[: table.nbytes], workspace.copy)
-        slot.give_back(workspace.copy)
-        move(workspace.api, workspace.copy, table=memory.address, n=2 * n, max_nbytes=_SKETCH_NBYTES)
-        return memory
 
     def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Rows) -> Staged:
         """Put chunks that the host decodes in place of those that were read."""
