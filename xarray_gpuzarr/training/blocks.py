@@ -18,6 +18,7 @@ from xarray import Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.chunking import BlockReader
+from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
 from xarray_gpuzarr.training.rows import IN_TURNS, Row, cut_rows, join_rows
 
@@ -30,7 +31,7 @@ def find_parts(variable: Variable) -> Parts:
     UnresolvedError
         It is in memory, is computed, or was not opened by this engine.
     """
-    data: Any = variable._data  # noqa: SLF001  # `.data` would read it
+    data: Any = data_of(variable)
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
     return _of_blocks(data) if isinstance(data, da.Array) else Parts.of(Part.of(data))
