@@ -27,6 +27,7 @@ from benchmarks.runner.results import Results
 from benchmarks.runner.session import Case, Session
 from benchmarks.training import cases as training
 from benchmarks.writes import cases as writes
+from benchmarks.writes import copies as written_copies
 
 CaseBuilder = Callable[[float, Path], Sequence[Case]]
 """Returns cases at a scale, a share of the elements: 1 for results that mean something. Stores go to the folder."""
@@ -41,6 +42,7 @@ MORE_CASES: tuple[CaseBuilder, ...] = (
     many_threads.cases,
     host_cost.cases,
     writes.cases,
+    written_copies.cases,
 )
 
 

@@ -65,10 +65,20 @@ def _by_tensorstore(task: Task, data: Any) -> Write:
     return lambda: target.write(data).result()
 
 
+def _by_zarrista(task: Task, data: Any) -> Write:
+    import zarrista  # noqa: PLC0415  # likewise
+    from zarrista.store import FilesystemStore  # noqa: PLC0415
+
+    array = zarrista.Array.open(FilesystemStore(task.path))
+    where = ... if task.part is None else task.part
+    return lambda: array.__setitem__(where, data)
+
+
 WRITERS: Mapping[str, Callable[[Task, Any], Write]] = {
     "zarr default": _by_pipeline("default"),
     "zarr Fused": _by_pipeline("Fused"),
     "zarrs": _by_pipeline("zarrs"),
+    "zarrista": _by_zarrista,
     "TensorStore": _by_tensorstore,
     "gpuzarr": _by_gpuzarr,
 }

@@ -111,7 +111,7 @@ typedef struct {
     const int64_t *version; /* of each file, VERSION_NUMBERS: what it must be; NULL: anything */
     const int64_t *file;    /* per row: the number of its file */
     const int64_t *offset;  /* per row: its first byte; NULL: a file each */
-    char *room;             /* room_nbytes for each thread */
+    char *room;             /* room_nbytes for each thread, or NULL */
     int64_t room_nbytes, max_gap_nbytes;
     int64_t most_nbytes; /* of a file for each row: a longer one holds no chunk */
     int64_t n_read;         /* result: bytes */
@@ -131,9 +131,10 @@ typedef struct {
 
 typedef struct {
     work_t *work;
-    char *scratch, *room;
+    char *scratch, *room; /* NULL if Python lent none: see `own_memory` */
     int file; /* open, of number `number`; -1: none */
     int64_t number;
+    char *own[2];
 } lane_t;
 
 static uint32_t little(const char *at)
@@ -602,6 +603,23 @@ static int is_copied(const job_t *job)
     return job->codec == RAW && !job->n_stages && !job->n_checksums && !job->steps;
 }
 
+static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
+
+/* Return memory of a lane, which it takes itself where it is long and perhaps never needed; NULL if there is none. */
+static char *own_memory(char **memory, char **own, int64_t nbytes)
+{
+    if (!*memory && !(*memory = *own = malloc((size_t)nbytes))) errno = ENOMEM;
+    return *memory;
+}
+
+static char *scratch_of(lane_t *lane) { return own_memory(&lane->scratch, &lane->own[0], scratch_nbytes(lane->work->job)); }
+
+static char *room_of(lane_t *lane)
+{
+    int64_t nbytes = lane->work->files->room_nbytes;
+    return own_memory(&lane->room, &lane->own[1], is_streamed(lane->work) && nbytes > PIECE_NBYTES ? PIECE_NBYTES : nbytes);
+}
+
 /* Where a raw chunk is read to with no copy: its place in the output, if that is one run of memory. */
 static char *straight_to(const work_t *work, int64_t row)
 {
@@ -615,8 +633,10 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     const job_t *job = lane->work->job;
     const rows_t *rows = lane->work->rows;
     const char *chunk = rows->src[row];
-    char *scratch = lane->scratch, *block = scratch + job->area_nbytes + HEAD_NBYTES;
     if (job->codec == RAW && !job->n_stages) return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
+    char *scratch = dst && !job->n_stages && !job->inflate ? NULL : scratch_of(lane);
+    char *block = scratch ? scratch + job->area_nbytes + HEAD_NBYTES : NULL;
+    if (!scratch && (!dst || job->n_stages || job->inflate)) return NULL;
     char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
     if (job->codec == RAW)
         memcpy(to, chunk, nbytes);
@@ -681,8 +701,9 @@ static int64_t read_run(lane_t *lane, int64_t row, int64_t end)
     const int64_t *offset = files->offset, *nbytes = rows->nbytes;
     int64_t first = offset[row], last = first, stop = row, wanted = work->job->packed_nbytes;
     if (nbytes[row] == NO_FILE) return row + 1;
-    char *straight = nbytes[row] == wanted ? straight_to(work, row) : NULL, *to = straight ? straight : lane->room;
+    char *straight = nbytes[row] == wanted ? straight_to(work, row) : NULL, *to = straight ? straight : room_of(lane);
     int64_t most = straight ? PART_NBYTES : files->room_nbytes, gap = straight ? 0 : files->max_gap_nbytes;
+    if (!to) return rows->src[row] = NULL, row + 1;
     for (; stop < end && nbytes[stop] != NO_FILE; stop++) {
         int64_t until = offset[stop] + nbytes[stop];
         if (stop > row && (files->file[row] != files->file[stop] || offset[stop] - last > gap || until - first > most))
@@ -709,9 +730,9 @@ static int64_t read_object(lane_t *lane, int64_t row)
 {
     const files_t *files = lane->work->files;
     const rows_t *rows = lane->work->rows;
-    char *straight = straight_to(lane->work, row), *to = straight ? straight : lane->room;
+    char *straight = straight_to(lane->work, row), *to = straight ? straight : room_of(lane);
     int64_t most = straight ? lane->work->job->packed_nbytes : files->room_nbytes;
-    int64_t found = read_file(files->paths + files->path_at[files->file[row]], to, most);
+    int64_t found = !to ? READ_OTHERWISE : read_file(files->paths + files->path_at[files->file[row]], to, most);
     rows->src[row] = found < 0 ? NULL : to;
     rows->nbytes[row] = found;
     if (found > 0) atomic_fetch_add(&lane->work->n_read, found);
@@ -724,7 +745,7 @@ static int64_t open_stream(lane_t *lane, int64_t row)
     const rows_t *rows = lane->work->rows;
     if (lane->work->files->offset && rows->nbytes[row] == NO_FILE) return row + 1;
     int is_open = file_of(lane, row) >= 0;
-    rows->src[row] = is_open ? lane->room : NULL;
+    rows->src[row] = is_open ? room_of(lane) : NULL;
     if (!lane->work->files->offset) rows->nbytes[row] = is_open ? 0 : no_file();
     return row + 1;
 }
@@ -823,16 +844,15 @@ static void *run_lane(void *argument)
     }
     give_context(work->job, context);
     close_file(lane);
+    free(lane->own[0]), free(lane->own[1]);
     return NULL;
 }
-
-static int64_t scratch_nbytes(const job_t *job) { return job->area_nbytes * (job->n_stages || job->inflate ? 2 : 1); }
 
 /* Lend lane number `i` its part of what all threads have. */
 static lane_t lane_of(work_t *work, char *scratch, int64_t i)
 {
-    char *room = work->files ? work->files->room + i * work->files->room_nbytes : NULL;
-    return (lane_t){work, scratch ? scratch + i * scratch_nbytes(work->job) : NULL, room, -1, 0};
+    char *room = work->files && work->files->room ? work->files->room + i * work->files->room_nbytes : NULL;
+    return (lane_t){work, scratch ? scratch + i * scratch_nbytes(work->job) : NULL, room, -1, 0, {NULL, NULL}};
 }
 
 /* Run as many threads as there are arguments, MOST_THREADS at most and the caller's among them, or fewer where no more can

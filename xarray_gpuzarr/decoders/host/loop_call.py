@@ -203,14 +203,11 @@ class LoopCall:
     def place(self, rows: range, n_threads: int) -> Sequence[int]:
         """Decode and place rows that were located, or are missing; return those that were left.
 
-        All stored ones are left where memory does not suffice: it may turn out that they do not exist.
+        Those are left for which memory does not suffice: it may turn out that they do not exist.
         """
         output, scratch_at = self._output, 0
         if rows.start < self._n_stored:
-            try:
-                _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-            except MemoryError:
-                return rows
+            _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
         if output.place_rows(self._at, rows.start, rows.stop, scratch_at, n_threads):
             return self._rows_left(rows)
         return ()
@@ -225,12 +222,8 @@ class LoopCall:
         """
         assert self.files is not None
         output, files = self._output, FilesStruct.from_buffer_copy(self.files[0])
-        try:
-            _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
-            _room, files.room = lent("staging", files.room_nbytes * n_threads)
-        except MemoryError:
-            self.place(range(max(rows.start, self._n_stored), rows.stop), n_threads)
-            return range(rows.start, min(rows.stop, self._n_stored)), 0
+        _scratch, scratch_at = lent("scratch", output.scratch_nbytes * n_threads)
+        _room, files.room = lent("staging", files.room_nbytes * n_threads)
         files_at = ctypes.addressof(files)
         if output.read_rows(self._at, files_at, rows.start, rows.stop, scratch_at, n_threads):
             return self._rows_left(rows), files.n_read

@@ -26,17 +26,20 @@ def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
     -------
     uint8, shape (nbytes,), host memory
     """
-    return lent(name, nbytes)[0][:nbytes]
+    memory, _ = lent(name, nbytes)
+    return aligned(nbytes) if memory is None else memory[:nbytes]
 
 
-def lent(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
-    """Return what `buffer` does, perhaps more of it, and its address."""
+def lent(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, int]:
+    """Return what `buffer` does, perhaps more of it, and its address; None and 0 for more than is kept."""
     kept: tuple[npt.NDArray[np.uint8], int] | None = getattr(_kept, name, None)
-    if kept is None or len(kept[0]) < nbytes:
-        memory = aligned(nbytes)
-        kept = memory, address(memory)
-        if nbytes <= _KEPT_NBYTES:
-            setattr(_kept, name, kept)
+    if kept is not None and len(kept[0]) >= nbytes:
+        return kept
+    if nbytes > _KEPT_NBYTES:
+        return None, 0
+    memory = aligned(nbytes)
+    kept = memory, address(memory)
+    setattr(_kept, name, kept)
     return kept
 
 
