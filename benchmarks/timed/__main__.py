@@ -1,7 +1,8 @@
 """``python -m benchmarks.timed``: what of a modelled device stands still while the CUDA engine reads to it.
 
-Shards of several kinds, without dask and by several of its threads, on the clock of `machine`: it stands still
-while the engine runs, so runs repeat exactly. Run it from the root of the repository.
+The real CUDA decoder reads shards of several kinds to the modelled device, without dask and by several of its threads,
+on a clock that stands still while the engine runs, so runs repeat exactly. Reading a file takes as long as rates say,
+on threads that are lent by the rules of `crew`. The host decodes nothing. Run it from the root of the repository.
 """
 
 from __future__ import annotations
@@ -9,21 +10,32 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from benchmarks.machine import about, default_out
 from benchmarks.page.tables import timed_table
 from benchmarks.runner.results import Results, Row, Sample
-from benchmarks.timed.bounds import call_s, decoding_bound, idle_shares
-from benchmarks.timed.machine import N_CORES, Machine
+from benchmarks.timed.device import ModelledDevice
+from benchmarks.timed.headers import header_array
 from benchmarks.timed.rates import Rates
-from xarray_gpuzarr.read import StoredArray
+from benchmarks.timed.virtual_clock import VirtualClock, VirtualCrew
+from xarray_gpuzarr.decoders.cuda import CudaDecoder
+from xarray_gpuzarr.native import library
+from xarray_gpuzarr.process.crew import crew
+from xarray_gpuzarr.process.device_options import in_force
+from xarray_gpuzarr.process.waiting import Bell
+from xarray_gpuzarr.read import read
 
-NO_DASK = "no dask"
 _N_BEFORE = 2
 """Reads that make streams and take memory, before the one that counts."""
+_N_CORES = 16
+_LOOK_S = 50e-6
+"""Who waits for other threads looks so often whether they have come; rung for, in truth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +49,6 @@ class Shards:
     """Of a shard."""
     n_shards: int
 
-    @property
-    def nbytes(self) -> int:
-        """Decoded bytes."""
-        return self.chunk_nbytes * self.n_chunks * self.n_shards
-
-    @property
-    def summary(self) -> str:
-        """One line for the report."""
-        codec = "no codec" if self.codec == "none" else self.codec
-        return f"{codec}, {self.n_shards} shards x {self.n_chunks} chunks x {self.chunk_nbytes / 1e6:.3g} MB"
-
 
 SHARDS = (
     Shards(name="published", n_chunks=400, n_shards=8),
@@ -56,6 +57,86 @@ SHARDS = (
     Shards(name="raw", codec="none", n_chunks=100, n_shards=64),
     Shards(name="small shards", n_chunks=4, n_shards=128),
 )
+
+
+class Machine:
+    """A host and a device whose times are modelled, and an array to read; only inside `running`."""
+
+    def __init__(self, rates: Rates, shards: Shards) -> None:
+        self.rates = rates
+        self.clock = VirtualClock()
+        self.crew = VirtualCrew(self.clock)
+        self.device = ModelledDevice(rates, self.clock)
+        self.fetches: list[tuple[float, float]] = []
+        """When reads of files began and ended, those of indexes not among them."""
+        self._decoder = CudaDecoder(lambda: self.device.as_api)
+        self._n_shards = shards.n_shards
+        per_shard, chunk_shape = (shards.n_chunks,), (shards.chunk_nbytes // 4,)
+        self._stored = header_array(shards.n_shards, per_shard, chunk_shape, shards.codec, self._spend)
+
+    def _spend(self, nbytes: int, what: str) -> None:
+        span = self.crew.spend(self.rates.lane_latency_s + nbytes / self.rates.lane_rate)
+        if what == "chunks":
+            self.fetches.append(span)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let the engine's threads take modelled time inside a ``with`` block."""
+
+        def wait_until(_: Bell, is_so: Any, __: float = 0) -> None:
+            while not is_so():
+                self.clock.sleep(_LOOK_S)
+
+        with ExitStack() as stack:
+            stack.enter_context(patch.multiple(crew, run=self.crew.run, taking=self.crew.taking))
+            stack.enter_context(patch("xarray_gpuzarr.process.threads.n_cores", lambda: _N_CORES))
+            stack.enter_context(patch.object(library, "find", lambda: "frames are only headers"))
+            stack.enter_context(patch.object(Bell, "wait_until", wait_until))
+            stack.callback(setattr, in_force, "options", in_force.options)
+            in_force.choose({"little": "device"})
+            stack.callback(self._decoder.close)
+            yield
+
+    def timed(self, n_threads: int) -> tuple[float, dict[str, float]]:
+        """Return how long threads of dask take that read shard after shard to the device, and what stood still.
+
+        None of them: one read of all.
+        """
+        self._decoder.close()
+        for _ in range(_N_BEFORE):
+            self._read(n_threads)
+        simulation = self.device.simulation
+        assert simulation is not None
+        simulation.occupied_s.clear()
+        self.fetches.clear()
+        self.device.n_decoded = 0
+        seconds = self._read(n_threads)
+        idle = {
+            "decoder idle": 1 - simulation.occupied_s["decode"] / (seconds * self.rates.slots["decode"]),
+            "copy engine idle": 1 - simulation.occupied_s["upload"] / seconds,
+            "fetch idle": 1 - covered(self.fetches) / seconds,
+        }
+        return seconds, {resource: round(share, 4) for resource, share in idle.items()}
+
+    def _read(self, n_threads: int) -> float:
+        length = self._stored.shape[0] // self._n_shards
+        shards = [slice(n * length, (n + 1) * length) for n in range(self._n_shards)]
+        wanted = iter(shards if n_threads else [...])
+
+        def job() -> None:
+            for each in wanted:
+                read(self._stored, each, self._decoder)
+
+        return self.clock.run([job] * max(1, n_threads))
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how many seconds lie in at least one span."""
+    total, until = 0.0, 0.0
+    for start_s, end_s in sorted(spans):
+        total += max(0.0, end_s - max(start_s, until))
+        until = max(until, end_s)
+    return total
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,48 +164,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(shards: Shards, rates: Rates, n_threads: Sequence[int], results: Results) -> None:
     """Read one array in every way, on a device of its own."""
-    name = f"timed/{shards.name}, {rates.hardware}"
-    description = {"operation": "timed", "modelled": True, "hardware": rates.hardware, "nbytes": shards.nbytes}
-    results.begin(name, shards.summary, description)
-    row = Row(case=name, name="", nbytes=shards.nbytes)
-    machine = Machine(rates)
+    hardware = f"calls {'in turn' if rates.in_turn else 'overlap'}, {rates.n_decoding} slots"
+    name, nbytes = f"timed/{shards.name}, {hardware}", shards.chunk_nbytes * shards.n_chunks * shards.n_shards
+    chunks = f"{shards.n_shards} shards x {shards.n_chunks} chunks x {shards.chunk_nbytes / 1e6:.3g} MB"
+    description = {"operation": "timed", "modelled": True, "hardware": hardware, "nbytes": nbytes}
+    results.begin(name, f"{'no codec' if shards.codec == 'none' else shards.codec}, {chunks}", description)
+    row = Row(case=name, name="", nbytes=nbytes)
+    machine = Machine(rates, shards)
     with machine.running():
-        stored = machine.stored(shards.codec, shards.chunk_nbytes, shards.n_chunks, shards.n_shards)
         for n in (0, *n_threads):
-            seconds, facts = _timed(machine, stored, shards, n)
-            reads = f"{n} thread{'s'[: n > 1]}" if n else NO_DASK
+            seconds, facts = machine.timed(n)
+            reads = f"{n} thread{'s'[: n > 1]}" if n else "no dask"
             results.sample(replace(row, name=reads, facts=facts), Sample(wall_s=seconds))
-        for resource, seconds in _bounds(machine):
-            results.sample(replace(row, name=resource, side="bare"), Sample(wall_s=seconds))
-
-
-def _timed(machine: Machine, stored: StoredArray, shards: Shards, n_threads: int) -> tuple[float, Mapping[str, float]]:
-    """Return how long one read takes, by so many threads of dask, and what stood still."""
-    machine.decoder.close()
-    for _ in range(_N_BEFORE):
-        machine.by_shards(stored, shards.n_shards, n_threads)
-    device = machine.device
-    assert device.simulation is not None
-    for noted in (device.simulation.intervals, device.decoded, machine.fetches):
-        noted.clear()
-    start_s = machine.clock.now()
-    seconds = machine.by_shards(stored, shards.n_shards, n_threads)
-    span = start_s, start_s + seconds
-    idle = idle_shares(device.simulation.intervals, machine.fetches, span, machine.rates.slots)
-    return seconds, {f"{resource} idle": round(share, 4) for resource, share in idle.items()}
-
-
-def _bounds(machine: Machine) -> Iterator[tuple[str, float]]:
-    """Return the seconds that each resource needs at least for what was last asked of it."""
-    rates, simulation = machine.rates, machine.device.simulation
+    simulation = machine.device.simulation
     assert simulation is not None
-    decoding = call_s if rates.in_turn else decoding_bound
-    yield "decoder", decoding(machine.device.decoded, rates.n_decoding)
-    # Kernels that follow the blocks of zstd frames only wait.
-    for resource, what, wait_s in (("copy engine", "upload", 0.0), ("kernels", "kernel", rates.kernel_latency_s)):
-        intervals = [i for i in simulation.intervals if i.resource == what and i.what != "zstd_blocks"]
-        yield resource, sum(i.end_s - i.start_s - wait_s for i in intervals)
-    yield "fetch", sum(end_s - start_s for start_s, end_s in machine.fetches) / N_CORES
+    bounds = {
+        "decoder": rates.call_s(machine.device.n_decoded, rates.decoding_s(shards.chunk_nbytes)),
+        "copy engine": simulation.occupied_s["upload"],
+        "fetch": sum(end_s - start_s for start_s, end_s in machine.fetches) / _N_CORES,
+    }
+    for resource, seconds in bounds.items():  # what each needs at least for what was last asked of it
+        results.sample(replace(row, name=resource, side="bare"), Sample(wall_s=seconds))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,11 +9,8 @@ there are no decoded bytes.
 from __future__ import annotations
 
 import itertools
-import math
-import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,31 +18,19 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.timed.bounds import call_s
-from benchmarks.timed.rates import RATIO, Rates
-from benchmarks.timed.simulation import Group, Operation, Simulation, Stream
-from benchmarks.timed.virtual_clock import Clock
+from benchmarks.timed.rates import Rates
+from benchmarks.timed.simulation import Simulation, Stream
+from benchmarks.timed.virtual_clock import VirtualClock
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Kernel
-from xarray_gpuzarr.cuda.axes import MAX_TILE, N_THREADS
+from xarray_gpuzarr.cuda.axes import MAX_TILE
 from xarray_gpuzarr.cuda.nvcomp import Alignment, Batch, zstd_temp_nbytes
 
 Words = npt.NDArray[np.uint64]
 
 _TOTAL_NBYTES = 80 * 10**9
-_TILE_ELEMENTS = 16 * N_THREADS
-"""Of what a block of threads handles; boxes are placed in tiles of up to `MAX_TILE`, mostly nearly that."""
-_N_UPLOADS_KNOWN = 32
+_N_UPLOADS_KNOWN = 256
 _NOTHING: AbstractContextManager[Any] = nullcontext()
-
-
-class ModelledEvent:
-    """A point in a stream."""
-
-    __slots__ = ("operation",)
-
-    def __init__(self) -> None:
-        self.operation: Operation | None = None
 
 
 class _Memory:
@@ -65,16 +50,6 @@ class _Memory:
         self.free()
 
 
-class _OfThread(threading.local):
-    """What a thread has told the device lately, and what it is to be told."""
-
-    def __init__(self) -> None:
-        self.uploads: deque[tuple[int, Bytes]] = deque(maxlen=_N_UPLOADS_KNOWN)
-        """Where they went; a slot is not written to again before what its tables are for is enqueued."""
-        self.answers: dict[int, Words] = {}
-        """Columns that kernels will have written, by address."""
-
-
 class ModelledDevice:
     """A device that decodes nothing.
 
@@ -82,29 +57,30 @@ class ModelledDevice:
     ----------
     rates : Rates or None
         How long operations and calls take; None: no time at all, and nothing of them is noted down.
-    clock : Clock or None
+    clock : VirtualClock or None
         Needed with rates.
     """
 
     index = 0
     identity = None
 
-    def __init__(self, rates: Rates | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, rates: Rates | None = None, clock: VirtualClock | None = None) -> None:
         self.rates = rates
         self._clock = clock
         self.simulation = None if rates is None or clock is None else Simulation(rates.slots, clock)
         self.nvcomp = ModelledNvcomp(self)
-        self.ratio = RATIO
-        """Of decoded to encoded bytes, of all that is decoded."""
-        self.decoded: list[Group] = []
-        """All chunks that calls were given, by their times."""
+        self.n_decoded = 0
+        """Chunks that calls were given."""
         self.enter_range: Callable[[str], AbstractContextManager[object]] = lambda _name: _NOTHING
         """What profilers would be told; nobody listens, until this is replaced."""
         self._handles = itertools.count(1)
         self._addresses = itertools.count(1 << 40, 1 << 36)
-        self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
+        self.streams: dict[int, Stream] = {}
         self._consumer = self.stream()
-        self._of_thread = _OfThread()
+        self._uploads: deque[tuple[int, Bytes]] = deque(maxlen=_N_UPLOADS_KNOWN)
+        """Where they went; a slot is not written to again before what its tables are for is enqueued."""
+        self._answers: dict[int, Words] = {}
+        """Columns that kernels will have written, by address."""
 
     @property
     def as_api(self) -> DeviceApi:
@@ -112,9 +88,9 @@ class ModelledDevice:
         return cast("DeviceApi", self)
 
     def take(self, call: str) -> None:
-        """Keep the calling thread busy for as long as a call of CUDA's does: a field of `HostCosts`."""
+        """Keep the calling thread busy for as long as a call of CUDA's does: a field of `Rates`."""
         if self.rates is not None and self._clock is not None:
-            self._clock.spin(self._clock.now() + getattr(self.rates.host, call))
+            self._clock.spin(self._clock.now() + getattr(self.rates, call))
 
     def activate(self) -> AbstractContextManager[object]:
         """There is nothing to activate."""
@@ -133,32 +109,23 @@ class ModelledDevice:
     def stream(self) -> Stream:
         """Return a new stream."""
         stream = Stream(next(self._handles))
-        self._streams[stream.handle] = stream
+        self.streams[stream.handle] = stream
         return stream
 
-    def stream_of(self, handle: int) -> Stream:
-        """Return the stream of a handle."""
-        return self._streams[handle]
-
-    def current_stream(self) -> Stream:
+    def consumer_stream(self) -> Stream:
         """Return one stream for all threads, as CUDA's legacy default stream is; nobody works on it."""
         return self._consumer
 
-    consumer_stream = current_stream
+    def event(self) -> Any:
+        """Return a new event, a point in a stream."""
+        return SimpleNamespace(operation=None)
 
-    def use(self, _stream: Stream) -> None:
-        """Change nothing: there is one such stream."""
-
-    def event(self) -> ModelledEvent:
-        """Return a new event."""
-        return ModelledEvent()
-
-    def record(self, event: ModelledEvent, stream: Stream) -> None:
+    def record(self, event: Any, stream: Stream) -> None:
         """Move an event to the end of a stream."""
         event.operation = stream.last
         self.take("record_s")
 
-    def wait(self, stream: Stream, event: ModelledEvent) -> None:
+    def wait(self, stream: Stream, event: Any) -> None:
         """Let a stream wait for an event."""
         if self.simulation is not None:
             self.simulation.hold(stream, event.operation)
@@ -169,7 +136,7 @@ class ModelledDevice:
         if self.simulation is not None:
             self.simulation.wait_for(of.last)
 
-    def synchronize_event(self, of: ModelledEvent) -> None:
+    def synchronize_event(self, of: Any) -> None:
         """Sleep until an event is reached."""
         if self.simulation is not None:
             self.simulation.wait_for(of.operation)
@@ -185,10 +152,6 @@ class ModelledDevice:
         """Return ordinary host memory that the system has not given yet."""
         return SimpleNamespace(array=np.zeros(nbytes, np.uint8))
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Any) -> Any:
-        """Return an array without elements."""
-        return self.array_in(self.allocate(math.prod(shape) * dtype.itemsize, stream), shape, dtype, None)
-
     def array_in(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype[Any], owner: object) -> Any:
         """Return an array without elements, which keeps `owner` alive."""
         return SimpleNamespace(shape=shape, dtype=dtype, address=memory.address, owner=owner)
@@ -197,24 +160,17 @@ class ModelledDevice:
         """Return the address of nothing."""
         return Address(array.address)
 
-    def trim(self) -> None:
-        """Nothing was kept."""
-
-    def why_no_files(self) -> str:
-        """Say why no file is read straight into device memory."""
-        return "this is no device"
-
     # ---- work
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Let the engine that copies up take its time."""
-        self._of_thread.uploads.append((to, data))
+        self._uploads.append((to, data))
         self._copy("upload", data.nbytes, stream)
 
     def download(self, into: Bytes, start: Address, stream: Stream) -> None:
         """Let the engine that copies down take its time; say of every stream that it was decoded."""
         into[:] = 0
-        answers = self._of_thread.answers
+        answers = self._answers
         for address in [a for a in answers if start <= a < start + len(into)]:
             column = answers.pop(address)
             into[address - start :][: column.nbytes].view(np.uint64)[:] = column
@@ -222,58 +178,36 @@ class ModelledDevice:
 
     def _copy(self, engine: str, nbytes: int, stream: Stream) -> None:
         if self.simulation is not None and self.rates is not None:
-            self.simulation.enqueue(stream, engine, [(1, self.rates.copy_s(nbytes))], engine)
-            self.take("copy_s")
+            self.simulation.enqueue(stream, engine, 1, self.rates.copy_latency_s + nbytes / self.rates.copy_rate)
+            self.take("copy_call_s")
 
-    def build(self, _kernels: object) -> None:
-        """Nothing is built."""
-
-    def launch(self, kernel: Kernel, n_blocks: int, _n_threads: int, args: Sequence[int], stream: Stream) -> None:
+    def launch(self, kernel: Kernel, n_blocks: int, _n_threads: int, _args: object, stream: Stream) -> None:
         """Let a kernel take its time."""
-        if kernel.name == "blosclz":
-            table, n, actual, _ = args
-            self.decode("blosclz", self.column(table + 24 * n, n), actual, stream)
-        elif self.simulation is not None:
-            self.simulation.enqueue(stream, "kernel", [(1, self._seconds(kernel, n_blocks, args))], kernel.name)
+        if self.simulation is not None and self.rates is not None:
+            seconds = self.rates.kernel_latency_s + self.rates.check_s * (kernel.name == "zstd_blocks")
+            if kernel.name == "scatter":  # in tiles that are mostly nearly full
+                itemsizes = [int(dtype[1:]) for name, dtype in kernel.defines if name in ("STORED", "RESULT")]
+                seconds += n_blocks * MAX_TILE * sum(itemsizes) / self.rates.kernel_rate
+            self.simulation.enqueue(stream, "kernel", 1, seconds)
         self.take("launch_s")
 
-    def _seconds(self, kernel: Kernel, n_blocks: int, args: Sequence[int]) -> float:
-        """Return how long a kernel takes, by the bytes that it moves, as far as arguments and tables tell."""
-        rates = self.rates
-        assert rates is not None
-        match kernel.name:
-            case "move" | "unshuffle":
-                table, n = args[:2]
-                return rates.kernel_s(2 * int(self.column(table + 16 * n, n).sum()))
-            case "zstd_blocks":
-                return rates.kernel_latency_s + rates.check_s
-            case "scatter" | "points":
-                defined = dict(kernel.defines)
-                itemsizes = [int(defined[which][1:]) for which in ("STORED", "RESULT")]
-                tile = MAX_TILE if kernel.name == "scatter" else _TILE_ELEMENTS
-                return rates.kernel_s(n_blocks * tile * sum(itemsizes))
-            case "checksum":
-                raise NotImplementedError("checksums of bytes that nobody decodes")
-            case _:
-                return rates.kernel_s(n_blocks * _TILE_ELEMENTS * 8)
-
-    def decode(self, fmt: str, nbytes: Words, actual: int, stream: Stream) -> None:
-        """Let streams of one format take slots of the decoder; they will be said to have the length they should."""
-        self._of_thread.answers[actual] = nbytes
+    def decode(self, nbytes: Words, actual: int, stream: Stream) -> None:
+        """Let streams take slots of the decoder; they will be said to have the length they should."""
+        self._answers[actual] = nbytes
         if self.simulation is None or self.rates is None:
             return
-        groups = [(n, self.rates.decoding_s(fmt, length, self.ratio)) for n, length in runs(nbytes)]
-        self.decoded += groups
+        n, seconds = len(nbytes), self.rates.decoding_s(int(nbytes.max()))  # equally long, but for a last one
+        self.n_decoded += n
         if self.rates.in_turn:
-            groups = [(1, call_s(groups, self.rates.n_decoding))]
-        self.simulation.enqueue(stream, "decode", groups, fmt)
+            n, seconds = 1, self.rates.call_s(n, seconds)
+        self.simulation.enqueue(stream, "decode", n, seconds)
 
     def column(self, address: int, n: int) -> Words:
-        """Return a copy of words of a table that the calling thread has uploaded lately."""
-        for first, data in reversed(self._of_thread.uploads):
+        """Return a copy of words of a table that was uploaded lately."""
+        for first, data in reversed(self._uploads):
             if first <= address and address + 8 * n <= first + len(data):
                 return data[address - first :][: 8 * n].view(np.uint64).copy()
-        raise LookupError(f"nothing was uploaded to {address:#x} by this thread lately")
+        raise LookupError(f"nothing was uploaded to {address:#x} lately")
 
 
 class ModelledNvcomp:
@@ -281,7 +215,6 @@ class ModelledNvcomp:
 
     def __init__(self, device: ModelledDevice) -> None:
         self._device = device
-        self._alignment = Alignment(source=1, output=1, temp=1)
 
     def temp_nbytes(self, fmt: str, *, n_chunks: int, max_nbytes: int, total_nbytes: int) -> int:  # noqa: ARG002
         """Return what nvCOMP would answer."""
@@ -289,16 +222,10 @@ class ModelledNvcomp:
 
     def alignment(self, _fmt: str) -> Alignment:
         """Return that no address matters."""
-        return self._alignment
+        return Alignment(source=1, output=1, temp=1)
 
-    def decompress(self, fmt: str, batch: Batch, *, n_chunks: int, stream: int, **_scratch: int) -> None:
+    def decompress(self, _fmt: str, batch: Batch, *, n_chunks: int, stream: int, **_scratch: int) -> None:
         """Let every stream of the batch take a slot of the decoder."""
         device = self._device
-        device.decode(fmt, device.column(batch.capacity, n_chunks), batch.actual, device.stream_of(stream))
+        device.decode(device.column(batch.capacity, n_chunks), batch.actual, device.streams[stream])
         device.take("decompress_s")
-
-
-def runs(nbytes: Words) -> list[tuple[int, int]]:
-    """Return how many streams of one length follow each other, and that length."""
-    ends = [*(np.flatnonzero(nbytes[1:] != nbytes[:-1]) + 1).tolist(), len(nbytes)]
-    return [(end - start, int(nbytes[start])) for start, end in zip([0, *ends], ends, strict=False)]

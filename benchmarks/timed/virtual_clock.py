@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
 
 from xarray_gpuzarr.process.crew import Work
 from xarray_gpuzarr.process.threads import thread_budget
 
 
-class Clock(Protocol):
-    """Says what time it is, and lets time pass."""
-
-    def now(self) -> float:
-        """Return seconds since whenever; never less than before."""
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass without using a core."""
-
-    def spin(self, until_s: float) -> None:
-        """Let time pass as a thread does that is busy inside a call of CUDA."""
-
-
 class VirtualClock:
-    """`Clock` of threads that take turns."""
+    """Says what time it is, and lets time pass, for threads that take turns."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -48,7 +35,7 @@ class VirtualClock:
         self.spin(self._now + seconds)
 
     def spin(self, until_s: float) -> None:
-        """Let others go on until then."""
+        """Let others go on until then, as a thread does that is busy inside a call of CUDA."""
         if self._asleep and self._asleep[0][0] <= until_s:
             mine = self._falls_asleep(until_s)
             self._wake_next()
@@ -63,31 +50,21 @@ class VirtualClock:
         BaseException
             The first that a job raised.
         """
-        start_s, errors, over = self._now, list[BaseException](), threading.Lock()
-        over.acquire()
-        left = list(jobs)
+        start_s = self._now
 
         def run(job: Callable[[], object], turn: threading.Lock) -> None:
             turn.acquire()
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001  # the caller's thread raises it
-                errors.append(error)
-            left.remove(job)
-            if left:
-                self._wake_next()
-            else:
-                over.release()
+            finally:
+                if self._asleep:
+                    self._wake_next()
 
-        threads = [threading.Thread(target=run, args=(job, self._falls_asleep(start_s)), daemon=True) for job in jobs]
-        for thread in threads:
-            thread.start()
-        self._wake_next()
-        over.acquire()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            running = [threads.submit(run, job, self._falls_asleep(start_s)) for job in jobs]
+            self._wake_next()
+        for each in running:
+            each.result()
         return self._now - start_s
 
     def _falls_asleep(self, until_s: float) -> threading.Lock:
@@ -103,11 +80,10 @@ class VirtualClock:
 
 
 class _Run:
-    """One call of `VirtualCrew.run`."""
+    """One call of `VirtualCrew.run`: when each of its threads, the caller's first, has done what it was given."""
 
     def __init__(self, n_threads: int, now: float) -> None:
         self.free = [now] * n_threads
-        """When each of its threads has done what it was given; the caller's is the first."""
         self.at = 0
         """The thread that takes the next task."""
 

@@ -127,3 +127,17 @@ def test_sizes_are_kept_within_and_filled(shape, dtype, chunk_nbytes, shard_nbyt
 def test_what_is_unusable_is_named(keywords, words):
     with pytest.raises(OptionError, match=words):
         weather(12).gpuzarr.encoding(**keywords)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunks", "expected"), [(96, "8 KiB", 96), (96, "400 B", 48), (365, "1600 B", 73), (24, "1 MiB", 24)]
+)
+def test_chunks_of_a_size_divide_shards_of_a_length(length, chunks, expected):
+    """Also those of coordinates that are longer than a shard."""
+    ds = xr.Dataset({"t2m": (("time", "x"), np.zeros((400, 3), "f4"))}, {"time": np.arange(400.0)})
+
+    encoding = ds.gpuzarr.encoding(chunks, {"time": length})
+
+    assert encoding["time"]["chunks"] == (expected,)
+    assert encoding["time"].get("shards", (expected,)) == (length,)
+    assert length % encoding["t2m"]["chunks"][0] == 0

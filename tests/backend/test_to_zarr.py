@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.clusters import local_cluster
 from helpers.loops import require_loops
 from helpers.writes import writes_counted
 from hypothesis import given, settings
@@ -207,7 +208,17 @@ def test_later(tmp_path):
 
 def test_a_bar_shows_how_far_it_is(tmp_path, capsys):
     weather().gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, progress=True)
+    shown = capsys.readouterr().out
+    assert "100% Completed" in shown
+    assert "18 tasks, each of at most 40.0 kB: a block of dask, and the same as it is stored" in shown
+
+
+def test_a_bar_shows_how_far_workers_are(tmp_path, capsys):
+    with local_cluster(n_workers=1):
+        there = weather().chunk(time=4).gpuzarr.to_zarr(tmp_path / "a", CHUNKS, SHARDS, rechunk=True, progress=True)
     assert "100% Completed" in capsys.readouterr().out
+    assert isinstance(there, xr.backends.ZarrStore)
+    np.testing.assert_allclose(opened(tmp_path / "a").t2m, weather().t2m, atol=1e-9)
 
 
 def test_each_task_has_one_shard_in_memory(tmp_path):

@@ -8,7 +8,6 @@ from benchmarks.host_cost.cases import Layout, NullReads
 from benchmarks.host_cost.stopwatch import Stopwatch
 from benchmarks.timed.device import ModelledNvcomp
 from xarray_gpuzarr.decoders.cuda.staging import pinned
-from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan import read_plan as plan
@@ -36,7 +35,7 @@ def test_every_frame_is_given_to_the_device(monkeypatch, n_shards):
         "decompress",
         lambda *args, **sizes: (given.append(sizes["n_chunks"]), decompress(*args, **sizes)),
     )
-    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
     reads = NullReads(SMALL, n_shards)
     given.clear()
 

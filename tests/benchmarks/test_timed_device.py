@@ -12,25 +12,23 @@ from helpers.still_clock import StillClock
 from benchmarks.page import measurements
 from benchmarks.page.runs import load
 from benchmarks.runner.results import CaseRows, Row, Sample
-from benchmarks.timed.__main__ import main
-from benchmarks.timed.bounds import call_s, covered, decoding_bound, idle_shares
-from benchmarks.timed.device import ModelledDevice, runs
-from benchmarks.timed.rates import HostCosts, Rates
-from benchmarks.timed.simulation import Interval
+from benchmarks.timed.__main__ import covered, main
+from benchmarks.timed.device import ModelledDevice
+from benchmarks.timed.rates import Rates
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
-from xarray_gpuzarr.decoders.cuda.staging.by_host import ByHost
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
-FREE_CALLS = HostCosts(allocate_s=0, free_s=0, copy_s=0, launch_s=0, decompress_s=0, record_s=0)
+FREE_CALLS = dict.fromkeys(("allocate_s", "free_s", "copy_call_s", "launch_s", "decompress_s", "record_s"), 0)
 RATES = Rates(
     n_decoding=4,
-    decoding={"zstd": ((1000, 1.0), (3000, 3.0)), "blosclz": ((1000, 0.5), (2000, 1.0))},
+    decoding=((1000, 1.0), (3000, 3.0)),
     copy_latency_s=0.5,
     copy_rate=100.0,
     kernel_latency_s=0.25,
     kernel_rate=1000.0,
     check_s=2.0,
-    host=FREE_CALLS,
+    **FREE_CALLS,
 )
 
 
@@ -85,10 +83,9 @@ def test_chunks_take_as_long_as_their_length_says(device, clock):
     assert clock.time == pytest.approx(table_s + 2 + 2)  # four slots
 
 
-def decoding_took(clock, nbytes, *, n_calls=1, ratio=5.3, **rates):
+def decoding_took(clock, nbytes, *, n_calls=1, **rates):
     """Return how long calls take that share out chunks of a length, each call on a stream of its own."""
-    device = ModelledDevice(Rates(copy_latency_s=0, copy_rate=math.inf, host=FREE_CALLS, **rates), clock)
-    device.ratio = ratio
+    device = ModelledDevice(Rates(copy_latency_s=0, copy_rate=math.inf, **FREE_CALLS, **rates), clock)
     streams = [device.stream() for _ in range(n_calls)]
     for n, stream in enumerate(streams):
         decompress(device, stream, nbytes[n::n_calls])
@@ -120,32 +117,6 @@ def test_calls_overlap_or_wait_for_each_other(clock, in_turn, slots, n):
     assert decoding_took(clock, [1_024_000] * n, n_calls=8, **rates) == pytest.approx(eight * 0.030)
 
 
-_16_MIB = 16 * 1024**2
-PUBLISHED = {
-    # chunks, bytes of one, ratio: least and most ms of one call
-    (1, _16_MIB, 1.08): (39, 39),
-    (64, _16_MIB, 1.08): (47, 47),
-    (400, 1_024_000, 5.3): (25, 45),
-}
-
-
-@pytest.mark.every_combination
-@pytest.mark.parametrize("slots", [528, 1056])  # 264 would take two waves of the 400
-@pytest.mark.parametrize("in_turn", [False, True])
-@pytest.mark.parametrize("call", PUBLISHED)
-def test_published_calls_take_as_long_as_they_did(clock, call, in_turn, slots):
-    (n, nbytes, ratio), (least, most) = call, PUBLISHED[call]
-    took = decoding_took(clock, [nbytes] * n, ratio=ratio, in_turn=in_turn, n_decoding=slots)
-
-    assert 0.85 * least < took * 1e3 < 1.15 * most
-
-
-def test_eight_published_calls_took_eight_times_as_long(clock):
-    took = decoding_took(clock, [_16_MIB] * 8, n_calls=8, ratio=1.08, in_turn=True)
-
-    assert took == pytest.approx(0.315, rel=0.15)
-
-
 def test_every_stream_is_said_to_have_the_length_it_should(device):
     stream = device.stream()
     nbytes = [3000, 3000, 1000]
@@ -158,52 +129,20 @@ def test_every_stream_is_said_to_have_the_length_it_should(device):
     assert not into[24:].any()
 
 
-def test_streams_of_our_own_kernel_take_slots_and_have_lengths(device, clock):
+def test_frames_are_followed_for_a_while(device, clock):
     stream = device.stream()
-    at = upload_table(device, stream, [0, 0], [0, 0], [0, 0], [1000, 2000], [0, 0])
-    device.launch(Kernel(file="blosclz.cu", name="blosclz"), 1, 128, (at, 2, at + 64, 0), stream)
-    into = np.zeros(16, np.uint8)
-    device.download(into, at + 64, stream)
+    device.launch(Kernel(file="zstd_blocks.cu", name="zstd_blocks"), 1, 32, (0, 2, 0, 0), stream)
     device.synchronize(stream)
 
-    assert into.view(np.uint64).tolist() == [1000, 2000]
-    assert [(i.start_s, i.end_s) for i in device.simulation.intervals if i.resource == "decode"] == [
-        (0.5 + 0.8, 0.5 + 0.8 + 0.5),
-        (0.5 + 0.8, 0.5 + 0.8 + 1.0),
-    ]
+    assert clock.time == 0.25 + 2.0
 
 
-KERNELS = {
-    "move": (3, 0.25 + 2 * (100 + 300) / 1000),
-    "unshuffle": (5, 0.25 + 2 * (100 + 300) / 1000),
-    "zstd_blocks": (4, 0.25 + 2.0),
-}
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_take_latency_and_the_bytes_of_their_tables(device, name):
-    n_columns, seconds = KERNELS[name]
-    stream = device.stream()
-    at = upload_table(device, stream, [0, 0], [0, 0], [100, 300], *[[0, 0]] * (n_columns - 3))
-    device.launch(Kernel(file=f"{name}.cu", name=name), 1, 256, (at, 2, 1), stream)
-    device.synchronize(stream)
-
-    (kernel,) = [i for i in device.simulation.intervals if i.resource == "kernel"]
-    assert kernel.end_s - kernel.start_s == pytest.approx(seconds)
-
-
-def test_placing_takes_the_bytes_that_it_reads_and_writes(device):
+def test_placing_takes_the_bytes_that_it_reads_and_writes(device, clock):
     stream, defines = device.stream(), (("STORED", "i2"), ("RESULT", "f4"))
     device.launch(Kernel(file="scatter.cu", name="scatter", defines=defines), 3, 256, (0, 0, 0, 1), stream)
     device.synchronize(stream)
 
-    (kernel,) = device.simulation.intervals
-    assert kernel.end_s == pytest.approx(0.25 + 3 * 8192 * (2 + 4) / 1000)
-
-
-def test_checksums_cannot_be_modelled(device):
-    with pytest.raises(NotImplementedError, match="nobody decodes"):
-        device.launch(Kernel(file="checksum.cu", name="checksum"), 1, 256, (0, 1, 1, 0), device.stream())
+    assert clock.time == pytest.approx(0.25 + 3 * 8192 * (2 + 4) / 1000)
 
 
 def test_an_event_is_what_its_stream_was_given_before_it_was_recorded(device, clock):
@@ -228,7 +167,7 @@ def test_an_event_that_was_never_recorded_holds_nobody(device, clock):
 
 
 def test_calls_keep_their_thread_busy(clock):
-    device = ModelledDevice(Rates(host=HostCosts(allocate_s=1, copy_s=2, record_s=4, free_s=8)), clock)
+    device = ModelledDevice(Rates(allocate_s=1, copy_call_s=2, record_s=4, free_s=8), clock)
     stream = device.stream()
 
     memory = device.allocate(16, stream)
@@ -240,79 +179,32 @@ def test_calls_keep_their_thread_busy(clock):
     assert clock.slept == []
 
 
-def test_lengths_are_told_run_by_run():
-    assert runs(np.array([5, 5, 5, 2, 7, 7], np.uint64)) == [(3, 5), (1, 2), (2, 7)]
-
-
 # ---- rates
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "seconds"), [(10, 1.0), (1000, 1.0), (1500, 1.5), (2000, 2.0), (3000, 3.0), (5000, 5.0)]
-)
+@pytest.mark.parametrize(("nbytes", "seconds"), [(10, 1.0), (1000, 1.0), (1500, 1.5), (2000, 2.0), (3000, 3.0)])
 def test_decoding_time_is_interpolated_with_a_floor(nbytes, seconds):
-    assert RATES.decoding_s("zstd", nbytes) == pytest.approx(seconds)
+    assert RATES.decoding_s(nbytes) == pytest.approx(seconds)
 
 
 def test_published_chunk_takes_30_ms_in_one_of_528_slots():
     rates = Rates()
 
-    assert rates.decoding_s("zstd", 1_024_000) == pytest.approx(0.030)
+    assert rates.decoding_s(1_024_000) == pytest.approx(0.030)
     assert rates.slots["decode"] == 528
-
-
-@pytest.mark.parametrize(("fmt", "ratio", "ms"), [("zstd", 1.0, 2.625), ("zstd", 50, 30), ("lz4", 1.0, 6)])
-def test_zstd_takes_less_where_it_saves_less(fmt, ratio, ms):
-    assert Rates().decoding_s(fmt, 1_024_000, ratio) == pytest.approx(ms * 1e-3)
 
 
 # ---- bounds and shares
 
 
-def test_bound_of_equal_chunks_is_a_number_of_waves():
-    assert decoding_bound([(400, 0.03)] * 8, 528) == pytest.approx(7 * 0.03)  # 3200 / 528 = 6.06
-
-
-def test_bound_of_other_chunks_is_their_sum_over_slots_or_the_longest():
-    assert decoding_bound([(10, 1.0), (5, 2.0)], 4) == (10 * 1 + 5 * 2) / 4
-    assert decoding_bound([(2, 1.0), (1, 9.0)], 4) == 9
-    assert decoding_bound([], 4) == 0
-
-
-def test_a_call_takes_waves_the_longest_first():
-    assert call_s([(3, 1.0), (5, 4.0), (2, 2.0)], 4) == 4 + 4 + 1  # 4 4 4 4, 4 2 2 1, 1 1
-    assert call_s([(2, 1.0), (1, 9.0)], 4) == 9
-    assert call_s([], 4) == 0
+def test_a_call_takes_waves():
+    assert replace(RATES, n_decoding=528).call_s(3200, 0.03) == pytest.approx(7 * 0.03)  # 3200 / 528 = 6.06
+    assert RATES.call_s(0, 0.03) == 0
 
 
 def test_spans_that_overlap_are_covered_once():
-    assert covered([(1, 3), (2, 5), (7, 8), (2, 3)], 0, 10) == (5 - 1) + (8 - 7)
-    assert covered([(-5, 2), (9, 20)], 0, 10) == 2 + 1
-    assert covered([], 0, 10) == 0
-
-
-def interval(resource, start_s, end_s, n_slots=1):
-    return Interval(resource, start_s, end_s, n_slots, "")
-
-
-def test_idle_shares_are_what_is_not_occupied():
-    intervals = [
-        interval("decode", 0, 5, 2),
-        interval("decode", 5, 10, 4),
-        interval("decode", 15, 99, 1),
-        interval("upload", 2, 4),
-        interval("kernel", -3, 1),
-    ]
-    slots = {"decode": 4, "upload": 1, "kernel": 1}
-
-    found = idle_shares(intervals, [(0, 6), (3, 8)], (0, 20), slots)
-
-    assert found == {
-        "decoder": pytest.approx(1 - (5 * 2 + 5 * 4 + 5 * 1) / (4 * 20)),
-        "copy engine": 1 - 2 / 20,
-        "kernels": 1 - 1 / 20,
-        "fetch": 1 - 8 / 20,
-    }
+    assert covered([(1, 3), (2, 5), (7, 8), (2, 3)]) == (5 - 1) + (8 - 7)
+    assert covered([]) == 0
 
 
 def test_the_bound_is_the_slowest_resource_that_was_measured():
@@ -345,7 +237,7 @@ def test_without_rates_nothing_takes_any_time_and_all_went_well():
 
     assert into.view(np.uint64).tolist() == [3000, 1000]
     assert stream.last is None
-    assert device.decoded == []
+    assert device.n_decoded == 0
 
 
 # ---- the command
@@ -354,7 +246,7 @@ def test_without_rates_nothing_takes_any_time_and_all_went_well():
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Return a call of the command on short arrays that returns what it has written."""
-    monkeypatch.setattr(ByHost, "_decode", lambda *_: pytest.fail("the host decodes"))
+    monkeypatch.setattr(Stager, "_decode", lambda *_: pytest.fail("the host decodes"))
 
     def run(*arguments):
         out = tmp_path / "timed.json"

@@ -10,7 +10,7 @@ from helpers.still_clock import StillClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.timed.simulation import Simulation, Slots, Stream
+from benchmarks.timed.simulation import Simulation, Stream
 
 HANDLES = itertools.count(1)
 
@@ -28,47 +28,6 @@ def simulation(clock):
 def end_of(simulation, operation):
     simulation.wait_for(operation)
     return operation.end_s
-
-
-# ---- slots
-
-
-def test_parts_take_free_slots_at_once_and_others_as_they_come_free():
-    assert Slots(3).take(1.0, 7, 2.0) == [(1.0, 3.0, 3), (3.0, 5.0, 3), (5.0, 7.0, 1)]
-
-
-def test_slots_that_are_left_over_serve_who_asks_next():
-    slots = Slots(4)
-
-    assert slots.take(0.0, 3, 10.0) == [(0.0, 10.0, 3)]
-    assert slots.take(1.0, 2, 1.0) == [(1.0, 2.0, 1), (2.0, 3.0, 1)]
-
-
-def by_brute_force(n_slots, asked):
-    """Return the slots' intervals, each part by itself: who asked first takes the slot that comes free first."""
-    free, intervals = [0.0] * n_slots, []
-    heapq.heapify(free)
-    for reached, n, seconds in asked:
-        for _ in range(n):
-            start = max(heapq.heappop(free), reached)
-            heapq.heappush(free, start + seconds)
-            intervals.append((start, start + seconds))
-    return sorted(intervals)
-
-
-launches = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12), st.integers(1, 9)), max_size=12)
-
-
-@given(st.integers(1, 6), launches)
-@settings(deadline=None)
-def test_slots_are_shared_as_by_brute_force(n_slots, asked):
-    asked.sort(key=lambda launch: launch[0])
-    slots = Slots(n_slots)
-
-    taken = [run for reached, n, seconds in asked for run in slots.take(float(reached), n, float(seconds))]
-
-    each = sorted((start, end) for start, end, n in taken for _ in range(n))
-    assert each == by_brute_force(n_slots, asked)
 
 
 # ---- streams
@@ -125,7 +84,7 @@ def test_streams_and_events_are_honoured_as_by_brute_force(program):
         clock.time += later
         if 0 <= awaited < len(operations):
             simulation.hold(streams[stream], operations[awaited])
-        operations.append(simulation.enqueue(streams[stream], resource, [(n, float(seconds))], resource))
+        operations.append(simulation.enqueue(streams[stream], resource, n, float(seconds)))
 
     assert [end_of(simulation, operation) for operation in operations] == ends_by_brute_force(program)
 
@@ -133,8 +92,8 @@ def test_streams_and_events_are_honoured_as_by_brute_force(program):
 def test_one_copy_engine_serves_all_streams_one_after_another(simulation):
     one, other = Stream(next(HANDLES)), Stream(next(HANDLES))
 
-    first = simulation.enqueue(one, "upload", [(1, 3.0)], "")
-    second = simulation.enqueue(other, "upload", [(1, 2.0)], "")
+    first = simulation.enqueue(one, "upload", 1, 3.0)
+    second = simulation.enqueue(other, "upload", 1, 2.0)
 
     assert [end_of(simulation, first), end_of(simulation, second)] == [3, 3 + 2]
 
@@ -142,20 +101,20 @@ def test_one_copy_engine_serves_all_streams_one_after_another(simulation):
 def test_two_streams_share_slots(simulation):
     one, other = Stream(next(HANDLES)), Stream(next(HANDLES))
 
-    first = simulation.enqueue(one, "decode", [(3, 10.0)], "")
-    second = simulation.enqueue(other, "decode", [(2, 4.0)], "")
+    first = simulation.enqueue(one, "decode", 3, 10.0)
+    second = simulation.enqueue(other, "decode", 2, 4.0)
 
     assert end_of(simulation, first) == 10
     assert end_of(simulation, second) == 4 + 4  # the one slot that was left does both
-    assert [(i.n_slots, i.start_s, i.end_s) for i in simulation.intervals] == [(3, 0, 10), (1, 0, 4), (1, 4, 8)]
+    assert simulation.occupied_s["decode"] == 3 * 10 + 2 * 4
 
 
 def test_who_is_reached_first_is_served_first_even_if_it_was_given_later(simulation, clock):
     busy, free = Stream(next(HANDLES)), Stream(next(HANDLES))
-    simulation.enqueue(busy, "upload", [(1, 10.0)], "")
-    late = simulation.enqueue(busy, "decode", [(4, 5.0)], "")
+    simulation.enqueue(busy, "upload", 1, 10.0)
+    late = simulation.enqueue(busy, "decode", 4, 5.0)
     clock.time = 2
-    early = simulation.enqueue(free, "decode", [(4, 20.0)], "")
+    early = simulation.enqueue(free, "decode", 4, 20.0)
 
     assert end_of(simulation, early) == 2 + 20
     assert end_of(simulation, late) == 2 + 20 + 5
@@ -164,32 +123,32 @@ def test_who_is_reached_first_is_served_first_even_if_it_was_given_later(simulat
 def test_work_of_a_stream_runs_in_order_on_whatever_resource(simulation):
     stream = Stream(next(HANDLES))
 
-    operations = [simulation.enqueue(stream, name, [(1, 2.0)], "") for name in ("upload", "kernel", "decode", "kernel")]
+    operations = [simulation.enqueue(stream, name, 1, 2.0) for name in ("upload", "kernel", "decode", "kernel")]
 
     assert [end_of(simulation, operation) for operation in operations] == [2, 4, 6, 8]
 
 
 def test_what_was_awaited_once_holds_only_later_work(simulation):
     copies, work = Stream(next(HANDLES)), Stream(next(HANDLES))
-    copied = simulation.enqueue(copies, "upload", [(1, 7.0)], "")
-    before = simulation.enqueue(work, "kernel", [(1, 1.0)], "")
+    copied = simulation.enqueue(copies, "upload", 1, 7.0)
+    before = simulation.enqueue(work, "kernel", 1, 1.0)
     simulation.hold(work, copied)
-    after = simulation.enqueue(work, "kernel", [(1, 1.0)], "")
+    after = simulation.enqueue(work, "kernel", 1, 1.0)
 
     assert [end_of(simulation, before), end_of(simulation, after)] == [1, 7 + 1]
 
 
 def test_a_wait_sleeps_until_the_operation_has_ended_and_no_longer(simulation, clock):
     stream, other = Stream(next(HANDLES)), Stream(next(HANDLES))
-    simulation.enqueue(stream, "upload", [(1, 3.0)], "")
-    last = simulation.enqueue(stream, "kernel", [(1, 4.0)], "")
-    simulation.enqueue(other, "kernel", [(1, 0.5)], "")
+    simulation.enqueue(stream, "upload", 1, 3.0)
+    last = simulation.enqueue(stream, "kernel", 1, 4.0)
+    simulation.enqueue(other, "kernel", 1, 0.5)
 
-    assert simulation.wait_for(last)
+    simulation.wait_for(last)
     assert clock.time == 3 + 4
     assert clock.slept == [3, 4]  # until more is known, then until it has ended
-    assert not simulation.wait_for(last)
-    assert not simulation.wait_for(None)
+    simulation.wait_for(last)
+    simulation.wait_for(None)
     assert clock.time == 7
 
 
@@ -207,7 +166,7 @@ def test_threads_may_enqueue_side_by_side():
 
     def enqueue():
         stream = Stream(next(HANDLES))
-        lasts.append([simulation.enqueue(stream, "upload", [(1, SlowSeconds(1))], "") for _ in range(20)][-1])
+        lasts.append([simulation.enqueue(stream, "upload", 1, SlowSeconds(1)) for _ in range(20)][-1])
 
     started = [threading.Thread(target=enqueue) for _ in range(4)]
     for thread in started:
@@ -216,4 +175,4 @@ def test_threads_may_enqueue_side_by_side():
         thread.join()
 
     assert max(end_of(simulation, last) for last in lasts) == 4 * 20
-    assert [i.start_s for i in simulation.intervals] == list(range(4 * 20))
+    assert simulation.occupied_s["upload"] == 4 * 20

@@ -14,14 +14,12 @@ from helpers.kernels.runs import Stored, aligned, assert_same_bits, expected, pi
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.cuda.elements import REAL_DTYPES
+from xarray_gpuzarr.cuda.axes import AxisColumns
+from xarray_gpuzarr.cuda.elements import REAL_DTYPES, ElementCast, can_cast
 from xarray_gpuzarr.cuda.launch import (
     MAX_BLOCKS,
     MOVE_TILE_NBYTES,
-    AxisColumns,
-    ElementCast,
     Scatter,
-    can_cast,
     move,
     rows_by_length,
 )

@@ -1,4 +1,4 @@
-"""How kvikio, which a stand-in plays, reads files into device memory: which call for which length, and errors."""
+"""How kvikio, which a stand-in plays, reads files into device memory: calls and errors."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 
 from xarray_gpuzarr import StoreReadError
 from xarray_gpuzarr.cuda import files
-from xarray_gpuzarr.cuda.files import PARALLEL_NBYTES, NativeFile, why_no_files
+from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
 
 
 class Stream:
@@ -29,8 +29,6 @@ class FakeKvikio:
     def modules(self):
         top = ModuleType("kvikio")
         top.CuFile = self.cufile
-        top.stream_register = lambda handle, flags: self.call("stream_register", handle, flags)
-        top.stream_deregister = lambda handle: self.call("stream_deregister", handle)
         defaults = ModuleType("kvikio.defaults")
         defaults.is_compat_mode_preferred = lambda: self.compat
         driver = ModuleType("kvikio.cufile_driver")
@@ -49,36 +47,24 @@ class FakeKvikio:
             self.call("pread", buffer.__cuda_array_interface__["data"][0], nbytes, file_offset)
             return SimpleNamespace(get=lambda: self.call("get") or nbytes)
 
-        def raw_read_async(buffer, handle, nbytes, file_offset):
-            self.call("raw_read_async", buffer.__cuda_array_interface__["data"][0], handle, nbytes, file_offset)
-            return SimpleNamespace(check_bytes_done=lambda: self.call("check_bytes_done") or nbytes)
-
-        return SimpleNamespace(pread=pread, raw_read_async=raw_read_async, close=lambda: self.call("close"))
+        return SimpleNamespace(pread=pread, close=lambda: self.call("close"))
 
 
 @pytest.fixture
-def kvikio(monkeypatch, tmp_path):
-    """kvikio beside a cuFile that has its settings at `files._SETTINGS`."""
+def kvikio(monkeypatch):
     fake = FakeKvikio()
-    settings = tmp_path / "cufile.json"
-    settings.touch()
-    monkeypatch.setattr(files, "_SETTINGS", str(settings))
-    monkeypatch.delenv("CUFILE_ENV_PATH_JSON", raising=False)
     for name, module in fake.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    asked_once = (why_no_files, files._streams_read)
-    for asked in asked_once:
-        asked.cache_clear()
+    why_no_files.cache_clear()
     yield fake
-    for asked in asked_once:
-        asked.cache_clear()
+    why_no_files.cache_clear()
 
 
 def opened(kvikio):
     return NativeFile("/data/shard", lambda stream: kvikio.log.append(("synchronize", stream.handle)))
 
 
-def test_short_read_is_left_to_the_stream_which_is_announced_once(kvikio):
+def test_reads_go_to_kvikios_threads_once_the_stream_is_idle(kvikio):
     file, stream = opened(kvikio), Stream()
 
     reads = [file.read(0x1000 + 4096 * n, 4096, 8192 * n, stream) for n in range(2)]
@@ -87,67 +73,29 @@ def test_short_read_is_left_to_the_stream_which_is_announced_once(kvikio):
 
     assert kvikio.log == [
         ("CuFile", "/data/shard", "r"),
-        ("stream_register", 0x10, 0),
-        ("raw_read_async", 0x1000, 0x10, 4096, 0),
-        ("raw_read_async", 0x2000, 0x10, 4096, 8192),
-        ("check_bytes_done",),
-        ("check_bytes_done",),
+        ("synchronize", 0x10),
+        ("pread", 0x1000, 4096, 0),
+        ("synchronize", 0x10),
+        ("pread", 0x2000, 4096, 8192),
+        ("get",),
+        ("get",),
         ("close",),
     ]
-
-
-def test_long_read_is_cut_into_tasks_once_the_stream_is_idle(kvikio):
-    read = opened(kvikio).read(0x1000, PARALLEL_NBYTES, 0, Stream())
-
-    assert read.finish() == PARALLEL_NBYTES
-    assert kvikio.log[1:] == [("synchronize", 0x10), ("pread", 0x1000, PARALLEL_NBYTES, 0), ("get",)]
-
-
-@pytest.mark.parametrize("named", [None, "absent.json"])
-def test_short_reads_go_to_kvikios_threads_where_cufile_has_no_settings(kvikio, monkeypatch, tmp_path, named):
-    monkeypatch.setattr(files, "_SETTINGS", str(tmp_path / "nowhere.json"))
-    if named is not None:
-        monkeypatch.setenv("CUFILE_ENV_PATH_JSON", str(tmp_path / named))
-    file = opened(kvikio)
-
-    reads = [file.read(0x1000, 10, 4096 * n, Stream()) for n in range(2)]
-    assert [read.finish() for read in reads] == [10, 10]
-
-    assert [name for name, *_ in kvikio.log] == ["CuFile", *["synchronize", "pread"] * 2, "get", "get"]
-
-
-def test_short_reads_are_left_to_the_stream_where_the_environment_names_settings(kvikio, monkeypatch, tmp_path):
-    monkeypatch.setenv("CUFILE_ENV_PATH_JSON", files._SETTINGS)
-    monkeypatch.setattr(files, "_SETTINGS", str(tmp_path / "nowhere.json"))
-
-    opened(kvikio).read(0x1000, 10, 0, Stream(0x40)).finish()
-
-    assert "raw_read_async" in [name for name, *_ in kvikio.log]
 
 
 def test_finishing_twice_waits_once(kvikio):
     read = opened(kvikio).read(0x1000, 10, 0, Stream())
 
     assert [read.finish(), read.finish()] == [10, 10]
-    assert kvikio.log.count(("check_bytes_done",)) == 1
+    assert kvikio.log.count(("get",)) == 1
 
 
-def test_stream_that_dies_is_taken_back(kvikio):
-    stream = Stream(0x20)
-    opened(kvikio).read(0x1000, 10, 0, stream).finish()
-
-    del stream
-
-    assert kvikio.log[-1] == ("stream_deregister", 0x20)
-
-
-@pytest.mark.parametrize("call", ["CuFile", "raw_read_async", "pread", "check_bytes_done", "get", "stream_register"])
+@pytest.mark.parametrize("call", ["CuFile", "pread", "get"])
 def test_failure_is_an_error_that_names_the_file(kvikio, call):
     kvikio.failing.add(call)
-    nbytes = PARALLEL_NBYTES if call in ("pread", "get") else 10
 
     with pytest.raises(StoreReadError, match="/data/shard") as caught:
-        opened(kvikio).read(0x1000, nbytes, 0, Stream(0x30)).finish()
+        opened(kvikio).read(0x1000, 10, 0, Stream(0x30)).finish()
 
     assert f"{call} failed" in caught.value.found
     assert 'storage="posix"' in caught.value.do

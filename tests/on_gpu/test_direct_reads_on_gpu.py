@@ -33,7 +33,7 @@ def reads_files(native, monkeypatch):
     return opened
 
 
-@pytest.mark.parametrize("codecs", ["bytes", "zstd", "gzip"])
+@pytest.mark.parametrize("codecs", ["bytes", "zstd"])
 @pytest.mark.parametrize("shape", [(2000, 1000), (61, 43)])
 def test_values_are_the_same_as_through_the_host(tmp_path, reads_files, codecs, shape):
     data = np.random.default_rng(0).integers(-99, 99, shape).astype("f4")
@@ -49,8 +49,8 @@ def test_values_are_the_same_as_through_the_host(tmp_path, reads_files, codecs, 
     assert_same_bits(staged.get(), data)
 
 
-def test_long_reads_in_parallel_tasks(tmp_path, reads_files):
-    data = np.arange(3 * files.PARALLEL_NBYTES // 4, dtype="f4")
+def test_long_reads(tmp_path, reads_files):
+    data = np.arange(12 * 1024**2, dtype="f4")
     array = write(LocalStore(tmp_path), data, chunks=data.shape, shards=data.shape, compressors=None)
 
     assert_same_bits(read(stored_array(array, storage="gds"), ..., decoder_for("cuda")).get(), data)

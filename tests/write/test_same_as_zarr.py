@@ -119,7 +119,7 @@ def test_codecs_and_their_levels(name, layout, tmp_path):
 
 
 def test_little_writes_take_little_memory():
-    own, ours = _both(MemoryStore, shape=(), dtype="u1")
+    _, ours = _both(MemoryStore, shape=(), dtype="u1")
     ours[...] = 1
     tracemalloc.start()
     try:

@@ -7,8 +7,7 @@ decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Self, cast
 
 import dask.array as da
@@ -20,14 +19,13 @@ from xarray.core import indexing
 from xarray.namedarray.daskmanager import DaskManager
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
-from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
-from xarray_gpuzarr.errors import perhaps
 from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import at_most
 from xarray_gpuzarr.read import read
 from xarray_gpuzarr.stored.array_spec import Unplanned
-from xarray_gpuzarr.tasks.auto_chunks import auto_axes, chunks_of_whole_shards, said_at_open
+from xarray_gpuzarr.tasks.auto_chunks import auto_axes, chunks_of_whole_shards
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
 from xarray_gpuzarr.tasks.threads import threads_given
@@ -103,35 +101,27 @@ class BlockReader:
 
 
 class ShardManager(DaskManager):
-    """Dask arrays whose meta is the decoder's.
-
-    Parameters
-    ----------
-    auto : frozenset of int
-        Axes whose chunks are automatic, though they come as numbers.
-    """
-
-    def __init__(self, auto: frozenset[int] = frozenset()) -> None:
-        super().__init__()
-        self._auto = auto
+    """Dask arrays whose meta is the decoder's."""
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
         """Build a dask array whose tasks read `data`.
 
         Parameters
         ----------
-        data : BlockReader
+        data : xarray's adapter around the data of a `ShardVariable` that has one stored array below it
         chunks : as for `dask.array.from_array`
         """
-        auto = self._auto | auto_axes(chunks, range(data.ndim))
-        whole = chunks_of_whole_shards(chunks, auto, shape=data.shape, dtype=data.dtype, shard=data.shard_shape)
-        name, meta = kwargs.get("name"), data.lazy.meta()
+        reader = _block_reader(data.array)
+        assert reader is not None
+        auto = auto_axes(chunks, reader.ndim)
+        whole = chunks_of_whole_shards(chunks, auto, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)
+        name, meta = kwargs.get("name"), reader.lazy.meta()
         if name is not False:  # False is one that dask draws by lot, True none at all
-            name = task_name(data.lazy.stored, None if name is True else name, data, str(whole))
-        array = da.from_array(data, whole, **kwargs | {"meta": meta, "asarray": False, "name": name})
+            name = task_name(reader.lazy.stored, None if name is True else name, reader, str(whole))
+        array = da.from_array(reader, whole, **kwargs | {"meta": meta, "asarray": False, "name": name})
         _advise_fewer_tasks(array)
-        into_one = data.reads_into and type(meta) is np.ndarray and not kwargs.get("lock")
-        return compute_into_one_output(array, data) if into_one else array
+        into_one = reader.reads_into and type(meta) is np.ndarray and not kwargs.get("lock")
+        return compute_into_one_output(array, reader) if into_one else array
 
 
 def _advise_fewer_tasks(array: da.Array) -> None:
@@ -145,20 +135,6 @@ def _advise_fewer_tasks(array: da.Array) -> None:
     )
 
 
-def _advise_of_unknown(said: Any, dims: Collection[Hashable] | None) -> None:
-    """Say so if chunks were asked for along what is no dimension of the dataset; xarray ignores them."""
-    if dims is None or not isinstance(said, Mapping):
-        return
-    for dim in said:
-        if dim not in dims:
-            advise(
-                f"chunks of {dim!r}",
-                f"chunks= has no effect for {dim!r}, which is no dimension of the dataset",
-                found="dimensions: " + ", ".join(map(repr, dims)),
-                do=f"name one of these{perhaps(str(dim), dims)}, or leave {dim!r} out",
-            )
-
-
 class ShardVariable(Variable):
     """A lazily read variable that becomes one dask task per shard when it is chunked."""
 
@@ -167,13 +143,13 @@ class ShardVariable(Variable):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as xarray's own class once it is read or chunked: that is loaded where this package is missing."""
         reduced: Any = super().__reduce_ex__(protocol)
-        if find_lazy_array(self._data) is not None:
+        if find_lazy_array(data_of(self)) is not None:
             return reduced
         return object.__new__, (Variable,), *reduced[2:]  # what `reduced` begins with takes no other class
 
     def to_base_variable(self) -> Self:
         """Return a copy that still chunks itself; xarray asks for one of every coordinate."""
-        return self._replace(data=self._data)
+        return type(self)(self.dims, data_of(self), self.attrs, self.encoding, fastpath=True)
 
     to_variable = to_base_variable
 
@@ -188,23 +164,12 @@ class ShardVariable(Variable):
         **chunks_kwargs: Any,
     ) -> Self:
         """Chunk as `xarray.Variable.chunk` does, with blocks of the decoder's array library."""
-        variable = self
-        reader = _block_reader(self._data)
-        if reader is not None and _is_dask(chunked_array_type):
-            said, dims = said_at_open(sys._getframe(1))  # noqa: SLF001
-            _advise_of_unknown(said, dims)
-            variable, chunked_array_type = self._reading_by(reader), ShardManager(auto_axes(said, self.dims))
-        chunked: Self = super(ShardVariable, variable).chunk(
+        if _is_dask(chunked_array_type) and _block_reader(data_of(self)) is not None:
+            chunked_array_type = ShardManager()
+        chunked: Self = super().chunk(
             chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
         )
         return chunked
-
-    def _reading_by(self, reader: Any) -> Self:
-        """Return this variable with other data, made as no other: xarray warns of each that repeats a dimension."""
-        variable = object.__new__(type(self))
-        variable._dims, variable._data = self._dims, reader
-        variable._attrs, variable._encoding = self._attrs, self._encoding
-        return variable
 
 
 def _is_dask(manager: object) -> bool:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from zarr.core.buffer import default_buffer_prototype
-from zarr.storage._common import make_store_path
+from zarr.abc.store import Store
+from zarr.buffer import default_buffer_prototype
+from zarr.storage import FsspecStore, LocalStore, StorePath
 
 from xarray_gpuzarr.errors import MetadataError
 from xarray_gpuzarr.fetch import run_on_loop
@@ -57,7 +59,7 @@ def naming_damaged_metadata(
 
 async def _damaged(where: Any, group: str, storage_options: dict[str, Any] | None) -> tuple[str, str] | None:
     """Return the key of the first document that is damaged, and what is wrong with it; None if there is none."""
-    at = await make_store_path(where, mode="r", storage_options=storage_options)
+    at = await _store_path(where, storage_options)
     top = f"{at.path}/{group}".strip("/")
     waiting = deque([at.path, *([top] if group else [])])
     for _ in range(_MOST_NODES):
@@ -76,6 +78,23 @@ async def _damaged(where: Any, group: str, storage_options: dict[str, Any] | Non
         if documents and not is_array and (path != at.path or not group):
             waiting.extend([f"{path}/{name}".lstrip("/") async for name in at.store.list_dir(path)])
     return None
+
+
+async def _store_path(where: Any, storage_options: dict[str, Any] | None) -> StorePath:
+    """Return the place in a store that zarr-python means by a path, a URL, a store or a place in one.
+
+    Raises
+    ------
+    TypeError
+        It is none of these.
+    """
+    if isinstance(where, StorePath):
+        return where
+    if isinstance(where, Store):
+        return StorePath(where)
+    if "://" in (place := os.fspath(where)):
+        return StorePath(FsspecStore.from_url(place, storage_options=storage_options, read_only=True))
+    return StorePath(await LocalStore.open(place, read_only=True))
 
 
 def _fault(document: bytes) -> str:

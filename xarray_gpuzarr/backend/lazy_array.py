@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from xarray import Variable
 from xarray.backends import BackendArray
 from xarray.core import indexing
 from zarr.abc.store import Store
@@ -96,6 +97,11 @@ class LazyArray(BackendArray):
                 return self[key]
 
         return await asyncio.get_running_loop().run_in_executor(threads, partial(copy_context().run, call))
+
+
+def data_of(variable: Variable) -> Any:
+    """Return what a variable holds, unread: its own `data` would read it, that of `xarray.NamedArray` does not."""
+    return super(Variable, variable).data
 
 
 def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:

@@ -5,28 +5,19 @@ through host memory, which this package does better itself. Importing this modul
 
 References
 ----------
-kvikio 26.10, `CuFile.pread`, `CuFile.raw_read_async`; NVIDIA GPUDirect Storage, "cuFile API Reference Guide".
+kvikio 26.10, `CuFile.pread`; NVIDIA GPUDirect Storage, "cuFile API Reference Guide".
 """
 
 from __future__ import annotations
 
 import importlib
-import os
-import threading
-import weakref
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import FileRead, Stream
 from xarray_gpuzarr.errors import StoreReadError
-
-PARALLEL_NBYTES = 16 * 1024 * 1024
-"""Reads from this length on are cut up for kvikio's threads; shorter ones are left to the stream, many at once, if it
-can."""
-_SETTINGS = "/etc/cufile.json"
 
 
 @cache
@@ -43,15 +34,6 @@ def why_no_files() -> str | None:
     except (ImportError, RuntimeError, KeyError) as err:
         return f"cuFile's driver cannot be asked ({type(err).__name__}: {err})"
     return None if available else "cuFile's driver says that GPUDirect Storage is not available (nvidia-fs)"
-
-
-@cache
-def _streams_read() -> bool:
-    """Say whether cuFile reads on streams: without a file of its settings, which wheels do not bring, it does not.
-
-    kvikio, asked to, would wait for the stream and read on the calling thread, one range after another.
-    """
-    return any(path and Path(path).exists() for path in (os.environ.get("CUFILE_ENV_PATH_JSON"), _SETTINGS))
 
 
 class NativeFile:
@@ -76,15 +58,11 @@ class NativeFile:
         """Start reading a range of the file; see `DeviceFile.read`."""
         buffer = _DeviceBuffer(to, nbytes)
         try:
-            if nbytes >= PARALLEL_NBYTES or not _streams_read():
-                # kvikio's threads know nothing of the stream: what it was given before must be done.
-                self._synchronize(stream)
-                return NativeRead(self._file.pread(buffer, nbytes, file_offset=offset).get, self._path, buffer)
-            _register(stream)
-            future = self._file.raw_read_async(buffer, stream.handle, nbytes, file_offset=offset)
+            self._synchronize(stream)  # kvikio's threads know nothing of it
+            future = self._file.pread(buffer, nbytes, file_offset=offset)
         except (RuntimeError, OSError) as err:
             raise _failed(self._path, f"read {nbytes} bytes at {offset}", err) from err
-        return NativeRead(future.check_bytes_done, self._path, buffer)
+        return NativeRead(future.get, self._path, buffer)
 
     def close(self) -> None:
         """Close the file; only once all its reads are finished."""
@@ -121,22 +99,6 @@ class _DeviceBuffer:
             "data": (int(address), False),
             "version": 3,
         }
-
-
-_lock = threading.Lock()
-_registered: weakref.WeakSet[Stream] = weakref.WeakSet()
-
-
-def _register(stream: Stream) -> None:
-    """Announce a stream to cuFile, once: its own first use of an unknown one is not safe among threads."""
-    with _lock:
-        if stream in _registered:
-            return
-        kvikio = importlib.import_module("kvikio")
-        handle = stream.handle
-        kvikio.stream_register(handle, 0)
-        _registered.add(stream)
-        weakref.finalize(stream, kvikio.stream_deregister, handle)
 
 
 def _failed(path: str, action: str, err: Exception) -> StoreReadError:

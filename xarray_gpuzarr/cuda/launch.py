@@ -22,23 +22,9 @@ from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Kernel, Stream
 from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, plan_tiles, plan_walk
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
-from xarray_gpuzarr.cuda.elements import ElementCast, Words, can_cast, cast_kernels, pad_words, usual_casts
+from xarray_gpuzarr.cuda.elements import ElementCast, Words, cast_kernels, pad_words, usual_casts
 from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.cuda.zstd import zstd_kernels
-
-__all__ = [
-    "COMPILE_OPTIONS",
-    "AxisColumns",
-    "ElementCast",
-    "Points",
-    "Scatter",
-    "all_kernels",
-    "can_cast",
-    "kernel_source",
-    "move",
-    "rows_by_length",
-    "usual_kernels",
-]
 
 COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
 """What NVRTC is given beside the architecture. Products and sums are rounded one by one, as NumPy does."""

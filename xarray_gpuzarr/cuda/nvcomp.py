@@ -112,6 +112,12 @@ class _Options(ctypes.Structure):
     _fields_ = (("backend", ctypes.c_int), ("algorithm", ctypes.c_int), ("zero", ctypes.c_uint8 * 56))
 
 
+_OPTIONS = {
+    fmt: _Options(backend=_BACKEND_CUDA, algorithm=_LOOKAHEAD if fmt == "gzip, looking ahead" else 0)
+    for fmt in _C_NAMES
+}
+
+
 class _Alignments(ctypes.Structure):
     _fields_ = (("source", ctypes.c_size_t), ("output", ctypes.c_size_t), ("temp", ctypes.c_size_t))
 
@@ -273,7 +279,7 @@ class Nvcomp:
         """
         answer = ctypes.c_size_t()
         said = f"n_chunks={n_chunks}, max_nbytes={max_nbytes}, total_nbytes={total_nbytes}"
-        args = (n_chunks, max_nbytes, _options(fmt), answer, total_nbytes)
+        args = (n_chunks, max_nbytes, _OPTIONS[fmt], answer, total_nbytes)
         if self._asks_with_stream:
             self._call(fmt, "GetTempSize", said, (*args, None))
         else:
@@ -284,7 +290,7 @@ class Nvcomp:
         """Return what the addresses given to `decompress` must be multiples of."""
         if fmt not in self._alignments:
             answer = _Alignments()
-            self._call(fmt, "GetRequiredAlignments", "", (_options(fmt), answer))
+            self._call(fmt, "GetRequiredAlignments", "", (_OPTIONS[fmt], answer))
             self._alignments[fmt] = Alignment(source=answer.source, output=answer.output, temp=answer.temp)
         return self._alignments[fmt]
 
@@ -316,14 +322,10 @@ class Nvcomp:
         if n_chunks == 0:  # some formats would launch an empty grid, which CUDA refuses
             return
         columns = (batch.sources, batch.source_nbytes, batch.capacity, batch.actual)
-        args = (*columns, n_chunks, temp, temp_nbytes, batch.outputs, _options(fmt), batch.statuses, stream)
+        args = (*columns, n_chunks, temp, temp_nbytes, batch.outputs, _OPTIONS[fmt], batch.statuses, stream)
         said = f"n_chunks={n_chunks}, temp={temp:#x}, temp_nbytes={temp_nbytes}, stream={stream:#x}"
         self._call(fmt, "Async", said, args)
 
     def _call(self, fmt: Format, suffix: str, said: str, args: tuple[object, ...]) -> None:
         name = f"nvcompBatched{_C_NAMES[fmt]}Decompress{suffix}"
         _check(self._functions[name](*args), f"{name}({said})")
-
-
-def _options(fmt: Format) -> _Options:
-    return _Options(backend=_BACKEND_CUDA, algorithm=_LOOKAHEAD if fmt == "gzip, looking ahead" else 0)

@@ -11,19 +11,16 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
-from functools import cached_property
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Event, Stream
-from xarray_gpuzarr.cuda.pinned import PinnedRing, Slot
 from xarray_gpuzarr.cuda.shared_lock import SharedLock
-from xarray_gpuzarr.cuda.workspace_memory import ResultMemory, WorkspaceMemory
-from xarray_gpuzarr.process.counters import STAGES, Stage, counters
+from xarray_gpuzarr.cuda.workspace_memory import PinnedRing, ResultMemory, Slot, WorkspaceMemory
+from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
 TABLE_NBYTES = 256 * 1024
@@ -58,108 +55,70 @@ class Workspace:
     def __init__(self, api: DeviceApi, options: ResourceOptions, *, keeps_results: bool = False) -> None:
         self.api = api
         self.options = options
+        self.scratch_nbytes = scratch_nbytes(options, api.memory_nbytes()[1])
+        """Device memory that the batches of a read may use besides results.
+
+        A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
+        """
         self.copy = api.stream()
         self._consumer = self.copy if keeps_results else None
         self.works = tuple(api.stream() for _ in range(options.n_batches))
-        self._n_batches = 0
-        """Of the read that is under way."""
         self.slots = PinnedRing(api, options.n_slots, min(_FIRST_SLOT_NBYTES, options.slot_nbytes), options.slot_nbytes)
         """For encoded bytes."""
         self.tables = PinnedRing(api, options.n_batches + 2, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """For pointer and size tables on their way up."""
         self.receipts = PinnedRing(api, options.n_batches + 2, TABLE_NBYTES, kept_nbytes=_KEPT_TABLE_NBYTES)
         """For statuses and actual sizes on their way down."""
+        self._rings = self.slots, self.tables, self.receipts
         quiet = api.stream()
-        self._device_slots = WorkspaceMemory(api, quiet, options.n_slots * options.slot_nbytes)
-        self._device_tables, self._scratch = WorkspaceMemory(api, quiet), WorkspaceMemory(api, quiet)
+        self.device_slots = WorkspaceMemory(api, quiet, options.n_slots * options.slot_nbytes)
+        """For encoded bytes; lent on the `copy` stream."""
+        self.device_tables = WorkspaceMemory(api, quiet)
+        self.scratch = WorkspaceMemory(api, quiet)
+        """For what is between encoded bytes and the result."""
+        self._memories = self.device_slots, self.device_tables, self.scratch
         self._results: list[Any] = []
         """Of the read that is under way: streams may write to them even if nobody else knows of them any more."""
         self._is_clean = True
         """Whether the last read has ended, and left nothing behind."""
         self._was_interrupted = False
 
-    @property
-    def _rings(self) -> tuple[PinnedRing, ...]:
-        return self.slots, self.tables, self.receipts
-
-    @property
-    def scratch_nbytes(self) -> int:
-        """Device memory that the batches of a read may use besides results.
-
-        A share of all memory: what is free says little where a pool holds nearly everything, or other threads read.
-        """
-        return scratch_nbytes(self.options, self._device_nbytes)
-
-    @cached_property
-    def _device_nbytes(self) -> int:
-        """Asked once: the driver may answer late, and Python's lock is held meanwhile."""
-        return self.api.memory_nbytes()[1]
-
-    @property
-    def first(self) -> Stream:
-        """The stream of the first batch, on which whatever all batches share is prepared."""
-        return self.works[0]
-
-    def next_work(self) -> Stream:
-        """Return the stream of the next batch."""
-        self._n_batches += 1
-        return self.works[(self._n_batches - 1) % len(self.works)]
-
-    def share(self) -> None:
-        """Let all batches come after what `first` has been given so far."""
-        ready = self.api.event()
-        self.api.record(ready, self.first)
-        for work in self.works[1:]:
-            self.api.wait(work, ready)
-
-    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> Any:
-        """Return an uninitialised device array that `stream` may write to; the consumer, once the host has waited.
+    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], streams: Sequence[Stream]) -> Any:
+        """Return an uninitialised device array that `streams` may write to; the consumer, once the host has waited.
 
         Notes
         -----
-        `stream` does not wait for what the consumer has been given: the memory comes back behind that, and not here.
+        `streams` do not wait for what the consumer has been given: the memory comes back behind that, and not here.
         """
         consumer = self._consumer or self.api.consumer_stream()
-        memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), stream)
+        memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
         array = self.api.array_in(memory, shape, dtype, ResultMemory(memory, consumer))
         self._results.append(array)
+        self._order(streams[0], streams[1:])
         return array
 
-    def fill(self, array: Any, stream: Stream) -> None:
-        """Let `stream` write to an array of the consumer's, after what the consumer has been given."""
+    def fill(self, array: Any, streams: Sequence[Stream]) -> None:
+        """Let `streams` write to an array of the consumer's, after what the consumer has been given."""
         self._results.append(array)
+        self._order(self.api.consumer_stream(), streams)
+
+    def _order(self, before: Stream, streams: Sequence[Stream]) -> None:
+        """Let streams wait for what another one has been given so far."""
         given = self.api.event()
-        self.api.record(given, self.api.consumer_stream())
-        self.api.wait(stream, given)
+        self.api.record(given, before)
+        for stream in streams:
+            self.api.wait(stream, given)
 
     def lend_slot(self, nbytes: int) -> Slot:
         """Return a slot for encoded bytes. The other rings have slots for more batches than are under way."""
         with counters.stage("wait"):
             return self.slots.lend(nbytes)
 
-    def lend_device_slot(self, nbytes: int) -> DeviceMemory:
-        """Return device memory for encoded bytes, on the `copy` stream; to be given back by `free`."""
-        return self._device_slots.lend(nbytes, self.copy)
-
-    def lend_table(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return device memory for tables, to be given back by `free`."""
-        return self._device_tables.lend(nbytes, stream)
-
-    def lend_scratch(self, nbytes: int, stream: Stream) -> DeviceMemory:
-        """Return device memory for what is between encoded bytes and the result, to be given back by `free`."""
-        return self._scratch.lend(nbytes, stream)
-
-    @property
-    def _memories(self) -> tuple[WorkspaceMemory, ...]:
-        return self._device_slots, self._device_tables, self._scratch
-
     def free(self, memory: DeviceMemory) -> None:
         """Take back device memory that was lent; only once the device has done everything with it."""
-        next(m for m in self._memories if m.holds(memory)).give_back(memory)
-
-    def stage(self, stage: Stage) -> AbstractContextManager[None]:
-        """Count the seconds of a ``with`` block, and mark it on a profiler's timeline."""
-        return _Staged(self.api.range(_RANGES[stage]), stage)
+        for owner in self._memories:
+            if owner.give_back(memory):
+                return
 
     def upload(self, to: Address, data: Bytes, stream: Stream) -> None:
         """Copy pinned host memory to the device; `data` must not change until that is done."""
@@ -182,23 +141,25 @@ class Workspace:
             memory.take_back_all(but)
             memory.free_idle()
 
-    def begin(self) -> None:
-        """Begin a read; a cleaning that was interrupted is made up for first."""
-        self._clean()
-        self._is_clean = False
+    def run[Result](self, read: Callable[[Workspace], Result]) -> Result:
+        """Return what a read does with this workspace, lent to nobody else.
 
-    def succeed(self) -> None:
-        """Note that the read has done all that it had to."""
-        self._results.clear()
-        for memory in self._memories:
-            memory.end_read()
-        self._is_clean = True
-
-    def end(self) -> None:
-        """End the read; one that failed is cleaned up after: nothing is freed that the streams still write to."""
-        if not self._is_clean:
-            self._was_interrupted |= not isinstance(sys.exception(), Exception)
-        self._clean()
+        A cleaning that was interrupted is made up for first. A read that fails is cleaned up after: nothing is freed
+        that the streams still write to.
+        """
+        try:
+            self._clean()
+            self._is_clean = False
+            result = read(self)
+            self._results.clear()
+            for memory in self._memories:
+                memory.free_idle(memory.kept_nbytes)
+            self._is_clean = True
+        finally:
+            if not self._is_clean:
+                self._was_interrupted |= not isinstance(sys.exception(), Exception)
+            self._clean()
+        return result
 
     def _clean(self) -> None:
         """Bring the workspace to where a read may begin."""
@@ -210,7 +171,6 @@ class Workspace:
                 for ring in self._rings:
                     ring.drop()
             self._is_clean, self._was_interrupted = True, False
-        self._n_batches = 0
         for ring in self._rings:
             ring.rewind()
 
@@ -232,28 +192,6 @@ class Workspace:
         self._results.clear()
         for ring in self._rings:
             ring.drop()
-
-
-_RANGES: dict[Stage, str] = {stage: f"read::{stage}" for stage in STAGES}
-
-
-class _Staged:
-    """A range and a clock; written out because ``contextlib`` takes longer than what a stage often lasts."""
-
-    __slots__ = ("_account", "_before", "_range", "_stage")
-
-    def __init__(self, profiled: AbstractContextManager[object], stage: Stage) -> None:
-        self._range = profiled
-        self._stage: Stage = stage
-
-    def __enter__(self) -> None:
-        self._range.__enter__()
-        self._account = counters.account
-        self._before = self._account.switch(self._stage)
-
-    def __exit__(self, *_: object) -> None:
-        self._account.switch(self._before)
-        self._range.__exit__(None, None, None)
 
 
 class WorkerResources:
@@ -283,34 +221,22 @@ class WorkerResources:
             return self.lock.shared(self._read_with_own, me, read)
 
     def _read_with_own[Result](self, me: int, read: Callable[[Workspace], Result]) -> Result:
-        workspace = None
         try:
-            workspace = self._lend(me)
-            workspace.begin()
-            result = read(workspace)
-            workspace.succeed()
+            with self._lock:
+                idle = self._idle()
+                if not idle:
+                    idle = [Workspace(self.api, self.options)]
+                    self._workspaces += idle
+                self._threads.add(me)
+                workspace = self._lent[me] = idle[0]
+            return workspace.run(read)
         finally:
-            try:
-                if workspace is not None:
-                    workspace.end()
-            finally:
-                self._lent.pop(me, None)
-        return result
+            self._lent.pop(me, None)
 
-    def _lend(self, thread: int) -> Workspace:
-        with self._lock:
-            workspace = next(self._idle(), None)
-            if workspace is None:
-                workspace = Workspace(self.api, self.options)
-                self._workspaces.append(workspace)
-            self._threads.add(thread)
-            self._lent[thread] = workspace
-        return workspace
-
-    def _idle(self) -> Iterator[Workspace]:
+    def _idle(self) -> list[Workspace]:
         """Return the workspaces that nobody uses, the oldest first: its slots have grown most."""
         lent = list(self._lent.values())
-        return (workspace for workspace in self._workspaces if workspace not in lent)
+        return [workspace for workspace in self._workspaces if workspace not in lent]
 
     @property
     def is_mine(self) -> bool:

@@ -1,14 +1,17 @@
-"""Device memory that a workspace owns: lent for one use after another, so no read waits for the pool, or for others.
+"""Memory that a workspace owns: lent for one use after another, so no read waits for the pool, or for others.
 
-A pool may take memory that another stream has just freed, and lets the new owner wait for that stream. So nothing is
-given back to it while work is under way: the host knows when a use has ended, and lends the memory again.
+Pinned host memory is lent again once the device is done with it, device memory once the host has seen that. A pool may
+take memory that another stream has just freed, and lets the new owner wait for that stream. So nothing is given back to
+it while work is under way.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection
+from operator import attrgetter
 
-from xarray_gpuzarr.cuda.api import DeviceApi, DeviceMemory, Stream
+from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Stream
 
 _ROUNDED_NBYTES = 16 * 1024**2
 """Memory from this length on is taken a little longer than asked for, so that it fits what the next use asks for."""
@@ -29,9 +32,10 @@ class WorkspaceMemory:
     def __init__(self, api: DeviceApi, quiet: Stream, kept_nbytes: int = 0) -> None:
         self._api = api
         self._quiet = quiet
-        self._kept_nbytes = kept_nbytes
+        self.kept_nbytes = kept_nbytes
         self._lent: dict[int, DeviceMemory] = {}
         self._idle: list[DeviceMemory] = []
+        """The shortest first."""
 
     def lend(self, nbytes: int, stream: Stream) -> DeviceMemory:
         """Return memory for `stream`, to be given back by `give_back`.
@@ -41,22 +45,22 @@ class WorkspaceMemory:
         DeviceMemoryError
             There is not so much left.
         """
-        at = min((i for i, m in enumerate(self._idle) if m.nbytes >= nbytes), key=self._nbytes, default=None)
-        if at is not None:
-            memory = self._idle.pop(at)
+        for memory in self._idle:
+            if memory.nbytes >= nbytes:
+                self._idle.remove(memory)
+                break
         else:
             self.free_idle()  # all too short: outgrown
             memory = self._api.allocate(_rounded(max(1, nbytes)), stream)
         self._lent[memory.address] = memory
         return memory
 
-    def give_back(self, memory: DeviceMemory) -> None:
-        """Take memory back; only once the device has done everything with it."""
-        self._idle.append(self._lent.pop(memory.address))
-
-    def holds(self, memory: DeviceMemory) -> bool:
-        """Say whether memory is lent from here."""
-        return memory.address in self._lent
+    def give_back(self, memory: DeviceMemory) -> bool:
+        """Take memory back, if it was lent from here; only once the device has done everything with it."""
+        lent = self._lent.pop(memory.address, None)
+        if lent is not None:
+            insort(self._idle, lent, key=attrgetter("nbytes"))
+        return lent is not None
 
     def take_back_all(self, but: Collection[DeviceMemory] = ()) -> None:
         """Take everything back that is lent; only once the workspace's streams are idle."""
@@ -66,20 +70,13 @@ class WorkspaceMemory:
 
     def free_idle(self, kept_nbytes: int = 0) -> None:
         """Free what is not lent but for so many bytes, the longest memory first."""
-        idle, self._idle = sorted(self._idle, key=lambda m: m.nbytes), []
+        idle, self._idle = self._idle, []
         for memory in idle:
             if memory.nbytes <= kept_nbytes:
                 self._idle.append(memory)
                 kept_nbytes -= memory.nbytes
             else:
                 memory.free_behind(self._quiet)
-
-    def end_read(self) -> None:
-        """Free what is not to stay with the workspace."""
-        self.free_idle(self._kept_nbytes)
-
-    def _nbytes(self, number: int) -> int:
-        return self._idle[number].nbytes
 
 
 class ResultMemory:
@@ -110,3 +107,89 @@ def _rounded(nbytes: int) -> int:
         return nbytes
     step = 1 << (nbytes.bit_length() - 5)
     return -(-nbytes // step) * step
+
+
+class Slot:
+    """Pinned memory that is lent out and comes back."""
+
+    def __init__(self, api: DeviceApi, nbytes: int) -> None:
+        self._api = api
+        self._memory = api.allocate_pinned(nbytes)
+        self.array: Bytes = self._memory.array
+        """The whole slot, writable."""
+        self._returned = api.event()
+
+    def give_back(self, stream: Stream) -> None:
+        """Let the slot be lent out again once `stream` has done what it has been given so far."""
+        self._api.record(self._returned, stream)
+
+    def settle(self) -> None:
+        """Block until the slot's last user is done with it."""
+        self._api.synchronize_event(self._returned)
+
+
+class PinnedRing:
+    """A fixed number of slots, lent out in turn.
+
+    Parameters
+    ----------
+    api : DeviceApi
+    n_slots : int
+    nbytes : int
+        Length of a slot at first, in bytes. One that is asked to be longer is replaced, by one that is half as long
+        again at least: pinning memory takes milliseconds, and what is asked for may grow by a little each time.
+    full_nbytes : int or None
+        Length that slots grow to; only a longer request makes one longer.
+    kept_nbytes : int or None
+        Slots that have become longer are given back by `rewind`; None: none are.
+    """
+
+    def __init__(
+        self,
+        api: DeviceApi,
+        n_slots: int,
+        nbytes: int,
+        full_nbytes: int | None = None,
+        *,
+        kept_nbytes: int | None = None,
+    ) -> None:
+        self._api = api
+        self._nbytes = nbytes
+        self._full_nbytes = full_nbytes
+        self._kept_nbytes = kept_nbytes
+        self._slots: list[Slot | None] = [None] * n_slots
+        self._next = 0
+
+    def lend(self, nbytes: int) -> Slot:
+        """Return the slot that has rested longest, at least `nbytes` long; blocks until it has been given back."""
+        at, self._next = self._next, (self._next + 1) % len(self._slots)
+        slot = self._slots[at]
+        if slot is not None:
+            slot.settle()
+        if slot is None or len(slot.array) < nbytes:
+            grown = self._nbytes if slot is None else max(self._nbytes, len(slot.array) * 3 // 2)
+            if self._full_nbytes is not None:
+                grown = min(grown, self._full_nbytes)
+            self._slots[at] = slot = None  # given back before more is taken
+            slot = self._slots[at] = Slot(self._api, max(nbytes, grown))
+        return slot
+
+    def fill(self) -> None:
+        """Take the memory of all slots now, at full length, so that no read has to."""
+        nbytes = self._full_nbytes or self._nbytes
+        for at, slot in enumerate(self._slots):
+            if slot is None or len(slot.array) < nbytes:
+                self._slots[at] = None
+                self._slots[at] = Slot(self._api, nbytes)
+
+    def drop(self) -> None:
+        """Give the memory of all slots back, only while none is lent and nothing is copied."""
+        self._slots = [None] * len(self._slots)
+
+    def rewind(self) -> None:
+        """Start again with the first slot, only while none is lent: a short read then uses the slots it had before."""
+        self._next = 0
+        for at, slot in enumerate(self._slots):
+            if self._kept_nbytes is not None and slot is not None and len(slot.array) > self._kept_nbytes:
+                slot.settle()
+                self._slots[at] = None

@@ -29,12 +29,12 @@ class StepStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("kind", "dtype", "to", "n_values")),
-        ("_values", ctypes.c_char * 64),
+        ("numbers", ctypes.c_char * 64),
     )
 
     def __init__(self, *, values: bytes, **numbers: int) -> None:
         super().__init__(**numbers)
-        ctypes.memmove(ctypes.addressof(self) + StepStruct._values.offset, values, len(values))
+        ctypes.memmove(ctypes.addressof(self) + StepStruct.numbers.offset, values, len(values))
 
 
 class StepsStruct(ctypes.Structure):

@@ -85,8 +85,7 @@ class ResourceOptions:
     verify: Verify | None = None
     """Which chunks the host decodes as well as the device, from the same bytes, to compare. ``first``: one chunk of
     each array in each process. A number from 0 to 1: a random share of this size. ``all`` or ``off``. If the two
-    differ, the read is repeated on the host, which then decodes this array. None: ``first`` on GPU architectures for
-    which no run of this engine is known, otherwise ``off``."""
+    differ, the read is repeated on the host, which then decodes this array. None: ``first``, on a real GPU."""
 
     def __post_init__(self) -> None:
         for name, least in _AT_LEAST.items():

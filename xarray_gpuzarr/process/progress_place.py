@@ -30,16 +30,22 @@ def can_draw(console: Console) -> bool:
 
 def advise_of_workers() -> None:
     """Say so if dask computes with workers that are other processes: what they read moves no bar here."""
-    if "distributed" not in sys.modules:  # dask would import it to look for a client
-        return
-    from dask.base import get_scheduler  # noqa: PLC0415  # takes long
-
+    client = client_of_dask()
     with suppress(RuntimeError):  # of a client that is asynchronous, with which nothing here computes
-        client: Any = getattr(get_scheduler(), "__self__", None)
-        if hasattr(client, "scheduler_info") and not client.scheduler_info()["address"].startswith("inproc:"):
+        if client is not None and not client.scheduler_info()["address"].startswith("inproc:"):
             advise(
                 "progress of workers",
                 "progress() does not show what the workers of a cluster read",
                 found="a distributed.Client, with which dask computes in other processes",
                 do="import distributed; ds = ds.persist(); distributed.progress(ds)",
             )
+
+
+def client_of_dask() -> Any:
+    """Return the `distributed.Client` with which dask computes; None if it computes in this process."""
+    if "distributed" not in sys.modules:  # dask would import it to look for a client
+        return None
+    from dask.base import get_scheduler  # noqa: PLC0415  # takes long
+
+    client = getattr(get_scheduler(), "__self__", None)
+    return client if hasattr(client, "scheduler_info") else None

@@ -17,10 +17,10 @@ from uuid import uuid4
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
-from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.array.core import finalize, slices_from_chunks
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.task_spec import DataNode, List, Task, TaskRef
 
 from xarray_gpuzarr.process import host_memory
 

@@ -6,18 +6,19 @@ that were opened as one along time are one part for each store, whatever was sel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef, convert_legacy_graph
+from dask.task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.utils import ensure_dict
 from xarray import Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.chunking import BlockReader
+from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
 from xarray_gpuzarr.training.rows import IN_TURNS, Row, cut_rows, join_rows
 
@@ -30,7 +31,7 @@ def find_parts(variable: Variable) -> Parts:
     UnresolvedError
         It is in memory, is computed, or was not opened by this engine.
     """
-    data: Any = variable._data  # noqa: SLF001  # `.data` would read it
+    data: Any = data_of(variable)
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
     return _of_blocks(data) if isinstance(data, da.Array) else Parts.of(Part.of(data))
@@ -41,7 +42,7 @@ def _of_blocks(array: da.Array) -> Parts:
     if chunked is not None:
         return Parts.of(Part.of(chunked.array))
     grid = np.empty(array.numblocks, object)
-    traced = _Traced(convert_legacy_graph(ensure_dict(array.dask)))
+    traced = _Traced(ensure_dict(array.dask))
     for block in product(*map(range, grid.shape)):
         row = grid[block] = traced.row((array.name, *block))
         if row.shape != tuple(axis[i] for axis, i in zip(array.chunks, block, strict=True)):
@@ -72,9 +73,9 @@ def _chunked_reader(array: da.Array) -> BlockReader | None:
 class _Traced:
     """Follows blocks of a graph down to what this engine opened; runs none of its tasks."""
 
-    def __init__(self, graph: Mapping[Any, GraphNode]) -> None:
+    def __init__(self, graph: Mapping[Any, Any]) -> None:
         self._graph = graph
-        self._found: dict[Any, Any] = {}
+        self._values: dict[Any, Any] = {}
 
     def row(self, key: Any) -> Row:
         """Return what the task of a key gives.
@@ -84,30 +85,53 @@ class _Traced:
         UnresolvedError
         """
         try:
-            return _as_row(self._value(TaskRef(key)))
+            return _as_row(self._of_key(key))
         except RecursionError:
             raise UnresolvedError("its graph is too deep") from None
 
+    def _of_key(self, key: Any) -> Any:
+        if key not in self._values:
+            self._values[key] = self._of_old(self._graph[key])
+        return self._values[key]
+
     def _value(self, node: Any) -> Any:
+        """Return the value of what a `dask.task_spec.Task` holds."""
         if isinstance(node, TaskRef | Alias):
-            key = node.key if isinstance(node, TaskRef) else node.target
-            if key not in self._found:
-                self._found[key] = self._value(self._graph[key])
-            return self._found[key]
+            return self._of_key(node.key if isinstance(node, TaskRef) else node.target)
         if isinstance(node, DataNode):
             return _as_row(node.value) if isinstance(node.value, BlockReader) else node.value
-        if isinstance(node, NestedContainer):
+        if isinstance(node, Task) and isinstance(node, Iterable):  # a list, tuple, set or dict
             return [self._value(arg) for arg in node.args] if node.dependencies else node({})
         if isinstance(node, Task):
-            return self._result(node)
+            return _result(node.func, node.args, node.kwargs, self._value)
         return node
 
-    def _result(self, task: Task) -> Any:
-        module, name = getattr(task.func, "__module__", ""), getattr(task.func, "__name__", type(task.func).__name__)
-        carry_out = _KNOWN.get((str(module).partition(".")[0].lstrip("_"), name))
-        if carry_out is None or task.kwargs.get("lock"):
-            raise UnresolvedError(f"dask computes it, with {name}")
-        return carry_out(*map(self._value, task.args))
+    def _of_old(self, node: Any) -> Any:
+        """Return the value of what a graph holds as it has since before `dask.task_spec`: tuples for tasks."""
+        if isinstance(node, GraphNode | TaskRef):
+            return self._value(node)
+        if isinstance(node, BlockReader):
+            return _as_row(node)
+        if isinstance(node, list):
+            return [self._of_old(each) for each in node]
+        if isinstance(node, tuple) and node and callable(node[0]):
+            return _result(node[0], node[1:], {}, self._of_old)
+        return self._of_key(node) if isinstance(node, str | tuple) and _is_in(self._graph, node) else node
+
+
+def _is_in(graph: Mapping[Any, Any], key: Any) -> bool:
+    try:
+        return key in graph
+    except TypeError:  # some of it has no hash, so it is no key
+        return False
+
+
+def _result(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: Callable[[Any], Any]) -> Any:
+    module, name = getattr(func, "__module__", ""), getattr(func, "__name__", type(func).__name__)
+    carry_out = _KNOWN.get((str(module).partition(".")[0].lstrip("_"), name))
+    if carry_out is None or keywords.get("lock"):
+        raise UnresolvedError(f"dask computes it, with {name}")
+    return carry_out(*map(value, args))
 
 
 def _as_row(value: Any) -> Row:

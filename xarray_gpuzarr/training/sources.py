@@ -14,7 +14,7 @@ from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.accessor.explain import array_in_memory
-from xarray_gpuzarr.backend.lazy_array import LazyArray
+from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of
 from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import Unplanned
@@ -134,7 +134,7 @@ def source_of(variable: Variable) -> Source:
     try:
         return Stored(parts=find_parts(variable))
     except UnresolvedError as unresolved:
-        data = variable._data  # noqa: SLF001  # `.data` would read it
+        data = data_of(variable)
         if isinstance(data, da.Array):
             return Computed(array=data, why=str(unresolved))
         if not isinstance(data, indexing.ExplicitlyIndexed):

@@ -22,7 +22,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, DeviceMemoryError, StoreReadError, configure
-from xarray_gpuzarr.cuda.resources import PinnedRing
+from xarray_gpuzarr.cuda.workspace_memory import PinnedRing
 from xarray_gpuzarr.read import stored_array
 
 MIB = KIB * KIB

@@ -29,8 +29,8 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
 from xarray_gpuzarr.cuda import resources
-from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS
+from xarray_gpuzarr.decoders.cuda.decoding.decode import Receipt
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
 
@@ -117,7 +117,7 @@ def test_every_wait_and_the_record_that_it_goes_by_is_needed(name):
 def test_host_waits_for_staging_slots_and_for_the_oldest_batch_alone(name):
     blocking = {n.site for n in noted(name).notes if n.blocks}
 
-    assert blocking <= {"Upload.__init__", "upload_pageable", "Read._release"}
+    assert blocking <= {"Upload.__init__", "upload_pageable", "Read._retire"}
 
 
 def test_tables_and_receipts_need_a_slot_for_each_batch_under_way(monkeypatch):
@@ -134,7 +134,7 @@ def test_batches_are_under_way_before_the_host_waits_for_the_first(n_batches):
     notes = noted("zstd, scattered", n_slots=16, n_batches=n_batches).notes
     first = next(i for i, n in enumerate(notes) if n.blocks)
 
-    assert notes[first].site == "Read._release"
+    assert notes[first].site == "Read._retire"
     assert [n.call for n in notes[:first]].count("nvcomp") == n_batches + 1
 
 

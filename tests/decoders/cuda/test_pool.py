@@ -202,7 +202,7 @@ def test_pinned_memory_of_an_interrupted_cleaning_is_not_taken_anew_before_its_c
         raise KeyboardInterrupt
 
     def read(workspace):
-        slot, memory = workspace.lend_slot(KIB), workspace.lend_device_slot(KIB)
+        slot, memory = workspace.lend_slot(KIB), workspace.device_slots.lend(KIB, workspace.copy)
         workspace.upload(memory.address, slot.array[:KIB], workspace.copy)
         interrupt()
 

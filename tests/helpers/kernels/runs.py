@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from helpers.kernels.on_host import HostLaunches
-from xarray_gpuzarr.cuda.launch import AxisColumns, ElementCast, Points, Scatter
+from xarray_gpuzarr.cuda.axes import AxisColumns
+from xarray_gpuzarr.cuda.elements import ElementCast
+from xarray_gpuzarr.cuda.launch import Points, Scatter
 from xarray_gpuzarr.plan.axis_pieces import intersect_axis
 from xarray_gpuzarr.plan.points import group_points
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid

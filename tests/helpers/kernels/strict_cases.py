@@ -34,8 +34,9 @@ from helpers.kernels.on_host import HostLaunches
 from helpers.kernels.runs import Stored, aligned, assert_same_bits, expected, picked, scattered
 from helpers.kernels.zstd_runs import run_check
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
+from xarray_gpuzarr.cuda.elements import ElementCast
 from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits
-from xarray_gpuzarr.cuda.launch import ElementCast, move
+from xarray_gpuzarr.cuda.launch import move
 
 Array = npt.NDArray[Any]
 ALL = slice(None)

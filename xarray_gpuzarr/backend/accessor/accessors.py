@@ -11,6 +11,7 @@ from copy import copy
 from typing import Any
 
 import numpy as np
+from dask.array.utils import meta_from_array
 from xarray import DataArray, Dataset, DataTree, Variable
 from xarray.core import indexing
 
@@ -21,7 +22,7 @@ from xarray_gpuzarr.backend.accessor.loading import load_together
 from xarray_gpuzarr.backend.accessor.summary import summarize
 from xarray_gpuzarr.backend.accessor.writing import stored_group, write_dataset
 from xarray_gpuzarr.backend.chunking import find_block_reader
-from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
 from xarray_gpuzarr.native import why_absent
 
@@ -93,8 +94,9 @@ class DatasetAccessor(Accessor):
 
         Arrays in memory are copied now, dask arrays and lazy variables when they are computed or loaded.
         """
-        variables = {name: host_variable(v) for name, v in self._dataset.variables.items()}
-        return self._dataset._replace(variables)  # public ways compare, and so load, coordinates
+        copied = self._dataset.copy()
+        bring_to_host(copied.variables.values())
+        return copied
 
     def encoding(
         self,
@@ -112,8 +114,9 @@ class DatasetAccessor(Accessor):
             Size of a chunk in bytes before compression, in the stored dtype: ``2**20`` or ``"1 MiB"``, filled along the
             last dimensions first and cut evenly. Or its lengths along dimensions, -1 and dimensions left out for all.
         shards : int, str, mapping of dimension to int, or None
-            As `chunks`, rounded down to whole chunks; with lengths, multiples of the chunk's. A variable whose shard
-            would have one chunk gets none. None: no shards, as in format 2.
+            As `chunks`, rounded down to whole chunks. Lengths are multiples of the chunk's; chunks of a size in bytes
+            are cut so that they are. A variable whose shard would have one chunk gets none. None: no shards, as in
+            format 2.
         compressors : codec, sequence of codecs, or None
             Of all variables. None keeps those of each variable's encoding that `zarr_format` knows; zarr-python chooses
             for variables without any.
@@ -255,8 +258,9 @@ class DataArrayAccessor(Accessor):
 
     def to_host(self) -> DataArray:
         """As `DatasetAccessor.to_host`, for the array and its coordinates."""
-        dataset = self._array._to_temp_dataset()  # noqa: SLF001  # any name, also one that a coordinate has
-        return self._array._from_temp_dataset(DatasetAccessor(dataset).to_host())  # noqa: SLF001
+        copied = self._array.copy(deep=False)
+        bring_to_host([copied.variable, *(coordinate.variable for coordinate in copied.coords.values())])
+        return copied
 
     def load(self) -> DataArray:
         """As `DatasetAccessor.load`, for the array and its coordinates."""
@@ -357,18 +361,25 @@ def is_on_device(array: object) -> bool:
     return hasattr(array, "__cuda_array_interface__")
 
 
-def host_variable(variable: Variable) -> Variable:
-    """Return a variable whose values are NumPy arrays, itself if they are already."""
-    data: Any = variable._data  # noqa: SLF001  # `.data` would read it
+def bring_to_host(variables: Iterable[Variable]) -> None:
+    """Let variables, in place, have NumPy arrays for values, now or once they are read."""
+    for variable in variables:
+        data = _host_data(variable)
+        if data is not None:
+            variable.data = data
+
+
+def _host_data(variable: Variable) -> Any:
+    """Return what a variable on a GPU is to hold instead; None for any other."""
+    data = data_of(variable)
     lazy = find_lazy_array(data)
     if lazy is not None:
-        return _replaced(variable, _host_copies(data)) if hasattr(lazy.meta(), "get") else variable
-    meta = getattr(data, "_meta", None)
-    if meta is not None and (hasattr(meta, "get") or _may_have_device_blocks(data)):
+        return _host_copies(data) if hasattr(lazy.meta(), "get") else None
+    if hasattr(data, "dask") and (hasattr(meta_from_array(data), "get") or _may_have_device_blocks(data)):
         host_meta = np.empty((0,) * data.ndim, data.dtype)
-        return _replaced(variable, data.map_blocks(to_numpy, dtype=data.dtype, meta=host_meta))
+        return data.map_blocks(to_numpy, dtype=data.dtype, meta=host_meta)
     in_memory = array_in_memory(variable)
-    return _replaced(variable, to_numpy(in_memory)) if hasattr(in_memory, "get") else variable
+    return to_numpy(in_memory) if hasattr(in_memory, "get") else None
 
 
 def _may_have_device_blocks(data: Any) -> bool:
@@ -426,7 +437,3 @@ def _host_copies(data: Any) -> Any:
     wrapper = copy(data)
     wrapper.array = _host_copies(data.array)
     return wrapper
-
-
-def _replaced(variable: Variable, data: Any) -> Variable:
-    return variable._replace(data=data)  # `copy(data=...)` would drop xarray's lazy wrappers

@@ -76,7 +76,9 @@ def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) ->
         chunk = _lengths(chunks, variable.dims, shape)
     else:
         assert isinstance(chunks, int)
-        chunk = _filled(shape, chunks // itemsize)
+        within = _lengths(shards, variable.dims, shape) if isinstance(shards, Mapping) else shape
+        chunk = _filled(within, chunks // itemsize)
+        chunk = tuple([n if whole == m else _divisor(m, n) for whole, m, n in zip(shape, within, chunk, strict=True)])
     if shards is None:
         return {"chunks": chunk}
     n_chunks = [-(-n // length) for n, length in zip(shape, chunk, strict=True)]
@@ -98,6 +100,12 @@ def _filled(shape: Sequence[int], room: int) -> tuple[int, ...]:
         lengths.insert(0, -(-n // n_parts))
         room //= lengths[0]
     return tuple(lengths)
+
+
+def _divisor(whole: int, most: int) -> int:
+    """Return the largest length that divides a whole and is at most as long; `most` if it is much shorter."""
+    length = next(n for n in range(most, 0, -1) if whole % n == 0)
+    return length if 4 * length >= most else most
 
 
 def _lengths(given: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:

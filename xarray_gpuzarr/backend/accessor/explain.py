@@ -15,7 +15,7 @@ from xarray import IndexVariable, Variable
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.chunking import find_block_reader, find_block_readers
-from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
 from xarray_gpuzarr.process.device_options import N_AT_ONCE, resource_options
 from xarray_gpuzarr.stored.array_spec import NUMERIC_KINDS, ArraySpec
 from xarray_gpuzarr.stored.metadata import array_codecs
@@ -73,7 +73,7 @@ def explain_variables(variables: Mapping[Any, Variable], prefix: str = "") -> tu
 
 def lazy_array_of(variable: Variable) -> LazyArray | None:
     """Return the array of this engine that a variable will be read from, lazily or by dask, or None."""
-    data = variable._data  # noqa: SLF001  # `.data` would read it
+    data = data_of(variable)
     lazy = find_lazy_array(data)
     reader = None if lazy is not None else find_block_reader(data)
     return lazy if reader is None else reader.lazy
@@ -81,7 +81,7 @@ def lazy_array_of(variable: Variable) -> LazyArray | None:
 
 def array_in_memory(variable: Variable) -> Any:
     """Return the array that a variable holds in memory, or None if it is still to be read or computed."""
-    data = variable._data  # noqa: SLF001  # `.data` would read it
+    data = data_of(variable)
     while isinstance(data, _WRAPPERS):
         data = data.array
     return None if isinstance(data, indexing.ExplicitlyIndexed) or hasattr(data, "dask") else data
@@ -164,7 +164,7 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
 
 def _derivation(variable: Variable, lazy: LazyArray) -> str:
     """Say so if the variable is not the stored array itself."""
-    n_sources = sum(1 for _ in find_block_readers(variable._data))  # noqa: SLF001  # `.data` would read it
+    n_sources = sum(1 for _ in find_block_readers(data_of(variable)))
     if n_sources > 1:
         return f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
     if variable.shape == lazy.shape and variable.dtype == lazy.dtype:
@@ -200,6 +200,6 @@ def _elsewhere(variable: Variable) -> tuple[str, str]:
         return "host, by xarray", "times stay with xarray"
     if variable.dtype.kind not in NUMERIC_KINDS:
         return "host, by xarray", "text and objects stay with xarray"
-    if hasattr(variable._data, "dask"):  # noqa: SLF001
-        return _on_dask(variable._data)  # noqa: SLF001
+    if hasattr(data_of(variable), "dask"):
+        return _on_dask(data_of(variable))
     return "host, by xarray", "opened by another engine, or with CF attributes that are not plain arithmetic"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from xarray import Variable
 from xarray.backends.zarr import ZarrArrayWrapper
 
-from xarray_gpuzarr.backend.lazy_array import LazyArray, as_caller_of, find_below
+from xarray_gpuzarr.backend.lazy_array import LazyArray, as_caller_of, data_of, find_below
 from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.process.side_by_side import side_by_side
 
@@ -24,7 +24,7 @@ def load_together(variables: Iterable[Variable]) -> None:
     Exception
         Whatever a read raises; variables that nobody has begun to read stay lazy.
     """
-    waiting = [(v, find_below(v._data, LazyArray)) for v in variables if _takes_long(v._data)]  # noqa: SLF001
+    waiting = [(v, find_below(data_of(v), LazyArray)) for v in variables if _takes_long(data_of(v))]
     if len(waiting) > 1:  # one is loaded by xarray
         side_by_side([v.load for v, _ in waiting], as_caller_of([lazy for _, lazy in waiting if lazy is not None]))
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from math import prod
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import xarray as xr
 import zarr
+from dask.delayed import delayed
 from dask.diagnostics.progress import ProgressBar
-from xarray import Dataset, Variable
+from rich.filesize import decimal
+from xarray import Dataset, Variable, conventions
+from xarray.backends import ZarrStore
 
+from xarray_gpuzarr.backend.accessor.packing import is_packed_by_slabs, packed
 from xarray_gpuzarr.codec_pipeline import zarr_pipeline
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.process.progress_place import client_of_dask
 from xarray_gpuzarr.process.records import record
+
+_SMALL_NBYTES = 2**24
+"""What is in memory and takes no more is written at once."""
 
 
 @record
@@ -53,24 +61,108 @@ def write_dataset(
     **options
         Of `xarray.Dataset.to_zarr`.
     """
-    region = _region(dataset, store, options)
-    cut = {}
-    for name, variable in dataset.variables.items():
-        place = _place(variable, stored.get(name), encoding.get(name, {}), region, options.get("append_dim"))
+    region, append_dim = _region(dataset, store, options), options.get("append_dim")
+    dataset, places = _cut(dataset, stored, encoding, region, append_dim, rechunk=rechunk)
+    # What xarray would check is so: each task writes whole chunks and shards, but for the ends of what is written.
+    options.setdefault("safe_chunks", False)
+    is_later = options.pop("compute", True) is False
+    with zarr_pipeline():
+        writes = dataset.to_zarr(store, encoding=encoding, compute=False, **options)
+        there = ZarrStore.open_group(
+            store,
+            mode="r+",
+            group=options.get("group"),
+            consolidated=False,
+            storage_options=options.get("storage_options"),
+        )
+        blocks = {name: each for name, each in dataset.variables.items() if each.chunks is not None}
+        # Text in chunks is left to xarray, and all else with it.
+        if blocks and all(name in places and is_packed_by_slabs(each) for name, each in blocks.items()):
+            if options.get("mode") == "a-":  # variables without `append_dim` stay as they are stored
+                blocks = {n: v for n, v in blocks.items() if n not in stored or append_dim in v.dims}
+            writes = _writes(blocks, there, places, encoding, options)
+    if is_later:
+        return writes
+    if progress and blocks:
+        n, nbytes = sum(prod(v.data.numblocks) for v in blocks.values()), _task_nbytes(blocks, there)
+        print(f"{n} tasks, each of at most {decimal(nbytes)}: a block of dask, and the same as it is stored")  # noqa: T201  # above the bar of dask
+    _compute(writes, progress=progress)
+    return there
+
+
+def _cut(
+    dataset: Dataset,
+    stored: Mapping[Any, zarr.Array[Any]],
+    encoding: Mapping[Any, Mapping[str, Any]],
+    region: Mapping[Any, slice],
+    append_dim: Any,
+    *,
+    rechunk: bool,
+) -> tuple[Dataset, dict[Any, Placed]]:
+    """Return a dataset in whole shards, with dimensions in the order of the store, and where its variables go."""
+    places, cut = {}, {}
+    for name, each in dataset.variables.items():
+        variable = _in_order(each, stored[name]) if name in stored else each
+        place = _place(variable, stored.get(name), encoding.get(name, {}), region, append_dim)
         if place is not None:
+            places[name] = place
             chunks = _chunks(name, variable, place, rechunk=rechunk)
         else:  # such as text: chunks of one length are all that is asked for
             chunks = tuple(map(max, variable.chunks)) if rechunk and variable.chunks else None
         if chunks is not None:
-            cut[name] = variable.chunk(dict(zip(variable.dims, chunks, strict=True)))
-    dataset = dataset.assign({name: cut[name] for name in dataset.data_vars if name in cut}).assign_coords(
-        {name: cut[name] for name in dataset.coords if name in cut}
+            variable = variable.chunk(dict(zip(variable.dims, chunks, strict=True)))
+        if variable is not each:
+            cut[name] = variable
+    data = {name: cut[name] for name in dataset.data_vars if name in cut}
+    return dataset.assign(data).assign_coords({name: cut[name] for name in cut if name not in data}), places
+
+
+def _writes(
+    blocks: Mapping[Any, Variable],
+    there: ZarrStore,
+    places: Mapping[Any, Placed],
+    encoding: Mapping[Any, Mapping[str, Any]],
+    options: Mapping[str, Any],
+) -> Any:
+    """Return tasks that pack and write blocks of variables, whose arrays xarray has made or resized."""
+    targets, sources, regions = [], [], []
+    for name, variable in blocks.items():
+        array, start = there.zarr_group[name], places[name].starts
+        writes_empty = encoding.get(name, {}).get("write_empty_chunks", options.get("write_empty_chunks"))
+        targets.append(array if writes_empty is None else array.with_config({"write_empty_chunks": writes_empty}))
+        stored = conventions.decode_cf_variable(name, there.open_store_variable(name), decode_times=False)
+        sources.append(packed(name, variable, stored))
+        regions.append(tuple(slice(at, at + n) for at, n in zip(start, variable.shape, strict=True)))
+    keywords = options.get("chunkmanager_store_kwargs") or {}
+    return delayed(_end)(da.store(sources, targets, regions=regions, lock=False, compute=False, **keywords))
+
+
+def _end(_: Any) -> None:
+    """Do nothing, once all is written."""
+
+
+def _task_nbytes(blocks: Mapping[Any, Variable], there: ZarrStore) -> int:
+    """Return the most memory that a task takes: a decoded block, and the same packed."""
+    most: int = max(
+        prod(map(max, v.data.chunks)) * (v.dtype.itemsize + int(there.zarr_group[name].dtype.itemsize))
+        for name, v in blocks.items()
     )
-    # What xarray would check is so: each task writes whole chunks and shards, but for the ends of what is written.
-    options.setdefault("safe_chunks", False)
-    bar: AbstractContextManager[Any] = ProgressBar() if progress else nullcontext()
-    with zarr_pipeline(), bar:
-        return dataset.to_zarr(store, encoding=encoding, **options)
+    return most
+
+
+def _compute(writes: Any, *, progress: bool) -> None:
+    """Write, and show how many tasks are done."""
+    if not progress:
+        writes.compute()
+    elif client_of_dask() is None:
+        with ProgressBar():
+            writes.compute()
+    else:
+        from distributed import progress as show  # noqa: PLC0415  # takes long
+
+        writes = writes.persist()
+        show(writes, notebook=False)  # type: ignore[no-untyped-call]
+        writes.compute()
 
 
 def stored_group(store: Any, options: Mapping[str, Any]) -> zarr.Group | None:
@@ -83,6 +175,12 @@ def stored_group(store: Any, options: Mapping[str, Any]) -> zarr.Group | None:
         return zarr.open_group(store, path=path, mode="r", storage_options=storage_options)
     except FileNotFoundError:  # which xarray makes, or complains of
         return None
+
+
+def _in_order(variable: Variable, stored: zarr.Array[Any]) -> Variable:
+    """Return a variable with its dimensions in the order in which they are stored, as xarray writes them."""
+    dims: Any = getattr(stored.metadata, "dimension_names", None) or stored.attrs.get("_ARRAY_DIMENSIONS", ())
+    return variable.transpose(*dims) if set(dims) == set(variable.dims) else variable
 
 
 def _region(dataset: Dataset, store: Any, options: dict[str, Any]) -> Mapping[Any, slice]:
@@ -160,7 +258,7 @@ def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> t
         return None
     borders = list(map(cut_at_multiples, place.starts, variable.shape, place.shards))
     if variable.chunks is None:
-        is_small = variable.size <= prod(place.shards)
+        is_small = variable.size <= prod(place.shards) and variable.nbytes <= _SMALL_NBYTES
         is_left = variable.dtype.kind in "OmM"  # of which xarray finds the units, where it sees all values
         return None if is_small or is_left else tuple(borders)
     within = [axis for axis, chunks in enumerate(variable.chunks) if not _are_borders(chunks, borders[axis])]

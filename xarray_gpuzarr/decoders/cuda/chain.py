@@ -219,3 +219,12 @@ def read_chain(spec: ArraySpec) -> Chain:
     if isinstance(chain, str):
         raise TypeError(chain)  # `route` knows, and nobody reads such an array here
     return chain
+
+
+def why_not_direct(chain: Chain) -> str | None:
+    """Say why the host must see all bytes of chunks that are stored so; None if it need not."""
+    if chain.checksums:
+        return "checksums around chunks are checked on the host"
+    if chain.compressor is not None and not isinstance(chain.compressor, ZstdSpec):
+        return f"the headers of {chain.compressor} are checked on the host"
+    return None

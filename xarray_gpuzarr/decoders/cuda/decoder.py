@@ -24,14 +24,13 @@ from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
 from xarray_gpuzarr.decoders.cuda.batches.sizes import ChunkDoesNotFitError
-from xarray_gpuzarr.decoders.cuda.chain import read_chain
+from xarray_gpuzarr.decoders.cuda.chain import read_chain, why_not_direct
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choice_for
 from xarray_gpuzarr.decoders.cuda.little import is_little, latency
 from xarray_gpuzarr.decoders.cuda.read import Read
 from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
-from xarray_gpuzarr.decoders.cuda.staging import why_not_chain
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -104,7 +103,7 @@ class CudaDecoder:
         if self.route(spec, cast).where != "cuda":
             return "the host decodes"
         unasked = None if storage == "gds" else "GPUDirect Storage is used where it is asked for"
-        return why_not_chain(read_chain(spec)) or unasked or self.why_no_files()
+        return why_not_direct(read_chain(spec)) or unasked or self.why_no_files()
 
     def why_no_files(self) -> str | None:
         """Say why no file can be read straight into device memory; None if they can. Imports no CuPy."""
@@ -148,14 +147,14 @@ class CudaDecoder:
         def read(workspace: Workspace) -> Any:
             reading = Read(workspace, source, spec, target=target, cast=cast, choice=choice, out=out)
             result = reading.run(plans)
-            counters.add(n_by_host=reading.n_left_to_host)
+            counters.add(n_by_host=reading.stager.n_by_host)
             return result
 
         return resources.reading(read)
 
     def _is_for_host(self, spec: ArraySpec, target: Target, cast: Cast) -> bool:
         """Say whether the host decodes a read; checks what the device's way rests on, if nobody has yet."""
-        if why_not_device(spec, cast) is not None or not fits_kernels(target) or self._trust.is_distrusted(spec):
+        if why_not_device(spec, cast) is not None or not fits_kernels(target):
             return True
         options = resource_options()
         if options.little == "auto" and is_little(spec, target.n_chunks):
@@ -275,7 +274,7 @@ class CudaDecoder:
                 do=error.do,
             )
             return self._not_started
-        return self._trust.why_unusable(device)
+        return self._trust.of(device).why_unusable()
 
     def _device(self) -> DeviceApi:
         """Return the device of reads, unless its state belongs to the process that this one was forked off."""
@@ -301,7 +300,7 @@ class CudaDecoder:
         Reads that began before end first: there are never two pools. What is read inside of one goes on with it.
         """
         api, options = self._device(), resource_options()
-        why = self._trust.why_unusable(api)
+        why = self._trust.of(api).why_unusable()
         if why is not None:
             raise DeviceUnavailableError(
                 "the GPU cannot be used",
@@ -329,7 +328,7 @@ class CudaDecoder:
 
 def _send(workspace: Workspace, values: np.ndarray[Any, Any]) -> Any:
     """Copy a block to the device, and wait until it is there."""
-    out = workspace.result(values.shape, values.dtype, workspace.copy)
+    out = workspace.result(values.shape, values.dtype, [workspace.copy])
     upload_pageable(workspace, workspace.api.address(out), [memoryview(values.reshape(-1).view(np.uint8))])
     workspace.api.synchronize(workspace.copy)
     return out

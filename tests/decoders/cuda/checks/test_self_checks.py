@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -465,7 +466,7 @@ def test_threads_that_cannot_start_leave_it_to_the_host():
             raise RuntimeError("can't start new thread")
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(checked.threading, "Thread", NoThread)
+    patch.setattr(threading, "Thread", NoThread)
     with pytest.warns(GpuZarrWarning, match="can't start new thread"):
         np.testing.assert_array_equal(values(array, decoder), expected)
     patch.undo()

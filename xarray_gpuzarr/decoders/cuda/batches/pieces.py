@@ -14,7 +14,6 @@ import numpy.typing as npt
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.read_plan import ReadPlan
-from xarray_gpuzarr.process.records import record
 
 Rows = npt.NDArray[np.int64]
 
@@ -102,32 +101,23 @@ def row_of(pieces: Sequence[Piece], number: int) -> tuple[ReadPlan, int]:
     raise IndexError(number)
 
 
-@record
-class Batch:
-    """Chunks that are decoded by one call."""
+def n_chunks(pieces: Iterable[Piece]) -> int:
+    """Return how many chunks pieces have."""
+    return sum([piece.hi - piece.lo for piece in pieces])
 
-    pieces: tuple[Piece, ...]
-    missing: tuple[Rows, ...] = ()
-    """As `ReadPlan.missing_row`: chunks that take the fill value."""
 
-    @property
-    def n_chunks(self) -> int:
-        """Stored chunks."""
-        return sum(p.hi - p.lo for p in self.pieces)
-
-    def halves(self) -> tuple[Batch, Batch]:
-        """Cut a batch of at least two chunks in two."""
-        room = self.n_chunks // 2
-        first: list[Piece] = []
-        second: list[Piece] = []
-        for piece in self.pieces:
-            head, left = piece.split(room) if room else (None, piece)
-            if head is not None:
-                first.append(head)
-                room -= head.hi - head.lo
-            if left is not None:
-                second.append(left)
-        return Batch(pieces=tuple(first), missing=self.missing), Batch(pieces=tuple(second))
+def split_pieces(pieces: Iterable[Piece], n: int) -> tuple[list[Piece], list[Piece]]:
+    """Return the pieces of the first `n` chunks, and of the others."""
+    first: list[Piece] = []
+    others: list[Piece] = []
+    for piece in pieces:
+        head, left = piece.split(n) if n else (None, piece)
+        if head is not None:
+            first.append(head)
+            n -= head.hi - head.lo
+        if left is not None:
+            others.append(left)
+    return first, others
 
 
 class Cut(NamedTuple):
@@ -155,52 +145,39 @@ class Cutter:
         self._sizes = sizes
         self._most_nbytes = most_nbytes
         self._slot_nbytes = slot_nbytes
-        self._begin_batch()
+        self._room, self._room_nbytes, self._slot_room = next(sizes), most_nbytes, slot_nbytes
+        self._batch_is_empty = self._segment_is_empty = True
 
-    def cut(self, pieces: Iterable[Piece]) -> Iterator[Cut]:
-        """Yield pieces, cut where they do not fit."""
+    def cut(self, pieces: Iterable[Piece]) -> list[Cut]:
+        """Return pieces, cut where they do not fit."""
+        cuts = []
         for piece in pieces:
-            yield from self._cut(piece)
-
-    def _cut(self, piece: Piece) -> Iterator[Cut]:
-        left: Piece | None = piece
-        full: Literal["segment", "batch"] | None = None
-        while left is not None:
-            n = left.fitting(self._room, self._room_nbytes, self._slot_room)
-            if not n and not self._batch_is_empty and not left.fitting(self._room, self._room_nbytes, ENDLESS):
-                full = "batch"
-                self._begin_batch()
-                continue
-            if not n and not self._segment_is_empty:
-                full = "segment"
-                self._begin_segment()
-                continue
-            head, left = left.split(max(1, n))
-            self._take(head)
-            yield Cut(head, full)
-            full = None
-
-    def _take(self, piece: Piece) -> None:
-        self._room -= piece.hi - piece.lo
-        if piece.plan.spec.index is not None:
-            self._room_nbytes -= piece.nbytes
-        self._slot_room -= aligned(piece.nbytes)
-        self._batch_is_empty = self._segment_is_empty = False
-
-    def _begin_batch(self) -> None:
-        self._room, self._room_nbytes = next(self._sizes), self._most_nbytes
-        self._batch_is_empty = True
-        self._begin_segment()
-
-    def _begin_segment(self) -> None:
-        self._slot_room = self._slot_nbytes
-        self._segment_is_empty = True
+            left: Piece | None = piece
+            full: Literal["segment", "batch"] | None = None
+            while left is not None:
+                n = left.fitting(self._room, self._room_nbytes, self._slot_room)
+                if not n and not self._batch_is_empty and not left.fitting(self._room, self._room_nbytes, ENDLESS):
+                    full, self._batch_is_empty = "batch", True
+                    self._room, self._room_nbytes = next(self._sizes), self._most_nbytes
+                    self._slot_room, self._segment_is_empty = self._slot_nbytes, True
+                elif not n and not self._segment_is_empty:
+                    full = "segment"
+                    self._slot_room, self._segment_is_empty = self._slot_nbytes, True
+                else:
+                    head, left = left.split(max(1, n))
+                    self._room -= head.hi - head.lo
+                    self._room_nbytes -= head.nbytes if head.plan.spec.index is not None else 0
+                    self._slot_room -= aligned(head.nbytes)
+                    self._batch_is_empty = self._segment_is_empty = False
+                    cuts.append(Cut(head, full))
+                    full = None
+        return cuts
 
 
 def cut_segments(pieces: Iterable[Piece], slot_nbytes: int) -> list[list[Piece]]:
     """Cut the pieces of one batch into segments."""
-    cutter = Cutter(repeat(ENDLESS), most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
     segments: list[list[Piece]] = []
+    cutter = Cutter(repeat(ENDLESS), most_nbytes=ENDLESS, slot_nbytes=slot_nbytes)
     for piece, full in cutter.cut(pieces):
         if full is not None or not segments:
             segments.append([])

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.resources import Workspace
 
@@ -28,22 +27,13 @@ class Tables:
                 self._n_words += column.size
         return offset
 
-    def add_zeros(self, n_words: int) -> int:
-        """Take in zeros; return their offset in bytes."""
-        return self.add(np.zeros(n_words, np.uint64))
-
     def send(self, workspace: Workspace, stream: Stream) -> DeviceMemory:
         """Copy all columns to device memory of the workspace on a stream; return it."""
         nbytes = 8 * self._n_words
         slot = workspace.tables.lend(nbytes)
         packed = slot.array[:nbytes]
         np.concatenate(self._columns, out=packed.view(np.uint64))
-        memory = workspace.lend_table(nbytes, stream)
+        memory = workspace.device_tables.lend(nbytes, stream)
         workspace.upload(memory.address, packed, stream)
         slot.give_back(stream)
         return memory
-
-
-def offset_by(memory: DeviceMemory, nbytes: int) -> Address:
-    """Return the address `nbytes` bytes into device memory."""
-    return Address(memory.address + nbytes)

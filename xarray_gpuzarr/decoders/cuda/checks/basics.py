@@ -10,9 +10,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.checksum import checksum, finish
 from xarray_gpuzarr.cuda.launch import move
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import content
-from xarray_gpuzarr.decoders.cuda.checks.trial import as_read, compare, download, sent
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, compare, download, sent
 
 COPY = "copies"
 """Name of the check without which nothing works."""
@@ -21,19 +20,19 @@ COPY = "copies"
 def _copies(workspace: Workspace) -> int:
     data = content("noise", 100_003)
 
-    def run() -> int:
+    def run(workspace: Workspace) -> int:
         memory = sent(workspace, data)
         compare(download(workspace, memory.address, (len(data),), np.dtype("u1")), np.frombuffer(data, "u1"))
         return len(data)
 
-    return as_read(workspace, run)
+    return workspace.run(run)
 
 
 def _moves(workspace: Workspace) -> int:
     data, first, nbytes = content("noise", 80_000), np.array([1, 801, 1602, 2003]), np.array([777, 800, 3, 77_000])
     to = np.array([16, 1029, 2048, 2064])
 
-    def run() -> int:
+    def run(workspace: Workspace) -> int:
         source, target = sent(workspace, data), sent(workspace, bytes(len(data)))
         rows = (first + source.address, to + target.address, nbytes)
         table = sent(workspace, np.array(rows, np.uint64).tobytes())
@@ -44,13 +43,13 @@ def _moves(workspace: Workspace) -> int:
         compare(download(workspace, target.address, expected.shape, expected.dtype), expected)
         return int(nbytes.sum())
 
-    return as_read(workspace, run)
+    return workspace.run(run)
 
 
 def _sums(workspace: Workspace) -> int:
     data, first, nbytes = content("noise", 70_000), np.array([0, 1, 778, 803]), np.array([1, 777, 0, 69_000])
 
-    def run() -> int:
+    def run(workspace: Workspace) -> int:
         source = sent(workspace, data)
         columns = np.array((first + source.address, nbytes, 0 * nbytes), np.uint64)
         table = sent(workspace, columns.tobytes())
@@ -63,7 +62,7 @@ def _sums(workspace: Workspace) -> int:
         compare(found, np.array([zlib.crc32(data[a : a + n]) for a, n in zip(first, nbytes, strict=True)], "u4"))
         return int(nbytes.sum())
 
-    return as_read(workspace, run)
+    return workspace.run(run)
 
 
 COPIES, MOVES, SUMS = Check(COPY, _copies), Check("moves", _moves), Check("crc32", _sums)

@@ -1,14 +1,9 @@
-"""What one device was found to do rightly: checks are run before what they stand for is first used, and remembered.
-
-A check runs on a thread of its own, so that a device that never answers costs patience and no more. Called by the CUDA
-decoder before each read; a read of what is known costs a few look-ups.
-"""
+"""Runs checks on a thread of their own, so that a device that never answers costs patience and no more."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,19 +11,15 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Literal
 
-from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity
+from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks import remembered
-from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
-from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of, usual_checks
-from xarray_gpuzarr.decoders.cuda.checks.trial import WrongAnswerError
+from xarray_gpuzarr.decoders.cuda.checks.basics import COPY
+from xarray_gpuzarr.decoders.cuda.checks.choice import usual_checks
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, WrongAnswerError
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import ResourceOptions
 from xarray_gpuzarr.process.ending import start_thread
-from xarray_gpuzarr.stored.array_spec import ArraySpec
-from xarray_gpuzarr.stored.cf import Cast
 
 PATIENCE_S = 120.0
 """From when on a check counts as one that never ends: kernels are built meanwhile, some seconds each, and longer where
@@ -60,120 +51,10 @@ class Answer:
         """Whether the device gave the right answer."""
         return not self.found
 
-
-class CheckedDevice:
-    """A device, and what it was found to do rightly.
-
-    Parameters
-    ----------
-    api : DeviceApi
-    """
-
-    def __init__(self, api: DeviceApi) -> None:
-        self.api = api
-        self._lock = threading.Lock()
-        self._found: dict[str, str] = {}
-        self._is_loaded = False
-
-    def why_unusable(self) -> str | None:
-        """Say why nothing can be read to this device; None if something can."""
-        why, _ = self._first_failure((COPIES,))
-        return why
-
-    def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
-        """Say why the device is not to decode an array, though it should be able to; runs what nobody has run yet."""
-        why, moment = self._first_failure(checks_of(spec, cast, points=points))
-        if why is None and moment is not None:
-            _advise_of_memory(moment)
-            return moment.found
-        return why
-
-    def known_failure(self, spec: ArraySpec, cast: Cast) -> str | None:
-        """Say why the device is not to decode boxes of an array, as far as it is known; runs nothing."""
-        identity = self.api.identity
-        if identity is None:
-            return None
-        known = self._found or remembered.load(identity)
-        return _failure(checks_of(spec, cast, points=False), known, identity)
-
-    def _first_failure(self, checks: Sequence[Check]) -> tuple[str | None, Answer | None]:
-        """Say what has failed, or is not known because of this moment."""
-        identity = self.api.identity
-        if identity is None:
-            return None, None
-        found, moment = self._found, None
-        if any(check.name not in found for check in checks):
-            with self._lock:
-                moment = self._find_out(checks, identity)
-        why = _failure(checks, found, identity)
-        if why is not None:
-            _advise(why)
-        return why, moment
-
-    def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> Answer | None:
-        """Run what is not known yet, up to the first failure, unless one is known; return one of this moment only."""
-        found = self._found
-        if not self._is_loaded:
-            found.update(remembered.load(identity))
-            self._is_loaded = True
-        todo = [check for check in checks if check.name not in found]
-        if not todo or any(found.get(check.name) for check in checks):
-            return None
-        answers = list(run_checks(self.api, todo, until_failure=True))
-        lasting = {answer.name: _dated(answer) for answer in answers if answer.about == "device"}
-        failed = answers[-1] if not answers[-1].passed else None
-        found.update((answer.name, "") for answer in answers if answer.passed)
-        if failed is not None and failed.about != "moment":
-            found[failed.name] = _dated(failed)
-            if not self._still_copies(failed):  # then the context is broken, perhaps by others, and nothing was learnt
-                lasting.pop(failed.name, None)
-        remembered.save(identity, lasting)
-        return failed if failed is not None and failed.about == "moment" else None
-
-    def _still_copies(self, failed: Answer) -> bool:
-        """Say whether the device can be used behind a check that has failed; if not, note it down for this process."""
-        if failed.name == COPY:
-            return True
-        (answer,) = run_checks(self.api, [COPIES])
-        if not answer.passed and answer.about != "moment":
-            self._found[COPY] = answer.found
-        return answer.passed
-
-
-def _advise(why: str) -> None:
-    advise(
-        f"self-check: {why}",
-        "the GPU has failed a self-check; what needs it is decoded on the host",
-        found=why,
-        do="run gpuzarr doctor, which checks again, and report what gpuzarr doctor --report prints",
-    )
-
-
-def _advise_of_memory(answer: Answer) -> None:
-    advise(
-        f"memory for the self-check of {answer.name}",
-        f"there is no memory to check {answer.name}; what needs it is decoded on the host until there is",
-        found=answer.found,
-        do="free memory of the GPU, or of the host if that is what is missing; nothing if this goes away",
-    )
-
-
-def remembered_failure(spec: ArraySpec, cast: Cast) -> str | None:
-    """Say which check of an array has failed on a GPU of this machine when it was last used; starts no CUDA."""
-    for identity, found in remembered.of_this_package():
-        failure = _failure(checks_of(spec, cast, points=False), found, identity)
-        if failure is not None:
-            return failure
-    return None
-
-
-def _failure(checks: Sequence[Check], found: Mapping[str, str], identity: DeviceIdentity) -> str | None:
-    """Say which of the checks is the first to have failed; None if none has, as far as it is known."""
-    failed = next((check.name for check in checks if found.get(check.name)), None)
-    if failed is None:
-        return None
-    versions = ", ".join(f"{name} {version}" for name, version in identity.versions.items())
-    return f"{failed} failed its self-check on {identity.name}, driver {identity.driver}, {versions}: {found[failed]}"
+    @property
+    def dated(self) -> str:
+        """What is kept of it: what was wrong, and when."""
+        return self.found and f"{self.found}, on {datetime.now(UTC):%Y-%m-%d}"
 
 
 def check_all(api: DeviceApi) -> Iterator[Answer]:
@@ -188,7 +69,7 @@ def check_all(api: DeviceApi) -> Iterator[Answer]:
     remembered.forget(api.identity)
     for answer in run_checks(api, tuple({check.name: check for check in usual_checks()}.values())):
         if answer.about == "device":
-            remembered.save(api.identity, {answer.name: _dated(answer)})
+            remembered.save(api.identity, {answer.name: answer.dated})
         yield answer
 
 
@@ -275,11 +156,6 @@ def _answer(check: Check, run: Callable[[Check], int]) -> Answer:
     except Exception as error:  # noqa: BLE001  # whatever may go wrong, what needs this goes to the host
         found, about = _said(error), "process"
     return Answer(name=check.name, found=found, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
-
-
-def _dated(answer: Answer) -> str:
-    """Return what is kept of an answer: what was wrong, and when."""
-    return answer.found and f"{answer.found}, on {datetime.now(UTC):%Y-%m-%d}"
 
 
 def _about(check: Check) -> About:

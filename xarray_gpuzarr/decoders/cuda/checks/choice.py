@@ -9,9 +9,9 @@ import numpy as np
 
 from xarray_gpuzarr.decoders.cuda.chain import chain_of
 from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, MOVES, SUMS
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.codecs import compressor, elements, shuffle
 from xarray_gpuzarr.decoders.cuda.checks.placing import placing
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (

@@ -13,9 +13,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.blosc import BLOSCLZ_TOGETHER, blosclz
 from xarray_gpuzarr.cuda.nvcomp import quickest
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
-from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, WrongAnswerError, as_read, compare, download, sent
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Layout, Trial, WrongAnswerError, compare, download, sent
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
 from xarray_gpuzarr.frames.headers import FrameError
@@ -92,7 +91,7 @@ def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
     )
     n, ends = len(of_blosclz), target_nbytes.cumsum()
 
-    def run() -> list[npt.NDArray[Any]]:
+    def run(workspace: Workspace) -> list[npt.NDArray[Any]]:
         memory, results = sent(workspace, data.tobytes()), []
         for together in BLOSCLZ_TOGETHER:
             out = sent(workspace, bytes(int(ends[-1])))
@@ -106,7 +105,7 @@ def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
             results.append(download(workspace, out.address, (int(ends[-1]),), np.dtype("u1")))
         return results
 
-    first, *others = as_read(workspace, run)
+    first, *others = workspace.run(run)
     for other in others:
         compare(other, first)
     return first.nbytes * len(BLOSCLZ_TOGETHER)

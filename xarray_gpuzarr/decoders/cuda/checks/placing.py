@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.checks.check import Check
 from xarray_gpuzarr.decoders.cuda.checks.known import content
-from xarray_gpuzarr.decoders.cuda.checks.trial import Layout, Trial, compare
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Layout, Trial, compare
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, TransposeSpec
 

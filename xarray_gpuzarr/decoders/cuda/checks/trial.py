@@ -1,4 +1,4 @@
-"""A small read with known values, by the engine itself: pinned memory, upload, nvCOMP or kernel, download, compare.
+"""What a check is, and a small read with known values, by the engine itself: upload, decode by the device, compare.
 
 The chunks are those of a made-up array, one shard of it, whose bytes lie at odd places. Nothing is decided here.
 """
@@ -36,6 +36,16 @@ _KEYS = KeyEncoding(prefix="self-check/", style="default", separator="/")
 
 class WrongAnswerError(Exception):
     """A check has failed; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that a device does, and values that it must give."""
+
+    name: str
+    """Unique; remembered together with its outcome."""
+    run: Callable[[Workspace], int]
+    """Decodes on the workspace's device and returns the bytes that were compared; raises if they are wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +103,14 @@ class Trial:
         """Return what the device makes of a selection, on the host; and how many chunks it did not decode itself."""
         cast = replace(cast, dtype=np.dtype(cast.dtype).newbyteorder("=").str)
 
-        def run() -> tuple[npt.NDArray[Any], int]:
+        def run(workspace: Workspace) -> tuple[npt.NDArray[Any], int]:
             read = Read(workspace, self._source, self.spec, target=target, cast=cast)
             out = read.run(self._plans(target))
             return download(
                 workspace, workspace.api.address(out), target.shape, np.dtype(cast.dtype)
-            ), read.n_left_to_host
+            ), read.stager.n_by_host
 
-        return as_read(workspace, run)
+        return workspace.run(run)
 
     def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
         """Return what the host makes of a selection."""
@@ -113,17 +123,6 @@ class Trial:
             yield plan_read(self.spec, target, [block], [self._index])
 
 
-def as_read[Result](workspace: Workspace, run: Callable[[], Result]) -> Result:
-    """Return what `run` does with a workspace that is lent to nobody."""
-    try:
-        workspace.begin()
-        result = run()
-        workspace.succeed()
-    finally:
-        workspace.end()
-    return result
-
-
 def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return a copy of device memory that everything has been written to."""
     nbytes = math.prod(shape) * dtype.itemsize
@@ -132,7 +131,7 @@ def download(workspace: Workspace, start: Address, shape: tuple[int, ...], dtype
 
 def sent(workspace: Workspace, data: bytes) -> DeviceMemory:
     """Return device memory that the workspace's `copy` stream fills."""
-    slot, memory = workspace.lend_slot(len(data)), workspace.lend_device_slot(len(data))
+    slot, memory = workspace.lend_slot(len(data)), workspace.device_slots.lend(len(data), workspace.copy)
     slot.array[: len(data)] = np.frombuffer(data, np.uint8)
     workspace.upload(memory.address, slot.array[: len(data)], workspace.copy)
     slot.give_back(workspace.copy)

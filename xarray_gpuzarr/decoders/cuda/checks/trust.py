@@ -1,11 +1,20 @@
-"""What the device is not trusted with: by its checks, and arrays of which it decoded a chunk to other bytes."""
+"""What devices are trusted with: by known answers, and unless they have decoded a chunk of an array to other bytes.
+
+Checks are run before what they stand for is first used, and remembered. Asked by the CUDA decoder before each read; a
+read of what is known costs a few look-ups.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 
-from xarray_gpuzarr.cuda.api import DeviceApi
-from xarray_gpuzarr.decoders.cuda.checks import CheckedDevice, remembered_failure
+from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity
+from xarray_gpuzarr.decoders.cuda.checks import remembered
+from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
+from xarray_gpuzarr.decoders.cuda.checks.checked import Answer, run_checks
+from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of
+from xarray_gpuzarr.decoders.cuda.checks.trial import Check
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.plan.read_plan import PointTarget, Target
@@ -13,6 +22,121 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.device_options import Checks
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
+
+
+class CheckedDevice:
+    """A device, and what it was found to do rightly.
+
+    Parameters
+    ----------
+    api : DeviceApi
+    """
+
+    def __init__(self, api: DeviceApi) -> None:
+        self.api = api
+        self._lock = threading.Lock()
+        self._found: dict[str, str] = {}
+        self._is_loaded = False
+
+    def why_unusable(self) -> str | None:
+        """Say why nothing can be read to this device; None if something can."""
+        why, _ = self._first_failure((COPIES,))
+        return why
+
+    def why_not(self, spec: ArraySpec, cast: Cast, *, points: bool) -> str | None:
+        """Say why the device is not to decode an array, though it should be able to; runs what nobody has run yet."""
+        why, moment = self._first_failure(checks_of(spec, cast, points=points))
+        if why is None and moment is not None:
+            _advise_of_memory(moment)
+            return moment.found
+        return why
+
+    def known_failure(self, spec: ArraySpec, cast: Cast) -> str | None:
+        """Say why the device is not to decode boxes of an array, as far as it is known; runs nothing."""
+        identity = self.api.identity
+        if identity is None:
+            return None
+        known = self._found or remembered.load(identity)
+        return _failure(checks_of(spec, cast, points=False), known, identity)
+
+    def _first_failure(self, checks: Sequence[Check]) -> tuple[str | None, Answer | None]:
+        """Say what has failed, or is not known because of this moment."""
+        identity = self.api.identity
+        if identity is None:
+            return None, None
+        found, moment = self._found, None
+        if any(check.name not in found for check in checks):
+            with self._lock:
+                moment = self._find_out(checks, identity)
+        why = _failure(checks, found, identity)
+        if why is not None:
+            _advise(why)
+        return why, moment
+
+    def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> Answer | None:
+        """Run what is not known yet, up to the first failure, unless one is known; return one of this moment only."""
+        found = self._found
+        if not self._is_loaded:
+            found.update(remembered.load(identity))
+            self._is_loaded = True
+        todo = [check for check in checks if check.name not in found]
+        if not todo or any(found.get(check.name) for check in checks):
+            return None
+        answers = list(run_checks(self.api, todo, until_failure=True))
+        lasting = {answer.name: answer.dated for answer in answers if answer.about == "device"}
+        failed = answers[-1] if not answers[-1].passed else None
+        found.update((answer.name, "") for answer in answers if answer.passed)
+        if failed is not None and failed.about != "moment":
+            found[failed.name] = failed.dated
+            if not self._still_copies(failed):  # then the context is broken, perhaps by others, and nothing was learnt
+                lasting.pop(failed.name, None)
+        remembered.save(identity, lasting)
+        return failed if failed is not None and failed.about == "moment" else None
+
+    def _still_copies(self, failed: Answer) -> bool:
+        """Say whether the device can be used behind a check that has failed; if not, note it down for this process."""
+        if failed.name == COPY:
+            return True
+        (answer,) = run_checks(self.api, [COPIES])
+        if not answer.passed and answer.about != "moment":
+            self._found[COPY] = answer.found
+        return answer.passed
+
+
+def _advise(why: str) -> None:
+    advise(
+        f"self-check: {why}",
+        "the GPU has failed a self-check; what needs it is decoded on the host",
+        found=why,
+        do="run gpuzarr doctor, which checks again, and report what gpuzarr doctor --report prints",
+    )
+
+
+def _advise_of_memory(answer: Answer) -> None:
+    advise(
+        f"memory for the self-check of {answer.name}",
+        f"there is no memory to check {answer.name}; what needs it is decoded on the host until there is",
+        found=answer.found,
+        do="free memory of the GPU, or of the host if that is what is missing; nothing if this goes away",
+    )
+
+
+def remembered_failure(spec: ArraySpec, cast: Cast) -> str | None:
+    """Say which check of an array has failed on a GPU of this machine when it was last used; starts no CUDA."""
+    for identity, found in remembered.of_this_package():
+        failure = _failure(checks_of(spec, cast, points=False), found, identity)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _failure(checks: Sequence[Check], found: Mapping[str, str], identity: DeviceIdentity) -> str | None:
+    """Say which of the checks is the first to have failed; None if none has, as far as it is known."""
+    failed = next((check.name for check in checks if found.get(check.name)), None)
+    if failed is None:
+        return None
+    versions = ", ".join(f"{name} {version}" for name, version in identity.versions.items())
+    return f"{failed} failed its self-check on {identity.name}, driver {identity.driver}, {versions}: {found[failed]}"
 
 
 class Trust:
@@ -24,9 +148,13 @@ class Trust:
         self._distrusted: dict[ArraySpec, str] = {}
         """Arrays that the host decodes, and why."""
 
-    def why_unusable(self, device: DeviceApi) -> str | None:
-        """Say why nothing can be read to a device, which is asked to copy some bytes; None if it can."""
-        return self._of(device).why_unusable()
+    def of(self, device: DeviceApi) -> CheckedDevice:
+        """Return what is known of a device."""
+        with self._lock:
+            checked = self._checked.get(device.index)
+            if checked is None or checked.api is not device:
+                checked = self._checked[device.index] = CheckedDevice(device)
+            return checked
 
     def fails(self, device: DeviceApi, spec: ArraySpec, target: Target, cast: Cast, checks: Checks) -> bool:
         """Say whether a device is not to be trusted with a read; checks what the read rests on, if nobody has yet.
@@ -34,11 +162,13 @@ class Trust:
         Raises
         ------
         CudaError
-            It is not, and `checks` is ``"strict"``.
+            It has failed a check, and `checks` is ``"strict"``.
         """
+        if spec in self._distrusted:
+            return True
         if checks == "off":
             return False
-        why = self._of(device).why_not(spec, cast, points=isinstance(target, PointTarget))
+        why = self.of(device).why_not(spec, cast, points=isinstance(target, PointTarget))
         if why is not None and checks == "strict":
             raise CudaError(
                 f"the GPU is not trusted with array '{spec.path}'",
@@ -47,10 +177,6 @@ class Trust:
                 do="run gpuzarr doctor, which checks again; checks='warn' lets the host decode",
             )
         return why is not None
-
-    def is_distrusted(self, spec: ArraySpec) -> bool:
-        """Say whether a device has decoded a chunk of an array to other bytes than the host."""
-        return spec in self._distrusted
 
     def known_failure(self, device: DeviceApi | None, spec: ArraySpec, cast: Cast) -> str | None:
         """Say which check that reads of an array rest on has failed, or which chunk of it; checks nothing.
@@ -64,7 +190,7 @@ class Trust:
         """
         if spec in self._distrusted:
             return self._distrusted[spec]
-        return remembered_failure(spec, cast) if device is None else self._of(device).known_failure(spec, cast)
+        return remembered_failure(spec, cast) if device is None else self.of(device).known_failure(spec, cast)
 
     def distrust(self, device: DeviceApi, error: DifferentValuesError) -> None:
         """Let the host decode an array from now on, and say so."""
@@ -77,10 +203,3 @@ class Trust:
             found=f"{error.headline} ({on})",
             do=error.do,
         )
-
-    def _of(self, device: DeviceApi) -> CheckedDevice:
-        with self._lock:
-            checked = self._checked.get(device.index)
-            if checked is None or checked.api is not device:
-                checked = self._checked[device.index] = CheckedDevice(device)
-            return checked

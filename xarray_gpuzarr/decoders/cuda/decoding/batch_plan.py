@@ -1,21 +1,24 @@
-"""What happens to each chunk and stream of a batch, decided on the host in columns before anything is enqueued."""
+"""What is known of the chunks of a batch once they are staged, and what happens to each of them and of their streams.
+
+Decided on the host, in columns, before anything is enqueued.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.cuda.api import DeviceMemory
 from xarray_gpuzarr.cuda.nvcomp import Format, Nvcomp, quickest
-from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, RAW, Filters, Inflate, Streams
+from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, NO_ROWS, RAW, Filters, Inflate, Rows, Streams, join
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.process.records import record
 
 Addresses = npt.NDArray[np.uint64]
-Rows = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _ELEMENT_NBYTES = 8
@@ -23,22 +26,55 @@ _ELEMENT_NBYTES = 8
 
 
 @record
-class Chunks:
-    """The chunks of a batch, staged on the device. Columns have one row per stored chunk."""
+class Staged:
+    """Chunks on their way to the device. Columns have one row per chunk of the pieces that were staged, in order."""
 
+    memories: Sequence[DeviceMemory]
+    """Where the chunks lie; lent on the workspace's `copy` stream."""
     address: Addresses
-    """First byte as staged: encoded, or decoded if no stream belongs to the chunk; 0 if there is no such object."""
+    """shape (n,): device address of the chunk, encoded, or decoded if no stream belongs to it; 0 if there is no such
+    object."""
     nbytes: Rows
-    rows: Rows
-    """shape (n, k), as `ReadPlan.row`."""
-    missing: Rows
-    """shape (m, k): chunks that take the fill value."""
+    """shape (n,): length in bytes, without checksums that have been checked."""
     streams: Streams
+    """Of the chunks that crossed encoded, numbered as the rows."""
     filters: Filters
-    elements: Rows
-    """Numbers of the chunks of which codecs of elements are still to be undone."""
+    """Likewise."""
+    encoded: Flags
+    """shape (n,): whether the chunk crossed encoded."""
     shadows: Shadows
     """Of chunks that the host has decoded as well."""
+
+    @classmethod
+    def of_decoded(cls, memories: Sequence[DeviceMemory], address: Addresses, nbytes: Rows) -> Self:
+        """Return chunks that cross decoded."""
+        return cls(
+            memories=memories,
+            address=address,
+            nbytes=nbytes,
+            streams=Streams.none(),
+            filters=Filters.none(),
+            encoded=np.zeros(len(address), np.bool_),
+            shadows=Shadows.none(),
+        )
+
+
+def put_together(parts: Sequence[Staged]) -> Staged:
+    """Return the segments of a batch, in order, as one."""
+    if not parts:
+        return Staged.of_decoded([], NO_ROWS.view(np.uint64), NO_ROWS)
+    if len(parts) == 1:
+        return parts[0]
+    counts = [len(part.address) for part in parts]
+    return Staged(
+        memories=[memory for part in parts for memory in part.memories],
+        address=np.concatenate([part.address for part in parts]),
+        nbytes=np.concatenate([part.nbytes for part in parts]),
+        streams=join([part.streams for part in parts], counts),
+        filters=join([part.filters for part in parts], counts),
+        encoded=np.concatenate([part.encoded for part in parts]),
+        shadows=join([part.shadows for part in parts], counts),
+    )
 
 
 @record
@@ -55,11 +91,6 @@ class Group:
     """Longest decoded stream."""
     alignment: int
     """What the address of a stream must be a multiple of."""
-
-    @property
-    def rows(self) -> slice:
-        """Its rows."""
-        return slice(self.first, self.first + self.n)
 
 
 @record
@@ -92,61 +123,48 @@ class BatchPlan:
     placed: Rows
     """Numbers of the chunks that a kernel brings to the result."""
 
-    @property
-    def n_moves(self) -> int:
-        """Runs of bytes that are moved before anything is decoded."""
-        return len(self.moved) + len(self.shifted) + len(self.raw)
 
-    @property
-    def temp_nbytes(self) -> int:
-        """Scratch memory for nvCOMP: formats use it one after the other."""
-        return max((g.temp_nbytes for g in self.groups), default=0)
+def plan_batch(staged: Staged, rows: Rows, placing: Placing, nvcomp: Nvcomp, *, has_elements: bool) -> BatchPlan:
+    """Decide what happens to each chunk and stream.
 
-
-def plan_batch(chunks: Chunks, placing: Placing, nvcomp: Nvcomp) -> BatchPlan:
-    """Decide what happens to each chunk and stream."""
-    streams = chunks.streams.by_format()
+    Parameters
+    ----------
+    staged : Staged
+    rows : int64, shape (n, k)
+        As `ReadPlan.row`, of the staged chunks.
+    placing : Placing
+    nvcomp : Nvcomp
+    has_elements : bool
+        Whether chunks that crossed encoded have codecs of elements.
+    """
+    streams = staged.streams.by_format()
     groups = _groups(streams, nvcomp)
-    begin = streams.per_row(chunks.address) + streams.source.view(np.uint64)
-    moved = _misaligned(begin, groups)
-    direct, result = placing.direct(chunks.rows)
-    if streams.one_each and not len(chunks.filters) and not len(chunks.elements):
-        apart = (~direct).nonzero()[0]
-        return BatchPlan(
-            streams=streams,
-            groups=groups,
-            n_coded=len(streams),
-            begin=begin,
-            moved=moved,
-            raw=NO_ROWS,
-            straight=direct,
-            result=result,
-            shifted=NO_ROWS,
-            apart=apart,
-            shuffled=NO_ROWS,
-            elements=NO_ROWS,
-            placed=apart,
-        )
-    n_coded = sum(g.n for g in groups)
-    compressed = np.zeros(len(chunks.address), bool)
+    n_coded = sum([group.n for group in groups])
+    begin = streams.per_row(staged.address) + streams.source.view(np.uint64)
+    moved = [(begin[group.first :][: group.n] % group.alignment).nonzero()[0] + group.first for group in groups]
+    direct, result = placing.direct(rows)
+    compressed = np.zeros(len(staged.address), np.bool_)
     compressed[streams.chunk] = True
-    rewritten = put(compressed, chunks.filters.chunk, np.True_)
-    decoded = put(rewritten, chunks.elements, np.True_)
+    rewritten = put(compressed, staged.filters.chunk, np.True_)
+    elements = staged.encoded.nonzero()[0] if has_elements else NO_ROWS
+    decoded = put(rewritten, elements, np.True_)
     straight = direct & decoded
+    unit_nbytes = put(np.full(len(rewritten), placing.unit_nbytes, np.uint64), elements, np.uint64(_ELEMENT_NBYTES))
+    shuffled = put(np.zeros(len(rewritten), np.bool_), staged.filters.chunk, np.True_)
     return BatchPlan(
         streams=streams,
         groups=groups,
         n_coded=n_coded,
         begin=begin,
-        moved=moved,
+        moved=np.concatenate([NO_ROWS, *moved]),
         raw=np.arange(n_coded, len(streams)),
         straight=straight,
         result=result,
-        shifted=_unaligned(chunks, (~rewritten).nonzero()[0], placing.unit_nbytes),
+        shifted=(~rewritten & (staged.address % unit_nbytes != 0)).nonzero()[0],
         apart=(decoded & ~straight).nonzero()[0],
-        shuffled=_both(chunks.filters.chunk, compressed),
-        elements=chunks.elements,
-        placed=((chunks.address != 0) & ~straight).nonzero()[0],
+        shuffled=(shuffled & compressed).nonzero()[0],
+        elements=elements,
+        placed=((staged.address != 0) & ~straight).nonzero()[0],
     )
 
 
@@ -161,41 +179,10 @@ def put[Scalar: np.generic](
     return changed
 
 
-def _unaligned(chunks: Chunks, staged: Rows, unit_nbytes: int) -> Rows:
-    """Return the numbers of the chunks, of those that are read as staged, that begin where no kernel can read them."""
-    if not len(staged):
-        return NO_ROWS
-    units = np.full(len(chunks.address), unit_nbytes, np.uint64)
-    units[chunks.elements] = _ELEMENT_NBYTES
-    unaligned: Flags = chunks.address[staged] % units[staged] != 0
-    return staged[unaligned]
-
-
-def _both(numbers: Rows, compressed: npt.NDArray[np.bool_]) -> Rows:
-    """Return the numbers of shuffled chunks that are compressed as well."""
-    if not len(numbers):
-        return NO_ROWS
-    distinct = np.unique(numbers)
-    return distinct[compressed[distinct]]
-
-
-def _misaligned(begin: Addresses, groups: Sequence[Group]) -> Rows:
-    """Return the numbers of the streams that do not begin where their format wants them to."""
-    parts = [(begin[g.rows] % g.alignment).nonzero()[0] + g.first for g in groups if g.alignment > 1]
-    return np.concatenate(parts) if parts else NO_ROWS
-
-
-def _counts(streams: Streams) -> Iterable[tuple[Inflate, int]]:
-    """Return the number of streams of each format, in the order in which they lie."""
-    if streams.one_each and len(streams):
-        return [(FORMATS[streams.format[0]], len(streams))]
-    return zip(FORMATS, np.bincount(streams.format, minlength=len(FORMATS)).tolist(), strict=True)
-
-
 def _groups(streams: Streams, nvcomp: Nvcomp) -> list[Group]:
     groups: list[Group] = []
     first = 0
-    for inflate, n in _counts(streams):
+    for inflate, n in zip(FORMATS, np.bincount(streams.format, minlength=len(FORMATS)).tolist(), strict=True):
         if not n or inflate is RAW:
             continue
         nbytes = streams.target_nbytes[first : first + n]

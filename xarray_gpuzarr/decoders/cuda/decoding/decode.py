@@ -1,4 +1,4 @@
-"""A staged batch -> elements of the result, all enqueued on one stream: align, decompress, place, fill.
+"""A staged batch -> elements of the result, all enqueued on one stream: align, decompress, place, fill, and a receipt.
 
 One allocation holds the scratch of the whole batch and one upload brings all its tables, so that the host's cost is
 that of a few NumPy calls on columns, however many chunks there are.
@@ -6,32 +6,95 @@ that of a few NumPy calls on columns, however many chunks there are.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import accumulate
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
+from xarray_gpuzarr.cuda import nvcomp
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
-from xarray_gpuzarr.cuda.checksum import checksum
-from xarray_gpuzarr.cuda.decompress import decompress
+from xarray_gpuzarr.cuda.checksum import checksum, finish
 from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
 from xarray_gpuzarr.cuda.launch import move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
-from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.cuda.workspace_memory import Slot
+from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
-from xarray_gpuzarr.decoders.cuda.batches.tables import Tables, offset_by
+from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Rows
+from xarray_gpuzarr.decoders.cuda.batches.tables import Tables
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import BatchPlan, Chunks, Group, Rows, plan_batch, put
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Addresses, BatchPlan, Group, Staged, plan_batch, put
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Places, Placing
-from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
+from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.records import record
 
-Addresses = npt.NDArray[np.uint64]
 
-_NO_ADDRESSES = np.zeros(0, np.uint64)
+@record
+class Receipt:
+    """What the device says of a batch, in one download.
+
+    Three columns, one row per decompressed stream: uint64 lengths, uint64 sums, int32 statuses; then uint64 flags. A
+    sum is the checksum of the decoded bytes where the format has one, else not 0 where the stream was refused. There is
+    a flag for each chunk with codecs of elements, not 0 where one of these leaves the chunk to the host. Then uint64
+    CRC-32s, of each chunk that the host has decoded as well.
+    """
+
+    slot: Slot
+    plan: BatchPlan
+    shadows: Shadows
+
+    @classmethod
+    def ask(
+        cls, workspace: Workspace, plan: BatchPlan, shadows: Shadows, address: Address, stream: Stream
+    ) -> Self | None:
+        """Enqueue the download of what is said of a batch; None if nothing is.
+
+        Batches are to ask in the order in which the host looks at their receipts.
+        """
+        nbytes = receipt_nbytes(plan, shadows)
+        if not nbytes:
+            return None
+        slot = workspace.receipts.lend(nbytes)
+        workspace.api.download(slot.array[:nbytes], address, stream)
+        slot.give_back(stream)
+        return cls(slot=slot, plan=plan, shadows=shadows)
+
+    def doubtful(self) -> Rows:
+        """Return the numbers of the chunks that were not decoded as they should; only once the download is done."""
+        plan, n, answer = self.plan, self.plan.n_coded, self.slot.array
+        actual, sums = answer[: 8 * n].view(np.int64), answer[8 * n : 16 * n].view(np.uint64)
+        status = answer[16 * n : 20 * n].view(np.int32)
+        wrong = (status != 0) | (actual != plan.streams.target_nbytes[:n])
+        for group in plan.groups:
+            rows = slice(group.first, group.first + group.n)
+            if group.inflate.checksum is not None:
+                wrong[rows] |= finish(group.inflate.checksum, sums[rows]) != plan.streams.checksum[rows]
+            else:
+                wrong[rows] |= sums[rows] != 0  # refused before it was decoded
+        flags = answer[_streams_nbytes(n) :][: 8 * len(plan.elements)].view(np.uint64)
+        if not wrong.any() and not flags.any():
+            return NO_ROWS
+        return np.unique(np.concatenate([plan.streams.chunk[:n][wrong], plan.elements[flags != 0]]))
+
+    def different(self) -> Rows:
+        """Return the numbers of the chunks that the host has decoded to other bytes; only once the download is done."""
+        first = _streams_nbytes(self.plan.n_coded) + 8 * len(self.plan.elements)
+        sums = self.slot.array[first:][: 8 * len(self.shadows)].view(np.uint64)
+        different: Rows = self.shadows.chunk[finish("crc32", sums) != self.shadows.crc]
+        return different
+
+
+def receipt_nbytes(plan: BatchPlan, shadows: Shadows) -> int:
+    """Return the length of a receipt."""
+    return _streams_nbytes(plan.n_coded) + 8 * (len(plan.elements) + len(shadows))
+
+
+def _streams_nbytes(n: int) -> int:
+    """Return the bytes of what is said of `n` streams, a multiple of 8."""
+    return 16 * n + -(-n // 2) * 8
 
 
 @record
@@ -60,25 +123,13 @@ class _Offsets:
     filters: int
     elements: list[tuple[int, int]]
     """Per codec of elements, two columns: addresses of encoded and of decoded chunks; then its words."""
-    receipt: tuple[int, int, int, int, int]
-    """Lengths, sums, statuses, flags and CRCs, as `Receipt` has them."""
+    receipt: int
+    """See `Receipt`."""
     shadows: int
     """Two columns: addresses and lengths of decoded chunks whose CRC is asked for."""
     spare: int
     places: Places
     fills: Places
-
-
-@record
-class _Stations:
-    """Where the bytes of each chunk lie at each turn; where a chunk skips a turn, they lie there already."""
-
-    inner: Addresses
-    """Decompressed."""
-    outer: Addresses
-    """Unshuffled."""
-    plain: Addresses
-    """Decoded."""
 
 
 class BatchDecoder:
@@ -97,8 +148,16 @@ class BatchDecoder:
         self._placing = placing
         self._chain = chain
 
-    def decode(self, chunks: Chunks, stream: Stream) -> tuple[Receipt | None, list[DeviceMemory]]:
+    def decode(self, staged: Staged, rows: Rows, stream: Stream) -> tuple[Receipt | None, list[DeviceMemory]]:
         """Enqueue all that turns staged chunks into elements of the result.
+
+        Parameters
+        ----------
+        staged : Staged
+        rows : int64, shape (n, k)
+            As `ReadPlan.row`: of staged chunks, then of missing ones.
+        stream : Stream
+            Has been given a wait for the `copy` stream.
 
         Returns
         -------
@@ -107,184 +166,175 @@ class BatchDecoder:
         memories : list of DeviceMemory
             In use until then.
         """
-        plan = plan_batch(chunks, self._placing, self._api.nvcomp)
-        scratch = self._allocate(plan, chunks, stream)
+        chain, api, n = self._chain, self._api, len(staged.address)
+        plan = plan_batch(staged, rows[:n], self._placing, api.nvcomp, has_elements=bool(chain.elements))
+        scratch = self._allocate(plan, staged, stream)
         tables = Tables()
-        offsets = self._fill_tables(tables, chunks, plan, scratch)
+        offsets = self._fill_tables(tables, staged, plan, scratch, rows)
         memory = tables.send(self._workspace, stream)
-        receipt = Receipt.lend(self._workspace, plan, chunks.shadows)
-        self._move(plan, memory, offsets, stream)
-        with self._workspace.stage("decode"):
+        table = memory.address
+        answer = Address(table + offsets.receipt)
+        flags = Address(answer + _streams_nbytes(plan.n_coded))
+        for run in rows_by_length(offsets.moved_nbytes) if len(offsets.moved_nbytes) else ():
+            n_moves, longest = len(offsets.moved_nbytes), int(offsets.moved_nbytes[run.stop - 1])
+            move(api, stream, table=Address(table + offsets.moves), n=n_moves, max_nbytes=longest, rows=run)
+        with api.range("read::decode"), counters.stage("decode"):
             for group, columns in zip(plan.groups, offsets.groups, strict=True):
-                self._decompress(group, offset_by(memory, columns), memory, offsets, scratch.temp, stream)
-            self._unshuffle(chunks, offset_by(memory, offsets.filters), stream)
-            self._undo_elements(len(plan.elements), memory, offsets, stream)
-            self._sum_up(len(chunks.shadows), memory, offsets, stream)
-        with self._workspace.stage("place"):
-            self._placing.launch(memory, offsets.places, stream)
-            self._placing.launch(memory, offsets.fills, stream)
-        if receipt is not None:
-            receipt.ask(self._api, offset_by(memory, offsets.receipt[0]), stream)
-        return receipt, [memory, scratch.memory]
+                self._decompress(
+                    plan, group, Address(table + columns), answer, Address(table + offsets.spare), scratch, stream
+                )
+            if filters := len(staged.filters):
+                longest = int(staged.filters.nbytes.max())
+                unshuffle(api, stream, table=Address(table + offsets.filters), n=filters, max_nbytes=longest)
+            for stage, (columns, words) in zip(chain.elements, offsets.elements, strict=False):
+                places = ElementPlaces(
+                    table=Address(table + columns),
+                    n=len(plan.elements),
+                    n_elements=stage.n_elements,
+                    flags=flags,
+                    words=Address(table + words),
+                )
+                stage.filter.launch(api, stream, places)
+            if shadows := len(staged.shadows):
+                columns, crcs = Address(table + offsets.shadows), Address(flags + 8 * len(plan.elements))
+                checksum(api, stream, "crc32", table=columns, n=shadows, max_nbytes=chain.chunk_nbytes, result=crcs)
+        with api.range("read::place"), counters.stage("place"):
+            self._placing.launch(table, offsets.places, stream)
+            self._placing.launch(table, offsets.fills, stream)
+        return Receipt.ask(self._workspace, plan, staged.shadows, answer, stream), [memory, scratch.memory]
 
-    def _allocate(self, plan: BatchPlan, chunks: Chunks, stream: Stream) -> _Scratch:
-        """Take the scratch memory of a batch."""
-        room = _Room()
-        moved = room.take(len(plan.moved), plan.streams.source_nbytes[plan.moved])
-        shifted = room.take(len(plan.shifted), chunks.nbytes[plan.shifted])
-        apart = room.take(len(plan.apart), self._chain.chunk_nbytes)
-        shuffled = room.take(len(plan.shuffled), self._chain.inner_nbytes)
-        steps = [room.take(len(plan.elements), nbytes) for nbytes in self._chain.step_nbytes]
-        memory = self._workspace.lend_scratch(room.nbytes + aligned(plan.temp_nbytes), stream)
-
-        def addresses(offsets: Rows) -> Addresses:
-            return (offsets + memory.address).view(np.uint64) if len(offsets) else _NO_ADDRESSES
-
+    def _allocate(self, plan: BatchPlan, staged: Staged, stream: Stream) -> _Scratch:
+        """Take the scratch memory of a batch, and cut it up; each part begins at a multiple of 16."""
+        parts = [
+            plan.streams.source_nbytes[plan.moved],
+            staged.nbytes[plan.shifted],
+            np.full(len(plan.apart), self._chain.chunk_nbytes),
+            np.full(len(plan.shuffled), self._chain.inner_nbytes),
+            *[np.full(len(plan.elements), nbytes) for nbytes in self._chain.step_nbytes],
+        ]
+        room = -(-np.concatenate(parts) // 16) * 16
+        ends, nbytes = room.cumsum(), int(room.sum())
+        temp_nbytes = max([group.temp_nbytes for group in plan.groups], default=0)  # formats use it one after the other
+        memory = self._workspace.scratch.lend(nbytes + aligned(temp_nbytes), stream)
+        starts = (ends - room + memory.address).view(np.uint64)
+        lasts = accumulate([len(part) for part in parts])
+        moved, shifted, apart, shuffled, *steps = [
+            starts[last - len(part) : last] for part, last in zip(parts, lasts, strict=True)
+        ]
         return _Scratch(
             memory=memory,
-            moved=addresses(moved),
-            shifted=addresses(shifted),
-            apart=addresses(apart),
-            shuffled=addresses(shuffled),
-            steps=list(map(addresses, steps)),
-            temp=offset_by(memory, room.nbytes),
+            moved=moved,
+            shifted=shifted,
+            apart=apart,
+            shuffled=shuffled,
+            steps=steps,
+            temp=Address(memory.address + nbytes),
         )
 
-    def _fill_tables(self, tables: Tables, chunks: Chunks, plan: BatchPlan, scratch: _Scratch) -> _Offsets:
+    def _fill_tables(self, tables: Tables, staged: Staged, plan: BatchPlan, scratch: _Scratch, rows: Rows) -> _Offsets:
         """Add all columns."""
-        streams, at = plan.streams, self._stations(chunks, plan, scratch)
-        targets = streams.per_row(at.inner) + streams.target.view(np.uint64)
-        moves, moved_nbytes = _add_moves(tables, chunks, plan, scratch, targets) if plan.n_moves else (0, NO_ROWS)
+        n, streams = len(staged.address), plan.streams
+        inner, outer, plain = self._stations(staged, plan, scratch)
+        targets = streams.per_row(inner) + streams.target.view(np.uint64)
+        moves, moved_nbytes = 0, NO_ROWS
+        if len(plan.moved) or len(plan.shifted) or len(plan.raw):
+            moves, moved_nbytes = _add_moves(tables, staged, plan, scratch, targets)
         begin = put(plan.begin, plan.moved, scratch.moved)
         columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
+        filters, elements = 0, list[tuple[int, int]]()
+        if len(staged.filters):
+            filters = _add_filters(tables, staged, inner, outer)
+        if len(plan.elements):  # each writes where the next one reads
+            stations = [outer[plan.elements], *scratch.steps[1:], plain[plan.elements]]
+            for number, stage in enumerate(self._chain.elements):
+                elements.append((tables.add(*stations[number : number + 2]), tables.add(stage.filter.words)))
+        chosen = staged.shadows.chunk
         return _Offsets(
             moves=moves,
             moved_nbytes=moved_nbytes,
-            groups=[tables.add(*(column[group.rows] for column in columns)) for group in plan.groups],
-            filters=tables.add(*_filter_columns(chunks, at.inner, at.outer)),
-            elements=self._add_elements(tables, plan, at, scratch),
-            receipt=Receipt.add(tables, plan.n_coded, len(plan.elements), len(chunks.shadows)),
-            shadows=self._add_shadows(tables, at.plain, chunks.shadows.rows),
+            groups=[
+                tables.add(*[column[group.first : group.first + group.n] for column in columns])
+                for group in plan.groups
+            ],
+            filters=filters,
+            elements=elements,
+            receipt=tables.add(np.zeros(receipt_nbytes(plan, staged.shadows) // 8, np.uint64)),
+            shadows=tables.add(plain[chosen], np.full(len(chosen), self._chain.chunk_nbytes)),
             spare=tables.add(SPARE_FRAME),
-            places=self._placing.add(tables, chunks.rows[plan.placed], at.plain[plan.placed]),
-            fills=self._placing.add_missing(tables, chunks.missing),
+            places=self._placing.add(tables, rows[plan.placed], plain[plan.placed]),
+            fills=self._placing.add(tables, np.concatenate([rows[:n][staged.address == 0], rows[n:]])),
         )
 
-    def _stations(self, chunks: Chunks, plan: BatchPlan, scratch: _Scratch) -> _Stations:
-        """Follow chunks from their end to where they were staged."""
-        staged, filtered = put(chunks.address, plan.shifted, scratch.shifted), chunks.filters.chunk
-        plain = put(np.where(plan.straight, plan.result, staged), plan.apart, scratch.apart)
+    def _stations(self, staged: Staged, plan: BatchPlan, scratch: _Scratch) -> tuple[Addresses, Addresses, Addresses]:
+        """Follow chunks from their end to where they were staged.
+
+        Returns
+        -------
+        inner, outer, plain : uint64, shape (n_chunks,)
+            Where the bytes of each chunk lie decompressed, unshuffled, and decoded; where a chunk skips a turn, they
+            lie there already.
+        """
+        begin, filtered = put(staged.address, plan.shifted, scratch.shifted), staged.filters.chunk
+        plain = put(np.where(plan.straight, plan.result, begin), plan.apart, scratch.apart)
         outer = plain
         if len(plan.elements):
-            encoded = staged[plan.elements] if self._chain.reads_staged else scratch.steps[0]
+            encoded = begin[plan.elements] if self._chain.reads_staged else scratch.steps[0]
             outer = put(plain, plan.elements, encoded)
-        inner = put(put(outer, filtered, staged[filtered]), plan.shuffled, scratch.shuffled)
-        return _Stations(inner=inner, outer=outer, plain=plain)
+        inner = put(put(outer, filtered, begin[filtered]), plan.shuffled, scratch.shuffled)
+        return inner, outer, plain
 
-    def _add_elements(self, tables: Tables, plan: BatchPlan, at: _Stations, scratch: _Scratch) -> list[tuple[int, int]]:
-        """Add what the codecs of elements need; each writes where the next one reads."""
-        stages = self._chain.elements if len(plan.elements) else ()
-        stations = [at.outer[plan.elements], *scratch.steps[1:], at.plain[plan.elements]]
-        return [
-            (tables.add(*stations[number : number + 2]), tables.add(stage.filter.words))
-            for number, stage in enumerate(stages)
-        ]
-
-    def _add_shadows(self, tables: Tables, plain: Addresses, rows: Rows) -> int:
-        return tables.add(plain[rows], np.full(len(rows), self._chain.chunk_nbytes))
-
-    def _sum_up(self, n: int, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
-        """Enqueue the CRCs of decoded chunks that the host has decoded as well: none that is too long for one."""
-        if not n:
-            return
-        table, result = offset_by(memory, offsets.shadows), offset_by(memory, offsets.receipt[4])
-        checksum(self._api, stream, "crc32", table=table, n=n, max_nbytes=self._chain.chunk_nbytes, result=result)
-
-    def _move(self, plan: BatchPlan, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
-        table = offset_by(memory, offsets.moves)
-        for rows in rows_by_length(offsets.moved_nbytes):
-            longest = int(offsets.moved_nbytes[rows.stop - 1])
-            move(self._api, stream, table=table, n=plan.n_moves, max_nbytes=longest, rows=rows)
-
-    def _decompress(
-        self, group: Group, table: Address, memory: DeviceMemory, offsets: _Offsets, temp: Address, stream: Stream
+    def _decompress(  # noqa: PLR0913, PLR0917  # what nvCOMP wants to know
+        self,
+        plan: BatchPlan,
+        group: Group,
+        table: Address,
+        answer: Address,
+        spare: Address,
+        scratch: _Scratch,
+        stream: Stream,
     ) -> None:
         """Enqueue one format's streams, and the checksums of what comes out if they were stored."""
-        lengths, checksums, codes, *_ = offsets.receipt
-        actual = offset_by(memory, lengths + 8 * group.first)
-        sums = offset_by(memory, checksums + 8 * group.first)
-        statuses = offset_by(memory, codes + 4 * group.first)
+        api, n = self._api, group.n
+        sources, source_nbytes, outputs, capacity = [Address(table + 8 * n * column) for column in range(4)]
+        actual = Address(answer + 8 * group.first)
+        sums = Address(actual + 8 * plan.n_coded)
+        statuses = Address(answer + 16 * plan.n_coded + 4 * group.first)
         if group.format is None:
-            blosclz(self._api, stream, table=table, n=group.n, actual=actual, status=statuses)
+            blosclz(api, stream, table=table, n=n, actual=actual, status=statuses)
             return
-        decompress(
-            self._api,
-            stream,
-            group.format,
-            group.inflate.checksum,
-            table=table,
-            n=group.n,
-            answer=(actual, sums, statuses),
-            spare=offset_by(memory, offsets.spare),
-            temp=temp,
-            temp_nbytes=group.temp_nbytes,
-            max_nbytes=group.max_nbytes,
+        if group.format == "zstd":
+            check_zstd(api, stream, table=table, n=n, spare=spare, refused=sums)
+        batch = nvcomp.Batch(
+            sources=sources,
+            source_nbytes=source_nbytes,
+            capacity=capacity,
+            actual=actual,
+            outputs=outputs,
+            statuses=statuses,
         )
-
-    def _unshuffle(self, chunks: Chunks, table: Address, stream: Stream) -> None:
-        filters = chunks.filters
-        if len(filters):
-            longest = int(filters.nbytes.max())
-            unshuffle(self._api, stream, table=table, n=len(filters), max_nbytes=longest)
-
-    def _undo_elements(self, n: int, memory: DeviceMemory, offsets: _Offsets, stream: Stream) -> None:
-        for stage, (table, words) in zip(self._chain.elements, offsets.elements, strict=False):
-            places = ElementPlaces(
-                table=offset_by(memory, table),
-                n=n,
-                n_elements=stage.n_elements,
-                flags=offset_by(memory, offsets.receipt[3]),
-                words=offset_by(memory, words),
-            )
-            stage.filter.launch(self._api, stream, places)
+        temp, temp_nbytes = scratch.temp, group.temp_nbytes
+        api.nvcomp.decompress(group.format, batch, n_chunks=n, temp=temp, temp_nbytes=temp_nbytes, stream=stream.handle)
+        if (kind := group.inflate.checksum) is not None:
+            checksum(api, stream, kind, table=outputs, n=n, max_nbytes=group.max_nbytes, result=sums)
 
 
 def _add_moves(
-    tables: Tables, chunks: Chunks, plan: BatchPlan, scratch: _Scratch, targets: Addresses
+    tables: Tables, staged: Staged, plan: BatchPlan, scratch: _Scratch, targets: Addresses
 ) -> tuple[int, Rows]:
     """Add the columns that `move` wants; return where they begin, and the lengths, in ascending order."""
     streams = plan.streams
-    origins = (plan.begin[plan.moved], chunks.address[plan.shifted], plan.begin[plan.raw])
+    origins = (plan.begin[plan.moved], staged.address[plan.shifted], plan.begin[plan.raw])
     places = (scratch.moved, scratch.shifted, targets[plan.raw])
-    lengths = (streams.source_nbytes[plan.moved], chunks.nbytes[plan.shifted], streams.source_nbytes[plan.raw])
+    lengths = (streams.source_nbytes[plan.moved], staged.nbytes[plan.shifted], streams.source_nbytes[plan.raw])
     nbytes = np.concatenate(lengths)
     order = np.argsort(nbytes, kind="stable")
-    addresses = (np.concatenate(column, dtype=np.uint64)[order] for column in (origins, places))
+    addresses = [np.concatenate(column)[order] for column in (origins, places)]
     return tables.add(*addresses, nbytes[order]), nbytes[order]
 
 
-class _Room:
-    """Scratch memory while it is shared out."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    def take(self, n: int, nbytes: Rows | int) -> Rows:
-        """Set `n` runs of so many bytes aside, each at a multiple of 16; return their offsets."""
-        if not n:
-            return NO_ROWS
-        room = np.broadcast_to(-(-nbytes // 16) * 16, n)
-        ends: Rows = room.cumsum() + self.nbytes
-        self.nbytes = int(ends[-1])
-        starts: Rows = ends - room
-        return starts
-
-
-def _filter_columns(chunks: Chunks, inner: Addresses, outer: Addresses) -> tuple[npt.NDArray[Any], ...]:
-    """Return the columns of the table that `unshuffle` wants."""
-    filters = chunks.filters
-    if not len(filters):
-        return ()
+def _add_filters(tables: Tables, staged: Staged, inner: Addresses, outer: Addresses) -> int:
+    """Add the columns that `unshuffle` wants; return where they begin."""
+    filters = staged.filters
     start = filters.start.view(np.uint64)
     source, target = inner[filters.chunk] + start, outer[filters.chunk] + start
-    return source, target, filters.nbytes, filters.typesize, filters.filter
+    return tables.add(source, target, filters.nbytes, filters.typesize, filters.filter)

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
-from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX
-from xarray_gpuzarr.cuda.elements import UNIT_NBYTES
-from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, AxisColumns, ElementCast, Points, Scatter
+from xarray_gpuzarr.cuda.api import Stream
+from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX, AxisColumns
+from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
+from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.tables import Tables, offset_by
+from xarray_gpuzarr.decoders.cuda.batches.tables import Tables
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
@@ -73,27 +73,20 @@ class Placing:
     """
 
     def __init__(self, workspace: Workspace, spec: ArraySpec, target: Target, *, cast: Cast, out: Address) -> None:
-        self._workspace = workspace
+        self._api = workspace.api
         self._out = out
-        stored, result = cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype)
-        element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
-        self._itemsize = result.itemsize
+        self._itemsize = np.dtype(cast.dtype).itemsize
         self._stack = target if isinstance(target, StackTarget) else None
-        self._runs: OutputBoxes | None = None
-        fill = np.frombuffer(spec.fill, stored)[0]
-        if isinstance(target, PointTarget):
-            self._kernel: Scatter | Points = _points(spec, target, element, fill)
-        else:
-            self._kernel, places = _scatter(spec, target, element, fill, out)
-            as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
-            self._runs = places if as_stored and places.may_be_runs else None
-        self.memory = self._send()
-        """What all launches share, sent on the workspace's `first` stream; the read gives it back."""
-
-    @property
-    def unit_nbytes(self) -> int:
+        self._kernel, self._runs = _planned(spec, target, cast, out)
+        self.unit_nbytes = self._kernel.unit_nbytes
         """What addresses of decoded chunks must be multiples of."""
-        return self._kernel.unit_nbytes
+        nbytes, copy = self._kernel.nbytes, workspace.copy
+        self.memory = workspace.device_tables.lend(nbytes, copy)
+        """What all launches share."""
+        slot = workspace.tables.lend(nbytes)
+        self._kernel.pack(slot.array[:nbytes], self.memory.address, out)
+        workspace.upload(self.memory.address, slot.array[:nbytes], copy)
+        slot.give_back(copy)
 
     def direct(self, rows: Rows) -> tuple[npt.NDArray[np.bool_], Addresses]:
         """Say which chunks may be decompressed straight into the result, and to which address.
@@ -112,66 +105,61 @@ class Placing:
         at = placement.out_at * self._itemsize + self._out
         return placement.whole & placement.contiguous & alone, at.view(np.uint64)
 
-    def add(self, tables: Tables, rows: Rows, source: Addresses) -> Places:
-        """Add the columns of decoded chunks to a table: of a stack, a row for each of their boxes."""
+    def add(self, tables: Tables, rows: Rows, source: Addresses | None = None) -> Places:
+        """Add the columns of decoded chunks to a table, of missing ones without `source`; a row for each box."""
         if self._stack is not None:
-            source, rows = source.repeat(self._stack.n_boxes(rows)), self._stack.boxes(rows)
-        return Places(row=tables.add(rows), source=tables.add(source), n_rows=len(rows))
-
-    def add_missing(self, tables: Tables, rows: Rows) -> Places:
-        """Add the columns of missing chunks to a table."""
-        if self._stack is not None:
+            source = None if source is None else source.repeat(self._stack.n_boxes(rows))
             rows = self._stack.boxes(rows)
-        return Places(row=tables.add(rows), source=None, n_rows=len(rows))
+        return Places(row=tables.add(rows), source=None if source is None else tables.add(source), n_rows=len(rows))
 
-    def launch(self, table: DeviceMemory, places: Places, work: Stream) -> None:
-        """Enqueue the placing of chunks whose columns are in `table`."""
+    def launch(self, table: Address, places: Places, work: Stream) -> None:
+        """Enqueue the placing of chunks whose columns are in the table at an address."""
         if not places.n_rows:
             return
-        row, at, api = offset_by(table, places.row), self.memory.address, self._workspace.api
+        row, at = Address(table + places.row), self.memory.address
         if places.source is None:
-            self._kernel.fill(api, work, at=at, row=row, n_rows=places.n_rows)
+            self._kernel.fill(self._api, work, at=at, row=row, n_rows=places.n_rows)
         else:
-            source = offset_by(table, places.source)
-            self._kernel.launch(api, work, at=at, src=source, row=row, n_rows=places.n_rows)
-
-    def _send(self) -> DeviceMemory:
-        nbytes = self._kernel.nbytes
-        slot, first = self._workspace.tables.lend(nbytes), self._workspace.first
-        memory = self._workspace.lend_table(nbytes, first)
-        self._kernel.pack(slot.array[:nbytes], memory.address, self._out)
-        self._workspace.upload(memory.address, slot.array[:nbytes], first)
-        slot.give_back(first)
-        return memory
+            source = Address(table + places.source)
+            self._kernel.launch(self._api, work, at=at, src=source, row=row, n_rows=places.n_rows)
 
 
-_scatters: dict[tuple[Any, ...], tuple[Scatter, OutputBoxes]] = {}
+_Plan = tuple[Scatter | Points, OutputBoxes | None]
+_plans: dict[tuple[Any, ...], _Plan] = {}
 """Of boxes that were read lately: the tasks of one array mostly differ in nothing but their shard."""
-_MAX_SCATTERS, _MAX_PIECES = 64, 4096
+_MAX_PLANS, _MAX_PIECES = 64, 4096
 
 
-def _scatter(
-    spec: ArraySpec, target: BoxTarget | StackTarget, element: ElementCast, fill: np.generic, out: Address
-) -> tuple[Scatter, OutputBoxes]:
-    """Return the kernel for boxes and where they go, planned once for all reads that are cut alike."""
-    is_stack, first = isinstance(target, StackTarget), Address(out % max(UNIT_NBYTES))
-
-    def planned() -> tuple[Scatter, OutputBoxes]:
-        axes = _stack_axes(spec, target.pieces) if is_stack else _axes(spec, target.pieces, target.shape)
-        boxes = OutputBoxes(target.pieces, (1,) * is_stack + spec.grid.chunk_shape, _c_strides(target.shape))
-        return Scatter(axes, element, out=first, fill=fill), boxes
-
+def _planned(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
+    """Return the kernel, and where boxes go if chunks may be decompressed there; planned once for reads cut alike."""
+    first = Address(out % max(UNIT_NBYTES))
     # Crops at random places are not cut alike again.
-    if is_stack or any(p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces):
-        return planned()
-    columns = tuple((p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces)
-    key = (spec.grid.chunk_shape, spec.axes, element, spec.fill, first, columns)
-    found = _scatters.get(key)
+    if not isinstance(target, BoxTarget) or any(
+        p.index is not None or len(p.count) > _MAX_PIECES for p in target.pieces
+    ):
+        return _plan(spec, target, cast, first)
+    columns = tuple([(p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces])
+    key = (spec, cast, first, columns)
+    found = _plans.get(key)
     if found is None:
-        if len(_scatters) >= _MAX_SCATTERS:
-            _scatters.clear()
-        found = _scatters[key] = planned()
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        found = _plans[key] = _plan(spec, target, cast, first)
     return found
+
+
+def _plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:
+    stored, result = cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype)
+    element = ElementCast(stored=stored, result=result, mask=cast.mask, scale=cast.scale, offset=cast.offset)
+    fill = np.frombuffer(spec.fill, stored)[0]
+    if isinstance(target, PointTarget):
+        within = target.groups.within @ np.array(_chunk_strides(spec), np.int64)
+        return Points(target.groups.bounds, within, target.groups.position, element, out=out, fill=fill), None
+    is_stack = isinstance(target, StackTarget)
+    axes = _stack_axes(spec, target.pieces) if is_stack else _axes(spec, target.pieces, target.shape)
+    boxes = OutputBoxes(target.pieces, (1,) * is_stack + spec.grid.chunk_shape, _c_strides(target.shape))
+    as_stored = element.is_copy and element.swap_nbytes == 0 and spec.axes == tuple(range(spec.grid.ndim))
+    return Scatter(axes, element, out=out, fill=fill), boxes if as_stored and boxes.may_be_runs else None
 
 
 def _axes(spec: ArraySpec, pieces: Sequence[AxisPieces], shape: Sequence[int]) -> list[AxisColumns]:
@@ -219,9 +207,3 @@ def _stack_axes(spec: ArraySpec, pieces: Sequence[AxisPieces]) -> list[AxisColum
         out_stride=math.prod(p.length for p in others) - too_far,
     )
     return [first, *axes]
-
-
-def _points(spec: ArraySpec, target: PointTarget, element: ElementCast, fill: np.generic) -> Points:
-    groups = target.groups
-    within = groups.within @ np.array(_chunk_strides(spec), np.int64)
-    return Points(groups.bounds, within, groups.position, element, out=Address(0), fill=fill)

@@ -9,45 +9,22 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.api import DeviceIdentity
 from xarray_gpuzarr.cuda.checksum import MAX_NBYTES
+from xarray_gpuzarr.decoders.cuda.batches.streams import Column, Columns, Rows
 from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.device_options import Verify
-from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
-Rows = npt.NDArray[np.int64]
 
-SEEN_ARCHITECTURES: frozenset[str] = frozenset()
-"""Compute capabilities that a run of the whole suite is known of, as ``docs/gpu-status.md`` says: none yet."""
+class Shadows(Columns):
+    """One row per chosen chunk: what it should be."""
 
-
-@record
-class Shadows:
-    """What chosen chunks should be."""
-
-    rows: Rows
-    """Numbers of the chunks."""
-    crc: npt.NDArray[np.uint32]
-    """CRC-32 of the bytes that the host decodes each to."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-NO_SHADOWS = Shadows(rows=np.zeros(0, np.int64), crc=np.zeros(0, np.uint32))
-
-
-def join_shadows(parts: list[Shadows], n_chunks: list[int]) -> Shadows:
-    """Put those of several runs of chunks together; `n_chunks` are the lengths of the runs."""
-    if not any(map(len, parts)):
-        return NO_SHADOWS
-    first = np.cumsum([0, *n_chunks[:-1]])
-    rows = [part.rows + start for part, start in zip(parts, first.tolist(), strict=True)]
-    return Shadows(rows=np.concatenate(rows), crc=np.concatenate([part.crc for part in parts]))
+    n_columns = 2
+    crc = Column(1)
+    """CRC-32 of the bytes that the host decodes it to."""
 
 
 _compared: set[int] = set()
@@ -94,8 +71,7 @@ def choice_for(spec: ArraySpec, verify: Verify | None, identity: DeviceIdentity 
     Chunks that are longer than what the device can sum up are not.
     """
     if verify is None:
-        is_known = identity is None or identity.compute_capability in SEEN_ARCHITECTURES
-        verify = "off" if is_known else "first"
+        verify = "off" if identity is None else "first"
     return None if verify in ("off", 0) or spec.chunk_nbytes > MAX_NBYTES else Choice(spec, verify)
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property
-
-import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.decoders.cuda.batches.pieces import Piece, row_of
+from xarray_gpuzarr.decoders.cuda.batches.streams import Rows
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Shadows
 from xarray_gpuzarr.decoders.faults import chunk_fault
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
@@ -19,76 +16,58 @@ from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
-Column = npt.NDArray[np.int64]
 
-
-class ByHost:
-    """Decodes single chunks of an array on free threads; the host codec's word is final.
+def decode_by_host(
+    spec: ArraySpec, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]
+) -> list[memoryview]:
+    """Decode chunks that are unusual or damaged; the host codec's word is final.
 
     Parameters
     ----------
     spec : ArraySpec
+    pieces : sequence of Piece
+    rows : int64 of shape (n,)
+        Numbers of chunks, counted through all pieces.
+    encoded : sequence of n memoryviews
+
+    Raises
+    ------
+    CorruptChunkError
     """
+    codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
+    decoded = [memoryview(bytearray(spec.chunk_nbytes)) for _ in encoded]
+    _each(pieces, rows, lambda number: codec.into(encoded[number], decoded[number]))
+    return decoded
 
-    def __init__(self, spec: ArraySpec) -> None:
-        self._codecs = spec.codecs
-        self._chunk_nbytes = spec.chunk_nbytes
-        self.n_decoded = 0
-        """Chunks that were decoded because the device cannot be trusted with them, or could not."""
 
-    @cached_property
-    def _codec(self) -> ChunkCodec:
-        """Made when a chunk needs it; most reads have none."""
-        return ChunkCodec(self._codecs, self._chunk_nbytes)
+def shadows_by_host(spec: ArraySpec, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]) -> Shadows:
+    """Decode chunks that the device decodes as well; parameters and errors as for `decode_by_host`."""
+    codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
+    shadows = Shadows.of(len(rows), chunk=rows)
 
-    def decode(self, pieces: Sequence[Piece], rows: Column, encoded: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Decode chunks that are unusual or damaged.
+    def decode(number: int) -> None:
+        decoded = memoryview(buffer("shadow", spec.chunk_nbytes))
+        codec.into(encoded[number], decoded)
+        shadows.crc[number] = zlib.crc32(decoded)
 
-        Parameters
-        ----------
-        pieces : sequence of Piece
-        rows : int64 of shape (n,)
-            Numbers of chunks, counted through all pieces.
-        encoded : sequence of n memoryviews
+    _each(pieces, rows, decode)
+    return shadows
 
-        Raises
-        ------
-        CorruptChunkError
-        """
-        decoded = [memoryview(bytearray(self._chunk_nbytes)) for _ in encoded]
-        self._each(pieces, rows, lambda number: self._decode(encoded[number], decoded[number]))
-        self.n_decoded += len(decoded)
-        return decoded
 
-    def shadows(self, pieces: Sequence[Piece], rows: Column, encoded: Sequence[memoryview]) -> Shadows:
-        """Decode chunks that the device decodes as well; parameters and errors as for `decode`."""
-        crc = np.zeros(len(rows), np.uint32)
+def _each(pieces: Sequence[Piece], rows: Rows, decode: Callable[[int], None]) -> None:
+    """Decode chunks by their places in `rows`, on free threads."""
+    todo = deque(range(len(rows)))
 
-        def decode(number: int) -> None:
-            decoded = memoryview(buffer("shadow", self._chunk_nbytes))
-            self._decode(encoded[number], decoded)
-            crc[number] = zlib.crc32(decoded)
+    def drain(go_on: Callable[[], bool]) -> None:
+        while go_on():
+            try:
+                number = todo.popleft()
+            except IndexError:
+                return
+            try:
+                decode(number)
+            except FrameError as err:
+                todo.clear()
+                raise chunk_fault(*row_of(pieces, int(rows[number])), err) from err
 
-        self._each(pieces, rows, decode)
-        return Shadows(rows=rows, crc=crc)
-
-    def _each(self, pieces: Sequence[Piece], rows: Column, decode: Callable[[int], None]) -> None:
-        """Decode chunks by their places in `rows`."""
-        todo = deque(range(len(rows)))
-
-        def drain(go_on: Callable[[], bool]) -> None:
-            while go_on():
-                try:
-                    number = todo.popleft()
-                except IndexError:
-                    return
-                try:
-                    decode(number)
-                except FrameError as err:
-                    todo.clear()
-                    raise chunk_fault(*row_of(pieces, int(rows[number])), err) from err
-
-        crew.run(drain, len(rows))
-
-    def _decode(self, encoded: memoryview, decoded: memoryview) -> None:
-        self._codec.into(encoded, decoded)
+    crew.run(drain, len(rows))

@@ -1,7 +1,7 @@
-"""Chunks of local files straight into device memory: the host sees their first and last bytes at most.
+"""Chunks of local files straight into device memory: the host does not see them.
 
-For chunks that the device can judge by so little: raw ones, and those of a codec that is one stream. What turns out to
-be unusual is fetched again, by the host, as everything else is.
+For chunks that the device can judge by itself: raw ones, and zstd frames. What turns out to be unusual is fetched
+again, by the host, as everything else is.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceFile, DeviceMemory
-from xarray_gpuzarr.cuda.launch import move
-from xarray_gpuzarr.decoders.cuda.batches.columns import NO_ROWS
+from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Piece, aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import (
+    NO_ROWS,
     Filters,
+    Rows,
     Streams,
-    find_streams,
-    longest_stream,
     shuffled,
     zstd_streams,
 )
-from xarray_gpuzarr.decoders.cuda.decoding.shadows import NO_SHADOWS, Shadows
+from xarray_gpuzarr.decoders.cuda.chain import Chain
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
+from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
+from xarray_gpuzarr.decoders.cuda.staging.by_host import shadows_by_host
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
-from xarray_gpuzarr.decoders.cuda.staging.staged import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.faults import too_long_chunk, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.fetch.source import failed
-from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, CoalesceRule
+from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.waiting import apart
-from xarray_gpuzarr.stored.codecs import ZstdSpec
-
-Column = npt.NDArray[np.int64]
+from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 _PAGE_NBYTES = 4096
 """What cuFile reads without a copy begins and ends at such positions of a file."""
@@ -67,23 +66,13 @@ class _Range:
 class DirectStager(Stager):
     """Brings the chunks of one array to the device; files are read by the device itself."""
 
-    @property
-    def rule(self) -> CoalesceRule:
-        """Which neighbours one read brings."""
-        return replace(self._rule, max_nbytes=self._most_nbytes)
-
-    @property
-    def slot_nbytes(self) -> int:
-        """Endless: no slot limits what is staged together."""
-        return ENDLESS
-
-    @property
-    def is_busy(self) -> bool:
-        """True: files are read when pieces are staged."""
-        return True
-
-    def expect(self, piece: Piece) -> None:
-        """Do nothing."""
+    def __init__(
+        self, workspace: Workspace, source: ByteSource, spec: ArraySpec, *, chain: Chain, choice: Choice | None = None
+    ) -> None:
+        super().__init__(workspace, source, spec, chain=chain, choice=choice)
+        self.requests = None
+        self.rule = replace(source.rule, max_nbytes=self.most_nbytes)
+        self.slot_nbytes = ENDLESS
 
     def stage(self, pieces: Sequence[Piece]) -> Staged:
         """Read pieces into device memory, look at both ends of chunks if need be, and fetch again what is unusual.
@@ -93,9 +82,10 @@ class DirectStager(Stager):
         CorruptChunkError, StoreReadError
         """
         workspace = self._workspace
-        with workspace.stage("fetch"):
+        with workspace.api.range("read::fetch"), counters.stage("fetch"):
             ranges, at, nbytes = _layout(pieces, self._source)
-            memory = workspace.lend_device_slot(max((r.at + aligned(r.nbytes) for r in ranges), default=0))
+            nbytes_of_all = max([r.at + aligned(r.nbytes) for r in ranges], default=0)
+            memory = workspace.device_slots.lend(nbytes_of_all, workspace.copy)
             # A file must not be closed, nor memory freed, because a signal came between a read's start and its notice.
             n_read: list[int] = []
             try:
@@ -104,7 +94,13 @@ class DirectStager(Stager):
                 counters.add(read_nbytes=sum(n_read))
         present = at >= 0
         address = np.where(present, at, 0).astype(np.uint64) + np.uint64(memory.address) * present
-        ready, streams, filters = self._judge(address, nbytes, present)
+        chain, filters = self._chain, Filters.none()
+        if chain.compressor is None:
+            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.none()
+        else:
+            ready, streams = zstd_streams(chain.compressor, nbytes, chain.inner_nbytes)
+        if chain.shuffle is not None:
+            filters = shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
         staged = Staged(
             memories=[memory],
             address=address,
@@ -118,17 +114,17 @@ class DirectStager(Stager):
         return self._with_decoded(staged, pieces, doubtful) if len(doubtful) else staged
 
     def _shadowed(
-        self, pieces: Sequence[Piece], ready: Flags, address: npt.NDArray[np.uint64], nbytes: Column
+        self, pieces: Sequence[Piece], ready: Flags, address: npt.NDArray[np.uint64], nbytes: Rows
     ) -> Shadows:
         """Bring the bytes of chosen chunks to the host, too, and decode them: files may be other ones by now."""
         chosen = NO_ROWS if self._choice is None else self._choice.of(np.flatnonzero(ready))
         if not len(chosen):
-            return NO_SHADOWS
+            return Shadows.none()
         encoded = [
             memoryview(download_pageable(self._workspace, int(address[row]), int(nbytes[row])))
             for row in chosen.tolist()
         ]
-        return self._by_host.shadows(pieces, chosen, encoded)
+        return shadows_by_host(self._spec, pieces, chosen, encoded)
 
     def _read(self, ranges: Sequence[_Range], memory: DeviceMemory, done: list[int]) -> None:
         """Carry out all reads, several at a time, and wait for them even if one fails: they write to `memory`.
@@ -152,67 +148,7 @@ class DirectStager(Stager):
                 if n_read != wanted.nbytes:
                     raise _short(wanted, n_read)
 
-    def _judge(self, address: npt.NDArray[np.uint64], nbytes: Column, present: Flags) -> tuple[Flags, Streams, Filters]:
-        """Return which chunks the device may decode, their streams and filters."""
-        chain, compressor = self._chain, self._chain.compressor
-        if compressor is None:
-            ready, streams = present & (nbytes == chain.inner_nbytes), Streams.none()
-        elif isinstance(compressor, ZstdSpec):
-            ready, streams = zstd_streams(compressor, nbytes, chain.inner_nbytes)
-        else:
-            rows = np.flatnonzero(present & (nbytes <= longest_stream(compressor)))
-            sketches, lengths = self._sketches(address[rows], nbytes[rows])
-            starts = np.arange(len(rows), dtype=np.int64) * _SKETCH_NBYTES
-            trusted, streams, _ = find_streams(compressor, sketches, starts, lengths, chain.inner_nbytes)
-            streams.source_nbytes[:] += (nbytes[rows] - lengths)[streams.chunk]
-            streams = streams.numbered(rows)
-            ready = np.zeros(len(nbytes), np.bool_)
-            ready[rows] = trusted
-        if chain.shuffle is not None:
-            return ready, streams, shuffled(np.flatnonzero(ready), chain.inner_nbytes, chain.shuffle)
-        return ready, streams, Filters.none()
-
-    def _sketches(self, address: npt.NDArray[np.uint64], nbytes: Column) -> tuple[npt.NDArray[np.uint8], Column]:
-        """Bring both ends of chunks to the host, side by side; return them and the bytes that each has.
-
-        A chunk that is no longer than a sketch is there as a whole.
-        """
-        workspace, most = self._workspace, self._workspace.options.slot_nbytes // _SKETCH_NBYTES
-        lengths = np.minimum(nbytes, _SKETCH_NBYTES)
-        sketches = np.zeros((len(nbytes), _SKETCH_NBYTES), np.uint8)
-        for lo in range(0, len(nbytes), most):
-            hi = min(lo + most, len(nbytes))
-            gathered = workspace.lend_scratch((hi - lo) * _SKETCH_NBYTES, workspace.copy)
-            table = self._gather(gathered.address, address[lo:hi], nbytes[lo:hi])
-            slot = workspace.lend_slot((hi - lo) * _SKETCH_NBYTES)
-            into = slot.array[: (hi - lo) * _SKETCH_NBYTES]
-            workspace.api.download(into, gathered.address, workspace.copy)
-            workspace.api.synchronize(workspace.copy)
-            sketches[lo:hi] = into.reshape(-1, _SKETCH_NBYTES)
-            slot.give_back(workspace.copy)
-            workspace.free(gathered)
-            workspace.free(table)
-        return sketches.reshape(-1), lengths
-
-    def _gather(self, to: int, address: npt.NDArray[np.uint64], nbytes: Column) -> DeviceMemory:
-        """Move the ends of chunks to one place on the device; return what is in use until that is done."""
-        workspace, n = self._workspace, len(nbytes)
-        long = nbytes > _SKETCH_NBYTES
-        place = np.uint64(to) + np.arange(n, dtype=np.uint64) * np.uint64(_SKETCH_NBYTES)
-        table = np.zeros((3, 2, n), np.uint64)
-        table[0], table[1] = address, place
-        table[0, 1, long] += (nbytes[long] - _EDGE_NBYTES).astype(np.uint64)
-        table[1, 1] += np.uint64(_EDGE_NBYTES)
-        table[2] = np.where(long, _EDGE_NBYTES, nbytes), np.where(long, _EDGE_NBYTES, 0)
-        slot = workspace.lend_slot(table.nbytes)
-        slot.array[: table.nbytes] = table.reshape(-1).view(np.uint8)
-        memory = workspace.lend_table(table.nbytes, workspace.copy)
-        workspace.upload(memory.address, slot.array[: table.nbytes], workspace.copy)
-        slot.give_back(workspace.copy)
-        move(workspace.api, workspace.copy, table=memory.address, n=2 * n, max_nbytes=_SKETCH_NBYTES)
-        return memory
-
-    def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Column) -> Staged:
+    def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Rows) -> Staged:
         """Put chunks that the host decodes in place of those that were read."""
         decoded = self.stage_decoded(pieces, doubtful)
         address, nbytes = staged.address.copy(), staged.nbytes.copy()
@@ -221,7 +157,7 @@ class DirectStager(Stager):
         return replace(staged, memories=memories, address=address, nbytes=nbytes)
 
 
-def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], Column, Column]:
+def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], Rows, Rows]:
     """Return what is to be read, and per row where the chunk begins in memory, -1 if nowhere, and its length."""
     ranges: list[_Range] = []
     starts, lengths, used = [], [], 0

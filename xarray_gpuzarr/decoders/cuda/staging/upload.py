@@ -12,9 +12,8 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceMemory
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
+from xarray_gpuzarr.decoders.cuda.batches.streams import Rows
 from xarray_gpuzarr.decoders.host.scratch import copy_bytes
-
-Column = npt.NDArray[np.int64]
 
 _APART = 1 << 48
 """Positions from here on lie outside the slot."""
@@ -76,17 +75,17 @@ class Upload:
         data, first = next((d, f) for d, f in self.arrays() if f <= start < f + max(1, len(d)))
         return memoryview(data)[start - first :][:nbytes]
 
-    def send(self, start: Column) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
+    def send(self, start: Rows) -> tuple[list[DeviceMemory], npt.NDArray[np.uint64]]:
         """Copy everything to the device; return the memory and the address of each position in `start`."""
         copy, memories, moved = self._workspace.copy, [], 0
         if self._used:
-            memories.append(self._workspace.lend_device_slot(self._used))
+            memories.append(self._workspace.device_slots.lend(self._used, copy))
             self._workspace.upload(memories[-1].address, self._slot.array[: self._used], copy)
             self._slot.give_back(copy)
             moved = memories[-1].address
         address = (start + moved).view(np.uint64)
         if self._apart:
-            memories.append(self._workspace.lend_device_slot(self._apart_nbytes))
+            memories.append(self._workspace.device_slots.lend(self._apart_nbytes, copy))
             upload_pageable(self._workspace, memories[-1].address, self._apart)
             apart = start >= _APART
             address[apart] = start[apart] - _APART + memories[-1].address

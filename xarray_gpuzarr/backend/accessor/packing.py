@@ -1,0 +1,96 @@
+"""Blocks of dask on their way to a store: each is packed by xarray's own coders, a slab that fits a cache at a time.
+
+xarray packs whole blocks, one step of arithmetic after another, which takes several times their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import numpy.typing as npt
+from xarray import Variable, conventions
+
+from xarray_gpuzarr.errors import OptionError
+
+_SLAB = 2**17
+"""Elements that are packed at once: a megabyte of float64."""
+_PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+_TIMES = ("units", "calendar")
+
+
+def is_packed_by_slabs(variable: Variable) -> bool:
+    """Whether the values of a variable are numbers or times in chunks of dask, which are packed one by one."""
+    return variable.chunks is not None and variable.dtype.kind in "biufcmM"
+
+
+def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
+    """Return the values of a variable as they are stored.
+
+    Parameters
+    ----------
+    name : hashable
+        For errors.
+    variable : xarray.Variable
+        Decoded, in chunks of dask on the host.
+    stored : xarray.Variable
+        As xarray opens what is stored, unpacked, but with times left as they are stored.
+
+    Returns
+    -------
+    dask.array.Array
+        Of the stored dtype, in the chunks of `variable`.
+
+    Raises
+    ------
+    OptionError
+        When it is computed: times that the units in the store cannot express.
+    """
+    encoding = {key: stored.encoding[key] for key in _PACKING if key in stored.encoding}
+    blocks: da.Array = variable.data
+    # By integers xarray divides blocks of dask, and refuses arrays of NumPy.
+    encoding |= {key: float(encoding[key]) for key in ("scale_factor", "add_offset") if key in encoding}
+    if variable.dtype.kind in "mM":
+        encoding |= {key: stored.attrs[key] for key in _TIMES if key in stored.attrs}
+    dtype = _encoded(np.zeros(1, variable.dtype), encoding).dtype
+    if dtype == variable.dtype and not _changes_values(encoding):
+        return blocks
+    pack = partial(_pack, name=name, dtype=dtype, encoding=encoding)
+    meta = np.empty((0,) * variable.ndim, dtype)
+    stored_blocks: da.Array = da.map_blocks(pack, blocks, dtype=dtype, meta=meta)
+    return stored_blocks
+
+
+def _changes_values(encoding: Mapping[str, Any]) -> bool:
+    """Whether values of one dtype are stored as others; missing ones that are NaN are not."""
+    values = [encoding[key] for key in _PACKING[1:] if key in encoding]
+    return any(not isinstance(value, float | np.floating) or not np.isnan(value) for value in values)
+
+
+def _pack(block: npt.NDArray[Any], name: Any, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> npt.NDArray[Any]:
+    slabs = np.nditer(
+        [block, None],
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[["readonly"], ["writeonly", "allocate"]],
+        op_dtypes=[block.dtype, dtype],
+        buffersize=_SLAB,
+    )
+    with slabs:
+        for values, out in slabs:
+            encoded = _encoded(values, encoding)
+            if encoded.attrs.get("units") != encoding.get("units") or encoded.dtype != dtype:
+                raise OptionError(
+                    f"times of variable {name!r} have no value in the units of the store",
+                    tried=f"units {encoding.get('units')!r} of dtype {dtype}",
+                    found=f"times that need {encoded.attrs.get('units')!r} of dtype {encoded.dtype}",
+                    do="give units that fit all times, such as encoding={name: {'units': 'seconds since 1970-01-01'}}",
+                )
+            out[...] = encoded.values
+        return slabs.operands[1]
+
+
+def _encoded(values: npt.NDArray[Any], encoding: Mapping[str, Any]) -> Variable:
+    return conventions.encode_cf_variable(Variable("element", values, encoding=dict(encoding)))
