@@ -104,7 +104,7 @@ def test_errors_hold_no_secret(address):
 
 
 def test_warnings_hold_no_secret(monkeypatch):
-    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(advice, "given", set())
 
     with pytest.warns(GpuZarrWarning) as caught:
         advice.advise("x", ADDRESSES["user"][0], found=ADDRESSES["both"][0], do=ADDRESSES["slash"][0])
@@ -185,7 +185,7 @@ def test_what_is_opened_shows_no_secret(server, store, monkeypatch):
     opened = store(server, "a.zarr")
     lazy, tasks = open_ours(opened), open_ours(opened, chunks={})
     array = zarr.open_array(opened, path="t", mode="r")
-    monkeypatch.setattr(progress_bar, "_DELAY_S", -1.0)
+    monkeypatch.setattr(progress_bar, "DELAY_S", -1.0)
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
 
     with xarray_gpuzarr.progress(console=console):

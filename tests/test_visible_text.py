@@ -116,7 +116,7 @@ def test_errors_keep_the_name_itself(name, seen):
 
 @any_text
 def test_warnings_of_this_package(name, seen, monkeypatch):
-    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(advice, "given", set())
 
     with pytest.warns(GpuZarrWarning) as warned:
         advice.advise("subject", f"'{name}'", found=name, do=name)
@@ -255,7 +255,7 @@ def test_demo_draws_and_says_names(hostile, name, seen, tmp_path, capsys, monkey
 
 @stored_text
 def test_bench_names_the_variable(hostile, name, seen, capsys):
-    assert main(["bench", str(hostile), "--readers", "gpuzarr", "--rounds", "1", "--variable", "none"]) == 2
+    assert main(["bench", str(hostile), "--rounds", "1", "--variable", "none"]) == 2
 
     assert_seen(capsys.readouterr().err, seen)
 

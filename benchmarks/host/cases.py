@@ -16,8 +16,8 @@ from benchmarks.host.boxes import boxes_of
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
 from benchmarks.runner import crew as processes
-from benchmarks.runner.child import Reference
 from benchmarks.runner.crew import Crew
+from benchmarks.runner.fingerprint import Reference
 from benchmarks.runner.readers import AbsentError
 from benchmarks.runner.results import Peak, Sample
 from benchmarks.runner.session import Case, Contestant, Ready

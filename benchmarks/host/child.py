@@ -20,7 +20,7 @@ import zarr
 from benchmarks.arrays.workloads import Regime
 from benchmarks.host.readers import READERS
 from benchmarks.host.task import Opened, Task
-from benchmarks.runner.child import Fingerprint, timed
+from benchmarks.runner.fingerprint import Fingerprint, timed
 from benchmarks.runner.results import Peak, Sample
 
 _KEPT_NBYTES = 2**30

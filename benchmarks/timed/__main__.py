@@ -90,7 +90,7 @@ class Machine:
         with ExitStack() as stack:
             stack.enter_context(patch.multiple(crew, run=self.crew.run, taking=self.crew.taking))
             stack.enter_context(patch("xarray_gpuzarr.process.threads.n_cores", lambda: _N_CORES))
-            stack.enter_context(patch.object(library, "_found", lambda: "frames are only headers"))
+            stack.enter_context(patch.object(library, "find", lambda: "frames are only headers"))
             stack.enter_context(patch.object(Bell, "wait_until", wait_until))
             stack.callback(setattr, in_force, "options", in_force.options)
             in_force.choose({"little": "device"})

@@ -13,8 +13,8 @@ from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import VOLUME, Workload
 from benchmarks.host import child as host_child
 from benchmarks.range_server import RangeServer
-from benchmarks.runner.child import Reference
 from benchmarks.runner.crew import Crew
+from benchmarks.runner.fingerprint import Reference
 from benchmarks.runner.readers import AbsentError
 from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.shared import Shared

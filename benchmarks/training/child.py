@@ -11,7 +11,7 @@ import zarr
 
 from benchmarks.host import child
 from benchmarks.host.task import Array, Opened
-from benchmarks.runner.child import Fingerprint
+from benchmarks.runner.fingerprint import Fingerprint
 from benchmarks.training.feeds import Feed
 from benchmarks.training.loaders import LOADERS
 

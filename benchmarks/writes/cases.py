@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.arrays.workloads import SERIES, VOLUME, Workload
-from benchmarks.runner.child import Reference
 from benchmarks.runner.crew import process
+from benchmarks.runner.fingerprint import Reference
 from benchmarks.runner.results import Peak
 from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.writes import child

@@ -15,7 +15,7 @@ import zarr
 from benchmarks.arrays.stores import layout_of
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.child import allocated_nbytes
-from benchmarks.runner.child import Fingerprint, timed
+from benchmarks.runner.fingerprint import Fingerprint, timed
 from benchmarks.runner.readers import PIPELINES
 from benchmarks.runner.results import Peak, Sample
 from xarray_gpuzarr import zarr_pipeline

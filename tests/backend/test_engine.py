@@ -137,14 +137,6 @@ def test_fill_value_is_a_mask_where_asked_for(weather_path, use_zarr_fill_value_
     assert_same_dataset(open_ours(weather_path, **keywords), stock)
 
 
-def test_written_back_dataset_is_the_same(v3, tmp_path):
-    ds = open_ours(v3, chunks={})
-
-    ds.to_zarr(tmp_path / "again.zarr")
-
-    xr.testing.assert_identical(open_ours(tmp_path / "again.zarr").load(), open_stock(v3).load())
-
-
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory):
     path = tmp_path_factory.mktemp("groups") / "tree.zarr"
@@ -253,11 +245,6 @@ def test_driver_without_a_gpu_to_use_is_not_enough(monkeypatch, visible, n_gpus,
     assert ("a GPU that this process may use" not in missing_for_cuda()) is usable
 
 
-def test_unknown_keyword_is_refused(v3):
-    with pytest.raises(TypeError, match="synchronizer"):
-        open_ours(v3, synchronizer=None)
-
-
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 @pytest.mark.parametrize("chunks", [None, {}])
 def test_dataset_survives_pickle(v3, pickler, chunks):
@@ -309,15 +296,6 @@ def test_no_file_stays_open(v3):
     read.load()
 
     assert before == open_files_below(v3) == []
-
-
-@pytest.mark.parametrize("chunks", [None, {}])
-def test_load_async(v3, chunks):
-    ds = open_ours(v3, chunks=chunks)
-
-    loaded = asyncio.run(ds.load_async())
-
-    assert_same_dataset(loaded, open_stock(v3).load())
 
 
 def test_load_async_of_selections(v3):

@@ -51,13 +51,13 @@ def rows(printed):
     ],
 )
 def test_a_reader_that_fails_or_disagrees_is_reported_and_has_no_times(run, capsys, monkeypatch, change, said):
-    reads_of = bench._reads
+    stock_reads = bench.reads_of
 
     def changed(*where):
-        reads = reads_of(*where)
+        reads = stock_reads(*where)
         return reads | {"gpuzarr, no dask": lambda: change(reads["gpuzarr, no dask"]())}
 
-    monkeypatch.setattr(bench, "_reads", changed)
+    monkeypatch.setattr(bench, "reads_of", changed)
 
     assert run() == 1
 
@@ -67,9 +67,9 @@ def test_a_reader_that_fails_or_disagrees_is_reported_and_has_no_times(run, caps
 
 
 def test_every_round_reads_anew(run, monkeypatch):
-    n_reads, reads_of = [], bench._reads
+    n_reads, stock_reads = [], bench.reads_of
     dropped = {"zarr, no dask": lambda: n_reads.append(1) or np.zeros(1)}
-    monkeypatch.setattr(bench, "_reads", lambda *where: reads_of(*where) and dropped)
+    monkeypatch.setattr(bench, "reads_of", lambda *where: stock_reads(*where) and dropped)
     assert run("--rounds", "3") == 0
     assert len(n_reads) == 4
 

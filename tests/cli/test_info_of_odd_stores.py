@@ -117,7 +117,7 @@ def test_storage_options_reach_the_store(capsys, tmp_path):
     ],
 )
 def test_values_of_storage_options(text, option):
-    assert terminal._storage_option(text) == option
+    assert terminal.storage_option(text) == option
 
 
 @pytest.mark.parametrize("text", ["anon", "=true"])

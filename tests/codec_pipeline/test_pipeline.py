@@ -378,7 +378,7 @@ def test_the_event_loop_is_not_held_up(array, monkeypatch):
         ticking.cancel()
 
     monkeypatch.setattr(reading, "read_target", slow)
-    monkeypatch.setattr(reading, "_LITTLE_S", 0.0)
+    monkeypatch.setattr(reading, "LITTLE_S", 0.0)
     sync(both())
 
     assert len(ticks) > 5
@@ -409,7 +409,7 @@ def test_little_reads_are_done_on_zarrs_event_loop(tmp_path, kind, selection, wh
 
     monkeypatch.setattr(reading, "read_target", noting)
     monkeypatch.setattr(reading, "thread_budget", lambda: 8)
-    monkeypatch.setattr(reading, "decoded_rate", lambda _: DATA.dtype.itemsize * 6 / reading._LITTLE_S)
+    monkeypatch.setattr(reading, "decoded_rate", lambda _: DATA.dtype.itemsize * 6 / reading.LITTLE_S)
 
     np.testing.assert_array_equal(array[selection], DATA[selection])
     assert [name.startswith(where) for name in names] == [True]
@@ -446,15 +446,15 @@ def test_after_a_read_that_held_zarrs_event_loop_others_run_on_threads_for_a_whi
 
     def slow(*args):
         names.append(threading.current_thread().name[:7])
-        clock.now += 2 * reading._SLOW_S
+        clock.now += 2 * reading.SLOW_S
         return read(*args)
 
     def read_one():
         np.testing.assert_array_equal(array[:1, :1], DATA[:1, :1])
 
-    monkeypatch.setattr(reading, "_BREAK", 0)
+    monkeypatch.setattr(reading, "BREAK", 0)
     read_one()  # which imports what reads
-    monkeypatch.setattr(reading, "_BREAK", times_as_long)
+    monkeypatch.setattr(reading, "BREAK", times_as_long)
     monkeypatch.setattr(reading, "read_target", slow)
     for _ in range(3):
         read_one()

@@ -49,7 +49,7 @@ MARKS = {
 
 def forget():
     """Let this process know nothing of stores."""
-    for known in (index_cache.cache, mirrors.needed, advice._given):
+    for known in (index_cache.cache, mirrors.needed, advice.given):
         known.clear()
 
 
@@ -355,7 +355,7 @@ def test_a_shard_in_one_answer_is_one_request(monkeypatch, max_gap_nbytes, name)
 def test_whole_shards_under_way_are_bounded(monkeypatch, room):
     """One that is longer than all the room comes alone."""
     shard_nbytes = len(files(DATA)["bucket/s.zarr/t/c/0/0"])
-    monkeypatch.setattr(snapshot, "_WHOLE_NBYTES", room * shard_nbytes)
+    monkeypatch.setattr(snapshot, "WHOLE_NBYTES", room * shard_nbytes)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
         mirrors.needed[byte_source(array.store).identity] = Care.ONE_ANSWER

@@ -65,7 +65,7 @@ def stored():
 @pytest.fixture
 def room(monkeypatch):
     """A function that sets how many shards may wait whole, if nothing could be compressed."""
-    return lambda n: monkeypatch.setattr(snapshot, "_WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
+    return lambda n: monkeypatch.setattr(snapshot, "WHOLE_NBYTES", n * (SHARD_NBYTES + INDEX_NBYTES))
 
 
 def read_by_host(array):
@@ -95,7 +95,7 @@ def test_every_shard_is_one_request(stored, codec, read):
 @pytest.mark.parametrize(("n_parts", "n_whole"), [(3, 0), (4, N_SHARDS)])
 def test_a_shard_of_many_requests_begins_with_its_index(stored, monkeypatch, n_parts, n_whole):
     longest = -(-(SHARD_NBYTES + INDEX_NBYTES) // n_parts)
-    monkeypatch.setattr(snapshot, "_PARTS_AT_ONCE", n_parts)
+    monkeypatch.setattr(snapshot, "PARTS_AT_ONCE", n_parts)
     monkeypatch.setattr(options.in_force, "options", FetchOptions(max_request_nbytes=longest - (n_whole == 0)))
     array, store = stored("bytes")
 

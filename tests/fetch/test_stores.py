@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 import zarr
 from helpers.compare import assert_same_bits, assert_same_dataset
-from helpers.data.corpus import V3_CODECS, counting, edge_values, tensorstore_read, tensorstore_write, write
+from helpers.data.corpus import V3_CODECS, counting, tensorstore_write, write
 from helpers.stores.fakes import Wrapper
 from obstore.store import LocalStore as ObstoreLocal
 from obstore.store import MemoryStore as ObstoreMemory
@@ -175,20 +175,3 @@ def test_file_that_tensorstore_wrote(tmp_path, spec):
     tensorstore_write(f"{tmp_path}/t", DATA, spec)
 
     assert_same_bits(read_array(zarr.open_array(tmp_path / "t", mode="r"), device="host"), DATA)
-
-
-@pytest.mark.every_value
-@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"])
-@pytest.mark.parametrize("codecs", ["bytes", "zstd", "gzip", "blosc-zstd-shuffle", "big-endian"])
-def test_tensorstore_reads_the_same(tmp_path, dtype, codecs):
-    data = edge_values(dtype, (11, 13))
-    array = write(LocalStore(tmp_path / "t"), data, **SHARDED, **V3_CODECS[codecs])
-
-    assert_same_bits(read_array(array, device="host"), tensorstore_read(f"{tmp_path}/t", "zarr3"))
-
-
-def test_tensorstore_fills_missing_chunks_the_same(tmp_path):
-    array = zarr.create_array(LocalStore(tmp_path / "t"), shape=(11, 13), dtype="f4", fill_value=7.5, **SHARDED)
-    array[4:6, 3:6] = DATA[4:6, 3:6]
-
-    assert_same_bits(read_array(array, device="host"), tensorstore_read(f"{tmp_path}/t", "zarr3"))

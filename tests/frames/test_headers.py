@@ -110,26 +110,3 @@ def test_random_bytes_give_a_length_or_a_frame_error(name, frame):
     except FrameError:
         return
     assert nbytes is None or nbytes >= 0
-
-
-@pytest.mark.parametrize("name", SPECS)
-@many
-@given(payload=payloads, data=st.data())
-def test_mutated_frame_gives_a_length_or_a_frame_error(name, payload, data):
-    frame = bytearray(ENCODE[name](payload))
-    keep = data.draw(st.integers(0, len(frame)))
-    at = data.draw(st.integers(0, min(20, len(frame) - 1)))
-    frame[at] = data.draw(st.integers(0, 255))
-
-    try:
-        nbytes = declared_nbytes(SPECS[name], bytes(frame[:keep]))
-    except FrameError:
-        return
-    assert nbytes is None or nbytes >= 0
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_memoryview_reads_like_bytes(name):
-    frame = ENCODE[name](bytes(range(200)))
-
-    assert declared_nbytes(SPECS[name], memoryview(frame)) == declared_nbytes(SPECS[name], bytes(frame))

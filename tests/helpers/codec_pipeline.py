@@ -30,7 +30,7 @@ def reads_planned() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CodecPipeline, "read", noting)
-        patch.setattr("xarray_gpuzarr.codec_pipeline.reading._FEW_CHUNKS", 0)  # which zarr-python copies sooner
+        patch.setattr("xarray_gpuzarr.codec_pipeline.reading.FEW_CHUNKS", 0)  # which zarr-python copies sooner
         yield
     assert left_over == []
 

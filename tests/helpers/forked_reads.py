@@ -65,7 +65,7 @@ def shown(kind: str) -> Iterator[None]:
     if kind != "progress":
         yield
         return
-    progress_bar._DELAY_S, progress_bar._PERIOD_S = -1.0, 0.0005
+    progress_bar.DELAY_S, progress_bar.PERIOD_S = -1.0, 0.0005
     with Path("/dev/null").open("w") as file, xarray_gpuzarr.progress(console=Console(file=file, force_terminal=True)):
         yield
 

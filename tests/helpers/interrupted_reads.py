@@ -156,7 +156,7 @@ def epoch(path: str, n_threads: int) -> Subject:
 
 def shown(path: str) -> Subject:
     """A read under a bar."""
-    progress_bar._DELAY_S = -1.0
+    progress_bar.DELAY_S = -1.0
     array = zarr.create_array(LocalStore(path), data=DATA, **LAYOUT)
 
     def read() -> Any:

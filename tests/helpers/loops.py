@@ -20,7 +20,7 @@ _FLAGS = ("-std=gnu11", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-x
 
 def without_loops(patch: pytest.MonkeyPatch) -> None:
     """Let reads do without the compiled loops."""
-    patch.setattr(library, "_found", lambda: "a test does without them")
+    patch.setattr(library, "find", lambda: "a test does without them")
 
 
 def set_costs(patch: pytest.MonkeyPatch, **costs: float) -> None:
@@ -36,7 +36,7 @@ def leaving_all(patch: pytest.MonkeyPatch) -> None:
 def require_loops() -> Loops:
     """Return the compiled loops, where sanitizers are asked for with them; skip the test if there are none."""
     if os.environ.get("XARRAY_GPUZARR_SANITIZE") == "1":
-        library._found = _sanitized
+        library.find = _sanitized
     found = library.loops()
     if found is None:
         missing = pytest.fail if os.environ.get("XARRAY_GPUZARR_REQUIRE_COMPILER") == "1" else pytest.skip

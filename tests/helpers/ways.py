@@ -125,13 +125,13 @@ _HALF = {
 def _loops(changes: dict[str, str]) -> Callable[[Patch, int], None]:
     def force(patch: Patch, _: int) -> None:
         found = changed(tuple(changes.items()))
-        patch.setattr(library, "_found", lambda: found)
+        patch.setattr(library, "find", lambda: found)
 
     return force
 
 
 def _not_cached(patch: Patch, _: int) -> None:
-    patch.setattr(local, "_cached", lambda *_arguments: 0)
+    patch.setattr(local, "read_cached", lambda *_arguments: 0)
 
 
 _PART_TYPES = {
@@ -252,7 +252,7 @@ WAYS: dict[str, Way] = {
     "asked for, no loops": Way(store="asked", force=(_ALONE, _no_loops), seen=("decoded row", "raw piece")),
     "codec pipeline": Way(by="pipeline", seen=("by the pipeline",), reads=2),
     "codec pipeline, on a thread": Way(
-        by="pipeline", force=(_set(reading, "_LITTLE_S", 0), _crew), seen=("by the pipeline",)
+        by="pipeline", force=(_set(reading, "LITTLE_S", 0), _crew), seen=("by the pipeline",)
     ),
 }
 """By name."""
@@ -305,7 +305,7 @@ def _watch(patch: Patch) -> None:
         (PlanTasks, "_piece_task", "raw piece"),
         (ChunkPlacer, "_decode_by_zarr", "chunk by zarr-python"),
         (read, "read_by_zarr", "all by zarr-python"),
-        (reading._Read, "carry_out", "by the pipeline"),
+        (reading.PipelineRead, "carry_out", "by the pipeline"),
     ):
         patch.setattr(kind, name, _noting(getattr(kind, name), note))
 
@@ -348,14 +348,14 @@ def _note_loops(patch: Patch) -> None:
 
 
 def _note_crew(patch: Patch) -> None:
-    run, here = host._run, host._call_loops
+    run, here = host.run_tasks, host.call_loops
 
     def noting(tasks: Any, one: HostRead) -> None:
         _notes["crew" if one.schedule.n_threads > 1 else "one thread"] += 1
         run(tasks, one)
 
-    patch.setattr(host, "_run", noting)
-    patch.setattr(host, "_call_loops", _noting(here, "caller"))
+    patch.setattr(host, "run_tasks", noting)
+    patch.setattr(host, "call_loops", _noting(here, "caller"))
 
 
 def require() -> None:

@@ -22,9 +22,9 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(library.SOURCE.with_name(name).read_bytes())
     monkeypatch.setattr(library, "SOURCE", tmp_path / "loops.c")
     monkeypatch.delenv("XARRAY_GPUZARR_NATIVE", raising=False)
-    library._found.cache_clear()
+    library.find.cache_clear()
     yield tmp_path
-    library._found.cache_clear()
+    library.find.cache_clear()
 
 
 def assert_absent(why, local):
@@ -72,6 +72,12 @@ def test_a_library_without_the_functions(folder, local):
     (folder / name_of(folder)).symlink_to(np._core._multiarray_umath.__file__)
 
     assert_absent("AttributeError: ", local)
+
+
+def test_a_source_that_is_not_there(folder, local):
+    (folder / "loops.c").unlink()
+
+    assert_absent("FileNotFoundError: ", local)
 
 
 def test_the_variable_that_turns_them_off(folder, local, monkeypatch):

@@ -261,7 +261,7 @@ def test_they_count_as_others(tmp_path, monkeypatch, selection):
 @pytest.mark.parametrize("where", ["zarr's event loop", "a thread"])
 def test_the_codec_pipeline_reads_so(tmp_path, where, monkeypatch):
     if where == "a thread":
-        monkeypatch.setattr(reading, "_LITTLE_S", 0.0)
+        monkeypatch.setattr(reading, "LITTLE_S", 0.0)
     write(LocalStore(tmp_path), DATA, **LAYOUTS["sharded"])
     with zarr_pipeline():
         array = zarr.open_array(LocalStore(tmp_path), mode="r")

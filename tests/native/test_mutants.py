@@ -110,6 +110,6 @@ def test_the_loops_are_right():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_is_noticed(monkeypatch, name):
     loops = changed((MUTANTS[name],))
-    monkeypatch.setattr(library, "_found", lambda: loops)
+    monkeypatch.setattr(library, "find", lambda: loops)
 
     assert is_noticed()

@@ -19,14 +19,8 @@ ENV = "XARRAY_GPUZARR_NATIVE"
 @pytest.fixture(autouse=True)
 def asked_each_time(monkeypatch):
     """A process asks the environment once; tests ask it each time."""
-    monkeypatch.setattr(library, "_found", library._found.__wrapped__)
+    monkeypatch.setattr(library, "find", library.find.__wrapped__)
     monkeypatch.delenv(ENV, raising=False)
-
-
-@pytest.fixture
-def in_use(monkeypatch):
-    """Loops, where no C compiler has made any as well."""
-    monkeypatch.setattr(library, "_found", lambda: library.Loops.__new__(library.Loops))
 
 
 @pytest.fixture
@@ -50,13 +44,6 @@ def loops_row():
     return dict(machine_section(None).rows)["loops"]
 
 
-def test_what_is_switched_off_is_not_used(monkeypatch):
-    monkeypatch.setenv(ENV, "0")
-
-    assert loops() is None
-    assert why_absent() == "XARRAY_GPUZARR_NATIVE=0; unset it to use them"
-
-
 def test_1_is_the_default(monkeypatch):
     default = loops() is None, why_absent()
     monkeypatch.setenv(ENV, "1")
@@ -75,32 +62,6 @@ def test_an_unusable_setting_fails_a_read_clearly(monkeypatch, setting, n_chunks
         read_array(array, device="host")
 
 
-def test_a_library_of_another_source_is_not_loaded(source):
-    source.with_name("loops-000000000000.so").write_bytes(b"\x7fELF")
-
-    assert loops() is None
-    assert why_absent().startswith("they were not compiled when this package was installed; install it again")
-
-
-def test_a_library_that_cannot_be_loaded_is_done_without(source):
-    source.with_name(library.file_name(source.parent)).write_bytes(b"\x7fELF")
-
-    assert loops() is None
-    assert why_absent().startswith("OSError: ")
-    assert why_absent().endswith("install it again where there is a C compiler (cc, or what CC names)")
-
-
-def test_a_source_that_is_not_there_is_done_without(source):
-    source.unlink()
-
-    assert why_absent().startswith("FileNotFoundError: ")
-
-
-def test_the_doctor_says_that_they_are_in_use(in_use):
-    assert loops_row() == "compiled ones are in use"
-    assert machine_section(None).facts["host"]["why_no_loops"] is None
-
-
 def test_the_doctor_says_why_they_are_not(monkeypatch):
     monkeypatch.setenv(ENV, "0")
 
@@ -114,12 +75,6 @@ def test_explanations_say_why_they_are_not_in_use(store, monkeypatch):
     note = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
 
     assert note.endswith("Compiled loops are not in use: XARRAY_GPUZARR_NATIVE=0; unset it to use them.")
-
-
-def test_explanations_are_silent_of_what_is_in_order(store, in_use):
-    note = xr.open_dataset(store, engine="gpuzarr", device="host", consolidated=False).gpuzarr.explain().note
-
-    assert "loops" not in note
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])

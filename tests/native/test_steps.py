@@ -217,7 +217,7 @@ NANS = {
 @pytest.mark.parametrize("is_optimised", [True, False])
 def test_the_first_nan_of_differences_stays(monkeypatch, dtype, is_optimised):
     if not is_optimised:
-        monkeypatch.setattr(library, "_found", lambda: changed(()))
+        monkeypatch.setattr(library, "find", lambda: changed(()))
     bits, numbers = NANS[dtype]
     pairs = [*itertools.product(range(3), numbers, numbers[:2])]
     stored = np.ones((len(pairs), 20), dtype)

@@ -22,7 +22,7 @@ from xarray_gpuzarr.process.advice import advise
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch):
-    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(advice, "given", set())
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_subject_is_warned_of_once():
 
 
 def test_it_points_at_the_line_of_the_user(store, monkeypatch):
-    monkeypatch.setattr(chunkmanager, "_MANY_TASKS", 12)
+    monkeypatch.setattr(chunkmanager, "MANY_TASKS", 12)
 
     with pytest.warns(GpuZarrWarning) as warned:
         open_store(store, chunks={}, device="host")
@@ -105,8 +105,8 @@ def test_the_command_line_shows_no_line_of_code(capsys):
     [(12, 9, {}, True), (13, 9, {}, False), (12, 8, {}, False), (12, 9, {"x": 2}, False), (12, 9, None, False)],
 )
 def test_many_small_tasks_are_advised_against(store, monkeypatch, many, small, chunks, warns):
-    monkeypatch.setattr(chunkmanager, "_MANY_TASKS", many)
-    monkeypatch.setattr(chunkmanager, "_SMALL_TASK_NBYTES", small)
+    monkeypatch.setattr(chunkmanager, "MANY_TASKS", many)
+    monkeypatch.setattr(chunkmanager, "SMALL_TASK_NBYTES", small)
 
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -9,7 +9,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.process import host_memory
 
-LARGE = 2 * host_memory._LEAST_NBYTES
+LARGE = 2 * host_memory.LEAST_NBYTES
 
 
 def begins_a_line(array):
@@ -36,7 +36,7 @@ def test_arrays_are_what_numpy_would_give(shape, dtype):
     array[...] = expected
 
 
-@pytest.mark.parametrize("nbytes", [host_memory._LEAST_NBYTES, LARGE])
+@pytest.mark.parametrize("nbytes", [host_memory.LEAST_NBYTES, LARGE])
 def test_large_arrays_begin_a_line(nbytes):
     assert all(begins_a_line(host_memory.empty((nbytes // 8,), np.dtype("f8"))) for _ in range(9))
 

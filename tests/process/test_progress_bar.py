@@ -45,7 +45,7 @@ def recorded(monkeypatch):
 @pytest.fixture
 def terminal(monkeypatch):
     """A terminal, and no half second to wait for."""
-    monkeypatch.setattr(progress_bar, "_DELAY_S", -1.0)
+    monkeypatch.setattr(progress_bar, "DELAY_S", -1.0)
     return Console(file=io.StringIO(), force_terminal=True, width=100)
 
 
@@ -172,7 +172,7 @@ def test_nothing_is_drawn_for_short_reads(array):
 
 @pytest.mark.host_decoder
 def test_nothing_is_drawn_where_there_is_no_terminal(array, monkeypatch, capsys):
-    monkeypatch.setattr(progress_bar, "_DELAY_S", -1.0)
+    monkeypatch.setattr(progress_bar, "DELAY_S", -1.0)
 
     with xarray_gpuzarr.progress():
         assert not progress_bar.shown_bars
@@ -191,7 +191,7 @@ def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
 
 @pytest.mark.host_decoder
 def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
-    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(advice, "given", set())
     monkeypatch.setattr("importlib.util.find_spec", {}.get)
     console = Console(file=io.StringIO(), force_jupyter=True)
 

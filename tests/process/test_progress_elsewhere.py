@@ -26,7 +26,7 @@ with xarray_gpuzarr.progress():
 
 @pytest.fixture
 def terminal(monkeypatch):
-    monkeypatch.setattr(advice, "_given", set())
+    monkeypatch.setattr(advice, "given", set())
     return Console(file=io.StringIO(), force_terminal=True, width=100)
 
 
@@ -78,7 +78,7 @@ def test_nobody_is_warned_who_computes_here_beside_a_cluster(store, terminal, re
 
 
 def test_workers_that_are_threads_of_this_process_move_the_bar(store, terminal, recwarn, monkeypatch):
-    monkeypatch.setattr("xarray_gpuzarr.process.progress_bar._DELAY_S", -1.0)
+    monkeypatch.setattr("xarray_gpuzarr.process.progress_bar.DELAY_S", -1.0)
     with local_cluster(n_workers=1, processes=False), progress(console=terminal):
         xr.open_dataset(store, engine="gpuzarr", chunks={}, consolidated=False, device="host").t.sum().compute()
 

@@ -25,9 +25,9 @@ DTYPE = np.dtype("f8")
 @pytest.fixture
 def memory(monkeypatch):
     """A small one: blocks of 100 to 400 bytes, 1000 bytes kept."""
-    monkeypatch.setattr(module, "_LEAST_NBYTES", 100)
-    monkeypatch.setattr(module, "_MOST_NBYTES", 400)
-    monkeypatch.setattr(module, "_KEPT_NBYTES", 1000)
+    monkeypatch.setattr(module, "LEAST_NBYTES", 100)
+    monkeypatch.setattr(module, "MOST_NBYTES", 400)
+    monkeypatch.setattr(module, "KEPT_NBYTES", 1000)
     monkeypatch.setattr(module, "result_memory", ResultMemory())
     return module.result_memory
 
@@ -88,7 +88,7 @@ def test_what_is_kept_is_let_go_where_memory_lacks(memory, monkeypatch, shape):
     for block in [memory.empty((n,), DTYPE) for n in (20, 30)]:
         del block
     monkeypatch.setattr(module.host_memory, "aligned", scarce)
-    monkeypatch.setattr(module.host_memory, "_LEAST_NBYTES", 1)
+    monkeypatch.setattr(module.host_memory, "LEAST_NBYTES", 1)
     assert memory.kept_nbytes == 400
 
     found = memory.empty(shape, DTYPE)

@@ -3,14 +3,11 @@
 import string
 from fractions import Fraction
 
-import numpy as np
 import pytest
-import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr import GpuZarrPlugin, OptionError, batches, configure
-from xarray_gpuzarr.cli import main
+from xarray_gpuzarr import GpuZarrPlugin, OptionError, configure
 from xarray_gpuzarr.process import device_options, fetch_options
 from xarray_gpuzarr.process.sizes import parse_nbytes
 
@@ -118,10 +115,6 @@ SETTINGS = [
 ]
 
 
-def test_every_size_among_the_settings_is_tried(as_before):
-    assert [name for name in configure() if "bytes" in name] == SETTINGS
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_configure_takes_sizes_with_units(as_before, name):
     assert configure(**{name: " 64.5 kib "})[name] == 66_048
@@ -154,31 +147,3 @@ def test_configure_refuses_what_is_no_size_and_changes_nothing(as_before, name, 
     variable = f"XARRAY_GPUZARR_{name.upper()}"
     assert caught.value.do == f"give {name} another value, or leave it out and unset {variable} to get the default"
     assert fetch_options.fetch_options().max_requests == before["max_requests"] == 7
-
-
-@pytest.fixture
-def store(tmp_path):
-    path = tmp_path / "s.zarr"
-    xr.Dataset({"t": (("time", "x"), np.zeros((4, 8)))}).to_zarr(path)
-    return str(path)
-
-
-@pytest.mark.parametrize("keyword", ["memory", "window"])
-def test_batches_refuse_the_same_words(store, keyword):
-    ds = xr.open_dataset(store, engine="gpuzarr", device="host")
-
-    with pytest.raises(OptionError, match=f"unusable {keyword}=") as caught:
-        batches(ds, {"time": 2}, 1, **{keyword: "64 M"})
-
-    assert caught.value.found == "not a size such as 67108864, 64 MiB or 2GB"
-
-
-@pytest.mark.parametrize("command", [["info", "--gpu-memory"], ["bench", "--nbytes"]])
-def test_commands_refuse_the_same_words(store, capsys, command):
-    name, option = command
-
-    assert main([name, store, option, "64 M"]) == 2
-
-    said = capsys.readouterr().err
-    assert f"tried: {option} '64 M'" in said
-    assert "found: not a size such as 67108864, 64 MiB or 2GB" in said

@@ -87,7 +87,7 @@ def test_a_read_does_without_helpers_that_cannot_be_started(tmp_path, no_threads
 
     begin()
     assert_same_bits(read_array(array, device="host"), DATA)
-    assert (crew.n_active, crew._threads) == (0, [])
+    assert (crew.n_active, crew.threads) == (0, [])
     end()
 
 
@@ -100,7 +100,7 @@ def test_helpers_are_started_once_that_works_again(no_threads):
     end()
     crew.run(lambda _: together.wait(), 3, 3)
 
-    assert len(crew._threads) == 2
+    assert len(crew.threads) == 2
     assert crew.n_active == 0
 
 
@@ -118,7 +118,7 @@ def test_some_helpers_that_cannot_be_started_are_no_loss(monkeypatch):
 
     crew.run(lambda _: callers.add(threading.get_ident()), 4, 4)
 
-    assert len(crew._threads) == 1
+    assert len(crew.threads) == 1
     assert threading.get_ident() in callers
     assert crew.n_active == 0
 
@@ -208,4 +208,4 @@ def test_a_bell_rings_for_all_that_wait():
         thread.join(10)
 
     assert len(passed) == 4
-    assert not bell._waiting
+    assert not bell.waiting

@@ -45,7 +45,7 @@ def test_what_is_known_of_another_metadata_object_is_not_believed():
     array, other = _array(), _array()
     other.resize((5, 4))
     metadata.parse_array(other)
-    metadata._parsed[id(array.metadata)] = metadata._parsed[id(other.metadata)]
+    metadata.parsed[id(array.metadata)] = metadata.parsed[id(other.metadata)]
 
     assert metadata.parse_array(array).grid.shape == (3, 4)
 
@@ -54,12 +54,12 @@ def test_nothing_is_kept_of_arrays_that_are_gone():
     array = _array()
     number = id(array.metadata)
     metadata.parse_array(array)
-    assert number in metadata._parsed
+    assert number in metadata.parsed
 
     del array
     gc.collect()
 
-    assert number not in metadata._parsed
+    assert number not in metadata.parsed
 
 
 @pytest.mark.filterwarnings("ignore:Numcodecs codecs")
@@ -67,7 +67,7 @@ def test_nothing_is_kept_of_arrays_that_are_gone():
 def test_what_an_older_zarr_reads_wrongly_is_refused(monkeypatch, endian):
     filters, compressors = [numcodecs.Delta(dtype="i4")], [numcodecs.LZMA()]  # the host leaves LZMA to zarr-python
     codecs = {"filters": filters, "serializer": BytesCodec(endian=endian), "compressors": compressors}
-    monkeypatch.setattr(metadata, "_ZARR", (3, 2))
+    monkeypatch.setattr(metadata, "ZARR", (3, 2))
     array = zarr.create_array(MemoryStore(), name="wind", shape=(4,), chunks=(2,), dtype="i4", **codecs)
 
     if endian == "little":

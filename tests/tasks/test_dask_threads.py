@@ -26,7 +26,7 @@ from xarray_gpuzarr.process.threads import at_most, thread_budget
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated")
 
-WORKER_THREADS = threads._dask_worker_threads
+WORKER_THREADS = threads.dask_worker_threads
 DATA = np.arange(2_000_000.0)
 N_SHARDS = 2
 
@@ -45,7 +45,7 @@ def many_cores(monkeypatch):
     """A machine of eight cores that no cluster shares."""
     monkeypatch.delenv("XARRAY_GPUZARR_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "n_cores", lambda: 8)
-    monkeypatch.setattr(threads, "_dask_worker_threads", lambda: 0)
+    monkeypatch.setattr(threads, "dask_worker_threads", lambda: 0)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_environment_says_it_best(monkeypatch):
 
 
 def test_a_worker_says_it_better(monkeypatch):
-    monkeypatch.setattr(threads, "_dask_worker_threads", lambda: 4)
+    monkeypatch.setattr(threads, "dask_worker_threads", lambda: 4)
 
     assert at_most(1, thread_budget) == 4
 

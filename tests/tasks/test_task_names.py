@@ -107,15 +107,6 @@ def test_variables_of_the_same_name_in_other_groups_are_other_tasks(tmp_path):
     assert name_of(tmp_path / "s.zarr", "x", group="a") != name_of(tmp_path / "s.zarr", "x", group="b")
 
 
-def test_a_store_that_was_written_anew_is_other_tasks(path):
-    before = name_of(path)
-    metadata = path / "u10" / "zarr.json"
-    stat = metadata.stat()
-    os.utime(metadata, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
-
-    assert name_of(path) != before
-
-
 def test_names_are_the_same_in_another_process(path):
     code = f"""
         import sys

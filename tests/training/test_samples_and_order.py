@@ -180,6 +180,6 @@ def test_checksum_tells_orders_apart(changes):
 
 def test_shards_are_looked_up_a_part_of_the_samples_at_a_time(monkeypatch):
     expected = drawn(64, window=16, shard=8)
-    monkeypatch.setattr("xarray_gpuzarr.training.order._AT_ONCE", 7)
+    monkeypatch.setattr("xarray_gpuzarr.training.order.AT_ONCE", 7)
 
     assert drawn(64, window=16, shard=8) == expected

@@ -30,7 +30,7 @@ from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
 from xarray_gpuzarr.tasks.threads import threads_given
 
-_MANY_TASKS, _SMALL_TASK_NBYTES = 50_000, 1_000_000
+MANY_TASKS, SMALL_TASK_NBYTES = 50_000, 1_000_000
 """More tasks than the first, each of fewer bytes than the second, are advised against."""
 
 LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
@@ -125,7 +125,7 @@ class ShardManager(DaskManager):
 
 
 def _advise_fewer_tasks(array: da.Array) -> None:
-    if array.npartitions < _MANY_TASKS or (nbytes := array.nbytes // array.npartitions) >= _SMALL_TASK_NBYTES:
+    if array.npartitions < MANY_TASKS or (nbytes := array.nbytes // array.npartitions) >= SMALL_TASK_NBYTES:
         return
     advise(
         "tasks",

@@ -67,7 +67,7 @@ def run_bench(options: argparse.Namespace) -> int:
     try:
         with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
             warnings.simplefilter("ignore")  # every reader would say the same
-            reads = _array_reads(address, path, box) if contents.why_apart else _reads(address, group, variable, box)
+            reads = _array_reads(address, path, box) if contents.why_apart else reads_of(address, group, variable, box)
             times, wrong = _measure(reads, options.rounds, line.show)
     finally:
         line.clear()
@@ -98,7 +98,7 @@ def _location(address: Address, contents: Contents, name: str | None) -> tuple[s
     return group, name
 
 
-def _reads(address: Address, group: str, variable: str, box: Box) -> dict[str, _Read]:
+def reads_of(address: Address, group: str, variable: str, box: Box) -> dict[str, _Read]:
     """Return reads of a variable by both engines, decoded, by name; the first one is xarray's."""
     engines = {"zarr": {"engine": "zarr"}, **{name: {"engine": "gpuzarr", "device": d} for name, d in _devices()}}
 
@@ -147,7 +147,7 @@ def _measure(
                 if n == 0:
                     _require_same(values.get() if hasattr(values, "get") else values, expected, name)
             except Exception as error:  # noqa: BLE001  # codecs and stores raise anything; the table names it
-                wrong[name] = masked(" ".join(f"{type(error).__name__}: {error}".split()))
+                wrong[name] = masked(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
                 del times[name]
     return {name: seconds[1:] for name, seconds in times.items()}, wrong
 

@@ -96,7 +96,7 @@ def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", d
         _write(store, source, size)
         step("comparing")
         readers = _readers(str(store), device)
-        difference = _difference(*readers[1:])  # both by whole shards, which is quicker
+        difference = difference_of(*readers[1:])  # both by whole shards, which is quicker
         step("measuring")
         seconds = _measure(readers, step)
     with readers[-1].open() as dataset:
@@ -149,7 +149,7 @@ def _readers(store: str, device: str) -> list[Reader]:
     ]
 
 
-def _difference(stock: Reader, ours: Reader) -> str:
+def difference_of(stock: Reader, ours: Reader) -> str:
     """Compare what two readers give; empty if values, dtypes and attributes are the same."""
     with stock.open() as theirs, ours.open() as dataset:
         expected, actual = theirs.load(), DatasetAccessor(dataset).to_host().load()

@@ -33,7 +33,7 @@ from xarray_gpuzarr.process.device_options import resource_options
 from xarray_gpuzarr.process.sizes import parse_nbytes
 from xarray_gpuzarr.tasks.memory import TaskMemory, task_memory
 
-_MOST_FILES = 20_000
+MOST_FILES = 20_000
 """More files than this are not counted: `info` should answer at once."""
 
 
@@ -265,6 +265,6 @@ def _nbytes_below(folder: Path) -> int | None:
                 with suppress(FileNotFoundError):
                     total += entry.stat().st_size
                 n_files += 1
-        if n_files > _MOST_FILES:
+        if n_files > MOST_FILES:
             return None
     return total

@@ -23,7 +23,7 @@ Field = npt.NDArray[np.float32]
 
 _SHARD_CHUNKS = 24
 """Most inner chunks of a shard: in the sample one per hour of a day."""
-_CHUNK_ELEMENTS = 1024 * 1024
+CHUNK_ELEMENTS = 1024 * 1024
 """Most elements of an inner chunk: a 0.25 degree field of the globe, as reanalyses are often stored."""
 _KEPT_ENCODING = frozenset(
     ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "units", "calendar")
@@ -252,7 +252,7 @@ def shard_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ..
     -------
     chunk_shape, shard_shape : tuple of int
     """
-    chunk, room = [1] * len(shape), _CHUNK_ELEMENTS
+    chunk, room = [1] * len(shape), CHUNK_ELEMENTS
     for axis in range(len(shape) - 1, max(len(shape) - 3, -1), -1):
         chunk[axis] = max(1, min(shape[axis], room))
         room = max(1, room // chunk[axis])

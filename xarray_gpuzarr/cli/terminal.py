@@ -34,11 +34,11 @@ def address_of(options: argparse.Namespace) -> Address:
     ------
     OptionError
     """
-    given = dict(map(_storage_option, options.storage_options))
+    given = dict(map(storage_option, options.storage_options))
     return Address(store=options.store, group=options.group.strip("/"), storage_options=given)
 
 
-def _storage_option(text: str) -> tuple[str, Any]:
+def storage_option(text: str) -> tuple[str, Any]:
     """Take KEY=VALUE apart; a value that reads as JSON is what it says, any other is text."""
     key, mark, value = text.partition("=")
     if not mark or not key:

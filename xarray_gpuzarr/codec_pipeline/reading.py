@@ -49,12 +49,12 @@ _DEVICES = {
 """Where the results of zarr-python's own buffers, and of this package's, live; others may be anything."""
 _ANY_LOOP = (MemoryStore, ObjectStore, ZipStore)
 """Stores whose sessions belong to no event loop."""
-_LITTLE_S = 2e-3
+LITTLE_S = 2e-3
 """What is decoded in this time, by two threads if there are cores, is read on zarr-python's event loop, as long as no
 other read goes on: to hand it to a thread, and to hear of its end, takes 0.3 to 0.9 ms (November 2026, two cores)."""
-_FEW_CHUNKS = 2
+FEW_CHUNKS = 2
 """Raw chunks of a `MemoryStore` that zarr-python copies sooner than a plan is made (November 2026, two cores)."""
-_SLOW_S, _BREAK = 10e-3, 20
+SLOW_S, BREAK = 10e-3, 20
 """After a read on that loop that took longer, waiting for a disk or a core, others run on threads for so many times as
 long: slow ones hold the loop for a twentieth of the time."""
 
@@ -78,7 +78,7 @@ class Reader:
         """Those of the last read, kept for the next."""
         self._on_threads_until = 0.0
         self._little_nbytes = 0.0
-        """Bytes that one thread decodes in `_LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
+        """Bytes that one thread decodes in `LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, own: Any) -> bool:
         """Read a batch into `out`, or do nothing, and say which.
@@ -114,7 +114,7 @@ class Reader:
         assert stored.source is not None
         if refuses_missing(chunk_spec.config):
             stored = replace(stored, source=StrictSource(stored.source))
-        read = _Read(stored, batch, out, drop_axes)
+        read = PipelineRead(stored, batch, out, drop_axes)
         if device == "host" and read.is_short_copy(self._little_nbytes):
             own.read_sync(batch, out, drop_axes)  # on this thread: another one takes as long to reach
             return True
@@ -123,8 +123,8 @@ class Reader:
         if may_hold_loop and read.is_little(self._little_nbytes):
             is_done = read.carry_out(decoder)
             took = time.monotonic() - start
-            if took > _SLOW_S:
-                self._on_threads_until = start + _BREAK * took
+            if took > SLOW_S:
+                self._on_threads_until = start + BREAK * took
         else:
             self._threads = threads = read_threads(self._server)
             is_done = await on_thread(lambda stop: read.carry_out(StoppableDecoder(decoder, stop)), threads)
@@ -137,7 +137,7 @@ class Reader:
         if isinstance(stored.source, StoreSource):
             self._server = server_of(self._store)
         if isinstance(stored.spec, ArraySpec) and stored.spec.codecs.other is None:
-            self._little_nbytes = _LITTLE_S * decoded_rate(stored.spec.codecs)
+            self._little_nbytes = LITTLE_S * decoded_rate(stored.spec.codecs)
         return stored
 
     def _decoder(self, device: str) -> Decoder | None:
@@ -197,7 +197,7 @@ def missing_for(device: str) -> list[str]:
     return missing_for_cuda() if device == "cuda" else []
 
 
-class _Read:
+class PipelineRead:
     """One batch, planned when it is first needed: a large one on the thread that reads it.
 
     Parameters
@@ -219,7 +219,7 @@ class _Read:
     def is_short_copy(self, one_thread: float) -> bool:
         """Whether zarr-python copies what is wanted before a plan would be made: few raw chunks that lie in memory."""
         is_copy = isinstance(self._stored.source, MemorySource) and not (self._spec.index or self._spec.codecs.stages)
-        return is_copy and len(self._batch) <= _FEW_CHUNKS and bool(self._data.nbytes <= one_thread)
+        return is_copy and len(self._batch) <= FEW_CHUNKS and bool(self._data.nbytes <= one_thread)
 
     def is_little(self, one_thread: float) -> bool:
         """Whether reading takes not much longer than handing it to a thread, and all cores are free.
@@ -227,7 +227,7 @@ class _Read:
         Parameters
         ----------
         one_thread : float
-            Bytes that one thread decodes in `_LITTLE_S`.
+            Bytes that one thread decodes in `LITTLE_S`.
         """
         if self.is_remote or crew.n_active or self._data.nbytes > 2 * one_thread:
             return False

@@ -295,13 +295,13 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 def _preadv(fd: int, into: memoryview, offset: int) -> int:
     """Read what the page cache holds; if that is nothing, wait for the disk while another thread computes."""
-    done = _cached(fd, into, offset)
+    done = read_cached(fd, into, offset)
     if not done:
         return crew.lend(lambda: os.preadv(fd, [into], offset))
     return done
 
 
-def _cached(fd: int, into: memoryview, offset: int = 0) -> int:
+def read_cached(fd: int, into: memoryview, offset: int = 0) -> int:
     """Read what the page cache holds, in whole blocks unless the file ends; return how many bytes that are."""
     try:
         return os.preadv(fd, [into], offset, os.RWF_NOWAIT)

@@ -61,9 +61,9 @@ class FoundIndex:
 PendingIndex = Callable[[], FoundIndex]
 """Wait for the index of a shard."""
 
-_PARTS_AT_ONCE = 4
+PARTS_AT_ONCE = 4
 """A shard that would take so many requests comes in one: that saves a round trip, and what each request costs."""
-_WHOLE_NBYTES = 128 * 1024 * 1024
+WHOLE_NBYTES = 128 * 1024 * 1024
 """Most bytes of whole shards that are under way, or wait for their chunks to be asked for."""
 
 
@@ -212,7 +212,7 @@ class Snapshot:
         if self._one_answer:
             return True
         most_is_wanted = 2 * n_wanted >= spec.n_chunks
-        return self.is_remote and most_is_wanted and self._longest(spec) <= _PARTS_AT_ONCE * self.rule.max_nbytes
+        return self.is_remote and most_is_wanted and self._longest(spec) <= PARTS_AT_ONCE * self.rule.max_nbytes
 
     def _longest(self, spec: ShardIndexSpec) -> int:
         """Return the bytes of a shard that nothing could be compressed of."""
@@ -223,7 +223,7 @@ class Snapshot:
         return self._longest_seen or self._longest(spec)
 
     def _has_room(self, spec: ShardIndexSpec) -> bool:
-        return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= _WHOLE_NBYTES
+        return sum(whole.nbytes for whole in self._whole.values()) + self._expected(spec) <= WHOLE_NBYTES
 
     def _arrived(
         self, key: str, spec: ShardIndexSpec, asked: PendingEdge, whole: _WholeShard | None = None

@@ -156,7 +156,7 @@ class Loops:
 
 
 @cache
-def _found() -> Loops | str:
+def find() -> Loops | str:
     """Return the loops, or why there are none and what to do."""
     setting = os.environ.get(_ENV, "1")
     if setting not in {"0", "1"}:
@@ -185,13 +185,13 @@ def loops() -> Loops | None:
     OptionError
         ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1.
     """
-    found = _found()
+    found = find()
     return found if isinstance(found, Loops) else None
 
 
 def why_absent() -> str | None:
     """Say why there are no compiled loops, and what to do; None if there are. Raises as `loops` does."""
-    found = _found()
+    found = find()
     return found if isinstance(found, str) else None
 
 

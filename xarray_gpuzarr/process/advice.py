@@ -14,7 +14,8 @@ from types import FrameType
 
 from xarray_gpuzarr.errors import GpuZarrWarning, visible
 
-_given: set[str] = set()
+given: set[str] = set()
+"""What this process was warned of."""
 
 
 def advise(subject: str, headline: str, *, found: str, do: str) -> None:
@@ -27,9 +28,9 @@ def advise(subject: str, headline: str, *, found: str, do: str) -> None:
     headline, found, do : str
         As in `GpuZarrError`.
     """
-    if subject in _given:
+    if subject in given:
         return
-    _given.add(subject)
+    given.add(subject)
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
     if frame is None:

@@ -97,7 +97,7 @@ class Crew:
         """One for each thread that no helper works with."""
         self._asked: SimpleQueue[_Run] = SimpleQueue()
         self._hiring = Lock()
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self.turns: dict[int, int] = {}
         """Callers whose turn it is, and how many of them may have one at once."""
         self.over = Bell()
@@ -216,7 +216,7 @@ class Crew:
             return
         run.stage = counters.account.stage
         n_helping = sum(other.n_threads - 1 for other in list(self._runs))
-        if n_helping > len(self._threads):
+        if n_helping > len(self.threads):
             self._hire(n_helping)
         for _ in range(n):
             self._asked.put(run)
@@ -226,11 +226,11 @@ class Crew:
 
         def start() -> None:
             with self._hiring:
-                while len(self._threads) < n_threads:
-                    name = f"gpuzarr_{len(self._threads)}"
+                while len(self.threads) < n_threads:
+                    name = f"gpuzarr_{len(self.threads)}"
                     thread = threading.Thread(target=self._serve, name=name, daemon=True)
                     thread.start()
-                    self._threads.append(thread)
+                    self.threads.append(thread)
 
         with suppress(RuntimeError):
             apart(start)

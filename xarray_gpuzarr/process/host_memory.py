@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 _LINE_NBYTES = 64
-_LEAST_NBYTES = 64 * 1024
+LEAST_NBYTES = 64 * 1024
 """Smaller arrays are NumPy's own, which takes less time."""
 
 
@@ -32,6 +32,6 @@ def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return an uninitialised C-ordered array; a large one at a multiple of 64 bytes."""
     nbytes = prod(shape) * dtype.itemsize
-    if dtype.hasobject or nbytes < _LEAST_NBYTES:
+    if dtype.hasobject or nbytes < LEAST_NBYTES:
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, aligned(nbytes))

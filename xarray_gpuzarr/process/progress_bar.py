@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-_DELAY_S = 0.5
+DELAY_S = 0.5
 """Nothing is drawn for what takes less."""
-_PERIOD_S = 0.1
+PERIOD_S = 0.1
 """Time between two drawings."""
 
 
@@ -158,10 +158,10 @@ class Bars:
     def _draw_on(self) -> None:
         """Draw until the block ends, or is found to have ended: a signal may have interrupted its end."""
         try:
-            period_s = max(0.0, _DELAY_S)
+            period_s = max(0.0, DELAY_S)
             while not self._end.acquire(timeout=period_s) and self in shown_bars:
                 self._draw()
-                period_s = _PERIOD_S
+                period_s = PERIOD_S
             self._draw()
             with self._drawing:
                 if self._progress.live.is_started:
@@ -179,7 +179,7 @@ class Bars:
 
     def _draw(self) -> None:
         elapsed_s = time.monotonic() - self._start
-        if elapsed_s <= _DELAY_S or not self._touched:
+        if elapsed_s <= DELAY_S or not self._touched:
             return
         with self._drawing:
             (done, wanted), (tasks_done, tasks_wanted) = self._n[self._bytes], self._n[self._tasks]

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.process import host_memory
 
-_LEAST_NBYTES = 4 * 1024 * 1024
+LEAST_NBYTES = 4 * 1024 * 1024
 """NumPy asks for huge pages from here on, and the C library mostly keeps what is smaller by itself."""
-_MOST_NBYTES = 128 * 1024 * 1024
-_KEPT_NBYTES = 128 * 1024 * 1024
+MOST_NBYTES = 128 * 1024 * 1024
+KEPT_NBYTES = 128 * 1024 * 1024
 """Most that a process keeps for later results."""
 
 
@@ -48,7 +48,7 @@ class ResultMemory:
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
-        if dtype.hasobject or not _LEAST_NBYTES <= nbytes <= _MOST_NBYTES:
+        if dtype.hasobject or not LEAST_NBYTES <= nbytes <= MOST_NBYTES:
             return host_memory.empty(shape, dtype)
         lent = _Lent(self._dead(nbytes))
         return np.frombuffer(lent, dtype).reshape(shape)
@@ -64,7 +64,7 @@ class ResultMemory:
         """Keep memory for later results, in place of what has waited longest."""
         with self._lock:
             self._free[id(memory)] = memory
-            while self.kept_nbytes > _KEPT_NBYTES:
+            while self.kept_nbytes > KEPT_NBYTES:
                 self._free.pop(next(iter(self._free)), None)
 
 

@@ -19,7 +19,7 @@ def thread_budget() -> int:
     ``XARRAY_GPUZARR_NUM_THREADS`` if set, else the threads of the dask worker that this process is, else the cores
     that this process may use, or fewer within `at_most`.
     """
-    return thread_setting() or _dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
+    return thread_setting() or dask_worker_threads() or min(n_cores(), _limit.n_threads or _ENDLESS)
 
 
 def fetching_budget() -> int:
@@ -81,7 +81,7 @@ def n_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _dask_worker_threads() -> int:
+def dask_worker_threads() -> int:
     """Return the threads of the distributed workers of this process, 0 if it hosts none.
 
     Another thread may be importing distributed, or making a worker, just now: what is not there yet does not count.

@@ -33,7 +33,7 @@ class Bell:
     """Rings for threads that wait until something is so."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Lock] = deque()
+        self.waiting: deque[Lock] = deque()
 
     def wait_until(self, is_so: Callable[[], bool], look_s: float = _PATIENCE_S) -> None:
         """Return once `is_so` does; it is asked again whenever the bell rings, and so many seconds later."""
@@ -41,23 +41,23 @@ class Bell:
             rung = Lock()
             rung.acquire()
             try:
-                self._waiting.append(rung)
+                self.waiting.append(rung)
                 if is_so():  # it has become so since it was asked, and nobody knew that this thread waits
                     return
                 rung.acquire(timeout=look_s)
             finally:
                 with suppress(ValueError):
-                    self._waiting.remove(rung)
+                    self.waiting.remove(rung)
 
     def ring(self) -> None:
         """Wake the thread that has waited longest; others find nothing that they could have."""
-        if self._waiting:
+        if self.waiting:
             with suppress(IndexError):  # others ring, too
-                self._waiting.popleft().release()
+                self.waiting.popleft().release()
 
     def ring_for_all(self) -> None:
         """Wake all that wait."""
-        for _ in range(len(self._waiting)):
+        for _ in range(len(self.waiting)):
             self.ring()
 
 

@@ -50,7 +50,7 @@ from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 _MAX_LENGTH = 2**63 - 1
 """Of an axis: neither NumPy nor Python's own `len` count further, and so xarray opens no such array."""
-_ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
+ZARR = tuple(map(int, zarr.__version__.split(".")[:2]))
 """What asks for it can go when zarr-python 3.3 is the oldest supported."""
 
 Metadata = ArrayV2Metadata | ArrayV3Metadata
@@ -78,7 +78,7 @@ def parse_array(array: zarr.Array[Any]) -> ArraySpec | Unplanned:
 def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     """Describe an array as `parse_array` does, from its metadata and its path inside the store, without a slash."""
     number = id(metadata)
-    known = _parsed.get(number)
+    known = parsed.get(number)
     if known is not None and known[0]() is metadata and known[1] == path:
         return known[2]
     try:
@@ -88,11 +88,11 @@ def parse_metadata(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     except _MALFORMED as err:
         raise _malformed(path, err) from err
     # A resize gives an array another metadata object.
-    _parsed[number] = weakref.ref(metadata, lambda _: _parsed.pop(number, None)), path, spec
+    parsed[number] = weakref.ref(metadata, lambda _: parsed.pop(number, None)), path, spec
     return spec
 
 
-_parsed: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
+parsed: dict[int, tuple[weakref.ref[Metadata], str, ArraySpec | Unplanned]] = {}
 """What living metadata objects were found to say, by `id`: parsing takes longer than reading a small chunk."""
 
 
@@ -129,7 +129,7 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
         # Only an array that was just made has such a dtype: what its filters encode, its stored metadata do not tell.
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
-    if _ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
+    if ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _require_right_elements(path, array_codecs(metadata))
     return spec
 
@@ -347,7 +347,7 @@ def _zarr_pipeline(
     )
     pipeline = get_pipeline_class().from_codecs(v3.inner_codecs)
     # Before 3.3, a pipeline loses its codecs when it is fitted to an array; but those of metadata fit already.
-    return (pipeline.evolve_from_array_spec(spec) if _ZARR >= (3, 3) else pipeline), spec
+    return (pipeline.evolve_from_array_spec(spec) if ZARR >= (3, 3) else pipeline), spec
 
 
 def require_array(array: object, asked: str = "read_array") -> None:

@@ -38,7 +38,7 @@ class Budget:
             limit = self.memory // order.n_parts // nbytes
         elif _is_on_host(template):
             n_sharing = order.n_parts * min(order.world_size, _n_local_ranks())
-            limit = max(1, _free_host_nbytes() // 4 // n_sharing // nbytes)
+            limit = max(1, free_host_nbytes() // 4 // n_sharing // nbytes)
         else:
             limit = self.prefetch + 1
         if not limit:
@@ -62,7 +62,7 @@ def _n_local_ranks() -> int:
     return max(1, int(said)) if said.isdecimal() else 1
 
 
-def _free_host_nbytes() -> int:
+def free_host_nbytes() -> int:
     """Return the memory that may be taken without swapping, pages of files included; on systems that tell it."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -19,7 +19,7 @@ Shards = Callable[[Column], Column]
 """From starts of samples, shape (n, n_dims), to numbers of the shards that they begin in, shape (n,)."""
 _BOXES, _ORDER, _WITHIN = range(3)
 """What is drawn from random numbers of its own."""
-_AT_ONCE = 2**20
+AT_ONCE = 2**20
 """Samples whose shards are looked up at once: their starts take memory for each dimension."""
 
 
@@ -116,7 +116,7 @@ def draw_epoch(samples: Samples, order: Order, number: int, shards: Shards) -> E
     n_samples, n_own = samples.n_samples, order.n_of_rank(samples.n_samples)
     starts = samples.starts(rng(_BOXES))
     if order.shuffle and order.window is not None:
-        runs = (np.arange(i, min(i + _AT_ONCE, n_samples)) for i in range(0, n_samples, _AT_ONCE))
+        runs = (np.arange(i, min(i + AT_ONCE, n_samples)) for i in range(0, n_samples, AT_ONCE))
         by_shard = _by_shard(np.concatenate([shards(starts.of(run)) for run in runs]), rng(_ORDER))
         sample = _shuffled_in_windows(_piece(by_shard, order, n_own), order, rng(_WITHIN))
     else:

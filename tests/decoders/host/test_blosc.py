@@ -27,7 +27,7 @@ def of_short_frames():
     require_loops()
     with pytest.MonkeyPatch.context() as patch:
         found = changed(SHORT)
-        patch.setattr(library, "_found", lambda: found)
+        patch.setattr(library, "find", lambda: found)
         yield
 
 

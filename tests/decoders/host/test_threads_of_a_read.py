@@ -25,7 +25,7 @@ ZSTD = CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(
 @pytest.fixture
 def most(monkeypatch):
     """The threads that reads ask for, of four."""
-    asked, run, call_loops = [], host.crew.run, host._call_loops
+    asked, run, call_loops = [], host.crew.run, host.call_loops
 
     def noting(work, most, *budget):
         asked.append(most)
@@ -37,7 +37,7 @@ def most(monkeypatch):
 
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "4")
     monkeypatch.setattr(host.crew, "run", noting)
-    monkeypatch.setattr(host, "_call_loops", calling)
+    monkeypatch.setattr(host, "call_loops", calling)
     set_costs(monkeypatch, serial_s=4096 / decoded_rate(ZSTD))
     return asked
 

@@ -252,9 +252,3 @@ def tensorstore_write(path: str, data: np.ndarray, spec: Keywords) -> None:
     """Create a local array with TensorStore and write `data`."""
     full = {"kvstore": {"driver": "file", "path": path}, **spec}
     ts.open(full, create=True, dtype=data.dtype, shape=data.shape).result().write(data).result()
-
-
-def tensorstore_read(path: str, driver: str) -> np.ndarray:
-    """Read a local array with TensorStore."""
-    spec = {"driver": driver, "kvstore": {"driver": "file", "path": path}}
-    return ts.open(spec, open=True).result().read().result()

@@ -79,13 +79,13 @@ class HostDecoder:
             shared = schedule(array, source, target.n_chunks, out.nbytes, budget=budget, costs=self.costs)
             read = HostRead(array, target, out, source, shared)
             if shared.rows_a_call is None:
-                _run((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
+                run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
                 return out
             crew.alone.add(me)
-            left = _call_loops(plans, read, shared.rows_a_call)
+            left = call_loops(plans, read, shared.rows_a_call)
             if left:
                 crew.alone.discard(me)
-                _run(iter(left), read)
+                run_tasks(iter(left), read)
             return out
         finally:
             try:
@@ -112,7 +112,7 @@ class HostDecoder:
         return cast_array(cast, block)
 
 
-def _run(tasks: Iterator[Task], read: HostRead) -> None:
+def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
     """Run tasks on as many threads as the schedule says, the caller's among them."""
 
     def alone(_: Callable[[], bool]) -> None:
@@ -124,7 +124,7 @@ def _run(tasks: Iterator[Task], read: HostRead) -> None:
     crew.run(work, read.schedule.n_threads, read.schedule.budget)
 
 
-def _call_loops(plans: Iterator[ReadPlan], read: HostRead, rows_a_call: int) -> list[Task]:
+def call_loops(plans: Iterator[ReadPlan], read: HostRead, rows_a_call: int) -> list[Task]:
     """Let the compiled loops carry out plans, so many rows a call; return tasks for what they cannot read."""
     left: list[Task] = []
     for plan in plans:

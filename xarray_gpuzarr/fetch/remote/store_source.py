@@ -41,7 +41,7 @@ _MIB = 1024**2
 
 _UNDER_WAY, _SHORT_UNDER_WAY = 24, 48
 """Requests of one read that may be under way, and that many if all of them are short (decision 13)."""
-_UNDER_WAY_NBYTES = 96 * _MIB
+UNDER_WAY_NBYTES = 96 * _MIB
 _TRIES = 64
 """Times that a read asks for one tag where an object has several: of 5 servers, one in 1.6 million ranges is missed."""
 _WAITING = 8
@@ -91,7 +91,7 @@ class StoreSource:
         """Return this source with bounds of its own, on the requests under way and on objects that are chunks."""
         n = _UNDER_WAY
         if expected_nbytes is not None:
-            n = min(max(n, _UNDER_WAY_NBYTES // max(1, expected_nbytes)), _SHORT_UNDER_WAY)
+            n = min(max(n, UNDER_WAY_NBYTES // max(1, expected_nbytes)), _SHORT_UNDER_WAY)
         n = max(1, min(n, fetch_options().max_requests - 1))  # no read alone keeps others of its server waiting
         return StoreSource(
             store=self.store, client=self._client, n_under_way=n, ask_again=ask_again, most_nbytes=most_nbytes

@@ -39,13 +39,9 @@ class DeviceReads:
         """What reads call it."""
         return f"cuda:{self.api.index}"
 
-    def read(self, array: zarr.Array[Any], box: slice = slice(None), *, storage: Any = "auto") -> Any:
+    def read(self, array: zarr.Array[Any]) -> Any:
         """Read as everybody does, as the options in force say."""
-        return read_array(array, box, device=self.device, storage=storage)
-
-    def by_host(self, array: zarr.Array[Any], box: slice = slice(None)) -> Any:
-        """Read to the host, and bring the values up."""
-        return self.upload(read_array(array, box, device="host"))
+        return read_array(array, device=self.device)
 
     def upload(self, values: Values) -> Any:
         """Bring up values that lie in ordinary host memory, as the decoder does it."""

@@ -1,29 +1,19 @@
-"""What is done in the process of one reader: open, read once and compare, read again on the clock.
-
-Called through a `Crew`, so module state is the process's.
-"""
+"""What results are compared by, and how long a call takes."""
 
 from __future__ import annotations
 
 import gc
 import time
-import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
-from benchmarks.runner.readers import READERS, Box, Location
-from benchmarks.runner.results import Peak, Sample
+from benchmarks.runner.results import Sample
 from benchmarks.runner.session import WrongValuesError
 
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
-"""proc(5): sets the peak of resident memory to what is resident now."""
 _BLOCK = 2**18
 """Elements whose checksum is taken at once, so that no second array as long as the result is needed."""
 
@@ -67,43 +57,6 @@ class Reference:
             raise WrongValuesError(f"other values than {first}: {found.dtype} {found.shape}")
 
 
-_readings: dict[str, Callable[[], Any]] = {}
-"""What reads once, by reader."""
-
-
-def first_read(name: str, location: Location, box: Box) -> tuple[Fingerprint, Peak | None]:
-    """Open an array and read a box of it; keep it open for `sample`.
-
-    Parameters
-    ----------
-    name : str
-        Key of `READERS`.
-    location : Location
-    box : tuple of slice
-
-    Returns
-    -------
-    Fingerprint, and the most host memory that was resident beyond that before; None where the system does not say
-    """
-    warnings.simplefilter("ignore")  # every process would say the same
-    reader = READERS[name]
-    zarr.config.set(dict(reader.settings))
-    read_box = reader.open(location)
-    read = _readings[name] = lambda: _finished(read_box(box))
-    resident = _reset_peak()
-    result = read()
-    peak = None if resident is None else _in_status("VmHWM") - resident
-    on_device = reader.device == "cuda"
-    values = np.asarray(result.get() if on_device else result)
-    n = 0 if on_device else values.nbytes
-    return Fingerprint.of(values), None if peak is None else Peak(peak_nbytes=max(n, peak), result_nbytes=n)
-
-
-def sample(name: str) -> Sample:
-    """Read once more, on the clock."""
-    return timed(_readings[name])[1]
-
-
 def timed(run: Callable[[], Any]) -> tuple[Any, Sample]:
     """Return what a call gives, and what it took."""
     gc.collect()
@@ -122,26 +75,3 @@ def checksum(values: np.ndarray[Any, Any]) -> int:
             block[np.isnan(block)] = np.nan
         number = zlib.crc32(block.view(np.uint8), number)
     return number
-
-
-def _finished(result: Any) -> Any:
-    """Wait until a device array is complete."""
-    device: Any = getattr(result, "device", None)
-    if hasattr(device, "synchronize"):
-        device.synchronize()
-    return result
-
-
-def _reset_peak() -> int | None:
-    """Let the peak of resident memory start anew; return what is resident, bytes, or None if that cannot be done."""
-    try:
-        _RESET.write_text(_RESET_PEAK)
-    except OSError:
-        return None
-    return _in_status("VmRSS")
-
-
-def _in_status(field: str) -> int:
-    """Return a field of this process's status, bytes."""
-    lines = _STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
