@@ -28,7 +28,7 @@ from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
 from benchmarks.page.runs import load
 from xarray_gpuzarr.machine.bench.child import Fingerprint
-from xarray_gpuzarr.machine.bench.crew import Crew, process
+from xarray_gpuzarr.machine.bench.crew import ReaderProcesses, process
 from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.machine.bench.results import Results
 from xarray_gpuzarr.machine.bench.session import Case, Session
@@ -202,7 +202,7 @@ def rows_of(case, folder, readers, monkeypatch, *, with_memory=False):
     by_name = {reader.name: reader for reader in readers}
     for module in (host_cases, child):
         monkeypatch.setattr(module, "READERS", by_name)
-    shared = SharedStore(case, Crew(), folder, with_memory=with_memory)
+    shared = SharedStore(case, ReaderProcesses(), folder, with_memory=with_memory)
     measured = host_cases.Case(name=case.name, summary="", contestants=shared.contestants, about=shared.about)
     return Session(Results({}, None), n_rounds=1).run(measured)
 
@@ -283,7 +283,7 @@ def read_in(regime, folder, monkeypatch, n_rounds):
     monkeypatch.setattr(child, "_back_memory", lambda _: calls.update(["touched"]))
     case = HostCase(workload=LAYOUTS["runs"], operation="read", regime=regime)
     session = Session(Results({}, None), n_rounds=n_rounds)
-    rows = session.run(host_cases.measured(case, Crew(), folder, with_memory=False))
+    rows = session.run(host_cases.measured(case, ReaderProcesses(), folder, with_memory=False))
     assert rows.regime == regime
     return rows.rows[0], (calls["opened"], calls["read"], calls["touched"])
 

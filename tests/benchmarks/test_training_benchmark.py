@@ -15,7 +15,7 @@ from benchmarks.arrays.stores import write_workload
 from benchmarks.training import cases, child, loaders
 from benchmarks.training.feeds import BATCH, PREFETCH, Feed
 from benchmarks.training.loaders import LOADERS
-from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.crew import ReaderProcesses
 from xarray_gpuzarr.machine.bench.readers import AbsentError
 from xarray_gpuzarr.machine.bench.results import Results
 from xarray_gpuzarr.machine.bench.session import Session
@@ -122,7 +122,7 @@ def test_no_more_batches_are_under_way_than_ours_reads_ahead():
 
 
 def run_case(scale, folder):
-    case = cases.cases(scale, folder, Crew())[0]
+    case = cases.cases(scale, folder, ReaderProcesses())[0]
     return {row.name: row for row in Session(Results({}, None), n_rounds=1).run(case).rows}
 
 
@@ -141,13 +141,13 @@ def test_a_case_compares_what_loaders_give(here, tmp_path, monkeypatch):
 
 
 def test_cases_are_every_store_crop_and_place(tmp_path):
-    names = [case.name for case in cases.cases(1, tmp_path, Crew())]
+    names = [case.name for case in cases.cases(1, tmp_path, ReaderProcesses())]
 
     assert len(set(names)) == 20
     assert names[0] == "training/1x256x256 of chunks of 64 kB"
     assert names[-1] == "training/4x64x64 of chunks of 1 MB in shards, 10 ms"
     assert [workload.chunk_nbytes for workload in cases._workloads()] == [2**16, 2**16, 2**20, 2**20]
-    assert [case.name for case in cases.cases(1e-3, tmp_path, Crew())] == [names[0], names[-1]]
+    assert [case.name for case in cases.cases(1e-3, tmp_path, ReaderProcesses())] == [names[0], names[-1]]
 
 
 def test_the_command_knows_the_cases_of_training(capsys):

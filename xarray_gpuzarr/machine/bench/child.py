@@ -1,6 +1,6 @@
 """What is done in the process of one reader: open, read once and compare, read again on the clock.
 
-Called through a `Crew`, so module state is the process's.
+Called through a `ReaderProcesses`, so module state is the process's.
 """
 
 from __future__ import annotations

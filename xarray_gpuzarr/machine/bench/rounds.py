@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from xarray_gpuzarr.errors import OptionError, masked
 from xarray_gpuzarr.machine.bench.child import Reference, first_read, sample
-from xarray_gpuzarr.machine.bench.crew import Crew
+from xarray_gpuzarr.machine.bench.crew import ReaderProcesses
 from xarray_gpuzarr.machine.bench.readers import AbsentError, ArrayReader, Box, Location, Operation
 from xarray_gpuzarr.machine.bench.results import CaseRows, Results, Row
 from xarray_gpuzarr.machine.bench.session import Case, Contestant, Progress, Ready, Session
@@ -116,7 +116,7 @@ def bench_array(
     array = location.open_array()
     box = corner_box(array.shape, array.shards or array.chunks, array.dtype.itemsize, most_nbytes)
     stored_nbytes = math.prod(part.stop - part.start for part in box) * array.dtype.itemsize
-    crew, session = Crew(), Session(Results({}, None), n_rounds=n_rounds, progress=progress)
+    crew, session = ReaderProcesses(), Session(Results({}, None), n_rounds=n_rounds, progress=progress)
     cases: dict[Operation, CaseRows] = {}
     try:
         for operation in get_args(Operation):
@@ -138,7 +138,7 @@ def bench_array(
 class _Comparison:
     """Readers of one operation, each of which must give what the first one has given."""
 
-    def __init__(self, crew: Crew, location: Location, box: Box, nbytes: int) -> None:
+    def __init__(self, crew: ReaderProcesses, location: Location, box: Box, nbytes: int) -> None:
         self._crew = crew
         self._what = location, box
         self._nbytes = nbytes
