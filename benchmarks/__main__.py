@@ -22,7 +22,7 @@ from benchmarks.machine import about, default_out
 from benchmarks.remote import cases as remote
 from benchmarks.remote import opening
 from benchmarks.report import print_case, print_summary
-from benchmarks.runner.crew import Crew
+from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.results import Results
 from benchmarks.runner.session import Case, Session
 from benchmarks.training import cases as training
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.smoke:
         options.scale, options.rounds, options.memory = _SMOKE_SCALE, 1, False
-    crew = Crew()
+    crew = ReaderProcesses()
     every = _all_cases(crew, cache_directory(), options)
     cases = _chosen(every, options.only or [""])
     if options.smoke:
@@ -82,7 +82,7 @@ def _one_of_each_kind(cases: Sequence[Case]) -> list[Case]:
     return list(first.values())
 
 
-def _all_cases(crew: Crew, folder: Path, options: argparse.Namespace) -> list[Case]:
+def _all_cases(crew: ReaderProcesses, folder: Path, options: argparse.Namespace) -> list[Case]:
     scale = options.scale
     workloads = [w if scale == 1 else w.scaled(scale) for w in (*WORKLOADS, *published(full=options.full))]
     cases = [measured(case, crew, folder, with_memory=options.memory) for case in host_cases(workloads)]

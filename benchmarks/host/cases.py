@@ -16,7 +16,7 @@ from benchmarks.host.boxes import boxes_of
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Task
 from benchmarks.runner import crew as processes
-from benchmarks.runner.crew import Crew
+from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.fingerprint import Reference
 from benchmarks.runner.readers import AbsentError
 from benchmarks.runner.results import Peak, Sample
@@ -69,14 +69,14 @@ class SharedStore:
     Parameters
     ----------
     case : HostCase
-    crew : Crew
+    crew : ReaderProcesses
     folder : pathlib.Path
         Cache of stores.
     with_memory : bool
         Whether memory is measured too, which takes a fresh process for each reader.
     """
 
-    def __init__(self, case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> None:
+    def __init__(self, case: HostCase, crew: ReaderProcesses, folder: Path, *, with_memory: bool) -> None:
         self._case = case
         self._crew = crew
         self._folder = folder
@@ -147,7 +147,7 @@ class SharedStore:
                 return None
 
 
-def measured(case: HostCase, crew: Crew, folder: Path, *, with_memory: bool) -> Case:
+def measured(case: HostCase, crew: ReaderProcesses, folder: Path, *, with_memory: bool) -> Case:
     """Return a case as the runner takes it."""
     shared = SharedStore(case, crew, folder, with_memory=with_memory)
     return Case(

@@ -16,7 +16,7 @@ def process() -> Executor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
-class Crew:
+class ReaderProcesses:
     """The processes of all readers, started when first needed and kept until `stop`."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import VOLUME, Workload
 from benchmarks.host import child as host_child
 from benchmarks.range_server import RangeServer
-from benchmarks.runner.crew import Crew
+from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.fingerprint import Reference
 from benchmarks.runner.readers import AbsentError
 from benchmarks.runner.session import Case, Contestant, Ready
@@ -37,7 +37,7 @@ _ARRAY = replace(VOLUME, name="training", shape=(64, 1024, 1024), dtype="float32
 _SHARDS = (16, 512, 512)
 
 
-def cases(scale: float, folder: Path, crew: Crew) -> list[Case]:
+def cases(scale: float, folder: Path, crew: ReaderProcesses) -> list[Case]:
     """Return the cases of this module; see `benchmarks.__main__.CaseBuilder`."""
     *shorter, plain, sharded = _workloads()
     crops = [*product(shorter, _CROPS), *product((plain, sharded), (_FIELDS, *_CROPS))]
@@ -55,7 +55,7 @@ def _workloads() -> Iterator[Workload]:
 
 
 def _case(
-    scale: float, folder: Path, crew: Crew, workload: Workload, crop: tuple[int, ...], *, is_served: bool
+    scale: float, folder: Path, crew: ReaderProcesses, workload: Workload, crop: tuple[int, ...], *, is_served: bool
 ) -> Case:
     n_batches = _N_TINY if scale < _MEANINGFUL_SCALE else _N_SERVED if is_served else _N_BATCHES
     feed = Feed(workload=workload, path=folder, crop=crop, n_batches=n_batches).scaled(scale)
@@ -71,7 +71,7 @@ def _case(
     )
 
 
-def _contestants(feed: Feed, crew: Crew, *, is_served: bool) -> list[Contestant]:
+def _contestants(feed: Feed, crew: ReaderProcesses, *, is_served: bool) -> list[Contestant]:
     """Return the loaders; their processes start."""
     here = replace(feed, path=write_workload(feed.workload, feed.path))
     crew.start(loader.name for loader in LOADERS.values() if not loader.why_absent())
@@ -98,7 +98,7 @@ def _serving(folder: Path, *, is_served: bool) -> Iterator[str]:
         yield server.url
 
 
-def _prepare(here: Feed, crew: Crew, reference: Reference, loader: Loader, url: str) -> Ready:
+def _prepare(here: Feed, crew: ReaderProcesses, reference: Reference, loader: Loader, url: str) -> Ready:
     """Let a loader read once, on a process of its own; it must give what the first one has given."""
     if absent := loader.why_absent():
         raise AbsentError(absent)

@@ -22,7 +22,7 @@ from benchmarks.host.cases import HostCase, SharedStore
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
 from benchmarks.page.runs import load
-from benchmarks.runner.crew import Crew, process
+from benchmarks.runner.crew import ReaderProcesses, process
 from benchmarks.runner.readers import AbsentError
 from benchmarks.runner.results import Results
 from benchmarks.runner.session import Session
@@ -144,7 +144,7 @@ def rows_of(case, folder, readers, monkeypatch, *, with_memory=False):
     by_name = {reader.name: reader for reader in readers}
     for module in (host_cases, child):
         monkeypatch.setattr(module, "READERS", by_name)
-    shared = SharedStore(case, Crew(), folder, with_memory=with_memory)
+    shared = SharedStore(case, ReaderProcesses(), folder, with_memory=with_memory)
     measured = host_cases.Case(name=case.name, summary="", contestants=shared.contestants, about=shared.about)
     return Session(Results({}, None), n_rounds=1).run(measured)
 
@@ -216,7 +216,7 @@ def read_in(regime, folder, monkeypatch, n_rounds):
     monkeypatch.setattr(child, "_back_memory", lambda _: calls.update(["touched"]))
     case = HostCase(workload=LAYOUTS["runs"], operation="read", regime=regime)
     session = Session(Results({}, None), n_rounds=n_rounds)
-    rows = session.run(host_cases.measured(case, Crew(), folder, with_memory=False))
+    rows = session.run(host_cases.measured(case, ReaderProcesses(), folder, with_memory=False))
     assert rows.regime == regime
     return rows.rows[0], (calls["opened"], calls["read"], calls["touched"])
 

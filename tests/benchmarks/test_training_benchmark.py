@@ -10,7 +10,7 @@ from helpers.here_and_now import HereAndNow
 from helpers.stores.range_server import RangeServer
 
 from benchmarks.arrays.stores import write_workload
-from benchmarks.runner.crew import Crew
+from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.results import Results
 from benchmarks.runner.session import Session
 from benchmarks.training import cases, child, loaders
@@ -84,7 +84,7 @@ def test_samples_in_another_order_are_those_of_the_feed(folder, url, layout, ser
 
 
 def run_case(scale, folder):
-    case = cases.cases(scale, folder, Crew())[0]
+    case = cases.cases(scale, folder, ReaderProcesses())[0]
     return {row.name: row for row in Session(Results({}, None), n_rounds=1).run(case).rows}
 
 

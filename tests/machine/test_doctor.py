@@ -124,7 +124,7 @@ def test_devices_that_cannot_be_examined(host, device, error):
 
 
 def test_host_rates_that_come_with_wrong_values_are_a_failure(host, monkeypatch, capsys):
-    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.CodecSample.differs", lambda *_: True)
     assert run() == 1
     assert "FAILED: gzip: other values than were stored" in capsys.readouterr().out
 
@@ -229,7 +229,7 @@ def test_answers_are_those_of_the_device():
 
 
 def test_reads_with_wrong_values_fail(gpu, monkeypatch):
-    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.Sample.differs", lambda *_: True)
+    monkeypatch.setattr("xarray_gpuzarr.machine.diagnosis.samples.CodecSample.differs", lambda *_: True)
     assert "a read of zstd from local files" in ", ".join(xarray_gpuzarr_failures())
 
 

@@ -13,7 +13,7 @@ from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
 from xarray_gpuzarr.machine.diagnosis.device import DeviceReads
 from xarray_gpuzarr.machine.diagnosis.report import Section
-from xarray_gpuzarr.machine.diagnosis.samples import Sample, sample_of
+from xarray_gpuzarr.machine.diagnosis.samples import CodecSample, sample_of
 from xarray_gpuzarr.process.threads import n_cores, thread_budget
 from xarray_gpuzarr.read import read_array
 
@@ -102,7 +102,7 @@ class Rates:
     """Of all threads that may decode at once."""
 
 
-def host_rates(sample: Sample, n_alone: int = 8) -> Rates:
+def host_rates(sample: CodecSample, n_alone: int = 8) -> Rates:
     """Measure how fast the host reads an array; `n_alone` chunks of it on one thread."""
     n_alone = min(n_alone, sample.n_chunks)
     part, whole = sample.box(n_alone), sample.box(sample.n_chunks)

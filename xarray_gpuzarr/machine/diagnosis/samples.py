@@ -67,7 +67,7 @@ def series(n: int) -> Values:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class CodecSample:
     """A one-dimensional array of float32 in local files, one shard, whose chunks repeat."""
 
     array: zarr.Array[Any]
@@ -113,7 +113,7 @@ def on_host(values: Any) -> npt.NDArray[Any]:
 
 
 @contextmanager
-def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[Sample]:
+def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[CodecSample]:
     """Write an array into a folder that lasts as long as a ``with`` block.
 
     Parameters
@@ -129,7 +129,7 @@ def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[Sampl
     encoded = list(map(WRITERS[codec].encode, tiles))
     with TemporaryDirectory(prefix="gpuzarr-doctor-") as folder:
         array = write(Path(folder), codec, edge, [encoded[i % len(encoded)] for i in range(n_chunks)])
-        yield Sample(array=array, tiles=tiles)
+        yield CodecSample(array=array, tiles=tiles)
 
 
 def write(folder: Path, codec: str, edge: int, encoded: Sequence[bytes]) -> zarr.Array[Any]:
