@@ -195,7 +195,7 @@ def test_a_group_takes_as_many_rounds_whatever_its_arrays(zarr_format, consolida
 
 
 @pytest.mark.usefixtures("many_at_once")
-def test_coordinates_in_shards_take_a_round_more():
+def test_coordinates_in_shards_take_no_round_more():
     sharded = {"chunks": (2,), "shards": (4,)}
     stored = many(
         3, consolidated=True, time=sharded | {"dtype": "i4"}, time_bounds={"chunks": (2, 2), "shards": (4, 2)}
@@ -204,7 +204,8 @@ def test_coordinates_in_shards_take_a_round_more():
 
     ours = open_ours(store)
 
-    assert len(store.rounds) <= 4, store.rounds
+    assert len(store.rounds) == 2, store.rounds
+    assert max(Counter(store.asked).values()) == 1
     store.rounds.over = True
     assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
 
@@ -583,6 +584,43 @@ def test_a_long_index_is_not_read_with_others(monkeypatch):
 
     assert not [key for key in store.asked if key.startswith("x/c")]
     assert_same_dataset(ds.set_xindex("x").set_xindex("time"), xr.open_dataset(stored, engine="zarr"))
+
+
+@pytest.mark.parametrize("name", ["time", "x"])
+def test_an_index_that_could_not_be_fetched_with_others_is_asked_for_again(zarr_format, name):
+    stored, failed = many(zarr_format, consolidated=True), []
+
+    def fails_once(key):
+        if not is_data(key) or not key.startswith(f"{name}/") or failed:
+            return False
+        failed.append(key)
+        return True
+
+    ours = open_ours(FailingStore(stored, fails_once))
+
+    assert failed
+    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
+
+
+def test_a_chunk_that_an_index_lacks_is_asked_for_once(zarr_format):
+    stored = many(zarr_format, consolidated=True, x={"chunks": (2,)})
+    missing = {2: "x/1", 3: "x/c/1"}[zarr_format]
+    del stored._store_dict[missing]
+    store = RecordingStore(stored)
+
+    ours = open_ours(store)
+
+    assert [key for key, _ in store.requests].count(missing) == 1
+    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
+
+
+def test_long_times_in_shards_are_read_when_xarray_asks(monkeypatch):
+    monkeypatch.setattr(values_ahead, "_MOST_NBYTES", 40)
+    stored = many(3, consolidated=True, valid={"chunks": (2, 3), "shards": (8, 3)}, time={"dtype": "i4"})
+
+    ours = open_ours(Wrapper(stored))
+
+    assert_same_dataset(ours, xr.open_dataset(stored, engine="zarr"))
 
 
 @pytest.mark.parametrize("opened", [open_tree, open_ours])

@@ -13,7 +13,7 @@ from typing import Any
 
 from zarr import Array, AsyncGroup, Group
 
-from xarray_gpuzarr.backend.metadata_ahead import NO_NODES, MetadataAhead, takes_long
+from xarray_gpuzarr.backend.caching_store import CachingStore
 
 type Wanted = Callable[[str], bool]
 """Whether a group, by its path from the first one, or groups below it are to be opened."""
@@ -21,15 +21,21 @@ type Members = dict[str, Array[Any] | Group]
 type Opened = list[tuple[str, Group, Members]]
 """Path from the first group, group, members; each group before those below it, as xarray orders them."""
 
+_NO_NODES = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json",)}
+"""Format of a group -> names in it that are not those of members; zarr-python warns of others that are none."""
 
-async def walk(top: AsyncGroup, wanted: Wanted | None) -> Opened:
+
+async def walk(group: AsyncGroup, wanted: Wanted | None, path: str = "/") -> Opened:
     """Return a group and the groups below it that are wanted, with their members.
 
     Parameters
     ----------
-    top : zarr.AsyncGroup
+    group : zarr.AsyncGroup
+        Its store takes no time to answer, or is a `CachingStore`.
     wanted : callable or None
         None: the group alone is wanted.
+    path : str
+        That of the group from the first one.
 
     Raises
     ------
@@ -37,60 +43,38 @@ async def walk(top: AsyncGroup, wanted: Wanted | None) -> Opened:
         Of any kind: a name is neither a group nor an array, a document is damaged, or some groups have consolidated
         metadata and others have none.
     """
-    store = top.store
-    ahead = store if isinstance(store, MetadataAhead) else None
-    if ahead is None and takes_long(store):
-        raise ValueError("nothing bounds how many requests are under way")
-    return await _Walk(ahead, wanted).group(top, "/")
+    consolidated = group.metadata.consolidated_metadata
+    if consolidated is not None:
+        found = [await _member(group, path, name, wanted) for name in consolidated.metadata]
+    elif not group.store.supports_listing:
+        raise ValueError("zarr-python says so in words of its own")
+    else:
+        no_nodes = _NO_NODES[group.metadata.zarr_format]
+        names = [name async for name in group.store.list_dir(group.path) if name not in no_nodes]
+        # Groups are listed before it is known that they are, unless arrays' documents would have to wait for it.
+        early = isinstance(group.store, CachingStore) and group.store.has_room(2 * len(names))
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(_member(group, path, name, wanted, lists_early=early)) for name in names]
+        found = [task.result() for task in asked]
+    members = {name: Group(node) if isinstance(node, AsyncGroup) else Array(node) for name, node, _ in found}
+    return [(path, Group(group), members), *(each for _, _, below in found for each in below)]
 
 
-class _Walk:
-    def __init__(self, ahead: MetadataAhead | None, wanted: Wanted | None) -> None:
-        self._ahead = ahead
-        self._wanted = wanted
-
-    async def group(self, group: AsyncGroup, path: str) -> Opened:
-        """Return a group with its members, then the groups below it."""
-        if group.metadata.consolidated_metadata is None:
-            if not group.store.supports_listing:
-                raise ValueError("zarr-python says so in words of its own")
-            no_nodes = NO_NODES[group.metadata.zarr_format]
-            names = [name async for name in group.store.list_dir(group.path) if name not in no_nodes]
-            # Groups are listed before it is known that they are, unless arrays' documents would have to wait for it.
-            lists_early = self._ahead is not None and self._ahead.has_room(2 * len(names))
-            async with asyncio.TaskGroup() as tasks:
-                asked = [tasks.create_task(self._node(group, path, name, lists_early=lists_early)) for name in names]
-            found = [task.result() for task in asked]
-        else:
-            found = [(name, node, await self._below(group, path, name, node)) async for name, node in group.members()]
-        members = {name: Group(node) if isinstance(node, AsyncGroup) else Array(node) for name, node, _ in found}
-        return [(path, Group(group), members), *(each for _, _, below in found for each in below)]
-
-    async def _node(self, parent: AsyncGroup, path: str, name: str, *, lists_early: bool) -> tuple[str, Any, Opened]:
-        if self._ahead is None or not lists_early or not self._goes_on(_join(path, name)):
-            node = await parent.getitem(name)
-            return name, node, await self._below(parent, path, name, node)
-        listing = asyncio.ensure_future(self._ahead.names((parent.store_path / name).path))
-        try:
-            node = await parent.getitem(name)
-            if isinstance(node, AsyncGroup):
-                await asyncio.wait([listing])
-            return name, node, await self._below(parent, path, name, node)
-        finally:
-            if not listing.cancel() and not listing.cancelled():
-                listing.exception()  # asyncio is not to log it: whoever asks again gets it
-
-    async def _below(self, parent: AsyncGroup, path: str, name: str, node: Any) -> Opened:
-        path = _join(path, name)
-        if not isinstance(node, AsyncGroup) or not self._goes_on(path):
-            return []
-        if (node.metadata.consolidated_metadata is None) != (parent.metadata.consolidated_metadata is None):
-            raise ValueError("xarray takes the groups below this one from two places")
-        return await self.group(node, path)
-
-    def _goes_on(self, path: str) -> bool:
-        return self._wanted is not None and self._wanted(path)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path.rstrip('/')}/{name}"
+async def _member(
+    parent: AsyncGroup, path: str, name: str, wanted: Wanted | None, *, lists_early: bool = False
+) -> tuple[str, Any, Opened]:
+    """Return a member of a group by its name, and the groups from it on if they are wanted."""
+    path, node, listing = f"{path.rstrip('/')}/{name}", None, None
+    goes_on = wanted is not None and wanted(path)
+    if lists_early and goes_on and isinstance(parent.store, CachingStore):
+        listing = parent.store.names((parent.store_path / name).path)
+    try:
+        node = await parent.getitem(name)
+    finally:
+        if listing is not None and not isinstance(node, AsyncGroup):
+            listing.cancel()
+    if not isinstance(node, AsyncGroup) or not goes_on:
+        return name, node, []
+    if (node.metadata.consolidated_metadata is None) != (parent.metadata.consolidated_metadata is None):
+        raise ValueError("xarray takes the groups below this one from two places")
+    return name, node, await walk(node, wanted, path)

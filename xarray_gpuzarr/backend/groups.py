@@ -22,10 +22,10 @@ from zarr.errors import UnknownCodecError
 from zarr.storage import StorePath
 
 from xarray_gpuzarr.backend.absent_groups import naming_absent_groups
+from xarray_gpuzarr.backend.caching_store import CachingStore, cached, takes_long
 from xarray_gpuzarr.backend.damaged_metadata import naming_damaged_metadata
 from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
-from xarray_gpuzarr.backend.group_walk import Members, Opened, Wanted, walk
-from xarray_gpuzarr.backend.metadata_ahead import MetadataAhead, fetch_first, takes_long
+from xarray_gpuzarr.backend.group_walk import Members, Wanted, walk
 from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
 from xarray_gpuzarr.fetch import run_on_loop
 
@@ -75,62 +75,51 @@ def _open(where: Any, wanted: Wanted | None, **options: Any) -> dict[str, ZarrSt
     with _naming_unknown_codecs(where), damaged, absent:
         if not options.get("cache_members", True):
             return {"/": ZarrStore.open_group(where, **options)}
-        opened = _open_ahead(where, wanted, options) if takes_long(where) else None
-        if opened is None:
-            opened = _with_groups_below(ZarrStore.open_group(where, **options | {"cache_members": False}), wanted)
-        return opened
+        options["cache_members"] = False
+        opened = _open_through_cache(where, wanted, options) if takes_long(where) else None
+        return opened or _with_groups_below(ZarrStore.open_group(where, **options), wanted)
 
 
-def _open_ahead(where: Any, wanted: Wanted | None, options: dict[str, Any]) -> dict[str, ZarrStore] | None:
-    """Open groups of a store that takes long: what they are known by is asked for ahead, and once.
+def _open_through_cache(where: Any, wanted: Wanted | None, options: dict[str, Any]) -> dict[str, ZarrStore] | None:
+    """Open groups of a store that takes long: it is asked for each object and listing once.
 
     None if that fails, or says anything of the store that stands between: without it, xarray has its own words.
     """
-    asked = {name: options.get(name) for name in ("group", "consolidated", "zarr_format", "storage_options")}
     try:
-        ahead, path = run_on_loop(str(where), partial(fetch_first, where, **asked))
+        cache, path = run_on_loop(str(where), partial(cached, where, options))
     except Exception:  # noqa: BLE001  # of any kind
         return None
-    known = StorePath(ahead, path) if path or isinstance(where, StorePath) else ahead
+    known = StorePath(cache, path) if path or isinstance(where, StorePath) else cache
     try:
-        first = ZarrStore.open_group(known, **options | {"storage_options": None, "cache_members": False})
-    except Exception as err:
-        if type(ahead).__name__ in str(err) or (ahead.itself is not where and repr(ahead) in str(err)):
-            return None
-        raise
-    first._close_store_on_close = ahead.itself is not where  # noqa: SLF001  # as if it had been given `where`
-    opened = _with_groups_below(first, wanted)
+        try:
+            first = ZarrStore.open_group(known, **options | {"storage_options": None})
+        except Exception as err:
+            if type(cache).__name__ in str(err) or (cache.itself is not where and repr(cache) in str(err)):
+                return None
+            raise
+        first._close_store_on_close = cache.itself is not where  # noqa: SLF001  # as if it had been given `where`
+        opened = _with_groups_below(first, wanted)
+    finally:
+        cache.give_up()
     for each in opened.values():
-        ahead.hand_over(each)
+        cache.detach(each)
     return opened
 
 
 def _with_groups_below(first: ZarrStore, wanted: Wanted | None) -> dict[str, ZarrStore]:
     """Return an open group with its members, and the groups below it with theirs, by their paths from it."""
-    group = first.zarr_group
+    group, store = first.zarr_group, first.zarr_group.store
     try:
+        if takes_long(store) and not isinstance(store, CachingStore):
+            raise ValueError("nothing bounds how many requests are under way")  # noqa: TRY301
         found = run_on_loop(str(group.store_path), lambda: walk(group._async_group, wanted))  # noqa: SLF001
     except Exception:  # noqa: BLE001  # of any kind: it comes again, if it is one to xarray
-        found = _as_by_xarray(group, wanted)
+        if isinstance(store, CachingStore) and not store.supports_listing:
+            group.store_path.store = store.itself  # zarr-python names its class
+        paths = ["/"] if wanted is None else list(_iter_zarr_groups(group))
+        groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
+        found = [(path, each, dict(each.members())) for path, each in groups.items()]
     return {path: _of_group(first, each, members) for path, each, members in found}
-
-
-def _as_by_xarray(group: Group, wanted: Wanted | None) -> Opened:
-    """Return a group and those below it as `ZarrStore` does once the first is open, with its errors."""
-    store = group.store
-    try:
-        return _one_by_one(group, wanted)
-    except Exception as err:
-        if not isinstance(store, MetadataAhead) or type(store).__name__ not in str(err):
-            raise
-    group.store_path.store = store.itself
-    return _one_by_one(group, wanted)
-
-
-def _one_by_one(group: Group, wanted: Wanted | None) -> Opened:
-    paths = ["/"] if wanted is None else list(_iter_zarr_groups(group))
-    groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
-    return [(path, each, dict(each.members())) for path, each in groups.items()]
 
 
 def _of_group(first: ZarrStore, group: Group, members: Members) -> ZarrStore:

@@ -18,7 +18,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 from zarr.abc.store import Store
 
-from xarray_gpuzarr.backend.metadata_ahead import takes_long
+from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
 from xarray_gpuzarr.fetch import StoreSource, server_of
 from xarray_gpuzarr.process.side_by_side import MOST_THREADS

@@ -11,9 +11,11 @@ xarray, "How to add a new backend".
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from xarray import Coordinates, Dataset, Variable, conventions
@@ -22,10 +24,10 @@ from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
 from xarray_gpuzarr.backend.absent_groups import naming_arrays_apart
+from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
-from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
 from xarray_gpuzarr.process.advice import advise
@@ -66,24 +68,26 @@ def build_datasets[Path](
         if isinstance(drop_variables, str):
             drop_variables = [drop_variables]
         dropped = set([] if drop_variables is None else drop_variables)  # an array may have no truth
-        ahead, prepared, failure = closing.enter_context(ValuesAhead()), {}, None
+        where = next(iter(stores.values())).zarr_group.store
+        ahead = closing.enter_context(ValuesAhead(where)) if takes_long(where) else None
+        prepared, failure = {}, None
         for path, store in stores.items():
             try:
                 with naming_arrays_apart(store):
                     prepared[path] = _prepare(store, options, dropped, ahead, place)
-                ahead.begin(is_tree=len(stores) > 1)
+                if ahead is not None:
+                    ahead.begin(is_tree=len(stores) > 1)
             except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
                 failure = err
                 break
         datasets = {path: _decode(stores[path], *found, options, dropped, place) for path, found in prepared.items()}
         if failure is not None:
             raise failure
-        ahead.end_decoding()
         return datasets
 
 
 def _prepare(
-    store: ZarrStore, options: DecodeOptions, dropped: set[str], ahead: ValuesAhead, place: Place
+    store: ZarrStore, options: DecodeOptions, dropped: set[str], ahead: ValuesAhead | None, place: Place
 ) -> tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]:
     """Return the variables of a group, not decoded, and its attributes; this engine reads those that are numeric."""
     try:
@@ -101,12 +105,11 @@ def _prepare(
             array = lazily.array.get_array()
             if array.dtype.kind in NUMERIC_KINDS:
                 lazily.array = LazyArray(stored_array(array, storage=place.storage), "host")
-            is_time = (name in bounds or _has_time_units(variable)) and options.decodes_times(name)
-            if takes_long(array.store) and variable.size and (variable.dims or array.dtype.kind in NUMERIC_KINDS):
-                if variable.dims == (name,) and is_short(array):
-                    lazily.array = ahead.index(lazily.array, array)
-                elif is_time:
-                    lazily.array = ahead.ends(lazily.array, array)
+            if ahead is None or not variable.size or not (variable.dims or array.dtype.kind in NUMERIC_KINDS):
+                continue
+            is_index = variable.dims == (name,) and is_short(array)
+            if is_index or ((name in bounds or _has_time_units(variable)) and options.decodes_times(name)):
+                lazily.array = ahead.add(lazily.array, array, is_index=is_index)
     return dict(stored), attrs
 
 
@@ -138,8 +141,8 @@ def _decode(
         lazy = _engine_array(name, stored[name], as_stored[name], variable, options, place)
         if lazy is not None:
             # xarray's arithmetic of groups gives coordinates of one value to NumPy.
-            _put(LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy, variable)
-        (coords if is_coord else data_vars)[name] = variable
+            lazy = LazyArray(lazy.stored, "host") if is_coord and not variable.dims else lazy
+        (coords if is_coord else data_vars)[name] = variable if lazy is None else _read_by(lazy, variable)
     with naming_arrays_apart(store):
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes={}), attrs=attrs)
     dataset.set_close(close_of(store))
@@ -185,11 +188,14 @@ def _engine_array(
     return lazy
 
 
-def _put(lazy: LazyArray, variable: Variable) -> None:
-    """Give a variable an array of this engine: the same object, as xarray warns of each that repeats a dimension."""
-    data: Any = indexing.LazilyIndexedArray(lazy)
-    variable._data = data  # noqa: SLF001
-    variable.__class__ = ShardVariable
+def _read_by(lazy: LazyArray, variable: Variable) -> ShardVariable:
+    """Return a variable that this engine reads."""
+    made = partial(ShardVariable, variable.dims, attrs=variable.attrs, encoding=variable.encoding, fastpath=True)
+    data = indexing.LazilyIndexedArray(lazy)
+    if len({*variable.dims}) == variable.ndim:
+        return made(data)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # xarray has warned of it already
+        return made(data)
 
 
 def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:

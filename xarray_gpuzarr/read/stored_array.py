@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import zarr
+from zarr.abc.store import Store
 from zarr.core.array_spec import ArrayConfig
+from zarr.storage import StorePath
 
 from xarray_gpuzarr.decoders import Decoder, Route
 from xarray_gpuzarr.decoders.protocol import FileReader
@@ -50,6 +52,14 @@ class StoredArray:
     def place(self) -> ObjectSource | None:
         """What knows the store of planned reads, whether its objects may be missing or not."""
         return self.source.within if isinstance(self.source, StrictSource) else self.source
+
+    def in_store(self, store: Store) -> StoredArray:
+        """Return this array, read through another store of the same objects, which is no directory."""
+        source: ObjectSource | None = None if self.source is None else byte_source(store)
+        if source is not None and isinstance(self.source, StrictSource):
+            source = StrictSource(source)
+        array = None if self.zarr_array is None else in_store(self.zarr_array, store)
+        return replace(self, source=source, zarr_array=array)
 
     def route(self, decoder: Decoder) -> Route:
         """Say where this array is decoded and why."""
@@ -110,6 +120,12 @@ def stored_array(array: zarr.Array[Any], cast: Cast | None = None, storage: Stor
         zarr_array=None if planned else array,
         cast=cast or Cast(dtype=array.dtype.str),
     )
+
+
+def in_store(array: zarr.Array[Any], store: Store) -> zarr.Array[Any]:
+    """Return an array that is read through another store of the same objects."""
+    config = getattr(array, "config", None)  # likewise
+    return zarr.Array(zarr.AsyncArray(array.metadata, StorePath(store, array.path), config))
 
 
 def refuses_missing(config: ArrayConfig | None) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from xarray import Variable
 from xarray.backends.zarr import ZarrArrayWrapper
 
+from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.lazy_array import LazyArray, as_caller_of, data_of, find_below
-from xarray_gpuzarr.backend.metadata_ahead import takes_long
 from xarray_gpuzarr.process.side_by_side import side_by_side
 
 

@@ -1,0 +1,156 @@
+"""A store between zarr-python and a slow one, which asks it once for each object and listing while something is opened.
+
+What is asked of it ahead, xarray's own opening then finds here. What failed is asked of the store again, so that
+values, warnings and errors are those of xarray's own engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from xarray.backends import ZarrStore
+from zarr.abc.store import ByteRequest, Store
+from zarr.buffer import cpu
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
+from zarr.storage._common import make_store_path
+
+from xarray_gpuzarr.fetch import requests_at_once
+
+_DOCUMENTS = {
+    2: (".zgroup", ".zattrs", ".zmetadata"),
+    3: ("zarr.json",),
+    None: ("zarr.json", ".zgroup", ".zattrs", ".zmetadata"),
+}
+"""Format that is asked for -> documents of the group that is opened first."""
+
+
+class CachingStore(WrapperStore[Store]):
+    """A store that remembers answers, and makes a bounded number of requests at a time.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.itself = store
+        self._answers: dict[str, asyncio.Task[Any]] = {}
+        """Key of an object, or path of a group and a slash -> what is stored there, perhaps still under way."""
+        self._at_once = requests_at_once()
+        self._n_under_way = 0
+        self._slots = asyncio.Semaphore(self._at_once)
+        self._is_given_up = False
+
+    def __str__(self) -> str:
+        return str(self.itself)
+
+    def __repr__(self) -> str:
+        return repr(self.itself)
+
+    @property
+    def supports_consolidated_metadata(self) -> bool:
+        """Whether the store has consolidated metadata as zarr-python writes them."""
+        return self.itself.supports_consolidated_metadata
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Return an object, or bytes of it; of one that was not asked for as a whole, they are not remembered."""
+        if byte_range is not None and self._answer(key) is None:
+            return await self._in_turn(lambda: self.itself.get(key, prototype, byte_range))
+        whole = await self.whole(key)
+        return None if whole is None else await MemoryStore({key: whole}).get(key, prototype, byte_range)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Return the names below a path."""
+        for name in await self.names(prefix):
+            yield name
+
+    def whole(self, key: str) -> asyncio.Task[Buffer | None]:
+        """Return an object, once it is awaited; it is asked for now."""
+        return self._once(key, lambda: self.itself.get(key, cpu.buffer_prototype))
+
+    def names(self, path: str) -> asyncio.Task[list[str]]:
+        """Return the names below a path, as a list, once they are awaited; they are asked for now."""
+
+        async def all_names() -> list[str]:
+            return [name async for name in self.itself.list_dir(path)]
+
+        return self._once(f"{path.strip('/')}/", all_names)
+
+    def documents(self, path: str, names: Iterable[str]) -> list[asyncio.Task[Buffer | None]]:
+        """Return objects of a group by their names, once they are awaited."""
+        return [self.whole(f"{path}/{name}".strip("/")) for name in names]
+
+    def has_room(self, n_requests: int) -> bool:
+        """Return whether requests would be made at once, without waiting for others."""
+        return self._n_under_way + n_requests <= self._at_once
+
+    def give_up(self) -> None:
+        """Cancel what has not been answered, and ask for nothing any more."""
+        self._is_given_up = True
+        for task in [each for each in list(self._answers.values()) if not each.done()]:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def detach(self, opened: ZarrStore) -> None:
+        """Let what was opened through this store read from the store itself."""
+        for node in (opened.zarr_group, *opened.members.values()):
+            if node.store_path.store is self:
+                node.store_path.store = self.itself
+
+    def _answer(self, what: str) -> asyncio.Task[Any] | None:
+        """Return what was asked for, but not if that failed."""
+        task = self._answers.get(what)
+        failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+        return None if failed else task
+
+    def _once[Answer](self, what: str, request: Callable[[], Coroutine[Any, Any, Answer]]) -> asyncio.Task[Answer]:
+        task = self._answer(what)
+        if task is None:
+            task = self._answers[what] = asyncio.ensure_future(self._in_turn(request))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio is not to log it
+        return task
+
+    async def _in_turn[Answer](self, request: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
+        """Make a request as soon as there is a slot for it."""
+        if self._is_given_up:
+            raise asyncio.CancelledError
+        self._n_under_way += 1
+        try:
+            async with self._slots:
+                return await request()
+        finally:
+            self._n_under_way -= 1
+
+
+async def cached(where: Any, options: Mapping[str, Any]) -> tuple[CachingStore, str]:
+    """Return a store that knows the documents of the group that xarray opens first, and the path of `where` in it.
+
+    Parameters
+    ----------
+    where : path, URL, zarr store, or any other input of xarray's zarr engine
+    options : mapping
+        Those of `ZarrStore.open_group`.
+    """
+    at = await make_store_path(where, mode="r", storage_options=options.get("storage_options"))
+    cache, names = CachingStore(at.store), _DOCUMENTS[options.get("zarr_format")]
+    top = f"{at.path}/{(options.get('group') or '').strip('/')}".strip("/")
+    if options.get("consolidated") is not False and getattr(at.store, "supports_consolidated_metadata", True):
+        found = await asyncio.gather(*cache.documents(at.path, names), return_exceptions=True)
+        known = {name: each.to_bytes() for name, each in zip(names, found, strict=True) if isinstance(each, Buffer)}
+        if top == at.path or not known or any(b"consolidated" in document for document in known.values()):
+            return cache, at.path
+        names = _DOCUMENTS[3] if "zarr.json" in known else (".zarray", ".zgroup", ".zattrs")
+    await asyncio.gather(*cache.documents(top, names), cache.names(top), return_exceptions=True)
+    return cache, at.path
+
+
+def takes_long(where: object) -> bool:
+    """Return whether a store takes so long to answer that it pays to make many requests at once."""
+    store = where.store if isinstance(where, StorePath) else where
+    if isinstance(store, str):
+        return "://" in store
+    return not isinstance(store, os.PathLike | dict | LocalStore | MemoryStore | ZipStore)
