@@ -74,3 +74,24 @@ def test_a_frame_decodes_as_numcodecs_decodes_it_or_is_refused(noise, form, nbyt
     else:
         codec.into(memoryview(frame), memoryview(out))
         assert bytes(out) == bytes(expected)
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["raw", "of one byte", "compressed"])
+@pytest.mark.parametrize("descriptor", ["00", "04"], ids=["plain", "checksum"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_blocks_that_are_cut_short_are_refused(kind, descriptor, is_last):
+    """Whatever follows them in memory: a block may be as long as any number of bytes that the decoder adds."""
+    header = bytes.fromhex(f"28b52ffd{descriptor}10")
+    for missing in range(200):
+        for nbytes in (*range(32, 33 + 200), 1):
+            block = (32 + missing << 3 | kind << 1 | is_last).to_bytes(3, "little")
+            frame = memoryview(header + block + bytes(range(32)))
+            codec = ChunkCodec(
+                CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),)), nbytes
+            )
+            if missing == 0 and kind == 0 and is_last and descriptor == "00":
+                continue
+            with pytest.raises(FrameError, match=r"^zstd: "):
+                codec.into(frame, memoryview(bytearray(nbytes)))
+            if missing and kind == 1:
+                break

@@ -19,9 +19,14 @@ from xarray_gpuzarr.stored.codecs import CompressorSpec
 
 _PIECE_NBYTES = 512 * 1024
 """What is shorter is sooner copied than read in pieces."""
-_END = b"here it ends"
-_END_FRAME = zstandard.compress(_END)
-"""Behind all others: what it holds is decoded only if these were complete."""
+_END = b"here it ends" + bytes(64)
+_END_FRAME = zstandard.ZstdCompressor(write_checksum=True).compress(_END)
+"""Behind all others: what it holds is decoded only if these were complete.
+
+A block that is cut short takes bytes of this frame for its own. It cannot end with `_END` then, which is not in there
+literally, nor can the frame of that block end with the block of this frame: the checksum behind it would be wrong, or be
+taken for another frame.
+"""
 
 _thread = threading.local()
 
