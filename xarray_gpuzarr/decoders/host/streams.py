@@ -24,7 +24,7 @@ _END_FRAME = zstandard.ZstdCompressor(write_checksum=True).compress(_END)
 """Behind all others: what it holds is decoded only if these were complete.
 
 A block that is cut short takes bytes of this frame for its own. It cannot end with `_END` then, which is not in there
-literally, nor can the frame of that block end with the block of this frame: the checksum behind it would be wrong, or be
+literally, nor can the frame of that block end with the block of this frame: the checksum behind it would be wrong or be
 taken for another frame.
 """
 
