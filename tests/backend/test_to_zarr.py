@@ -12,7 +12,7 @@ from helpers.writes import writes_counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, ZipStore
 
 from xarray_gpuzarr.backend.accessor.writing import cut_at_multiples
 from xarray_gpuzarr.errors import OptionError
@@ -197,6 +197,18 @@ def test_groups_and_stores_of_other_kinds():
     weather(4).gpuzarr.to_zarr(store, CHUNKS, SHARDS, group="a/b")
     found = xr.open_dataset(store, engine="gpuzarr", group="a/b", device="host")
     np.testing.assert_allclose(found.t2m, weather(4).t2m, atol=1e-9)
+
+
+def test_memory_that_nobody_named():
+    there = weather(4).chunk(time=2).gpuzarr.to_zarr(None, CHUNKS, SHARDS, rechunk=True)
+    np.testing.assert_allclose(opened(there.zarr_group.store).t2m, weather(4).t2m, atol=1e-9)
+
+
+def test_a_zip_file(tmp_path):
+    with ZipStore(tmp_path / "a.zip", mode="w") as store:
+        weather(4).chunk(time=2).gpuzarr.to_zarr(store, CHUNKS, SHARDS, rechunk=True)
+    with ZipStore(tmp_path / "a.zip") as store:
+        np.testing.assert_allclose(opened(store).t2m, weather(4).t2m, atol=1e-9)
 
 
 def test_later(tmp_path):

@@ -14,6 +14,7 @@ import numpy as np
 from dask.array.utils import meta_from_array
 from xarray import DataArray, Dataset, DataTree, Variable
 from xarray.core import indexing
+from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
 from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
@@ -170,7 +171,8 @@ class DatasetAccessor(Accessor):
 
         Parameters
         ----------
-        store : str, path or zarr store
+        store : str, path, zarr store, or None
+            None is memory, to which what is returned leads.
         chunks, shards, compressors, zarr_format
             As for `encoding`, of variables that are not in the store yet. The format is that of the store, or 3.
         encoding : mapping of variable name to mapping, optional
@@ -209,6 +211,7 @@ class DatasetAccessor(Accessor):
         >>> xr.open_dataset(store, engine="gpuzarr", chunks={}, device="host").t2m.chunks
         ((24, 24), (90,), (180,))
         """
+        store = MemoryStore() if store is None else store
         group = stored_group(store, options)
         stored = {} if group is None else dict(group.arrays())
         if zarr_format is None:
