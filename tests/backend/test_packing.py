@@ -24,6 +24,7 @@ ENCODINGS = {
         {"dtype": "int8", "_Unsigned": "true", "add_offset": 250.0, "_FillValue": np.int8(-1)},
         {"dtype": ">i4", "_FillValue": np.int32(0), "missing_value": np.int32(0)},
         {"dtype": "float64", "_FillValue": np.nan},
+        {"dtype": "int16", "scale_factor": [0.5], "_FillValue": np.int16(-1)},
     ],
     "f8": [{}, {"dtype": "float32", "_FillValue": np.float32(1e20)}, {"dtype": "int32", "scale_factor": 1e-4}],
     "i2": [{}, {"dtype": "float32"}, {"dtype": "int8", "scale_factor": 4}, {"_FillValue": np.int16(3)}],

@@ -49,10 +49,11 @@ def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
     OptionError
         When it is computed: times that the units in the store cannot express.
     """
-    encoding = {key: stored.encoding[key] for key in _PACKING if key in stored.encoding}
+    encoding: dict[str, Any] = {key: stored.encoding[key] for key in _PACKING if key in stored.encoding}
     blocks: da.Array = variable.data
     # By integers xarray divides blocks of dask, and refuses arrays of NumPy.
-    encoding |= {key: float(encoding[key]) for key in ("scale_factor", "add_offset") if key in encoding}
+    for key in {"scale_factor", "add_offset"} & encoding.keys():
+        encoding[key] = float(np.asarray(encoding[key]).item())
     if variable.dtype.kind in "mM":
         encoding |= {key: stored.attrs[key] for key in _TIMES if key in stored.attrs}
     dtype = _encoded(np.zeros(1, variable.dtype), encoding).dtype
