@@ -43,9 +43,8 @@ async def walk(group: AsyncGroup, wanted: Wanted | None, path: str = "/") -> Ope
         Of any kind: a name is neither a group nor an array, a document is damaged, or some groups have consolidated
         metadata and others have none.
     """
-    consolidated = group.metadata.consolidated_metadata
-    if consolidated is not None:
-        found = [await _member(group, path, name, wanted) for name in consolidated.metadata]
+    if group.metadata.consolidated_metadata is not None:
+        found = [await _with_below(group, path, name, node, wanted) async for name, node in group.members()]
     elif not group.store.supports_listing:
         raise ValueError("zarr-python says so in words of its own")
     else:
@@ -64,17 +63,28 @@ async def _member(
     parent: AsyncGroup, path: str, name: str, wanted: Wanted | None, *, lists_early: bool = False
 ) -> tuple[str, Any, Opened]:
     """Return a member of a group by its name, and the groups from it on if they are wanted."""
-    path, node, listing = f"{path.rstrip('/')}/{name}", None, None
-    goes_on = wanted is not None and wanted(path)
-    if lists_early and goes_on and isinstance(parent.store, CachingStore):
+    node, listing = None, None
+    if lists_early and isinstance(parent.store, CachingStore) and wanted is not None and wanted(_join(path, name)):
         listing = parent.store.names((parent.store_path / name).path)
     try:
         node = await parent.getitem(name)
     finally:
         if listing is not None and not isinstance(node, AsyncGroup):
             listing.cancel()
-    if not isinstance(node, AsyncGroup) or not goes_on:
+    return await _with_below(parent, path, name, node, wanted)
+
+
+async def _with_below(
+    parent: AsyncGroup, path: str, name: str, node: Any, wanted: Wanted | None
+) -> tuple[str, Any, Opened]:
+    """Return a member of a group, and the groups from it on if they are wanted."""
+    path = _join(path, name)
+    if not isinstance(node, AsyncGroup) or wanted is None or not wanted(path):
         return name, node, []
     if (node.metadata.consolidated_metadata is None) != (parent.metadata.consolidated_metadata is None):
         raise ValueError("xarray takes the groups below this one from two places")
     return name, node, await walk(node, wanted, path)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path.rstrip('/')}/{name}"
