@@ -7,6 +7,7 @@ import dask
 import numpy as np
 import pytest
 import xarray as xr
+from helpers.stores.fakes import Wrapper
 from helpers.strict_duck import StrictDecoder
 from zarr.storage import MemoryStore
 
@@ -115,6 +116,43 @@ def test_many_small_tasks_are_advised_against(store, monkeypatch, many, small, c
     told = [str(w.message) for w in warned if w.category is GpuZarrWarning]
     assert len(told) == warns
     assert all("becomes 12 dask tasks" in text and "8 bytes a task" in text for text in told)
+
+
+LAT = "chunks= has no effect for 'lat', which is no dimension of the dataset\n  found: dimensions: 'time', 'latitude'"
+
+
+@pytest.fixture
+def fields():
+    """A variable of two dimensions."""
+    store = MemoryStore()
+    encoding = {"t": {"chunks": (1, 1)}}
+    xr.Dataset({"t": (("time", "latitude"), np.ones((4, 6)))}).to_zarr(store, consolidated=False, encoding=encoding)
+    return store
+
+
+@pytest.mark.parametrize("kind", [lambda store: store, Wrapper], ids=["memory", "slow"])
+def test_chunks_of_a_dimension_that_is_called_otherwise_are_told_of(fields, kind):
+    with pytest.warns(GpuZarrWarning) as warned:
+        open_store(kind(fields), device="host", chunks={"lat": 3, "time": 2})
+
+    (told,) = warned
+    assert str(told.message) == f"{LAT}\n  do:    name one of these (perhaps 'latitude'), or leave 'lat' out"
+    assert told.filename == __file__
+
+
+@pytest.mark.parametrize("chunks", [{}, {"latitude": 3}, {"time": "auto"}, "auto", 2, None], ids=str)
+def test_nothing_is_told_of_chunks_that_have_an_effect(fields, chunks, recwarn):
+    open_store(fields, device="host", chunks=chunks)
+
+    assert not recwarn
+
+
+def test_chunks_of_a_tree_may_be_those_of_some_groups(fields, recwarn):
+    xr.Dataset({"s": ("x", np.ones(3))}).to_zarr(fields, group="a", consolidated=False)
+
+    xr.open_datatree(fields, engine="gpuzarr", consolidated=False, device="host", chunks={"x": 3, "time": 2})
+
+    assert not recwarn
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ So nothing is imported here that `import xarray` does not bring; what reads a st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from inspect import signature
+from inspect import currentframe, signature
 from typing import Any
 
 from xarray import Dataset, DataTree
@@ -94,6 +94,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         """
         from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
+        from xarray_gpuzarr.backend.unknown_chunks import advise_of_unknown_chunks  # noqa: PLC0415
 
         require_known(unknown, self.open_dataset_parameters)
         place = Place.of(device, storage)
@@ -119,7 +120,10 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
         )
-        return opening.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
+        dataset = opening.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
+        here = currentframe()
+        advise_of_unknown_chunks(here and here.f_back, dataset)
+        return dataset
 
     open_dataset_parameters = keywords_of(open_dataset)
 
