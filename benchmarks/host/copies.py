@@ -65,7 +65,7 @@ def _case(workload: Workload, folder: Path, stores: Sequence[str]) -> Case:
                 name=reader,
                 side="ours" if reader.startswith("gpuzarr") else "peer",
                 nbytes=workload.nbytes,
-                prepare=partial(_prepare, reader, path, workload.variable, stores),
+                prepare=partial(counted, count_copies, reader, stores, path, workload.variable),
             )
             for reader in READERS
         ]
@@ -74,11 +74,12 @@ def _case(workload: Workload, folder: Path, stores: Sequence[str]) -> Case:
     return Case(name=f"copies/{workload.codec}", summary=summary, contestants=contestants)
 
 
-def _prepare(reader: str, path: Path, variable: str, stores: Sequence[str]) -> Ready:
+def counted(count: Callable[..., float], who: str, stores: Sequence[str], *what: Any) -> Ready:
+    """Return what ``count(who, store, *what)`` gives for each kind of store, in a process of its own."""
     facts = {}
     for store in stores:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            facts[store] = process.submit(count_copies, reader, store, path, variable).result()
+            facts[store] = process.submit(count, who, store, *what).result()
     return Ready(measure=dict, facts=facts)
 
 

@@ -6,13 +6,10 @@ before. An array is one chunk, and written whole.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import zarr
@@ -24,9 +21,9 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 from benchmarks.arrays.stores import layout_of
 from benchmarks.arrays.workloads import Workload
 from benchmarks.host.child import allocated_nbytes
-from benchmarks.host.copies import WORKLOADS
+from benchmarks.host.copies import WORKLOADS, counted
 from benchmarks.runner.readers import PIPELINES
-from benchmarks.runner.session import Case, Contestant, Ready
+from benchmarks.runner.session import Case, Contestant
 
 STORES = ("local", "obstore local", "obstore S3")
 WRITERS = ("zarr default", "zarr Fused", "gpuzarr")
@@ -47,20 +44,12 @@ def _case(workload: Workload, folder: Path, stores: Sequence[str]) -> Case:
             name=writer,
             side="ours" if writer == "gpuzarr" else "peer",
             nbytes=workload.nbytes,
-            prepare=partial(_prepare, writer, workload, folder, stores),
+            prepare=partial(counted, count_copies, writer, stores, workload, folder),
         )
         for writer in WRITERS
     ]
     summary = f"{workload.summary}, written; buffers beside it, in lengths of the array"
     return Case(name=f"copies/{workload.codec} written", summary=summary, contestants=lambda: contestants)
-
-
-def _prepare(writer: str, workload: Workload, folder: Path, stores: Sequence[str]) -> Ready:
-    facts = {}
-    for store in stores:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            facts[store] = process.submit(count_copies, writer, store, workload, folder).result()
-    return Ready(measure=dict, facts=facts)
 
 
 def count_copies(writer: str, store: str, workload: Workload, folder: Path) -> float:
@@ -85,8 +74,7 @@ def _opened(name: str, folder: Path) -> Iterator[Store]:
     elif name == "obstore local":
         yield ObjectStore(ObstoreLocal(folder))
     else:
-        sys.path.append(str(Path(__file__).parents[2] / "tests"))
-        from helpers.stores.s3_server import BUCKET, REGION, S3Server  # noqa: PLC0415  # of the tests
+        from helpers.stores.s3_server import BUCKET, REGION, S3Server  # noqa: PLC0415  # of the tests, where `benchmarks.range_server` finds them
 
         with S3Server() as server:
             keys = {"access_key_id": server.key_id, "secret_access_key": server.secret, "region": REGION}

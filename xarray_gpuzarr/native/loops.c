@@ -634,9 +634,9 @@ static const char *decode_row(lane_t *lane, int64_t row, size_t nbytes, void *co
     const rows_t *rows = lane->work->rows;
     const char *chunk = rows->src[row];
     if (job->codec == RAW && !job->n_stages) return dst && dst != chunk ? memcpy(dst, chunk, nbytes) : chunk;
-    char *scratch = dst && !job->n_stages && !job->inflate ? NULL : scratch_of(lane);
-    char *block = scratch ? scratch + job->area_nbytes + HEAD_NBYTES : NULL;
-    if (!scratch && (!dst || job->n_stages || job->inflate)) return NULL;
+    int goes_straight = dst && !job->n_stages && !job->inflate;
+    char *scratch = goes_straight ? NULL : scratch_of(lane), *block = scratch ? scratch + job->area_nbytes + HEAD_NBYTES : NULL;
+    if (!goes_straight && !scratch) return NULL;
     char *to = dst && !job->n_stages ? dst : scratch + HEAD_NBYTES;
     if (job->codec == RAW)
         memcpy(to, chunk, nbytes);
