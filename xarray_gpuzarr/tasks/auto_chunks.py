@@ -46,6 +46,8 @@ def chunks_of_whole_shards(
         return normal
     if chunks == normal and _is_of_dask(normal, shape, dtype, shard):
         auto = frozenset(range(len(shape)))
+    if not auto:
+        return normal
     uncut = tuple(_uncut(normal[axis], shard[axis]) if axis in auto else normal[axis] for axis in range(len(shape)))
     whole: Chunks = normalize_chunks(uncut, shape=shape)
     return whole

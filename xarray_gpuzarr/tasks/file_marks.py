@@ -86,7 +86,7 @@ def array_path(stored: StoredArray) -> str:
 def _keys(stored: StoredArray) -> Iterator[str]:
     path, spec = array_path(stored), stored.spec
     is_v3 = isinstance(spec, ArraySpec) and spec.keys.style == "default"
-    for folder in ("", path.rpartition("/")[0], path):
+    for folder in dict.fromkeys(("", path.rpartition("/")[0], path)):
         yield folder
         yield from (f"{folder}/{name}".lstrip("/") for name in (_METADATA_V3 if is_v3 else _METADATA))
     yield f"{path}/c"
