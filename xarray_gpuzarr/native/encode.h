@@ -69,7 +69,7 @@ typedef struct {
     const encoder_t *encoder;
     object_t *objects;
     progress_t *progress;
-    int64_t n_units, units_each, most_kept; /* units that wait for their turn, at most, but for one of each thread */
+    int64_t n_objects, n_begun, n_units, units_each, most_kept; /* units that wait for their turn, at most, but for one of each thread */
     atomic_llong next;
     atomic_int is_stopped;
     _Atomic(void *) spare[MOST_THREADS]; /* units whose memory is used again */
@@ -562,9 +562,8 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
     return 1;
 }
 
-static void *run_writer(void *argument)
+static void run_writer(writer_t *writer)
 {
-    writer_t *writer = argument;
     writing_t *writing = writer->writing;
     int64_t number, step = writing->encoder->step, n_entries = writing->encoder->n_entries;
     while (!writing->is_stopped && (number = atomic_fetch_add(&writing->next, 1)) < writing->n_units) {
@@ -574,7 +573,6 @@ static void *run_writer(void *argument)
         if (fill_unit(writer, object, progress, first, first + step < n_entries ? first + step : n_entries))
             take_turn(writer, object, progress, unit);
     }
-    return NULL;
 }
 
 static void begin_writer(writer_t *writer, writing_t *writing)
@@ -623,24 +621,37 @@ static int begin_object(const encoder_t *encoder, progress_t *progress, int64_t 
     return 1;
 }
 
-/* Write objects on up to n_threads threads; return how many were not written. Stops at the first that fails. */
-int64_t gpuzarr_write(const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads)
+/* Free a write; return how many of its objects were not written. */
+int64_t gpuzarr_end_write(writing_t *writing)
 {
-    writer_t writers[MOST_THREADS];
-    int64_t units_each = (encoder->n_entries + encoder->step - 1) / encoder->step, n_left = 0, n = 0, is_begun = 1;
-    writing_t writing = {.encoder = encoder, .objects = objects, .n_units = n_objects * units_each, .units_each = units_each};
-    writing.progress = malloc((size_t)n_objects * sizeof *writing.progress);
-    if (!writing.progress) return n_objects;
-    while (n < n_objects && is_begun) is_begun = begin_object(encoder, writing.progress + n++, units_each);
-    if (n_threads > writing.n_units) n_threads = writing.n_units;
-    if (n_threads > MOST_THREADS) n_threads = MOST_THREADS;
-    writing.most_kept = 2 * n_threads;
-    for (int64_t i = 0; is_begun && i < n_threads; i++) begin_writer(writers + i, &writing);
-    if (is_begun) run_threads(run_writer, writers, sizeof *writers, n_threads);
-    for (int64_t i = 0; is_begun && i < n_threads; i++) end_writer(writers + i);
-    while (n) end_object(writing.progress + --n, units_each);
-    free(writing.progress);
-    for (int i = 0; i < MOST_THREADS; i++) free_unit(writing.spare[i]);
-    for (int64_t i = 0; i < n_objects; i++) n_left += objects[i].state != WRITTEN;
+    int64_t n_left = 0;
+    for (int64_t i = 0; i < writing->n_objects; i++) n_left += writing->objects[i].state != WRITTEN;
+    while (writing->n_begun) end_object(writing->progress + --writing->n_begun, writing->units_each);
+    for (int i = 0; i < MOST_THREADS; i++) free_unit(writing->spare[i]);
+    free(writing->progress), free(writing);
     return n_left;
+}
+
+/* Begin to write objects, on up to n_threads threads; NULL: no memory. */
+writing_t *gpuzarr_begin_write(const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads)
+{
+    writing_t *writing = calloc(1, sizeof *writing);
+    if (!writing) return NULL;
+    writing->encoder = encoder, writing->objects = objects, writing->n_objects = n_objects;
+    writing->units_each = (encoder->n_entries + encoder->step - 1) / encoder->step;
+    writing->n_units = n_objects * writing->units_each, writing->most_kept = 2 * n_threads;
+    int64_t is_begun = (writing->progress = malloc((size_t)n_objects * sizeof *writing->progress)) != NULL;
+    while (is_begun && writing->n_begun < n_objects)
+        is_begun = begin_object(encoder, writing->progress + writing->n_begun++, writing->units_each);
+    if (!is_begun) gpuzarr_end_write(writing);
+    return is_begun ? writing : NULL;
+}
+
+/* Write objects until all units have been taken or one failed; several threads may call this at once. */
+void gpuzarr_write(writing_t *writing)
+{
+    writer_t writer;
+    begin_writer(&writer, writing);
+    run_writer(&writer);
+    end_writer(&writer);
 }

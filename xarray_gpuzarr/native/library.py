@@ -149,8 +149,12 @@ class Loops:
         self.cut_axes.argtypes, self.cut_axes.restype = (address, number, number, address), None
         self.look_up = library.gpuzarr_look_up
         self.look_up.argtypes, self.look_up.restype = (address,), number
+        self.begin_write = library.gpuzarr_begin_write
+        self.begin_write.argtypes, self.begin_write.restype = (address, address, number, number), address
         self.write = library.gpuzarr_write
-        self.write.argtypes, self.write.restype = (address, address, number, number), number
+        self.write.argtypes, self.write.restype = (address,), None
+        self.end_write = library.gpuzarr_end_write
+        self.end_write.argtypes, self.end_write.restype = (address,), number
         self.crc32c = library.gpuzarr_crc32c
         self.crc32c.argtypes, self.crc32c.restype = (address, number), ctypes.c_uint32
 

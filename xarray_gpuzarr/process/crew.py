@@ -1,7 +1,8 @@
 """Threads that decode: a read runs on its caller's thread and on cores that would otherwise idle.
 
 One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
-however many dask threads call: a helper leaves as soon as callers alone fill the budget.
+however many dask threads call: a helper leaves as soon as callers alone fill the budget, and when a read ends, its
+cores help the others.
 
 Where chunks are short, callers take turns, as many at once as there are cores: more of them take Python's lock from
 each other again and again. 32 threads on two cores needed 276 ms for the 64 shards that two threads read in 154 (32^3
@@ -32,24 +33,35 @@ thread should go on."""
 class _Run:
     """One call of `Crew.run`, and who works on it."""
 
-    __slots__ = ("_at_work", "_lock", "budget", "errors", "n_wanted", "stage", "work")
+    __slots__ = ("_at_work", "_lock", "budget", "errors", "most", "n_wanted", "stage", "work")
 
-    def __init__(self, work: Work, budget: int) -> None:
+    def __init__(self, work: Work, most: int, budget: int) -> None:
         self._lock = Lock()
         self._at_work: dict[object, Lock] = {}
         """Helpers that have begun, each with a lock that comes free when it leaves."""
         self.work: Work | None = work
         """None once no helper is to begin or to go on."""
+        self.most = most
+        """Threads that could be busy at once."""
         self.budget = budget
         self.n_wanted = 0
         """Helpers that were asked for and have not begun."""
-        self.stage: Stage | None = None
+        self.stage: Stage | None = counters.account.stage
         self.errors: list[BaseException] = []
 
     @property
     def n_threads(self) -> int:
         """Threads that work on it, or soon will, its caller's among them."""
         return 1 + self.n_wanted + len(self._at_work)
+
+    def ask(self, n_active: int) -> int:
+        """Ask for as many helpers as cores are free for, and return their number."""
+        with self._lock:
+            if self.work is None:
+                return 0
+            n = max(0, min(self.most - self.n_threads, self.budget - n_active))
+            self.n_wanted += n
+        return n
 
     def help(self, n_active: Callable[[], int]) -> None:
         """Work on a thread of the pool, unless it has been called off."""
@@ -194,10 +206,10 @@ class Crew:
             finally:
                 self.alone.discard(me)
             return
-        run = _Run(work, budget or thread_budget())
+        run = _Run(work, most, budget or thread_budget())
         try:
             self._runs.add(run)
-            self._ask_for_help(run, most - 1)
+            self._ask_for_help(run)
             work(lambda: True)
             run.end()
         except BaseException:
@@ -206,15 +218,16 @@ class Crew:
             raise
         finally:
             self._runs.discard(run)
+        for other in list(self._runs):  # which the cores of this one help now
+            self._ask_for_help(other)
         if run.errors:
             _raise_first(run.errors)
 
-    def _ask_for_help(self, run: _Run, most: int) -> None:
+    def _ask_for_help(self, run: _Run) -> None:
         with self._lock:
-            run.n_wanted = n = max(0, min(most, run.budget - self.n_active))
+            n = run.ask(self.n_active)
         if not n:
             return
-        run.stage = counters.account.stage
         n_helping = sum(other.n_threads - 1 for other in list(self._runs))
         if n_helping > len(self.threads):
             self._hire(n_helping)

@@ -170,22 +170,24 @@ class WriteCall:
         return [room if struct.nbytes else None for room, struct in zip(rooms, structs, strict=True)]
 
     def _run(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
-        compiled, budget, me = loops(), thread_budget(), object()
+        compiled, budget = loops(), thread_budget()
         assert compiled is not None
         _kept, at = int64_columns(at=[number for each in objects for number in each.at])
         for number, (struct, each) in enumerate(zip(structs, objects, strict=True)):
             struct.at, struct.is_whole = at["at"] + 8 * number * len(each.at), each.is_whole
         n_chunks = len(objects) * len(self.encoder.order)
         step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
-        self._struct.step = max(1, step)
+        self._struct.step = step = max(1, step)
+        n_threads = min(len(objects) * -(len(self.encoder.order) // -step), budget)
+        writing = compiled.begin_write(
+            ctypes.addressof(self._struct), ctypes.addressof(structs), len(objects), n_threads
+        )
+        if not writing:
+            raise self._no_memory("no memory is left")
         try:
-            crew.alone.add(me)
-            with crew.taking(min(n_chunks, budget), budget) as n_threads:
-                n_left = compiled.write(
-                    ctypes.addressof(self._struct), ctypes.addressof(structs), len(objects), n_threads
-                )
+            crew.run(lambda _: compiled.write(writing), n_threads, budget)
         finally:
-            crew.alone.discard(me)
+            n_left = compiled.end_write(writing)
         if n_left:
             self._raise(objects, structs)
 
