@@ -1,7 +1,8 @@
-"""Cases of more threads than this machine has cores: chunks whose decoder sleeps for as long as it would compute.
+"""Cases of more threads than this machine has cores: chunks whose codec sleeps for as long as it would compute.
 
-So only Python's lock, and what hands out chunks, hold a read back. Of a packed variable 16 elements of each chunk are
-read, since placing all would keep these cores busy. *bare sleeps* are as many on as many threads, and nothing else.
+So only Python's lock, and what hands out chunks, hold a read or a write back. Of a packed variable 16 elements of each
+chunk are read, since placing all would keep these cores busy, and one chunk is written again and again. *bare sleeps*
+are as many on as many threads, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import xarray as xr
 import zarr
 from zarr.codecs import ZstdCodec
 
 from benchmarks.runner.session import Case, Contestant, Ready
 from benchmarks.shared import seconds
+from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.decoders.host import native_program
 from xarray_gpuzarr.native import NativeCodec
+from xarray_gpuzarr.native.codecs import NativeEncoder
+from xarray_gpuzarr.write import encoder
 
 _RATE, _N_SHARDS = 0.7e9, 8
 """Bytes that a thread decodes in a second, as in `nap`."""
@@ -40,6 +45,10 @@ unsigned long nap(void *context, void *to, unsigned long nbytes)
     nanosleep(&(struct timespec){0, (long)(nbytes / 0.7)}, 0);
     return nbytes;
 }
+unsigned long nap_encoding(void *context, void *to, unsigned long room, const void *from, unsigned long nbytes)
+{
+    return nap(context, to, nbytes) ? 16 : 0;
+}
 void naps(long n, unsigned long nbytes) { while (n--) nap(0, 0, nbytes); }
 """
 
@@ -52,9 +61,11 @@ def cases(scale: float, folder: Path) -> list[Case]:
 
 def _case(n_threads: int, nbytes: int, each: int, folder: Path) -> Case:
     def measure(run: Callable[[], object]) -> float:
-        nap = NativeCodec(number=1, decode=ctypes.cast(_sleeper(folder).nap, ctypes.c_void_p).value or 0)
+        naps = _sleeper(folder)
+        decode, encode = (ctypes.cast(nap, ctypes.c_void_p).value or 0 for nap in (naps.nap, naps.nap_encoding))
         more = patch.dict(os.environ, XARRAY_GPUZARR_NUM_THREADS=str(n_threads))
-        with more, patch.object(native_program, "native_codec", lambda _: nap):
+        decoding = patch.object(native_program, "native_codec", lambda _: NativeCodec(number=1, decode=decode))
+        with more, decoding, patch.object(encoder, "native_encoder", lambda _: NativeEncoder(encode=encode)):
             return seconds(run)
 
     def ready(run: Callable[[], object], close: Callable[[], object]) -> Ready:
@@ -70,14 +81,24 @@ def _case(n_threads: int, nbytes: int, each: int, folder: Path) -> Case:
         forget()
         return ready(lambda: wanted.copy().load(), forget)
 
+    def write() -> Ready:
+        n_chunks, n, path = n_threads * each, nbytes // 2, folder / "written.zarr"
+        layout: Any = {"shape": (n_chunks, n), "chunks": (1, n), "shards": (-(-n_chunks // _N_SHARDS), n)}
+        with zarr_pipeline():
+            array = zarr.create_array(path, **layout, dtype="i2", compressors=ZstdCodec(), overwrite=True)
+        chunks, forget = np.broadcast_to(np.ones(n, "i2"), array.shape), encoder.encoder_of.cache_clear
+        forget()
+        return ready(lambda: array.__setitem__(..., chunks), forget)
+
     def bare() -> Ready:
         naps, pool = _sleeper(folder).naps, ThreadPoolExecutor(n_threads)
         return ready(lambda: [*pool.map(naps, [each] * n_threads, [nbytes] * n_threads)], pool.shutdown)
 
-    summary = f"{n_threads * each} chunks whose decoder sleeps {nbytes / _RATE * 1e3:.2f} ms, {n_threads} threads"
+    summary = f"{n_threads * each} chunks whose codec sleeps {nbytes / _RATE * 1e3:.2f} ms, {n_threads} threads"
     contestants = [
         Contestant(name="gpuzarr", nbytes=0, prepare=partial(read, is_packed=False)),
         Contestant(name="gpuzarr, packed", nbytes=0, prepare=partial(read, is_packed=True)),
+        Contestant(name="gpuzarr, written", nbytes=0, prepare=write),
         Contestant(name="bare sleeps", side="bare", nbytes=0, prepare=bare),
     ]
     return Case(name=f"threads/{nbytes >> 10} KiB x{n_threads}", summary=summary, contestants=lambda: contestants)

@@ -194,6 +194,28 @@ def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(bu
     assert crew.n_active == 0
 
 
+def test_cores_of_a_run_that_has_ended_help_the_others(budget):
+    budget(2)
+    crew, over = Crew(), threading.Event()
+    begun, together = threading.Barrier(3, timeout=30), threading.Barrier(2, timeout=30)
+
+    def first(_):
+        begun.wait()
+        over.wait(30)
+
+    def second(_):
+        over.set()
+        together.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(crew.run, first, 2)
+        begun.wait()
+        crew.run(second, 2)
+        other.result()
+
+    assert crew.n_active == 0
+
+
 def test_helper_leaves_when_callers_fill_the_budget(budget):
     budget(2)
     crew, caller, answers = Crew(), threading.current_thread(), []

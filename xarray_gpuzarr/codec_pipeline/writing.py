@@ -31,6 +31,7 @@ from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.fetch import LocalSource, byte_source, index_cache
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
+from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read import StoredArray, read_target
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
@@ -41,8 +42,9 @@ from xarray_gpuzarr.write.turns import turns
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
 """A shard or chunk that zarr-python wants to be written: setter, spec, what of it, from where, whether that is all."""
-_GROUP_NBYTES = 128 * 1024 * 1024
-"""Decoded bytes of the objects that one call writes; between two calls, a write may be stopped."""
+_GROUP_NBYTES, _THREAD_NBYTES = 128 * 1024 * 1024, 16 * 1024 * 1024
+"""Decoded bytes of the objects that one call writes, or so many for each thread; between two calls, a write may be
+stopped."""
 _FEW_OBJECTS = 4
 """Of a write that is planned on the event loop."""
 _LITTLE_NBYTES = 256 * 1024
@@ -148,7 +150,8 @@ class _Write:
         source, spec = self._stored.source, self._call.spec
         assert source is not None
         objects = self._call.objects
-        n_at_once = _GROUP_NBYTES // max(1, self._call.object_nbytes)
+        group_nbytes = max(_GROUP_NBYTES, _THREAD_NBYTES * thread_budget())
+        n_at_once = group_nbytes // max(1, self._call.object_nbytes)
         # `batched` allocates room for as many as it may yield at once.
         for group in batched(objects, min(max(1, n_at_once), len(objects))):
             async with turns.of([(self._identity, each.key) for each in group], spec.path):

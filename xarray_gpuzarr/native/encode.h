@@ -647,11 +647,17 @@ writing_t *gpuzarr_begin_write(const encoder_t *encoder, object_t *objects, int6
     return is_begun ? writing : NULL;
 }
 
-/* Write objects until all units have been taken or one failed; several threads may call this at once. */
-void gpuzarr_write(writing_t *writing)
+static void *write_units(void *writing)
 {
     writer_t writer;
     begin_writer(&writer, writing);
     run_writer(&writer);
     end_writer(&writer);
+    return NULL;
+}
+
+/* Write, on n_threads threads, until all units have been taken or one failed; several callers may at once. */
+void gpuzarr_write(writing_t *writing, int64_t n_threads)
+{
+    run_threads(write_units, writing, 0, n_threads > MOST_THREADS ? MOST_THREADS : n_threads);
 }

@@ -152,7 +152,7 @@ class Loops:
         self.begin_write = library.gpuzarr_begin_write
         self.begin_write.argtypes, self.begin_write.restype = (address, address, number, number), address
         self.write = library.gpuzarr_write
-        self.write.argtypes, self.write.restype = (address,), None
+        self.write.argtypes, self.write.restype = (address, number), None
         self.end_write = library.gpuzarr_end_write
         self.end_write.argtypes, self.end_write.restype = (address,), number
         self.crc32c = library.gpuzarr_crc32c

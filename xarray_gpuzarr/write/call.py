@@ -185,7 +185,9 @@ class WriteCall:
         if not writing:
             raise self._no_memory("no memory is left")
         try:
-            crew.run(lambda _: compiled.write(writing), n_threads, budget)
+            with crew.taking(n_threads, budget) as n_free:
+                first = iter([n_free])  # threads of the loops' own; whoever helps later is one
+                crew.run(lambda _: compiled.write(writing, next(first, 1)), n_threads, budget)
         finally:
             n_left = compiled.end_write(writing)
         if n_left:
