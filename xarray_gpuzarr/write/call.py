@@ -172,9 +172,9 @@ class WriteCall:
     def _run(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
         compiled, budget = loops(), thread_budget()
         assert compiled is not None
-        _kept, at = int64_columns(at=[number for each in objects for number in each.at])
-        for number, (struct, each) in enumerate(zip(structs, objects, strict=True)):
-            struct.at, struct.is_whole = at["at"] + 8 * number * len(each.at), each.is_whole
+        _kept, at = int64_columns(**{each.key: each.at for each in objects})
+        for struct, each in zip(structs, objects, strict=True):
+            struct.at, struct.is_whole = at[each.key], each.is_whole
         n_chunks = len(objects) * len(self.encoder.order)
         step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
         self._struct.step = step = max(1, step)
