@@ -194,7 +194,7 @@ def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(bu
     assert crew.n_active == 0
 
 
-def test_cores_of_a_run_that_has_ended_help_the_others(budget):
+def test_cores_of_a_run_that_has_ended_help_a_long_one(budget):
     budget(2)
     crew, over = Crew(), threading.Event()
     begun, together = threading.Barrier(3, timeout=30), threading.Barrier(2, timeout=30)
@@ -210,7 +210,7 @@ def test_cores_of_a_run_that_has_ended_help_the_others(budget):
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(crew.run, first, 2)
         begun.wait()
-        crew.run(second, 2)
+        crew.run(second, 2, is_long=True)
         other.result()
 
     assert crew.n_active == 0

@@ -1,8 +1,8 @@
 """Threads that decode: a read runs on its caller's thread and on cores that would otherwise idle.
 
 One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
-however many dask threads call: a helper leaves as soon as callers alone fill the budget, and when a read ends, its
-cores help the others.
+however many dask threads call: a helper leaves as soon as callers alone fill the budget. When a read or write ends, its
+cores help long ones that go on.
 
 Where chunks are short, callers take turns, as many at once as there are cores: more of them take Python's lock from
 each other again and again. 32 threads on two cores needed 276 ms for the 64 shards that two threads read in 154 (32^3
@@ -33,9 +33,9 @@ thread should go on."""
 class _Run:
     """One call of `Crew.run`, and who works on it."""
 
-    __slots__ = ("_at_work", "_lock", "budget", "errors", "most", "n_wanted", "stage", "work")
+    __slots__ = ("_at_work", "_lock", "budget", "errors", "is_long", "most", "n_wanted", "stage", "work")
 
-    def __init__(self, work: Work, most: int, budget: int) -> None:
+    def __init__(self, work: Work, most: int, budget: int, *, is_long: bool) -> None:
         self._lock = Lock()
         self._at_work: dict[object, Lock] = {}
         """Helpers that have begun, each with a lock that comes free when it leaves."""
@@ -44,6 +44,7 @@ class _Run:
         self.most = most
         """Threads that could be busy at once."""
         self.budget = budget
+        self.is_long = is_long
         self.n_wanted = 0
         """Helpers that were asked for and have not begun."""
         self.stage: Stage | None = counters.account.stage
@@ -180,7 +181,7 @@ class Crew:
         finally:
             self.alone.difference_update(more)
 
-    def run(self, work: Work, most: int, budget: int | None = None) -> None:
+    def run(self, work: Work, most: int, budget: int | None = None, *, is_long: bool = False) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
 
         Parameters
@@ -191,6 +192,8 @@ class Crew:
             Threads that could be busy at once.
         budget : int or None
             What `thread_budget` has said lately; None asks it.
+        is_long : bool
+            Whether helpers may still come when other runs end: for short work they cost more than they bring.
 
         Raises
         ------
@@ -206,7 +209,7 @@ class Crew:
             finally:
                 self.alone.discard(me)
             return
-        run = _Run(work, most, budget or thread_budget())
+        run = _Run(work, most, budget or thread_budget(), is_long=is_long)
         try:
             self._runs.add(run)
             self._ask_for_help(run)
@@ -218,7 +221,7 @@ class Crew:
             raise
         finally:
             self._runs.discard(run)
-        for other in list(self._runs):  # which the cores of this one help now
+        for other in [other for other in list(self._runs) if other.is_long]:
             self._ask_for_help(other)
         if run.errors:
             _raise_first(run.errors)

@@ -33,6 +33,8 @@ _UNIT_NBYTES = 256 * 1024
 _MOST_CHUNKS = 64
 """Of them; `MOST_CHUNKS` of `encode.h`."""
 _UNITS_A_THREAD = 8
+_LONG_NBYTES = 2**24
+"""Decoded bytes from which threads that come free later help to write them."""
 _WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
 """What became of an object."""
 
@@ -179,6 +181,7 @@ class WriteCall:
         step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
         self._struct.step = step = max(1, step)
         n_threads = min(len(objects) * -(len(self.encoder.order) // -step), budget)
+        is_long = n_chunks * self.spec.chunk_nbytes >= _LONG_NBYTES
         writing = compiled.begin_write(
             ctypes.addressof(self._struct), ctypes.addressof(structs), len(objects), n_threads
         )
@@ -187,7 +190,7 @@ class WriteCall:
         try:
             with crew.taking(n_threads, budget) as n_free:
                 first = iter([n_free])  # threads of the loops' own; whoever helps later is one
-                crew.run(lambda _: compiled.write(writing, next(first, 1)), n_threads, budget)
+                crew.run(lambda _: compiled.write(writing, next(first, 1)), n_threads, budget, is_long=is_long)
         finally:
             n_left = compiled.end_write(writing)
         if n_left:
