@@ -161,9 +161,9 @@ class BatchesOfPass(Iterator[Any]):
         self._reading = _converted(self._batches, epoch, batch, self._convert, refused)
 
     def __next__(self) -> Any:
-        found = next(self._reading)
+        batch = next(self._reading)
         self._batch += 1
-        return found
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many batches were handed over; all of them are not yet the beginning of the next epoch."""
@@ -212,7 +212,7 @@ def _this_pass(info: Any, number: int) -> Pass:
 def _pipe_of(worker: Any) -> int:
     """Return the number of the pipe on which all workers of a loader answer; 0 where PyTorch calls it otherwise."""
     try:
-        given = signature(worker._target).bind(*worker._args, **worker._kwargs).arguments  # noqa: SLF001
-        return os.fstat(given["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001
+        arguments = signature(worker._target).bind(*worker._args, **worker._kwargs).arguments  # noqa: SLF001
+        return os.fstat(arguments["data_queue"]._reader.fileno()).st_ino  # noqa: SLF001
     except (AttributeError, KeyError, TypeError, OSError):
         return 0

@@ -49,7 +49,7 @@ MARKS = {
 
 def forget():
     """Let this process know nothing of stores."""
-    for known in (index_cache.cache, mirrors.needed, advice.given):
+    for known in (index_cache.cache, mirrors.needed, advice.said):
         known.clear()
 
 

@@ -23,7 +23,7 @@ from xarray_gpuzarr.process.advice import advise
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch):
-    monkeypatch.setattr(advice, "given", set())
+    monkeypatch.setattr(advice, "said", set())
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ class Recorded(Bars):
         super().__init__(Console(file=io.StringIO()))
         self.done, self.wanted = [], []
 
-    def add_bytes(self, *, done=0, wanted=0):
+    def add_bytes(self, *, done=0, expected=0):
         self.done.append(done)
-        self.wanted.append(wanted)
+        self.wanted.append(expected)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_notebook_with_ipywidgets_shows_bars(monkeypatch):
 
 @pytest.mark.host_decoder
 def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
-    monkeypatch.setattr(advice, "given", set())
+    monkeypatch.setattr(advice, "said", set())
     monkeypatch.setattr("importlib.util.find_spec", {}.get)
     console = Console(file=io.StringIO(), force_jupyter=True)
 
@@ -205,7 +205,7 @@ def test_a_notebook_without_ipywidgets_is_told_what_is_missing(monkeypatch):
 def test_a_read_that_outlives_the_block_draws_no_more(terminal):
     with progress(console=terminal):
         bars = progress_bar.shown_bars[0]
-        bars.add_bytes(wanted=2)
+        bars.add_bytes(expected=2)
     before = drawn(terminal)
 
     bars.add_bytes(done=2)

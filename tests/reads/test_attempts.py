@@ -33,7 +33,7 @@ from xarray_gpuzarr.plan.selection import OuterSelection, outer_selection
 from xarray_gpuzarr.process.progress_bar import ReadProgress
 from xarray_gpuzarr.read import read, read_points, reading, stored_array
 from xarray_gpuzarr.read.attempts import Attempts
-from xarray_gpuzarr.read.tables import Tables
+from xarray_gpuzarr.read.tables import ChunkTables
 
 VALUES = np.arange(4096, dtype="i4").reshape(64, 64)
 
@@ -144,7 +144,7 @@ class Recorded:
     def __init__(self):
         self.done = 0
 
-    def add_bytes(self, *, done=0, wanted=0):
+    def add_bytes(self, *, done=0, expected=0):
         self.done += done
 
 
@@ -153,7 +153,7 @@ def test_the_last_table_is_not_done_before_the_read_is(array):
     target = box_target(outer_selection(..., stored.shape), stored.spec.grid)
     progress = ReadProgress(bars, target.n_chunks, VALUES.nbytes)
 
-    tables = list(Tables(stored.spec, target, Snapshot(stored.source, stored.spec), progress))
+    tables = list(ChunkTables(stored.spec, target, Snapshot(stored.source, stored.spec), progress))
 
     assert [table.n_chunks for table in tables] == [16]
     assert bars.done == 0

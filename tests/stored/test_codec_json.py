@@ -1,4 +1,4 @@
-"""Codec metadata -> `CodecPipeline`, from documents that zarr-python writes."""
+"""Codec metadata -> `PipelineSpec`, from documents that zarr-python writes."""
 
 import json
 
@@ -26,7 +26,6 @@ from xarray_gpuzarr.stored.codecs import (
     BytesSpec,
     CastValueSpec,
     ChecksumSpec,
-    CodecPipeline,
     DeltaSpec,
     FixedScaleOffsetSpec,
     GzipSpec,
@@ -34,6 +33,7 @@ from xarray_gpuzarr.stored.codecs import (
     Lz4Spec,
     OtherSpec,
     PackBitsSpec,
+    PipelineSpec,
     ScaleOffsetSpec,
     ShardingSpec,
     ShuffleSpec,
@@ -112,48 +112,46 @@ codec_entries = st.fixed_dictionaries(
 @pytest.mark.parametrize(
     ("entries", "pipeline"),
     [
-        pytest.param([LITTLE], CodecPipeline(array_to_bytes=BYTES), id="bytes"),
-        pytest.param([{"name": "bytes"}], CodecPipeline(array_to_bytes=BytesSpec(endian=None)), id="one-byte type"),
-        pytest.param(["bytes"], CodecPipeline(array_to_bytes=BytesSpec(endian=None)), id="a name alone"),
+        pytest.param([LITTLE], PipelineSpec(array_to_bytes=BYTES), id="bytes"),
+        pytest.param([{"name": "bytes"}], PipelineSpec(array_to_bytes=BytesSpec(endian=None)), id="one-byte type"),
+        pytest.param(["bytes"], PipelineSpec(array_to_bytes=BytesSpec(endian=None)), id="a name alone"),
         pytest.param(
             [LITTLE, {"name": "gzip", "configuration": {"level": 1}}, {"name": "crc32c"}],
-            CodecPipeline(array_to_bytes=BYTES, bytes_to_bytes=(GzipSpec(), ChecksumSpec())),
+            PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(GzipSpec(), ChecksumSpec())),
             id="several",
         ),
         pytest.param(
             [{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE],
-            CodecPipeline(array_to_array=(TransposeSpec(order=(1, 0)),), array_to_bytes=BYTES),
+            PipelineSpec(array_to_array=(TransposeSpec(order=(1, 0)),), array_to_bytes=BYTES),
             id="transpose",
         ),
         pytest.param(
             [LITTLE, {"name": "blosc", "configuration": {"cname": "lz4", "shuffle": "shuffle", "typesize": 4}}],
-            CodecPipeline(
-                array_to_bytes=BYTES, bytes_to_bytes=(BloscSpec(cname="lz4", shuffle="shuffle", typesize=4),)
-            ),
+            PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(BloscSpec(cname="lz4", shuffle="shuffle", typesize=4),)),
             id="blosc",
         ),
         pytest.param(
             [LITTLE, {"name": "numcodecs.blosc", "configuration": {"cname": "zstd", "shuffle": 2}}],
-            CodecPipeline(
+            PipelineSpec(
                 array_to_bytes=BYTES, bytes_to_bytes=(BloscSpec(cname="zstd", shuffle="bitshuffle", typesize=None),)
             ),
             id="numcodecs.blosc",
         ),
         pytest.param(
             [LITTLE, {"name": "numcodecs.lz4"}, {"name": "numcodecs.zlib", "configuration": {"level": 1}}],
-            CodecPipeline(array_to_bytes=BYTES, bytes_to_bytes=(Lz4Spec(), ZlibSpec())),
+            PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(Lz4Spec(), ZlibSpec())),
             id="numcodecs.*",
         ),
         pytest.param(
             [LITTLE, {"name": "acme", "configuration": {"b": 1, "a": 2}}],
-            CodecPipeline(
+            PipelineSpec(
                 array_to_bytes=BYTES, bytes_to_bytes=(OtherSpec(name="acme", configuration='{"a": 2, "b": 1}'),)
             ),
             id="an unknown one keeps its configuration",
         ),
         pytest.param(
             [{"name": "numcodecs.delta"}, {"name": "vlen-utf8"}, {"name": "zstd"}],
-            CodecPipeline(
+            PipelineSpec(
                 array_to_array=(OtherSpec(name="numcodecs.delta", configuration="{}"),),
                 array_to_bytes=OtherSpec(name="vlen-utf8", configuration="{}"),
                 bytes_to_bytes=(ZstdSpec(),),
@@ -178,8 +176,8 @@ def test_sharding_holds_two_pipelines():
 
     assert pipeline.array_to_bytes == ShardingSpec(
         chunk_shape=(2, 3),
-        codecs=CodecPipeline(array_to_bytes=BYTES, bytes_to_bytes=(ZstdSpec(),)),
-        index_codecs=CodecPipeline(array_to_bytes=BytesSpec(endian="big"), bytes_to_bytes=(ChecksumSpec(),)),
+        codecs=PipelineSpec(array_to_bytes=BYTES, bytes_to_bytes=(ZstdSpec(),)),
+        index_codecs=PipelineSpec(array_to_bytes=BytesSpec(endian="big"), bytes_to_bytes=(ChecksumSpec(),)),
         index_location="start",
     )
 
@@ -187,7 +185,7 @@ def test_sharding_holds_two_pipelines():
 @pytest.mark.parametrize(
     ("compressor", "filters", "order", "ndim", "pipeline"),
     [
-        pytest.param(None, None, "C", 2, CodecPipeline(array_to_bytes=BYTES), id="nothing"),
+        pytest.param(None, None, "C", 2, PipelineSpec(array_to_bytes=BYTES), id="nothing"),
         pytest.param({"id": "zstd", "level": 0}, None, "C", 2, ((), (ZstdSpec(),)), id="zstd"),
         pytest.param({"id": "lz4"}, [], "C", 2, ((), (Lz4Spec(),)), id="lz4"),
         pytest.param(
@@ -224,9 +222,9 @@ def test_v2_document(compressor, filters, order, ndim, pipeline):
 
 def as_pipeline(pipeline):
     """Spell out the tables' short form: (before, after) around little-endian bytes."""
-    if isinstance(pipeline, CodecPipeline):
+    if isinstance(pipeline, PipelineSpec):
         return pipeline
-    return CodecPipeline(array_to_array=pipeline[0], array_to_bytes=BYTES, bytes_to_bytes=pipeline[1])
+    return PipelineSpec(array_to_array=pipeline[0], array_to_bytes=BYTES, bytes_to_bytes=pipeline[1])
 
 
 NUMCODECS = [
@@ -446,7 +444,7 @@ def test_any_json_is_a_pipeline_or_a_metadata_error(entries, dtype):
         pipeline = parse_codecs(entries, dtype)
     except MetadataError:
         return
-    assert isinstance(pipeline, CodecPipeline)
+    assert isinstance(pipeline, PipelineSpec)
 
 
 BULK = V3_CODECS | V3_FILTERS
@@ -500,7 +498,7 @@ def test_specs_read_like_the_codecs_that_they_stand_for(spec, name):
 
 
 def test_pipeline_reads_like_the_way_it_encodes():
-    pipeline = CodecPipeline(
+    pipeline = PipelineSpec(
         array_to_array=(TransposeSpec(order=(1, 0)),),
         array_to_bytes=BYTES,
         bytes_to_bytes=(BloscSpec(cname="lz4", shuffle="shuffle", typesize=4), ChecksumSpec()),

@@ -38,7 +38,7 @@ files in the page cache, {os.cpu_count()} cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class OpenWay:
     """One way to open the demo's store."""
 
     label: str
@@ -131,7 +131,7 @@ def _write(store: Path, source: str | None, size: str) -> None:
                 ) from err
 
 
-def _readers(store: str, device: str) -> list[Reader]:
+def _readers(store: str, device: str) -> list[OpenWay]:
     """List the ways to read that are compared; this engine comes last."""
 
     def ours() -> xr.Dataset:
@@ -143,13 +143,13 @@ def _readers(store: str, device: str) -> list[Reader]:
             for dim, n in variable.encoding.get("preferred_chunks", {}).items():
                 shards[dim] = max(n, shards.get(dim, 0))
     return [
-        Reader(label='engine="zarr", chunks={}', open=lambda: open_store("zarr", store, chunks={})),
-        Reader(label='engine="zarr", chunks=shards', open=lambda: open_store("zarr", store, chunks=shards)),
-        Reader(label='engine="gpuzarr", chunks={}', open=ours),
+        OpenWay(label='engine="zarr", chunks={}', open=lambda: open_store("zarr", store, chunks={})),
+        OpenWay(label='engine="zarr", chunks=shards', open=lambda: open_store("zarr", store, chunks=shards)),
+        OpenWay(label='engine="gpuzarr", chunks={}', open=ours),
     ]
 
 
-def difference_of(stock: Reader, ours: Reader) -> str:
+def difference_of(stock: OpenWay, ours: OpenWay) -> str:
     """Compare what two readers give; empty if values, dtypes and attributes are the same."""
     with stock.open() as theirs, ours.open() as dataset:
         expected, actual = theirs.load(), DatasetAccessor(dataset).to_host().load()
@@ -163,7 +163,7 @@ def difference_of(stock: Reader, ours: Reader) -> str:
     return "; ".join(dtypes)
 
 
-def _measure(readers: list[Reader], step: Callable[[str], None]) -> list[float]:
+def _measure(readers: list[OpenWay], step: Callable[[str], None]) -> list[float]:
     """Return median seconds per reader over interleaved rounds."""
     rounds = []
     for i in range(ROUNDS):
@@ -179,7 +179,7 @@ def _nbytes(store: Path) -> int:
     return sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
 
 
-def _times(readers: list[Reader], seconds: list[float]) -> Table:
+def _times(readers: list[OpenWay], seconds: list[float]) -> Table:
     rows = [
         (reader.label, f"{reader.n_tasks()}", f"{taken:.3f}", f"{seconds[0] / taken:.1f}x")
         for reader, taken in zip(readers, seconds, strict=True)

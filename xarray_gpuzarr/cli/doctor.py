@@ -41,21 +41,21 @@ def run_doctor(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
     return _end(Diagnosis(sections=tuple(sections)), options, is_shown=is_shown)
 
 
-def _end(found: Diagnosis, options: argparse.Namespace, *, is_shown: bool) -> int:
+def _end(diagnosis: Diagnosis, options: argparse.Namespace, *, is_shown: bool) -> int:
     """Write the document or the report, if they were asked for; say whether all is well."""
     if options.json is not None:
-        text = json.dumps(found.document, indent=1) + "\n"
+        text = json.dumps(diagnosis.document, indent=1) + "\n"
         if options.json == "-":
             sys.stdout.write(text)
         else:
             with naming_unwritable("--json", Path(options.json)):
                 Path(options.json).write_text(text)
     if options.report:
-        sys.stdout.write(found.to_report() + "\n")
+        sys.stdout.write(diagnosis.to_report() + "\n")
     if is_shown:
-        n = len(found.failures)
+        n = len(diagnosis.failures)
         say(f"{n} thing{'s'[: n > 1]} went wrong, see above." if n else "All is well.")
-    return int(bool(found.failures))
+    return int(bool(diagnosis.failures))
 
 
 def _print(section: Section) -> None:

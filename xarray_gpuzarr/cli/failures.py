@@ -95,11 +95,11 @@ def naming_failures(address: Address, tried: str) -> Iterator[None]:
     except GpuZarrError:
         raise
     except Exception as err:  # stores, files and drivers of any kind; whatever they raise is named
-        found, do = _cause(err, address)
+        cause, do = _cause(err, address)
         said = f"{type(err).__name__}: {err}"
-        kind = NoGroupError if found == _NOTHING else StoreReadError
+        kind = NoGroupError if cause == _NOTHING else StoreReadError
         raise kind(
-            f"cannot open '{address.store}'", tried=tried, found=f"{found} ({said})" if found else said, do=do
+            f"cannot open '{address.store}'", tried=tried, found=f"{cause} ({said})" if cause else said, do=do
         ) from err
 
 
@@ -122,11 +122,11 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
 
 
 def _chain(err: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while err is not None and err not in found:
-        found.append(err)
+    errors: list[BaseException] = []
+    while err is not None and err not in errors:
+        errors.append(err)
         err = err.__cause__ or err.__context__
-    return found
+    return errors
 
 
 def _on_permission(address: Address) -> str:

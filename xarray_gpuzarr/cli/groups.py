@@ -42,14 +42,14 @@ def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = Fals
     """
     is_quick = root.metadata.consolidated_metadata is not None
     n_left: float = float("inf") if whole or is_quick else _MOST_LOOKED_INTO if is_local else 0
-    found: list[GroupBelow] = []
+    groups: list[GroupBelow] = []
     waiting = deque(group for _, group in root.groups())
     while waiting:
         group = waiting.popleft()
         path = group.path.strip("/")
         n_left -= 1
         if n_left < 0:
-            found.append(GroupBelow(path=path))
+            groups.append(GroupBelow(path=path))
             continue
         try:
             members = group.members()
@@ -58,8 +58,8 @@ def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = Fals
                 path=path, n_arrays=len(arrays), decompressed_nbytes=sum(array.nbytes for array in arrays)
             )
         except Exception as err:  # noqa: BLE001  # damaged metadata raise anything; the line of the group names it
-            found.append(GroupBelow(path=path, failure=masked(f"{type(err).__name__}: {err}")))
+            groups.append(GroupBelow(path=path, failure=masked(f"{type(err).__name__}: {err}")))
             continue
-        found.append(looked)
+        groups.append(looked)
         waiting.extend(member for _, member in members if isinstance(member, zarr.Group))
-    return tuple(sorted(found, key=lambda group: group.path.split("/")))
+    return tuple(sorted(groups, key=lambda group: group.path.split("/")))

@@ -233,11 +233,11 @@ def write_sharded(dataset: xr.Dataset, path: str) -> None:
 def _encoding(variable: xr.Variable, *, sharded: bool) -> dict[Hashable, Any]:
     if variable.dtype.kind not in "biufcmM":
         return {}
-    kept = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
+    encoding = {key: value for key, value in variable.encoding.items() if key in _KEPT_ENCODING}
     if variable.ndim:
         chunk, shard = shard_layout(variable.shape)
-        kept |= {"chunks": chunk, "shards": shard} if sharded else {"chunks": shard}
-    return kept | {"compressors": ZstdCodec(level=3)}
+        encoding |= {"chunks": chunk, "shards": shard} if sharded else {"chunks": shard}
+    return encoding | {"compressors": ZstdCodec(level=3)}
 
 
 def shard_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -34,8 +34,8 @@ def address_of(options: argparse.Namespace) -> Address:
     ------
     OptionError
     """
-    given = dict(map(storage_option, options.storage_options))
-    return Address(store=options.store, group=options.group.strip("/"), storage_options=given)
+    storage_options = dict(map(storage_option, options.storage_options))
+    return Address(store=options.store, group=options.group.strip("/"), storage_options=storage_options)
 
 
 def storage_option(text: str) -> tuple[str, Any]:

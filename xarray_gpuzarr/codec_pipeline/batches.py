@@ -18,8 +18,8 @@ import numpy.typing as npt
 from zarr.abc.store import ByteGetter
 from zarr.core.array_spec import ArraySpec as ZarrChunkSpec
 
-from xarray_gpuzarr.plan.selection import Column, OuterSelection
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.plan.selection import OuterSelection
+from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]

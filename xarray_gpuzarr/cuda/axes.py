@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-Column = npt.NDArray[np.int64]
+from xarray_gpuzarr.process.records import Column
 
 MAX_AXES = 8
 N_THREADS = 256

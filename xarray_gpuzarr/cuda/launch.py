@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, Kernel, Stream
-from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, Column, plan_tiles, plan_walk
+from xarray_gpuzarr.cuda.axes import MAX_AXES, N_THREADS, AxisColumns, plan_tiles, plan_walk
 from xarray_gpuzarr.cuda.blosc import blosc_kernels
 from xarray_gpuzarr.cuda.checksum import checksum_kernels
 from xarray_gpuzarr.cuda.elements import ElementCast, Words, cast_kernels, pad_words, usual_casts
 from xarray_gpuzarr.cuda.filters import filter_kernels
 from xarray_gpuzarr.cuda.zstd import zstd_kernels
+from xarray_gpuzarr.process.records import Column
 
 COMPILE_OPTIONS = ("-std=c++17", "--fmad=false")
 """What NVRTC is given beside the architecture. Products and sums are rounded one by one, as NumPy does."""

@@ -87,7 +87,7 @@ class MemorySource:
         """Raise: there is no local file."""
         raise ValueError(key, version)
 
-    def prefetch(self, key: str, wanted: ByteRange) -> bool:  # noqa: ARG002  # all is here
+    def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002  # all is here
         """Do nothing."""
         return False
 
@@ -114,16 +114,16 @@ class MemorySource:
     def give_up(self) -> None:
         """Do nothing: nothing is under way."""
 
-    def _range(self, key: str, wanted: ByteRange) -> memoryview | None:
+    def _range(self, key: str, byte_range: ByteRange) -> memoryview | None:
         data = self._object(key)
         if data is None:
             return None
-        end = len(data) if wanted.nbytes == WHOLE_OBJECT else wanted.offset + wanted.nbytes
-        if wanted.nbytes == WHOLE_OBJECT and len(data) > self.most_nbytes:
+        end = len(data) if byte_range.nbytes == WHOLE_OBJECT else byte_range.offset + byte_range.nbytes
+        if byte_range.nbytes == WHOLE_OBJECT and len(data) > self.most_nbytes:
             raise ObjectTooLongError(key, len(data))
         if end > len(data):
-            raise short(f"{self.store}/{key}", wanted.offset, wanted.nbytes, max(0, len(data) - wanted.offset))
-        return data[wanted.offset : end]
+            raise short(f"{self.store}/{key}", *byte_range, max(0, len(data) - byte_range.offset))
+        return data[byte_range.offset : end]
 
     def _object(self, key: str) -> memoryview | None:
         """Return all bytes of an object, as they were when this read first asked for it."""

@@ -104,17 +104,17 @@ class LocalSource:
         if now != version:
             raise changed(path, version, now)
 
-    def prefetch(self, key: str, wanted: ByteRange) -> bool:
+    def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Have a range read into the page cache unless its first byte is there; return whether that was necessary."""
         fd = self._open(key)
         if fd is None:
             return False
         try:
-            if _is_cached(fd, wanted.offset):
+            if _is_cached(fd, byte_range.offset):
                 return False
-            nbytes = _AHEAD_NBYTES if wanted.nbytes == WHOLE_OBJECT else min(wanted.nbytes, _AHEAD_NBYTES)
+            nbytes = _AHEAD_NBYTES if byte_range.nbytes == WHOLE_OBJECT else min(byte_range.nbytes, _AHEAD_NBYTES)
             with suppress(OSError):  # it was advice; who reads the file says what is wrong
-                os.posix_fadvise(fd, wanted.offset, nbytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(fd, byte_range.offset, nbytes, os.POSIX_FADV_WILLNEED)
             return True
         finally:
             os.close(fd)
@@ -122,31 +122,31 @@ class LocalSource:
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Return a function that reads on the thread that calls it."""
         if len(requests) > 1 and requests[0][1].nbytes == WHOLE_OBJECT:
-            return lambda _allocate: [self._read_some(key, [wanted], _fresh)[0] for key, wanted in requests]
-        key, ranges = requests[0][0], [wanted for _, wanted in requests]
+            return lambda _allocate: [self._read_some(key, [byte_range], _fresh)[0] for key, byte_range in requests]
+        key, ranges = requests[0][0], [byte_range for _, byte_range in requests]
         return lambda allocate: self._read_some(key, ranges, allocate, version)
 
     def _read_some(
-        self, key: str, wanted: Sequence[ByteRange], allocate: Allocate, version: Version = None
+        self, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version = None
     ) -> list[memoryview | None]:
         """Read ranges of a file, which is opened once, or one range to its end."""
         fd = self._open(key, version)
         if fd is None:
-            return [None] * len(wanted)
+            return [None] * len(ranges)
         try:
-            if wanted[0].nbytes == WHOLE_OBJECT:
-                return [self._rest(fd, key, wanted[0].offset, allocate, version)]
-            return [*self._ranges(fd, key, wanted, allocate, version)]
+            if ranges[0].nbytes == WHOLE_OBJECT:
+                return [self._rest(fd, key, ranges[0].offset, allocate, version)]
+            return [*self._ranges(fd, key, ranges, allocate, version)]
         finally:
             os.close(fd)
 
     def _rest(self, fd: int, key: str, offset: int, allocate: Allocate, version: Version) -> memoryview | None:
         """Read an open file from `offset` on; None if it is a directory."""
-        found = self._stat(fd, key)
-        if S_ISDIR(found.st_mode):
+        status = self._stat(fd, key)
+        if S_ISDIR(status.st_mode):
             return None
-        whole = None if found.st_size else self._to_its_end(fd, key, found)
-        length = found.st_size if whole is None else len(whole)
+        whole = None if status.st_size else self._to_its_end(fd, key, status)
+        length = status.st_size if whole is None else len(whole)
         if length > self.most_nbytes:
             raise ObjectTooLongError(key, length)
         if whole is not None:
@@ -154,13 +154,13 @@ class LocalSource:
         return self.pread(fd, key, offset, allocate(max(0, length - offset)), version)
 
     def _ranges(
-        self, fd: int, key: str, wanted: Sequence[ByteRange], allocate: Allocate, version: Version
+        self, fd: int, key: str, ranges: Sequence[ByteRange], allocate: Allocate, version: Version
     ) -> list[memoryview]:
         """Read ranges of an open file side by side into memory."""
-        ends = list(accumulate(part.nbytes for part in wanted))
+        ends = list(accumulate(part.nbytes for part in ranges))
         room = allocate(ends[-1])
-        parts = [room[end - part.nbytes : end] for part, end in zip(wanted, ends, strict=True)]
-        for (offset, nbytes), part in zip(wanted, parts, strict=True):
+        parts = [room[end - part.nbytes : end] for part, end in zip(ranges, ends, strict=True)]
+        for (offset, nbytes), part in zip(ranges, parts, strict=True):
             done = self._read(fd, key, offset, part, version)
             if done < nbytes:
                 self._check_version(fd, key, version)
@@ -183,12 +183,12 @@ class LocalSource:
         return finish
 
     def _edge(self, fd: int, key: str, location: Literal["start", "end"], nbytes: int) -> Edge | None:
-        now, found = time.time(), self._stat(fd, key)
-        if S_ISDIR(found.st_mode):
+        now, status = time.time(), self._stat(fd, key)
+        if S_ISDIR(status.st_mode):
             return None
-        version = _version(found)
-        whole = None if found.st_size else self._to_its_end(fd, key, found)
-        length = found.st_size if whole is None else len(whole)
+        version = _version(status)
+        whole = None if status.st_size else self._to_its_end(fd, key, status)
+        length = status.st_size if whole is None else len(whole)
         take = min(nbytes, length)
         offset = length - take if location == "end" else 0
         if whole is None and length < nbytes != NO_LIMIT:
@@ -197,7 +197,7 @@ class LocalSource:
             data = self.pread(fd, key, offset, memoryview(bytearray(take)), version)
         else:
             data = whole[offset : offset + take]
-        age_s = now - max(found.st_mtime, found.st_ctime)
+        age_s = now - max(status.st_mtime, status.st_ctime)
         return Edge(data=data, object_nbytes=length, version=version, settled=is_settled(age_s))
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:  # noqa: ARG002
@@ -241,13 +241,13 @@ class LocalSource:
         """
         if not S_ISREG(said.st_mode):
             raise self._failed(key, "read the whole file", OSError("a device or a pipe"))
-        found = bytearray()
+        content = bytearray()
         try:
-            while len(found) <= self.most_nbytes and (piece := os.pread(fd, _MIB, len(found))):
-                found += piece
+            while len(content) <= self.most_nbytes and (piece := os.pread(fd, _MIB, len(content))):
+                content += piece
         except OSError as err:
             raise self._failed(key, "read the whole file", err) from err
-        return memoryview(found)
+        return memoryview(content)
 
     def pread(self, fd: int, key: str, offset: int, into: memoryview, version: Version = None) -> memoryview:
         """Fill `into` from an open file; a read may return less than asked for, at 2 GiB always.
@@ -289,8 +289,8 @@ def _fresh(nbytes: int) -> memoryview:
     return memoryview(bytearray(nbytes))
 
 
-def _version(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+def _version(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _preadv(fd: int, into: memoryview, offset: int) -> int:

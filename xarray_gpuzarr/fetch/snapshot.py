@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.fetch import (
     UNTAGGED,
@@ -40,12 +39,10 @@ from xarray_gpuzarr.plan.damage import corrupt_chunk, too_long
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.fetch_options import fetch_options
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.codecs import NO_LIMIT
 from xarray_gpuzarr.stored.shard_index import ShardIndex, ShardIndexSpec, decode_shard_index
-
-Column = npt.NDArray[np.int64]
 
 
 @record
@@ -108,14 +105,14 @@ class Snapshot:
         """Raise if a local file is not of the version that its index was read from."""
         self._source.check(key, self._versions.get(key))
 
-    def prefetch(self, key: str, wanted: ByteRange) -> bool:
+    def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read ahead; see `ByteSource.prefetch`."""
-        return self._source.prefetch(key, wanted)
+        return self._source.prefetch(key, byte_range)
 
     def start(self, requests: Sequence[Request]) -> Pending:
         """Start reading byte ranges of the version of a shard that its index was read from, or objects."""
         key = requests[0][0]
-        taken = self._take(key, [wanted for _, wanted in requests])
+        taken = self._take(key, [byte_range for _, byte_range in requests])
         if taken is not None:
             return AtHand([*taken])
         pending = self._source.start(requests, self._versions.get(key))
@@ -260,12 +257,12 @@ class Snapshot:
             entry = CachedIndex(index=index, version=edge.version)
             index_cache.cache.put((self._identity, key, spec), entry, fetch_options().index_cache_nbytes)
 
-    def _take(self, key: str, wanted: Sequence[ByteRange]) -> list[memoryview] | None:
+    def _take(self, key: str, ranges: Sequence[ByteRange]) -> list[memoryview] | None:
         """Return bytes of a shard that came with its index; let go of the shard with the last of them."""
         whole = self._whole.get(key)
         if whole is None:
             return None
-        taken = [whole.take(each) for each in wanted]
+        taken = [whole.take(each) for each in ranges]
         if whole.left_nbytes <= 0:
             del self._whole[key]
         return taken
@@ -288,9 +285,9 @@ class _WholeShard:
         self.left_nbytes = int(nbytes.sum())
         self._offset, self._end = offset, offset + nbytes
 
-    def take(self, wanted: ByteRange) -> memoryview:
+    def take(self, byte_range: ByteRange) -> memoryview:
         """Return a range of bytes, and count those of it that are chunks' and not between two."""
-        first, end = wanted.offset, wanted.offset + wanted.nbytes
+        first, end = byte_range.offset, byte_range.offset + byte_range.nbytes
         parts = np.minimum(self._end, end) - np.maximum(self._offset, first)
         self.left_nbytes -= int(parts.clip(0).sum())
         return self.data[first:end]

@@ -133,7 +133,7 @@ class ByteSource(Protocol):
     def check(self, key: str) -> None:
         """Raise `ObjectChangedError` if a local file is not of the version that its index was read from."""
 
-    def prefetch(self, key: str, wanted: ByteRange) -> bool:
+    def prefetch(self, key: str, byte_range: ByteRange) -> bool:
         """Let the system read ahead what will be wanted soon; return whether it had to."""
 
     def start(self, requests: Sequence[Request]) -> Pending:
@@ -243,11 +243,11 @@ def failed(name: str, action: str, err: Exception) -> StoreReadError:
     )
 
 
-def short(name: str, offset: int, wanted: int, got: int) -> StoreReadError:
+def short(name: str, offset: int, nbytes: int, got: int) -> StoreReadError:
     """Return the error of an object that ends too soon."""
     return StoreReadError(
         f"{name} is shorter than its shard index or its size said",
-        tried=f"{wanted} bytes at {offset}",
+        tried=f"{nbytes} bytes at {offset}",
         found=f"{got} bytes",
         do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
     )

@@ -32,10 +32,10 @@ class MissingChunkError(StoreReadError, ChunkNotFoundError):
 
 def missing_keys(path: str, keys: Iterable[str]) -> MissingChunkError:
     """Return the error for objects that a read did not find."""
-    found = sorted(keys)
-    more = f" and {len(found) - _MOST_KEYS} more" if len(found) > _MOST_KEYS else ""
+    names = sorted(keys)
+    more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
     return missing_chunks(
-        path, f"{len(found)} chunk(s)", f"no chunk or shard {', '.join(map(repr, found[:_MOST_KEYS]))}{more}"
+        path, f"{len(names)} chunk(s)", f"no chunk or shard {', '.join(map(repr, names[:_MOST_KEYS]))}{more}"
     )
 
 
@@ -75,8 +75,8 @@ class StrictSource:
         return (type(self).__qualname__, *self.within.__dask_tokenize__())
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.within, name)
-        return self._noting(found) if name in _REQUESTS else found
+        attribute = getattr(self.within, name)
+        return self._noting(attribute) if name in _REQUESTS else attribute
 
     def for_one_read(
         self, *, ask_again: bool = False, expected_nbytes: int | None = None, most_nbytes: int = NO_LIMIT
@@ -90,9 +90,9 @@ class StrictSource:
         pending = self.within.start(requests, version)
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
-            found = pending(allocate)
-            self.missing.update(key for (key, _), data in zip(requests, found, strict=True) if data is None)
-            return found
+            contents = pending(allocate)
+            self.missing.update(key for (key, _), data in zip(requests, contents, strict=True) if data is None)
+            return contents
 
         return finish
 
@@ -101,10 +101,10 @@ class StrictSource:
             pending = start(key, *args)
 
             def finish() -> Any:
-                found = pending()
-                if found is None:
+                content = pending()
+                if content is None:
                     self.missing.add(key)
-                return found
+                return content
 
             return finish
 

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.codecs import BytesBytesSpec, ZlibSpec, ZstdSpec
 
 Bytes = npt.NDArray[np.uint8]
-Column = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = range(5)
@@ -121,9 +121,9 @@ def walk_blosc(data: Bytes, start: Column, nbytes: Column, expected: int, *, cna
     ready = np.zeros(len(start), np.bool_)
     ready[frames.chunk] = True
     ready[streams[0, ~_sound_streams(data, streams)]] = False
-    kept = ready[streams[0]]
-    if not kept.all():
-        streams = streams[:, kept]
+    is_whole = ready[streams[0]]
+    if not is_whole.all():
+        streams = streams[:, is_whole]
     chunk, source, source_nbytes, target, target_nbytes, codec = streams
     block_filter = _filters(frames, blocks)
     filtered = np.bincount(blocks.frame, block_filter, len(frames.chunk)) > 0
@@ -207,8 +207,8 @@ def _sound_frames(data: Bytes, start: Column, nbytes: Column, expected: int) -> 
 
 def _of_codec(frames: _Frames, codec: int | None) -> _Frames:
     """Return the frames of an inner codec, and those that are stored as they are."""
-    wanted = (frames.flags >> 5 == codec) | (frames.flags & _STORED != 0)
-    return frames if wanted.all() else _Frames._make(column[wanted] for column in frames)
+    is_of_codec = (frames.flags >> 5 == codec) | (frames.flags & _STORED != 0)
+    return frames if is_of_codec.all() else _Frames._make(column[is_of_codec] for column in frames)
 
 
 def _has_room(frames: _Frames, expected: int) -> Flags:
@@ -257,12 +257,12 @@ def _walk_splits(data: Bytes, frames: _Frames, blocks: _Blocks) -> Iterator[Colu
     for split in range(blocks.n_splits.max(initial=0)):
         block = np.flatnonzero(blocks.n_splits > split)
         here, end, decoded = at[block] + 4, blocks.end[block], target_nbytes[block]
-        found = words[np.minimum(here, end) - 4].astype(np.int64)
-        inside = found <= np.minimum(longest[block], end - here)
-        kind = np.where(found == decoded, RAW, codec[block])
+        length = words[np.minimum(here, end) - 4].astype(np.int64)
+        inside = length <= np.minimum(longest[block], end - here)
+        kind = np.where(length == decoded, RAW, codec[block])
         target = blocks.start[block] + split * decoded
-        yield np.stack([chunk[block], here, found * inside, target, decoded, kind])
-        at[block] = here + found
+        yield np.stack([chunk[block], here, length * inside, target, decoded, kind])
+        at[block] = here + length
 
 
 def _stored_streams(frames: _Frames, expected: int) -> Column:

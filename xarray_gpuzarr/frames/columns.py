@@ -17,10 +17,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.codecs import BytesBytesSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
 
 Bytes = npt.NDArray[np.uint8]
-Column = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _U4, _I8 = np.dtype("<u4"), np.dtype("<i8")

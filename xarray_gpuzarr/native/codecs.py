@@ -92,8 +92,8 @@ def native_codec(codec: Codec) -> NativeCodec | None:
         return NativeCodec(number=0)
     functions = _FUNCTIONS[codec]
     kinds = ("decode", "make_context", "free_context", "decode_part", "restart")
-    found = _addresses(f"imagecodecs.{functions.module}", {kind: getattr(functions, kind) for kind in kinds})
-    return None if found is None else NativeCodec(number=functions.number, **found)
+    addresses = _addresses(f"imagecodecs.{functions.module}", {kind: getattr(functions, kind) for kind in kinds})
+    return None if addresses is None else NativeCodec(number=functions.number, **addresses)
 
 
 @cache
@@ -102,5 +102,5 @@ def native_encoder(codec: Codec) -> NativeEncoder | None:
     if codec == "raw":
         return NativeEncoder(encode=0)
     module, *functions = _ENCODERS[codec]
-    found = _addresses(module, dict(zip(NativeEncoder.__slots__, functions, strict=False)))
-    return None if found is None else NativeEncoder(**found)
+    addresses = _addresses(module, dict(zip(NativeEncoder.__slots__, functions, strict=False)))
+    return None if addresses is None else NativeEncoder(**addresses)

@@ -189,23 +189,23 @@ def loops() -> Loops | None:
     OptionError
         ``XARRAY_GPUZARR_NATIVE`` is neither 0 nor 1.
     """
-    found = find()
-    return found if isinstance(found, Loops) else None
+    compiled = find()
+    return compiled if isinstance(compiled, Loops) else None
 
 
 def why_absent() -> str | None:
     """Say why there are no compiled loops, and what to do; None if there are. Raises as `loops` does."""
-    found = find()
-    return found if isinstance(found, str) else None
+    compiled = find()
+    return compiled if isinstance(compiled, str) else None
 
 
 def crc32c(data: memoryview | bytes) -> int:
     """Return the CRC-32C of bytes in host memory."""
-    found = loops()
-    if found is None:
+    compiled = loops()
+    if compiled is None:
         return int(google_crc32c.value(bytes(data)))
     seen = np.frombuffer(data, np.uint8)
-    return int(found.crc32c(address(seen), len(seen)))
+    return int(compiled.crc32c(address(seen), len(seen)))
 
 
 def address(array: npt.NDArray[Any]) -> int:

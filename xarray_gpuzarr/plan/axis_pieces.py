@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xarray_gpuzarr.plan.points import first_of_each
-from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process.records import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,35 +118,35 @@ def largest_box(pieces: Sequence[AxisPieces]) -> int:
     return math.prod(int(axis_pieces.count.max(initial=0)) for axis_pieces in pieces)
 
 
-def intersect_axis(wanted: slice | Column, length: int, chunk_length: int) -> AxisPieces:
+def intersect_axis(selected: slice | Column, length: int, chunk_length: int) -> AxisPieces:
     """Cut one axis of a selection at the chunk borders.
 
     Parameters
     ----------
-    wanted : slice with a positive step, or int64 of shape (n,) that never decreases
+    selected : slice with a positive step, or int64 of shape (n,) that never decreases
         Elements wanted along the axis, all inside ``[0, length)``.
     length : int
         Elements of the array along the axis.
     chunk_length : int
         Elements of a chunk along the axis.
     """
-    if isinstance(wanted, slice):
-        start, stop, step = wanted.indices(length)
+    if isinstance(selected, slice):
+        start, stop, step = selected.indices(length)
         if stop - start <= _MAX_KEPT * chunk_length:
             return _kept_slice(start, stop, step, chunk_length)
         return _intersect_slice(start, stop, step, chunk_length)
-    chunk_of = wanted // chunk_length
-    first = np.flatnonzero(np.r_[True, chunk_of[1:] != chunk_of[:-1]]) if len(wanted) else wanted
+    chunk_of = selected // chunk_length
+    first = np.flatnonzero(np.r_[True, chunk_of[1:] != chunk_of[:-1]]) if len(selected) else selected
     chunk = chunk_of[first]
-    index = wanted - chunk_of * chunk_length
+    index = selected - chunk_of * chunk_length
     return AxisPieces(
         chunk=chunk,
         out_start=first,
-        count=np.diff(np.r_[first, len(wanted)]),
+        count=np.diff(np.r_[first, len(selected)]),
         in_start=index[first],
         step=0,
         index=index,
-        length=len(wanted),
+        length=len(selected),
     )
 
 

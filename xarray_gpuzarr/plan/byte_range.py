@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Column = npt.NDArray[np.int64]
+from xarray_gpuzarr.process.records import Column
 
 WHOLE_OBJECT = -1
 """`nbytes` of a range that means "from `offset` to the end of the object"."""

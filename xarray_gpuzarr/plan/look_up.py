@@ -17,7 +17,7 @@ from xarray_gpuzarr.native.library import LookupStruct
 from xarray_gpuzarr.plan.axis_pieces import Span, chunks_of_span
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import Block, BoxTarget, ReadPlan, Target, empty_plan
-from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex
 

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
-from xarray_gpuzarr.plan.selection import Column
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 
 Flags = npt.NDArray[np.bool_]
 

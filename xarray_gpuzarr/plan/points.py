@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from xarray_gpuzarr.plan.selection import Column, checked_index
+from xarray_gpuzarr.plan.selection import checked_index
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 

@@ -29,9 +29,9 @@ from xarray_gpuzarr.plan.axis_pieces import (
 )
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT, ByteRange, CoalesceRule, coalesce
 from xarray_gpuzarr.plan.points import PointGroups, first_of_each, numbered, sorting
-from xarray_gpuzarr.plan.selection import Column, OuterSelection
+from xarray_gpuzarr.plan.selection import OuterSelection
 from xarray_gpuzarr.plan.stack import StackTarget
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 from xarray_gpuzarr.stored.shard_index import MISSING
@@ -54,11 +54,11 @@ class BoxTarget:
     def __init__(self, axes: Sequence[tuple[slice | Column, int, int]]) -> None:
         self._axes = axes
         spans = []
-        for wanted, length, chunk_length in axes:
-            found = span(*wanted.indices(length), chunk_length) if isinstance(wanted, slice) else None
-            if found is None:
+        for selected, length, chunk_length in axes:
+            of_axis = span(*selected.indices(length), chunk_length) if isinstance(selected, slice) else None
+            if of_axis is None:
                 break
-            spans.append(found)
+            spans.append(of_axis)
         self.spans = tuple(spans) if len(spans) == len(axes) else None
         """Per axis, what is wanted; None if it is not evenly spaced elements along all axes, or nothing."""
         if self.spans is None:

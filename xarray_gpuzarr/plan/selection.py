@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.errors import SelectionError
-from xarray_gpuzarr.process.records import record
-
-Column = npt.NDArray[np.int64]
+from xarray_gpuzarr.process.records import Column, record
 
 
 @record
@@ -56,7 +54,7 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
     SelectionError
         Too many indices, an index outside the array, or an index of an unknown kind.
     """
-    wanted: list[slice | Column] = []
+    in_order: list[slice | Column] = []
     undo: list[tuple[int, slice | Column | int]] = []
     for axis, (key, length) in enumerate(zip(_expand(selection, len(shape)), shape, strict=True)):
         ordered: slice | Column
@@ -68,13 +66,13 @@ def outer_selection(selection: Any, shape: Sequence[int]) -> OuterSelection:
             ordered, back = slice(at, at + 1), 0
         else:
             ordered, back = _ordered_array(array, length, axis)
-        wanted.append(ordered)
+        in_order.append(ordered)
         if back is not None:
             undo.append((axis, back))
     # Integers drop their axis, so they come last and from the back.
     drops = sorted([u for u in undo if isinstance(u[1], int)], reverse=True, key=lambda u: u[0])
     keeps = [u for u in undo if not isinstance(u[1], int)]
-    return OuterSelection(wanted=tuple(wanted), undo=(*keeps, *drops))
+    return OuterSelection(wanted=tuple(in_order), undo=(*keeps, *drops))
 
 
 def _expand(selection: Any, ndim: int) -> list[Any]:

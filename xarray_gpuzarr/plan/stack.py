@@ -18,7 +18,7 @@ import numpy.typing as npt
 from xarray_gpuzarr.errors import SelectionError
 from xarray_gpuzarr.plan.axis_pieces import MOST_PIECES, AxisPieces, intersect_axis, strided_pieces
 from xarray_gpuzarr.plan.points import first_of_each, numbered, sorting
-from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
 
 
@@ -88,12 +88,12 @@ class StackTarget:
         return self.groups.row.take(_counted(n) + (after - n).repeat(n), axis=0)
 
 
-def stack_target(wanted: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> StackTarget:
+def stack_target(axes: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -> StackTarget:
     """Cut crops of an array at the borders of the inner chunks, and sort what chunks give by chunk.
 
     Parameters
     ----------
-    wanted : sequence of StackAxis
+    axes : sequence of StackAxis
         Per axis of the array; sample ``b`` of the output is what NumPy's ``array[np.ix_(...)]`` gives for its
         elements along each axis.
     n_samples : int
@@ -107,19 +107,19 @@ def stack_target(wanted: Sequence[StackAxis], n_samples: int, grid: ChunkGrid) -
     MemoryError
         More boxes than can be counted.
     """
-    axes = [
-        _cut_axis(axis, given, n_samples, (length, chunk_length))
-        for axis, (given, length, chunk_length) in enumerate(zip(wanted, grid.shape, grid.chunk_shape, strict=True))
+    cut_axes = [
+        _cut_axis(axis, selected, n_samples, (length, chunk_length))
+        for axis, (selected, length, chunk_length) in enumerate(zip(axes, grid.shape, grid.chunk_shape, strict=True))
     ]
-    row = _box_rows(axes, n_samples)
-    chunk = np.empty((len(row), len(axes)), np.int64)
-    for axis, (pieces, _) in enumerate(axes):
+    row = _box_rows(cut_axes, n_samples)
+    chunk = np.empty((len(row), len(cut_axes)), np.int64)
+    for axis, (pieces, _) in enumerate(cut_axes):
         chunk[:, axis] = pieces.chunk.take(row[:, 1 + axis])
     number = numbered(chunk, grid.n_chunks)
     order = sorting(number)
     first = first_of_each(number.take(order))
     return StackTarget(
-        pieces=(_samples(n_samples), *(pieces for pieces, _ in axes)),
+        pieces=(_samples(n_samples), *(pieces for pieces, _ in cut_axes)),
         groups=BoxGroups(
             chunk=chunk.take(order.take(first), axis=0),
             bounds=np.append(first, len(order)),
@@ -147,12 +147,12 @@ def _box_rows(axes: Sequence[tuple[AxisPieces, Column | None]], n_samples: int) 
         n_boxes = n_boxes * n
     sample = np.arange(n_samples, dtype=np.int64).repeat(n_boxes)
     row = np.empty((len(sample), 1 + len(axes)), np.int64)
-    row[:, 0], left = sample, _counted(n_boxes)
+    row[:, 0], quotient = sample, _counted(n_boxes)
     for axis in range(len(axes) - 1, -1, -1):
         n = n_pieces[axis]
         number: Column | int = 0
         if most[axis] > 1:
-            left, number = np.divmod(left, n if isinstance(n, int) else n.take(sample))
+            quotient, number = np.divmod(quotient, n if isinstance(n, int) else n.take(sample))
         row[:, 1 + axis] = number if isinstance(n, int) else (n.cumsum() - n).take(sample) + number
     return row
 
@@ -170,20 +170,20 @@ def _counted(n: Column) -> Column:
 
 
 def _cut_axis(
-    axis: int, wanted: StackAxis, n_samples: int, lengths: tuple[int, int]
+    axis: int, selected: StackAxis, n_samples: int, lengths: tuple[int, int]
 ) -> tuple[AxisPieces, Column | None]:
     """Return the pieces along an axis of an array, and how many each sample has; None if all have all of them.
 
     `lengths` are those of the axis and of a chunk along it.
     """
     length, chunk_length = lengths
-    if isinstance(wanted, slice):
-        if wanted.step is not None and wanted.step < 1:
-            raise _bad(f"{wanted} on axis {axis}")
-        return intersect_axis(wanted, length, chunk_length), None
-    if isinstance(wanted, Crops):
-        return _cut_crops(_checked_crops(wanted, n_samples, axis, length), length, chunk_length)
-    table = _checked_table(wanted, n_samples, axis, length)
+    if isinstance(selected, slice):
+        if selected.step is not None and selected.step < 1:
+            raise _bad(f"{selected} on axis {axis}")
+        return intersect_axis(selected, length, chunk_length), None
+    if isinstance(selected, Crops):
+        return _cut_crops(_checked_crops(selected, n_samples, axis, length), length, chunk_length)
+    table = _checked_table(selected, n_samples, axis, length)
     even = _evenly_spaced(table)
     if even is not None:
         return _cut_crops(even, length, chunk_length)
@@ -239,9 +239,9 @@ def _evenly_spaced(table: Column) -> Crops | None:
     return Crops(start=table[:, 0], count=count, step=step) if step and (steps == step).all() else None
 
 
-def _checked_table(wanted: Column, n_samples: int, axis: int, length: int) -> Column:
+def _checked_table(selected: Column, n_samples: int, axis: int, length: int) -> Column:
     """Return an index array as a table, of a single row if that is for all samples."""
-    table = np.asarray(wanted)
+    table = np.asarray(selected)
     if table.ndim == 1:
         table = table[None]
     elif table.ndim != 2 or len(table) != n_samples:
@@ -255,8 +255,8 @@ def _checked_table(wanted: Column, n_samples: int, axis: int, length: int) -> Co
 def _checked_crops(crops: Crops, n_samples: int, axis: int, length: int) -> Crops:
     start, count, step = np.asarray(crops.start), operator.index(crops.count), operator.index(crops.step)
     if start.shape != (n_samples,) or count < 0 or step < 1:
-        found = f"starts of shape {start.shape}, {count} elements each, {step} apart"
-        raise _bad(f"{found}, on axis {axis}, for {n_samples} samples")
+        starts = f"starts of shape {start.shape}, {count} elements each, {step} apart"
+        raise _bad(f"{starts}, on axis {axis}, for {n_samples} samples")
     if count:
         span = (count - 1) * step
         start = _inside(start, axis, length, length - span, f" and {span} elements behind it")

@@ -14,7 +14,7 @@ from types import FrameType
 
 from xarray_gpuzarr.errors import GpuZarrWarning, visible
 
-given: set[str] = set()
+said: set[str] = set()
 """What this process was warned of."""
 
 
@@ -28,9 +28,9 @@ def advise(subject: str, headline: str, *, found: str, do: str) -> None:
     headline, found, do : str
         As in `GpuZarrError`.
     """
-    if subject in given:
+    if subject in said:
         return
-    given.add(subject)
+    said.add(subject)
     text = f"{visible(headline)}\n  found: {visible(found)}\n  do:    {visible(do)}"
     frame = _users_frame()
     if frame is None:

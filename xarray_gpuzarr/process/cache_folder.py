@@ -13,8 +13,8 @@ def cache_folder() -> Path:
     ----------
     XDG Base Directory Specification 0.8: ``XDG_CACHE_HOME``, else ``~/.cache``.
     """
-    given = os.environ.get("XARRAY_GPUZARR_CACHE_DIR")
-    if given:
-        return Path(given)
+    setting = os.environ.get("XARRAY_GPUZARR_CACHE_DIR")
+    if setting:
+        return Path(setting)
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # without a home, too
     return Path(caches) / "xarray-gpuzarr"

@@ -129,9 +129,9 @@ class Counters:
         account = Account()
         with self._lock:
             ended = [a for a in self._accounts if not a.thread.is_alive()]
-            left = [a for a in self._accounts if a not in ended]
+            open_accounts = [a for a in self._accounts if a not in ended]
             closed = sum(map(_counts, ended), self._closed)
-            self._closed, self._accounts = closed, [*left, account]  # both or, if a signal interrupts, neither
+            self._closed, self._accounts = closed, [*open_accounts, account]  # both or, if a signal interrupts, neither
         return account
 
 

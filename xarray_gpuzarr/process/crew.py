@@ -66,13 +66,13 @@ class _Run:
 
     def help(self, n_active: Callable[[], int]) -> None:
         """Work on a thread of the pool, unless it has been called off."""
-        me, left = object(), Lock()
+        me, has_left = object(), Lock()
         with self._lock:
             work = self.work
             if work is None:
                 return
-            left.acquire()
-            self._at_work[me] = left
+            has_left.acquire()
+            self._at_work[me] = has_left
             self.n_wanted -= 1
         try:
             with counters.stage(self.stage):
@@ -81,15 +81,15 @@ class _Run:
             self.errors.append(error)
         finally:
             del self._at_work[me]
-            left.release()
+            has_left.release()
 
     def end(self) -> None:
         """Call off helpers that have not begun, and wait until the others have left."""
         with self._lock:
             self.work = None
             self.n_wanted = 0
-        for left in list(self._at_work.values()):
-            with left:
+        for has_left in list(self._at_work.values()):
+            with has_left:
                 pass
 
 

@@ -114,14 +114,14 @@ class ResourceOptions:
         OptionError
             A variable holds something unusable.
         """
-        given: dict[str, Any] = dict(given_numbers(_AT_LEAST, environ))
-        given |= {name: environ[variable(name)] for name in _CHOICES if variable(name) in environ}
+        chosen: dict[str, Any] = dict(given_numbers(_AT_LEAST, environ))
+        chosen |= {name: environ[variable(name)] for name in _CHOICES if variable(name) in environ}
         text = environ.get(variable("verify"))
         if text is not None:
-            given["verify"] = text
+            chosen["verify"] = text
             with suppress(ValueError):
-                given["verify"] = float(text)
-        return cls(**with_engine({"engine": environ.get(variable("engine"), "usual"), **given}))
+                chosen["verify"] = float(text)
+        return cls(**with_engine({"engine": environ.get(variable("engine"), "usual"), **chosen}))
 
 
 def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def with_engine(options: Mapping[str, Any]) -> dict[str, Any]:
     OptionError
         It is neither ``"usual"`` nor ``"plain"``.
     """
-    given = dict(options)
-    engine = given.pop("engine", "usual")
+    others = dict(options)
+    engine = others.pop("engine", "usual")
     if engine not in ("usual", "plain"):
         raise unusable("engine", f"engine={engine!r}", "valid options: usual, plain")
-    return {**PLAIN, **given} if engine == "plain" else given
+    return {**PLAIN, **others} if engine == "plain" else others
 
 
 def _is_verify(verify: object) -> bool:

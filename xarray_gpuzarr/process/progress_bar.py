@@ -102,13 +102,13 @@ class Bars:
         """Come free when drawing is to end, and when it has."""
         self._is_drawing = False
 
-    def add_bytes(self, *, done: int = 0, wanted: int = 0) -> None:
+    def add_bytes(self, *, done: int = 0, expected: int = 0) -> None:
         """Add to the bytes that are read, and to those that begun reads will give."""
-        self._add(self._bytes, done, wanted)
+        self._add(self._bytes, done, expected)
 
-    def add_tasks(self, *, done: int = 0, wanted: int = 0) -> None:
+    def add_tasks(self, *, done: int = 0, expected: int = 0) -> None:
         """Add to the tasks that dask has done, and to those that it was given."""
-        self._add(self._tasks, done, wanted)
+        self._add(self._tasks, done, expected)
 
     def begin(self) -> None:
         """Draw from now on, on a thread of its own; nothing if the system starts no more threads."""
@@ -149,10 +149,10 @@ class Bars:
                 console.clear_live()
                 console.pop_render_hook()
 
-    def _add(self, row: TaskID, done: int, wanted: int) -> None:
+    def _add(self, row: TaskID, done: int, expected: int) -> None:
         with self._lock:
             before = self._n[row]
-            self._n[row] = before[0] + done, before[1] + wanted
+            self._n[row] = before[0] + done, before[1] + expected
             self._touched.add(row)
 
     def _draw_on(self) -> None:
@@ -182,8 +182,8 @@ class Bars:
         if elapsed_s <= DELAY_S or not self._touched:
             return
         with self._drawing:
-            (done, wanted), (tasks_done, tasks_wanted) = self._n[self._bytes], self._n[self._tasks]
-            amount, total = f"{decimal(done)} of {decimal(wanted)}", wanted if not tasks_wanted else None
+            (done, expected), (tasks_done, tasks_wanted) = self._n[self._bytes], self._n[self._tasks]
+            amount, total = f"{decimal(done)} of {decimal(expected)}", expected if not tasks_wanted else None
             if tasks_wanted:  # the tasks that dask has not begun will want more
                 amount = decimal(done)
             amount += f", {decimal(round(done / max(1e-3, elapsed_s)))}/s"
@@ -192,16 +192,16 @@ class Bars:
             self._progress.start()
             self._progress.refresh()
 
-    def _update(self, row: TaskID, amount: str, done: int, wanted: int | None) -> None:
+    def _update(self, row: TaskID, amount: str, done: int, expected: int | None) -> None:
         shown = row in self._touched
-        self._progress.update(row, completed=done, total=wanted, amount=amount, visible=shown)
+        self._progress.update(row, completed=done, total=expected, amount=amount, visible=shown)
 
 
 def _dask_callbacks(bars: Bars) -> tuple[Callable[..., None] | None, ...]:
     """Return what dask's local schedulers are to call, as a tuple: without dask, there is no base class to inherit."""
 
     def start_state(_graph: Any, state: Mapping[str, Any]) -> None:
-        bars.add_tasks(wanted=sum(len(state[kind]) for kind in ("ready", "waiting")))
+        bars.add_tasks(expected=sum(len(state[kind]) for kind in ("ready", "waiting")))
 
     def posttask(*_: object) -> None:
         bars.add_tasks(done=1)
@@ -230,7 +230,7 @@ class ReadProgress:
     def __init__(self, bars: Bars, n_chunks: int, nbytes: int) -> None:
         self._bars, self._n_chunks, self._nbytes = bars, n_chunks, nbytes
         self._told = self._drawn = 0
-        bars.add_bytes(wanted=nbytes)
+        bars.add_bytes(expected=nbytes)
 
     def draw(self, n_chunks: int) -> None:
         """Note that the next table, of so many chunks, is drawn."""
@@ -244,7 +244,7 @@ class ReadProgress:
 
     def take_back(self) -> None:
         """Count the read for nothing: it has failed, and perhaps is tried once more."""
-        self._bars.add_bytes(done=-self._told, wanted=-self._nbytes)
+        self._bars.add_bytes(done=-self._told, expected=-self._nbytes)
 
 
 def read_progress(n_chunks: int, nbytes: int) -> ReadProgress | None:

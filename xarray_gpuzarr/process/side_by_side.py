@@ -35,7 +35,7 @@ def side_by_side[Result](
         made.
     """
     waiting = deque(range(len(calls)))
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     errors: list[BaseException] = []
     threads: list[Lock] = []
 
@@ -43,7 +43,7 @@ def side_by_side[Result](
         try:
             with as_caller():
                 while (number := _next(waiting)) is not None:
-                    found[number] = calls[number]()
+                    results[number] = calls[number]()
         except BaseException as err:  # noqa: BLE001  # it is raised below
             errors.append(err)
             waiting.clear()
@@ -71,7 +71,7 @@ def side_by_side[Result](
         raise
     if errors:
         raise errors[0]
-    return [found[number] for number in range(len(calls))]
+    return [results[number] for number in range(len(calls))]
 
 
 def _next(waiting: deque[int]) -> int | None:

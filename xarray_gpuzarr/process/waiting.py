@@ -71,14 +71,14 @@ def apart[Result](call: Callable[[], Result]) -> Result:
     """
     if get_ident() != main_thread().ident:
         return call()
-    found: list[Result] = []
+    results: list[Result] = []
     errors: list[BaseException] = []
     done = Lock()
     done.acquire()
 
     def run() -> None:
         try:
-            found.append(call())
+            results.append(call())
         except BaseException as error:  # noqa: BLE001  # raised by the caller
             errors.append(error)
         finally:
@@ -94,4 +94,4 @@ def apart[Result](call: Callable[[], Result]) -> Result:
         raise
     if errors:
         raise errors.pop()
-    return found[0]
+    return results[0]

@@ -22,15 +22,15 @@ def changed_metadata(source: ObjectSource, path: str, opened: str) -> MetadataEr
     """
     try:
         document = source.start_whole(f"{path.strip('/')}/{document_name(opened)}".lstrip("/"))()
-        found = "" if document is None else changes(opened, bytes(document.data))
+        differences = "" if document is None else changes(opened, bytes(document.data))
     except Exception:  # noqa: BLE001  # of any kind; the failure of the read is the one to tell
         return None
-    if not found:
+    if not differences:
         return None
     return MetadataError(
         f"the metadata of array '/{path.strip('/')}' are not those that it was opened with",
         tried="to decode its chunks as they were stored then",
-        found=found,
+        found=differences,
         do="open it again; if that does not help, the consolidated metadata of its group are out of date: "
         "zarr.consolidate_metadata(store)",
     )

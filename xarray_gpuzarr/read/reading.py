@@ -19,7 +19,7 @@ from xarray_gpuzarr.process.progress_bar import read_progress
 from xarray_gpuzarr.read.attempts import Attempts
 from xarray_gpuzarr.read.by_zarr import read_by_zarr
 from xarray_gpuzarr.read.stored_array import StoredArray, stored_array
-from xarray_gpuzarr.read.tables import Tables
+from xarray_gpuzarr.read.tables import ChunkTables
 from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import require_array
 
@@ -149,7 +149,7 @@ def _read_once(stored: StoredArray, spec: ArraySpec, target: Target, out: Any, a
     nbytes = math.prod(target.shape) * np.dtype(stored.cast.dtype).itemsize
     progress = read_progress(target.n_chunks, nbytes)
     try:
-        tables = Tables(spec, target, snapshot, progress)
+        tables = ChunkTables(spec, target, snapshot, progress)
         result = attempts.decoder.decode(tables, snapshot, spec=spec, target=target, cast=stored.cast, out=out)
         snapshot.check_all_there()
     except BaseException:
@@ -212,5 +212,5 @@ def read_array(array: zarr.Array[Any], selection: Any = None, *, device: str = "
     """
     require_array(array)
     way = resolve_storage(storage, device)
-    stored, wanted = stored_array(array, storage=way), ... if selection is None else selection
-    return read(stored, wanted, decoder_for(device), or_host=device == "auto")
+    stored, key = stored_array(array, storage=way), ... if selection is None else selection
+    return read(stored, key, decoder_for(device), or_host=device == "auto")

@@ -17,7 +17,7 @@ _MOST_ROWS = 1024
 """Of a plan of several shards, whose indexes are known: 100 us of planning against milliseconds of decoding."""
 
 
-class Tables:
+class ChunkTables:
     """The plans of one read, made as they are drawn, by one thread at a time.
 
     Parameters
@@ -74,13 +74,13 @@ class Tables:
         n_rows = 0
         while (answered := self._left or self._answered()) is not None:
             self._left = None
-            block, found = answered
+            block, index = answered
             if known and n_rows + block.n_rows > _MOST_ROWS:
                 self._left = answered
                 break
             known.append(answered)
             n_rows += block.n_rows
-            if not found.from_cache:
+            if not index.from_cache:
                 break
         return self._plan(known) if known else None
 
@@ -90,28 +90,28 @@ class Tables:
         while (block := self._block) is not None:
             if asked and (len(asked) > snapshot.lookahead or snapshot.should_wait(block.n_rows)):
                 break
-            found = snapshot.start_index(str(block.key), block.n_rows)
+            answer = snapshot.start_index(str(block.key), block.n_rows)
             self._block = next(self._blocks, None)
-            if isinstance(found, FoundIndex) and not asked:
-                return block, found
-            asked.append((block, found))
+            if isinstance(answer, FoundIndex) and not asked:
+                return block, answer
+            asked.append((block, answer))
         if not asked:
             return None
-        block, found = asked.popleft()
-        return block, found if isinstance(found, FoundIndex) else found()
+        block, answer = asked.popleft()
+        return block, answer if isinstance(answer, FoundIndex) else answer()
 
     def _plan(self, known: list[tuple[Block, FoundIndex]]) -> ReadPlan:
         spec, target, snapshot = self._spec, self._target, self._snapshot
         blocks = [block for block, _ in known]
-        plan = plan_read(spec, target, blocks, [found.index for _, found in known])
+        plan = plan_read(spec, target, blocks, [answer.index for _, answer in known])
         if plan.n_stored < plan.n_chunks:
             # No request for a chunk will show that a shard was replaced that holds nothing of what is wanted.
-            wanted = set(plan.object.tolist())
-            doubtful = [n for n, (_, found) in enumerate(known) if found.from_cache and n not in wanted]
+            n_used = set(plan.object.tolist())
+            doubtful = [n for n, (_, answer) in enumerate(known) if answer.from_cache and n not in n_used]
             for n in doubtful:
                 known[n] = blocks[n], snapshot.ask_again(plan.keys[n])
             if doubtful:
-                plan = plan_read(spec, target, blocks, [found.index for _, found in known])
+                plan = plan_read(spec, target, blocks, [answer.index for _, answer in known])
         if plan.most_nbytes > spec.most_nbytes:
             row = int(plan.nbytes.argmax())
             raise too_long_chunk(plan, row, int(plan.nbytes[row]))

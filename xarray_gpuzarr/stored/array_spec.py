@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid, TooLargeError
-from xarray_gpuzarr.stored.codecs import CodecPipeline, TransposeSpec, encoded_nbytes
+from xarray_gpuzarr.stored.codecs import PipelineSpec, TransposeSpec, encoded_nbytes
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec
 
 NUMERIC_KINDS = frozenset("biufc")
@@ -60,7 +60,7 @@ class ArraySpec:
     dtype: str
     """Dtype of the elements of a decoded chunk as NumPy writes it, byte order included, such as ``">f4"``."""
     grid: ChunkGrid
-    codecs: CodecPipeline
+    codecs: PipelineSpec
     """How one inner chunk is encoded."""
     index: ShardIndexSpec | None
     """How shards are indexed; None if every chunk is an object of its own."""
@@ -110,7 +110,7 @@ class ArraySpec:
 
     @cached_property
     def most_nbytes(self) -> int:
-        """Bytes of one stored inner chunk, at most: a longer one is damaged; see `CodecPipeline.most_nbytes`."""
+        """Bytes of one stored inner chunk, at most: a longer one is damaged; see `PipelineSpec.most_nbytes`."""
         return self.codecs.most_nbytes(self.chunk_nbytes)
 
     @property

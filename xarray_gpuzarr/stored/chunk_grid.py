@@ -39,8 +39,8 @@ class ChunkGrid:
         for axis, (length, chunk_length, n_chunks) in enumerate(axes):
             longest = max(length, chunk_length * n_chunks)
             if min(length, chunk_length, n_chunks - 1) < 0 or (length and not chunk_length):
-                found = f"{length} elements in shards of {n_chunks} chunks of {chunk_length}"
-                raise ValueError(f"axis {axis}: {found}")
+                lengths = f"{length} elements in shards of {n_chunks} chunks of {chunk_length}"
+                raise ValueError(f"axis {axis}: {lengths}")
             if longest > _MAX_LENGTH:
                 raise TooLargeError(f"{longest} elements along axis {axis}")
 

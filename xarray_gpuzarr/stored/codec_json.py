@@ -1,4 +1,4 @@
-"""Codec metadata -> `CodecPipeline`.
+"""Codec metadata -> `PipelineSpec`.
 
 `parse_codecs` reads the v3 ``codecs`` list and `parse_v2_codecs` the v2 ``compressor``, ``filters``, ``order`` and
 ``dtype``. A codec that is not known, or not known with its configuration, becomes `OtherSpec`. Called by `metadata`.
@@ -27,11 +27,11 @@ from xarray_gpuzarr.stored.codecs import (
     BytesSpec,
     CastValueSpec,
     ChecksumSpec,
-    CodecPipeline,
     CodecSpec,
     ElementSpec,
     Endian,
     OtherSpec,
+    PipelineSpec,
     ScaleOffsetSpec,
     ShardingSpec,
     TransposeSpec,
@@ -41,7 +41,7 @@ from xarray_gpuzarr.stored.numcodecs_json import COMPRESSORS, Conf, DType, Json,
 _PREFIX = "numcodecs."
 
 
-def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> CodecPipeline:
+def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> PipelineSpec:
     """Read a v3 ``codecs`` list.
 
     Parameters
@@ -76,7 +76,7 @@ def parse_codecs(codecs: Sequence[Json], dtype: DType = None) -> CodecPipeline:
         serializer = OtherSpec(name=before[-1].name, configuration=before[-1].configuration)
         before.pop()
     array_to_array = _in_byte_order(before, serializer)
-    return CodecPipeline(array_to_array=array_to_array, array_to_bytes=serializer, bytes_to_bytes=tuple(after))
+    return PipelineSpec(array_to_array=array_to_array, array_to_bytes=serializer, bytes_to_bytes=tuple(after))
 
 
 def _name(entry: Json) -> Json:
@@ -194,14 +194,14 @@ def _encoded_dtype(spec: ArrayArraySpec, dtype: DType) -> DType:
 
 def _in_byte_order(specs: Sequence[ArrayArraySpec], serializer: ArrayBytesSpec) -> tuple[ArrayArraySpec, ...]:
     """Return array codecs of which the last one that changes elements encodes them in the byte order of the bytes."""
-    found = list(specs)
-    for at in reversed(range(len(found))):
-        spec = found[at]
+    in_order = list(specs)
+    for at in reversed(range(len(in_order))):
+        spec = in_order[at]
         if isinstance(spec, ElementSpec) and isinstance(serializer, BytesSpec):
             stored = np.dtype(spec.encoded).newbyteorder(">" if serializer.endian == "big" else "<")
-            found[at] = replace(spec, encoded=stored.str)
+            in_order[at] = replace(spec, encoded=stored.str)
             break
-    return tuple(found)
+    return tuple(in_order)
 
 
 def parse_v2_codecs(
@@ -211,7 +211,7 @@ def parse_v2_codecs(
     order: Literal["C", "F"],
     endian: Endian | None,
     ndim: int,
-) -> CodecPipeline:
+) -> PipelineSpec:
     """Read the codec part of a v2 ``.zarray``.
 
     Parameters
@@ -232,7 +232,7 @@ def parse_v2_codecs(
     transposed = order == "F" and ndim > 1
     before = (TransposeSpec(order=tuple(reversed(range(ndim)))),) if transposed else ()
     after = tuple(_v2_codec(conf) for conf in (*(filters or ()), *([] if compressor is None else [compressor])))
-    return CodecPipeline(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=after)
+    return PipelineSpec(array_to_array=before, array_to_bytes=BytesSpec(endian=endian), bytes_to_bytes=after)
 
 
 def _v2_codec(conf: Json) -> BytesBytesSpec:

@@ -226,9 +226,9 @@ class ShardingSpec:
 
     chunk_shape: tuple[int, ...]
     """Shape of one inner chunk, in elements."""
-    codecs: CodecPipeline
+    codecs: PipelineSpec
     """How one inner chunk is encoded."""
-    index_codecs: CodecPipeline
+    index_codecs: PipelineSpec
     """How the index is encoded."""
     index_location: Literal["start", "end"]
 
@@ -287,7 +287,7 @@ those of chunks of one byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodecPipeline:
+class PipelineSpec:
     """The codecs of one chunk in the order in which they encode."""
 
     array_to_array: tuple[ArrayArraySpec, ...] = ()

@@ -40,9 +40,9 @@ from xarray_gpuzarr.stored.codecs import (
     ArrayArraySpec,
     BytesSpec,
     ChecksumSpec,
-    CodecPipeline,
     ElementSpec,
     Endian,
+    PipelineSpec,
     ShardingSpec,
     TransposeSpec,
 )
@@ -134,7 +134,7 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     return spec
 
 
-def _require_right_elements(path: str, codecs: CodecPipeline) -> None:
+def _require_right_elements(path: str, codecs: PipelineSpec) -> None:
     """Refuse what zarr-python before 3.3 reads as wrong numbers: it gives swapped bytes to filters of elements."""
     stored = codecs.array_to_bytes
     if isinstance(stored, ShardingSpec):
@@ -148,12 +148,12 @@ def _require_right_elements(path: str, codecs: CodecPipeline) -> None:
         )
 
 
-def _filters(codecs: CodecPipeline) -> list[ArrayArraySpec]:
+def _filters(codecs: PipelineSpec) -> list[ArrayArraySpec]:
     """Return the codecs that change elements, not only where they are."""
     return [c for c in codecs.array_to_array if not isinstance(c, TransposeSpec)]
 
 
-def array_codecs(metadata: Metadata) -> CodecPipeline:
+def array_codecs(metadata: Metadata) -> PipelineSpec:
     """Name the codecs of an array, whether it can be planned or not; in format 3, those of elements as unknown ones."""
     document: dict[str, Any] = dict(metadata.to_dict())
     if not isinstance(metadata, ArrayV2Metadata):
@@ -313,12 +313,12 @@ def _codec_names(document: str) -> tuple[str, ...]:
 
 def _codec_classes(document: str) -> tuple[object, ...]:
     """Return the classes that stand for the codecs of an array now: registered by name, and chosen by settings."""
-    found: list[object] = []
+    classes: list[object] = []
     for name in _codec_names(document):
-        found.append(numcodecs.registry.codec_registry.get(name.removeprefix("numcodecs.")))
+        classes.append(numcodecs.registry.codec_registry.get(name.removeprefix("numcodecs.")))
         with suppress(KeyError, ValueError):  # it is one of numcodecs' alone, or of nobody any more
-            found.append(get_codec_class(name))
-    return tuple(found)
+            classes.append(get_codec_class(name))
+    return tuple(classes)
 
 
 @lru_cache(maxsize=64)

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from xarray_gpuzarr.errors import ShardIndexError
 from xarray_gpuzarr.native import address, crc32c
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 
-Column = npt.NDArray[np.int64]
 Unsigned = npt.NDArray[np.uint64]
 
 MISSING = -1

@@ -54,7 +54,7 @@ class _Shared:
             stop.set()
         self.bell.ring_for_all()
 
-    def serve(self, read: Read, as_caller: AsCaller, left: Lock) -> None:
+    def serve(self, read: Read, as_caller: AsCaller, has_ended: Lock) -> None:
         """Carry out reads until there are none left."""
         try:
             with as_caller():
@@ -63,7 +63,7 @@ class _Shared:
         except BaseException as error:  # noqa: BLE001  # the consumer raises it
             self.failed[self.n_done] = error
         finally:
-            left.release()
+            has_ended.release()
             self.bell.ring_for_all()
 
     def _next(self) -> int | None:
@@ -105,10 +105,10 @@ class Ahead:
 
         def start() -> None:
             for number in range(n_threads):
-                left = Lock()
-                left.acquire()
-                start_thread(partial(shared.serve, read, as_caller, left), f"gpuzarr_ahead_{number}", shared.stop)
-                shared.left.append(left)
+                has_ended = Lock()
+                has_ended.acquire()
+                start_thread(partial(shared.serve, read, as_caller, has_ended), f"gpuzarr_ahead_{number}", shared.stop)
+                shared.left.append(has_ended)
 
         self._finalizer = finalize(self, shared.stop)
         with suppress(RuntimeError):  # fewer do as well
@@ -158,8 +158,8 @@ class Ahead:
         shared.stop()
         shared.found.clear()
         if shared.process == os.getpid():
-            for left in tuple(shared.left):
-                with left:
+            for has_ended in tuple(shared.left):
+                with has_ended:
                     pass
             shared.found.clear()
             shared.failed.clear()

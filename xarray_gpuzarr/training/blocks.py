@@ -20,7 +20,7 @@ from xarray.core import indexing
 from xarray_gpuzarr.backend.chunking import BlockReader
 from xarray_gpuzarr.backend.lazy_array import data_of
 from xarray_gpuzarr.training.parts import Part, Parts, UnresolvedError
-from xarray_gpuzarr.training.rows import IN_TURNS, Row, cut_rows, join_rows
+from xarray_gpuzarr.training.rows import IN_TURNS, BlockRow, cut_rows, join_rows
 
 
 def find_parts(variable: Variable) -> Parts:
@@ -77,7 +77,7 @@ class _Traced:
         self._graph = graph
         self._values: dict[Any, Any] = {}
 
-    def row(self, key: Any) -> Row:
+    def row(self, key: Any) -> BlockRow:
         """Return what the task of a key gives.
 
         Raises
@@ -134,21 +134,21 @@ def _result(func: Any, args: Sequence[Any], keywords: Mapping[str, Any], value: 
     return carry_out(*map(value, args))
 
 
-def _as_row(value: Any) -> Row:
+def _as_row(value: Any) -> BlockRow:
     if isinstance(value, BlockReader):
-        return Row(parts=(Part.of(value.array),))
-    if not isinstance(value, Row):
+        return BlockRow(parts=(Part.of(value.array),))
+    if not isinstance(value, BlockRow):
         raise UnresolvedError("some of it is in memory, or was not opened by this engine")
     return value
 
 
-def _sliced(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> Row:  # noqa: ARG001, FBT002
+def _sliced(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> BlockRow:  # noqa: ARG001, FBT002
     """Do what NumPy does for integers, slices and one array."""
     row = _as_row(array)
-    given = tuple(index) if isinstance(index, tuple) else (index,)
-    if lock or any(i is None for i in given):
+    key = tuple(index) if isinstance(index, tuple) else (index,)
+    if lock or any(i is None for i in key):
         raise UnresolvedError("dask adds an axis to it" if not lock else "dask reads it under a lock")
-    full = indexing.expanded_indexer(given, len(row.shape))
+    full = indexing.expanded_indexer(key, len(row.shape))
     n_arrays = sum(isinstance(k, list | np.ndarray) for k in full)
     if n_arrays > 1 or (n_arrays and any(isinstance(k, int | np.integer) for k in full)):
         raise UnresolvedError("dask takes points of it")
@@ -157,12 +157,12 @@ def _sliced(array: Any, index: Any, asarray: Any = False, lock: Any = False) -> 
     return row
 
 
-def _shuffled(arrays: Sequence[Any], sorter: Any, axis: int) -> Row:
+def _shuffled(arrays: Sequence[Any], sorter: Any, axis: int) -> BlockRow:
     """Do what `dask.array._shuffle.concatenate_arrays` does."""
     return join_rows(list(map(_as_row, arrays)), axis).taking(axis, np.argsort(sorter[1]))
 
 
-def _rechunked(arrays: Sequence[Any], shape: Sequence[int]) -> Row:
+def _rechunked(arrays: Sequence[Any], shape: Sequence[int]) -> BlockRow:
     """Do what `dask.array.core.concatenate_shaped` does."""
     rows = list(map(_as_row, arrays))
     for axis in reversed(range(len(shape))):
@@ -171,7 +171,7 @@ def _rechunked(arrays: Sequence[Any], shape: Sequence[int]) -> Row:
     return rows[0]
 
 
-_KNOWN: Mapping[tuple[str, str], Callable[..., Row]] = {
+_KNOWN: Mapping[tuple[str, str], Callable[..., BlockRow]] = {
     **{("dask", name): _sliced for name in ("getter", "getter_inline", "getter_nofancy", "getitem")},
     ("operator", "getitem"): _sliced,
     ("dask", "_getitem"): lambda array, index: _sliced(array, index[1]),

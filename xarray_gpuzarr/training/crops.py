@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.decoders import Decoder
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.training.parts import Part, Parts
-from xarray_gpuzarr.training.samples import Column
 from xarray_gpuzarr.training.stacks import read_stack
 
 
@@ -91,6 +91,6 @@ def _with_offsets(parts: Parts) -> Iterator[tuple[Part, Column]]:
 def _alike(local: Boxes, length: Column) -> Iterator[tuple[Column, tuple[slice, ...]]]:
     """Return the boxes that have the same of themselves in a part, and what that is."""
     lo, hi = np.maximum(-local.start, 0), np.minimum(length - local.start, local.shape)
-    found, which = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)
-    for number, row in enumerate(found.tolist()):
+    bounds, which = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)
+    for number, row in enumerate(bounds.tolist()):
         yield np.flatnonzero(which.reshape(-1) == number), tuple(map(slice, row[: lo.shape[1]], row[lo.shape[1] :]))

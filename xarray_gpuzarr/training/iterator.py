@@ -29,9 +29,9 @@ class Progress:
 
     def copy(self) -> Progress:
         """Return what does not go on with the iterator."""
-        found = Progress(self.order, self.epoch, self.batch)
-        found.begun = self.begun
-        return found
+        progress = Progress(self.order, self.epoch, self.batch)
+        progress.begun = self.begun
+        return progress
 
 
 class BatchIterator:

@@ -177,16 +177,16 @@ class Batches:
         OptionError
             `state` is invalid, or of different batches; the message lists the differences.
         """
-        epoch, batch, given = _parse_state(state)
+        epoch, batch, saved = _parse_state(state)
         own = self._fingerprint(epoch, self.order)
-        different = [name for name in own | given if own.get(name) != given.get(name)]
+        different = [name for name in own | saved if own.get(name) != saved.get(name)]
         if different or batch > len(self):
-            said = ((name, *(self._said(name, of.get(name)) for of in (own, given))) for name in different)
-            found = "; ".join(f"{name} is {is_now} and was {was}" for name, is_now, was in said)
+            said = ((name, *(self._said(name, of.get(name)) for of in (own, saved))) for name in different)
+            differences = "; ".join(f"{name} is {is_now} and was {was}" for name, is_now, was in said)
             raise OptionError(
                 "the state is of other batches",
                 tried=f"going on at batch {batch} of epoch {epoch}",
-                found=found or f"an epoch has {len(self)} batches",
+                found=differences or f"an epoch has {len(self)} batches",
                 do="make the batches as they were when the state was taken, or begin without it",
             )
         self._progress = Progress(self.order, epoch, batch)
@@ -217,9 +217,9 @@ def _ranks_of_process_group() -> tuple[int, int] | None:
 
 def _parse_state(state: Mapping[str, Any]) -> tuple[int, int, dict[str, Any]]:
     try:
-        epoch, batch, given = state["epoch"], state["batch"], dict(state["of"])
+        epoch, batch, saved = state["epoch"], state["batch"], dict(state["of"])
         if type(epoch) is int and type(batch) is int and min(epoch, batch) >= 0:
-            return epoch, batch, given
+            return epoch, batch, saved
     except (KeyError, TypeError, ValueError):
         pass
     raise OptionError(

@@ -97,9 +97,9 @@ def batches(  # noqa: PLR0913
     (4, 2, 8, 8)
     """
     lengths = _checked_sizes(ds, sizes)
-    wanted = {dim: int(n) for dim, n in sizes.items()}
-    samples = choose_samples(lengths, wanted, stride=stride, random=random, positions=positions)
-    template = Template.of(ds, wanted)
+    lengths_of_sample = {dim: int(n) for dim, n in sizes.items()}
+    samples = choose_samples(lengths, lengths_of_sample, stride=stride, random=random, positions=positions)
+    template = Template.of(ds, lengths_of_sample)
     batch = require_whole("batch", batch, 1)
     own_rank, of_ranks = _ranks(rank, world_size)
     order = Order(
@@ -115,17 +115,17 @@ def batches(  # noqa: PLR0913
     budget = Budget(
         prefetch=require_whole("prefetch", prefetch, 0), memory=None if memory is None else _nbytes("memory", memory)
     )
-    found = Batches(template, samples, order, budget, follows_ranks=rank is None and world_size is None)
-    budget.n_ahead(template, found.order, samples)
-    return found
+    loader = Batches(template, samples, order, budget, follows_ranks=rank is None and world_size is None)
+    budget.n_ahead(template, loader.order, samples)
+    return loader
 
 
-def _how_to_get_a_dataset(given: object) -> str:
-    if isinstance(given, DataArray):
+def _how_to_get_a_dataset(source: object) -> str:
+    if isinstance(source, DataArray):
         return "make one: array.to_dataset(name=...)"
-    if isinstance(given, DataTree):
+    if isinstance(source, DataTree):
         return "choose a group: tree[path].to_dataset()"
-    store = repr(os.fspath(given)) if isinstance(given, str | os.PathLike) else "store"
+    store = repr(os.fspath(source)) if isinstance(source, str | os.PathLike) else "store"
     return f'open one: xarray.open_dataset({store}, engine="gpuzarr")'
 
 

@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from xarray_gpuzarr.errors import OptionError
-from xarray_gpuzarr.training.samples import Column, Samples, Starts
+from xarray_gpuzarr.process.records import Column
+from xarray_gpuzarr.training.samples import Samples, Starts
 
 Shards = Callable[[Column], Column]
 """From starts of samples, shape (n, n_dims), to numbers of the shards that they begin in, shape (n,)."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from xarray.core import indexing
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_lazy_array
-from xarray_gpuzarr.training.samples import Column
+from xarray_gpuzarr.process.records import Column
 
 Along = int | range | Column
 """What is taken along a stored axis: one element, which drops the axis, or several, in any order."""
@@ -57,9 +57,9 @@ class Part:
 
     def along(self, axis: int) -> range | Column:
         """Return what is taken along an axis that is kept."""
-        found = self.key[self.axes[axis]]
-        assert not isinstance(found, int)
-        return found
+        selected = self.key[self.axes[axis]]
+        assert not isinstance(selected, int)
+        return selected
 
     def taking(self, axis: int, along: Along) -> Self:
         """Return a part that takes something else along an axis that is kept."""
@@ -125,10 +125,10 @@ def joined(parts: Sequence[Part], axis: int) -> Part:
 
 
 def _joined(planes: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
-    found = np.empty_like(planes[0])
+    grid = np.empty_like(planes[0])
     for number, parts in enumerate(zip(*(plane.flat for plane in planes), strict=True)):
-        found.flat[number] = joined(parts, axis) if len(parts) > 1 else parts[0]
-    return found
+        grid.flat[number] = joined(parts, axis) if len(parts) > 1 else parts[0]
+    return grid
 
 
 def elements(key: Any, length: int) -> Along:

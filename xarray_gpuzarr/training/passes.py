@@ -83,8 +83,8 @@ class Passes:
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is not None:
             return _inherited, (DupFd(self._file),)
-        told, here = self._told(), os.getpid()
-        return type(self), (*told.next_of(here), told.n_workers.get(here, 0))
+        passes, here = self._told(), os.getpid()
+        return type(self), (*passes.next_of(here), passes.n_workers.get(here, 0))
 
     def begin(self, which: Pass, epoch: int | None = None) -> Position:
         """Return where a pass begins: where the first of its processes did, else where the consumer's next one is to.
@@ -101,8 +101,8 @@ class Passes:
             Workers cannot begin in the middle of an epoch. To them a `batch` says that nothing has begun.
         """
         self._write(which, _NEXT if epoch is None else epoch, 0)
-        told = self._told()
-        return told.find(which) or told.next_for(which)
+        passes = self._told()
+        return passes.find(which) or passes.next_for(which)
 
     def move(self, epoch: int, batch: int = 0) -> None:
         """Let the next pass that this process starts, whoever carries it out, begin elsewhere."""
@@ -118,10 +118,10 @@ class Passes:
 
     def _told(self) -> _Told:
         n_whole = os.fstat(self._file).st_size // _ENTRY.size * _ENTRY.size
-        told = _Told()
+        passes = _Told()
         for *which, epoch, batch in _ENTRY.iter_unpack(os.pread(self._file, n_whole, 0)):
-            told.note(Pass(*which), epoch, batch)
-        return told
+            passes.note(Pass(*which), epoch, batch)
+        return passes
 
 
 class _Told:

@@ -10,15 +10,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.training.parts import Along, Part, Parts, UnresolvedError, as_range, elements, joined
-from xarray_gpuzarr.training.samples import Column
 
 IN_TURNS = "elements of several arrays take turns in it"
 """Why parts would not do: chunks would be read for several of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BlockRow:
     """Parts that follow one another along an axis."""
 
     parts: tuple[Part, ...]
@@ -47,22 +47,22 @@ class Row:
             Parts would take turns.
         """
         if len(self.parts) == 1 or axis != self.axis:
-            kept = self.axis - (isinstance(key, int | np.integer) and axis < self.axis)
-            return type(self)(parts=tuple(p.taking(axis, _taken(p.along(axis), key)) for p in self.parts), axis=kept)
-        wanted = np.atleast_1d(np.asarray(elements(key, self.shape[axis]), np.int64))
-        which = np.searchsorted(self.ends, wanted, side="right")
-        cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(wanted)]
+            taken = tuple(p.taking(axis, _taken(p.along(axis), key)) for p in self.parts)
+            return type(self)(parts=taken, axis=self.axis - (isinstance(key, int | np.integer) and axis < self.axis))
+        numbers = np.atleast_1d(np.asarray(elements(key, self.shape[axis]), np.int64))
+        which = np.searchsorted(self.ends, numbers, side="right")
+        cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(numbers)]
         if len(cuts) - 1 > max(1, len(np.unique(which))):
             raise UnresolvedError(IN_TURNS)
         starts = self.ends - np.diff(self.ends, prepend=0)
-        found = []
+        parts = []
         for lo, hi in pairwise(cuts):
             part = self.parts[which[lo] if hi > lo else 0]
-            at = wanted[lo:hi] - starts[which[lo:hi]]
-            found.append(
+            at = numbers[lo:hi] - starts[which[lo:hi]]
+            parts.append(
                 part.taking(axis, _taken(part.along(axis), at[0] if isinstance(key, int | np.integer) else at))
             )
-        return type(self)(parts=tuple(found), axis=axis)
+        return type(self)(parts=tuple(parts), axis=axis)
 
 
 def _taken(along: range | Column, key: Any) -> Along:
@@ -75,7 +75,7 @@ def _taken(along: range | Column, key: Any) -> Along:
     return as_range(along.start + along.step * index if isinstance(along, range) else along[index])
 
 
-def join_rows(rows: Sequence[Row], axis: int) -> Row:
+def join_rows(rows: Sequence[BlockRow], axis: int) -> BlockRow:
     """Return several rows, one behind another along an axis, as one.
 
     Raises
@@ -84,17 +84,17 @@ def join_rows(rows: Sequence[Row], axis: int) -> Row:
         They are of other arrays along another axis.
     """
     if all(len(row.parts) == 1 or row.axis == axis for row in rows):
-        return Row(parts=_merged([part for row in rows for part in row.parts], axis), axis=axis)
+        return BlockRow(parts=_merged([part for row in rows for part in row.parts], axis), axis=axis)
     first = rows[0]
     if any(
         (len(row.parts), row.axis, row.ends.tolist()) != (len(first.parts), first.axis, first.ends.tolist())
         for row in rows
     ):
         raise UnresolvedError("dask joins blocks of several arrays")
-    found = [_merged(parts, axis) for parts in zip(*(row.parts for row in rows), strict=True)]
-    if any(len(parts) > 1 for parts in found):
+    merged = [_merged(parts, axis) for parts in zip(*(row.parts for row in rows), strict=True)]
+    if any(len(parts) > 1 for parts in merged):
         raise UnresolvedError("dask joins blocks of several arrays")
-    return Row(parts=tuple(parts[0] for parts in found), axis=first.axis)
+    return BlockRow(parts=tuple(parts[0] for parts in merged), axis=first.axis)
 
 
 def _merged(parts: Sequence[Part], axis: int) -> tuple[Part, ...]:
@@ -109,17 +109,17 @@ def cut_rows(grid: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
 
     Parameters
     ----------
-    grid : ndarray of Row, one axis for each of the variable
+    grid : ndarray of BlockRow, one axis for each of the variable
     chunks : sequence of sequence of int
         Lengths of the rows along each axis.
     """
     cuts = [[{0, n} for n in lengths] for lengths in chunks]
     for at in product(*map(range, grid.shape)):
-        row: Row = grid[at]
+        row: BlockRow = grid[at]
         if len(row.parts) > 1:
             cuts[row.axis][at[row.axis]].update(row.ends.tolist())
     ranges = [[[slice(lo, hi) for lo, hi in pairwise(sorted(cut))] or [slice(0, 0)] for cut in axis] for axis in cuts]
-    found = np.empty([sum(map(len, axis)) for axis in ranges], object)
+    parts = np.empty([sum(map(len, axis)) for axis in ranges], object)
     fresh = [np.cumsum([0, *map(len, axis)]) for axis in ranges]
     for at in product(*map(range, grid.shape)):
         of_row = [axis[i] for axis, i in zip(ranges, at, strict=True)]
@@ -127,6 +127,6 @@ def cut_rows(grid: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
             row = grid[at]
             for axis, (pieces, i) in enumerate(zip(of_row, within, strict=True)):
                 row = row if len(pieces) == 1 else row.taking(axis, pieces[i])
-            found[tuple(f[i] + k for f, i, k in zip(fresh, at, within, strict=True))] = row.parts[0]
+            parts[tuple(f[i] + k for f, i, k in zip(fresh, at, within, strict=True))] = row.parts[0]
     lengths = [[piece.stop - piece.start for pieces in axis for piece in pieces] for axis in ranges]
-    return Parts(bounds=tuple(np.cumsum([0, *axis]) for axis in lengths), grid=found)
+    return Parts(bounds=tuple(np.cumsum([0, *axis]) for axis in lengths), grid=parts)

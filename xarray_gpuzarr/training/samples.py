@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from xarray_gpuzarr.errors import OptionError, perhaps
-
-Column = npt.NDArray[np.int64]
+from xarray_gpuzarr.process.records import Column
 
 _MOST_SAMPLES = 2**28
 """Of an epoch: an order of so many takes 2 GiB."""
@@ -133,8 +131,8 @@ def choose_samples(
     OptionError
         More than one of the three, a bad value, or no sample at all.
     """
-    given = {"stride": stride, "random": random, "positions": positions}
-    named = [name for name, value in given.items() if value is not None]
+    ways = {"stride": stride, "random": random, "positions": positions}
+    named = [name for name, value in ways.items() if value is not None]
     if len(named) > 1:
         raise OptionError(
             "samples are asked for in two ways",
@@ -209,13 +207,13 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
 def _strides(stride: Any, sizes: Mapping[Hashable, int]) -> dict[Hashable, int]:
     if stride is None:
         return dict(sizes)
-    given = require_mapping("stride", stride, sizes)
-    return {dim: require_whole(f"stride[{dim!r}]", given.get(dim, n), 1) for dim, n in sizes.items()}
+    of_dims = require_mapping("stride", stride, sizes)
+    return {dim: require_whole(f"stride[{dim!r}]", of_dims.get(dim, n), 1) for dim, n in sizes.items()}
 
 
 def _placed(positions: Any, spans: Mapping[Hashable, int]) -> Table:
-    given = require_mapping("positions", positions, spans)
-    columns = {dim: _column(dim, given.get(dim), span) for dim, span in spans.items()}
+    of_dims = require_mapping("positions", positions, spans)
+    columns = {dim: _column(dim, of_dims.get(dim), span) for dim, span in spans.items()}
     lengths = {dim: len(column) for dim, column in columns.items()}
     if len(set(lengths.values())) > 1 or not min(lengths.values()):
         raise OptionError(
@@ -227,17 +225,17 @@ def _placed(positions: Any, spans: Mapping[Hashable, int]) -> Table:
     return Table(start=np.stack(list(columns.values()), axis=1))
 
 
-def _column(dim: Hashable, given: Any, span: int) -> Column:
+def _column(dim: Hashable, starts: Any, span: int) -> Column:
     """Return the starts along one dimension."""
     try:
-        column = None if given is None else np.asarray(given)
+        column = None if starts is None else np.asarray(starts)
     except (TypeError, ValueError):  # a device's array; a ragged list
         column = None
     if column is None or column.ndim != 1 or (column.size and column.dtype.kind not in "iu"):
         raise OptionError(
             f"unusable positions= along {dim!r}",
-            tried=f"{given!r}"[:200],
-            found="no starts" if given is None else "not a list of whole numbers",
+            tried=f"{starts!r}"[:200],
+            found="no starts" if starts is None else "not a list of whole numbers",
             do="give a one-dimensional array of integers for every dimension of sizes=",
         )
     outside = (column < 0) | (column >= span)

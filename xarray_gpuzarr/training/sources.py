@@ -15,13 +15,13 @@ from xarray.core import indexing
 
 from xarray_gpuzarr.backend.accessor.explain import array_in_memory
 from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.process.side_by_side import side_by_side
 from xarray_gpuzarr.read.stopping import Stop, StoppableDecoder
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.blocks import find_parts
 from xarray_gpuzarr.training.crops import Boxes, read_crops
 from xarray_gpuzarr.training.parts import Parts, UnresolvedError
-from xarray_gpuzarr.training.samples import Column
 
 Way = Literal["one plan", "crop by crop", "dask", "memory"]
 """How samples are read: all at once with each chunk decoded once, one after another, by dask, or not at all."""
@@ -56,14 +56,14 @@ class Stored:
 
     def _shards(self, axis: int) -> Column:
         parts = np.moveaxis(self.parts.grid, axis, 0).reshape(self.parts.grid.shape[axis], -1)[:, 0]
-        found, n_shards = [], 0
+        shards, n_shards = [], 0
         for part in parts:
             spec = part.lazy.stored.spec
             length = _zarr_chunks(part) if isinstance(spec, Unplanned) else spec.grid.shard_shape
             shard = np.asarray(part.along(axis), np.int64) // max(1, length[part.axes[axis]])
-            found.append(shard + n_shards)
+            shards.append(shard + n_shards)
             n_shards += int(shard.max(initial=0)) + 1
-        return np.concatenate(found)
+        return np.concatenate(shards)
 
     def read(self, boxes: Boxes, stop: Stop) -> Any:
         """Read with the decoder of the device that the dataset was opened for."""
@@ -114,11 +114,11 @@ class ByXarray:
 
     def read(self, boxes: Boxes, stop: Stop) -> Any:
         """Read box after box."""
-        found = []
+        blocks = []
         for box in boxes.slices():
             stop.check()
-            found.append(self.variable[box].load().data)
-        return _stacked(found, found[0].dtype)
+            blocks.append(self.variable[box].load().data)
+        return _stacked(blocks, blocks[0].dtype)
 
 
 Source = Stored | Computed | InMemory | ByXarray
@@ -165,20 +165,20 @@ def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxe
     boxes : mapping from name to Boxes
     stop : Stop
     """
-    found = _read_side_by_side(sources, boxes, stop)
+    arrays = _read_side_by_side(sources, boxes, stop)
     asked: dict[Name, list[Any]] = {}
     for name, source in sources.items():
         stop.check()
-        if name in found:
+        if name in arrays:
             continue
         if isinstance(source, Computed):
             asked[name] = [source.array[box] for box in boxes[name].slices()]
         else:
-            found[name] = source.read(boxes[name], stop)
+            arrays[name] = source.read(boxes[name], stop)
     if asked:
         (computed,) = dask.base.compute(asked)
-        found |= {name: _stacked(blocks, _as_loaded(blocks[0])) for name, blocks in computed.items()}
-    return {name: in_c_order(array) for name, array in found.items()}
+        arrays |= {name: _stacked(blocks, _as_loaded(blocks[0])) for name, blocks in computed.items()}
+    return {name: in_c_order(array) for name, array in arrays.items()}
 
 
 def _stacked(blocks: Sequence[Any], dtype: np.dtype[Any]) -> Any:

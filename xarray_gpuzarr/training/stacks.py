@@ -9,10 +9,10 @@ import numpy as np
 
 from xarray_gpuzarr.decoders import Decoder
 from xarray_gpuzarr.plan.stack import Crops, StackAxis, stack_target
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read import StoredArray, read, read_target
 from xarray_gpuzarr.stored.array_spec import Unplanned
 from xarray_gpuzarr.training.parts import Part
-from xarray_gpuzarr.training.samples import Column
 
 Back = slice | Column | None
 """What turns an axis in increasing order into the one asked for: for all samples, or a row for each."""
@@ -34,18 +34,18 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
     -------
     array of shape (n, *shape), on the decoder's device
     """
-    wanted: list[StackAxis] = [slice(0)] * len(part.key)
+    selected: list[StackAxis] = [slice(0)] * len(part.key)
     undo: list[tuple[int, slice | Column]] = []
     for axis, at in enumerate(part.axes):
-        wanted[at], back = _ordered(part.along(axis), start[:, axis], shape[axis])
+        selected[at], back = _ordered(part.along(axis), start[:, axis], shape[axis])
         if back is not None:
             undo.append((1 + axis, back))
     for at, along in enumerate(part.key):
         if isinstance(along, int):
-            wanted[at] = slice(along, along + 1)
-    found = _stacked(part.lazy.stored, wanted, len(start), decoder)
-    found = found[(slice(None), *(0 if isinstance(along, int) else slice(None) for along in part.key))]
-    return _restored(found, undo, decoder) if undo else found
+            selected[at] = slice(along, along + 1)
+    stack = _stacked(part.lazy.stored, selected, len(start), decoder)
+    stack = stack[(slice(None), *(0 if isinstance(along, int) else slice(None) for along in part.key))]
+    return _restored(stack, undo, decoder) if undo else stack
 
 
 def _ordered(along: range | Column, start: Column, n: int) -> tuple[StackAxis, Back]:
@@ -74,31 +74,31 @@ def _sorted(table: Column) -> tuple[Column, Column | None]:
     return np.take_along_axis(table, order, axis=-1), order.argsort(axis=-1)
 
 
-def _stacked(stored: StoredArray, wanted: Sequence[StackAxis], n: int, decoder: Decoder) -> Any:
+def _stacked(stored: StoredArray, axes: Sequence[StackAxis], n: int, decoder: Decoder) -> Any:
     if not isinstance(stored.spec, Unplanned):
-        return read_target(stored, stored.spec, stack_target(wanted, n, stored.spec.grid), decoder)
-    return np.stack([read(stored, tuple(_of_sample(axis, i) for axis in wanted), decoder) for i in range(n)])
+        return read_target(stored, stored.spec, stack_target(axes, n, stored.spec.grid), decoder)
+    return np.stack([read(stored, tuple(_of_sample(axis, i) for axis in axes), decoder) for i in range(n)])
 
 
-def _of_sample(wanted: StackAxis, sample: int) -> slice | Column:
-    if isinstance(wanted, Crops):
-        start = int(wanted.start[sample])
-        return slice(start, start + (wanted.count - 1) * wanted.step + 1, wanted.step)
-    return wanted if isinstance(wanted, slice) or wanted.ndim == 1 else wanted[sample]
+def _of_sample(selected: StackAxis, sample: int) -> slice | Column:
+    if isinstance(selected, Crops):
+        start = int(selected.start[sample])
+        return slice(start, start + (selected.count - 1) * selected.step + 1, selected.step)
+    return selected if isinstance(selected, slice) or selected.ndim == 1 else selected[sample]
 
 
-def _restored(found: Any, undo: Sequence[tuple[int, slice | Column]], decoder: Decoder) -> Any:
+def _restored(stack: Any, undo: Sequence[tuple[int, slice | Column]], decoder: Decoder) -> Any:
     """Return a block in the order asked for, in C order."""
-    result = decoder.empty(found.shape, found.dtype)
+    result = decoder.empty(stack.shape, stack.dtype)
     for axis, back in undo:
         if isinstance(back, slice) or back.ndim == 1:
-            found = found[(slice(None),) * axis + (back,)]
+            stack = stack[(slice(None),) * axis + (back,)]
     tables = [(axis, np.asarray(back)) for axis, back in undo if not isinstance(back, slice) and back.ndim == 2]
     if not tables:
-        result[...] = found
+        result[...] = stack
         return result
-    for sample in range(len(found)):
-        block = found[sample]
+    for sample in range(len(stack)):
+        block = stack[sample]
         for axis, table in tables:
             block = block[(slice(None),) * (axis - 1) + (table[sample],)]
         result[sample] = block

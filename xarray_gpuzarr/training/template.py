@@ -11,9 +11,9 @@ import numpy as np
 from xarray import Coordinates, Dataset, IndexVariable, Variable
 
 from xarray_gpuzarr.backend.lazy_array import LazyArray
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.read.stopping import Stop
 from xarray_gpuzarr.training.crops import Boxes
-from xarray_gpuzarr.training.samples import Column
 from xarray_gpuzarr.training.sources import Source, Stored, in_c_order, read_sources, source_of
 
 SAMPLE = "sample"
@@ -24,7 +24,7 @@ Arrays = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class SampleCut:
     """A variable that every sample has a piece of."""
 
     dims: tuple[Hashable, ...]
@@ -44,11 +44,11 @@ class Cut:
 
     def boxes(self, start: Column) -> Boxes:
         """Return the boxes of samples that begin at `start`, shape (n, n_dims)."""
-        found = np.zeros((len(start), len(self.dims)), np.int64)
+        starts = np.zeros((len(start), len(self.dims)), np.int64)
         for axis, column in enumerate(self.column):
             if column is not None:
-                found[:, axis] = start[:, column]
-        return Boxes(start=found, shape=self.shape)
+                starts[:, axis] = start[:, column]
+        return Boxes(start=starts, shape=self.shape)
 
     def shards(self, start: Column) -> Column:
         """Return a number for the shard that each sample begins in, shape (n,)."""
@@ -66,7 +66,7 @@ class Template:
 
     whole: Dataset
     """The dataset without what is cut: attributes, indexes, and variables that come along as they are."""
-    cuts: Mapping[Hashable, Cut]
+    cuts: Mapping[Hashable, SampleCut]
     names: tuple[Hashable, ...]
     """All variables in the order of the dataset."""
     coords: frozenset[Hashable]
@@ -113,9 +113,9 @@ class Template:
             variable = self.whole.variables[name] if cut is None else _variable(cut, arrays[name][samples])
             (coords if name in self.coords else data_vars)[name] = variable
         indexes = dict(self.whole.xindexes)
-        found = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.whole.attrs)
-        found.encoding = dict(self.whole.encoding)
-        return found
+        dataset = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.whole.attrs)
+        dataset.encoding = dict(self.whole.encoding)
+        return dataset
 
     def with_whole_read(self) -> Self:
         """Return the template with what is not cut in memory, in C order but for indexes."""
@@ -126,8 +126,8 @@ class Template:
         return replace(self, whole=whole)
 
 
-def _cut(variable: Variable, dims: list[Hashable], sizes: Mapping[Hashable, int]) -> Cut:
-    return Cut(
+def _cut(variable: Variable, dims: list[Hashable], sizes: Mapping[Hashable, int]) -> SampleCut:
+    return SampleCut(
         dims=variable.dims,
         shape=tuple(sizes.get(dim, n) for dim, n in zip(variable.dims, variable.shape, strict=True)),
         column=tuple(dims.index(dim) if dim in sizes else None for dim in variable.dims),
@@ -138,5 +138,5 @@ def _cut(variable: Variable, dims: list[Hashable], sizes: Mapping[Hashable, int]
     )
 
 
-def _variable(cut: Cut, array: Any) -> Variable:
+def _variable(cut: SampleCut, array: Any) -> Variable:
     return Variable((SAMPLE, *cut.dims), array, cut.attrs, cut.encoding, fastpath=True)

@@ -22,9 +22,8 @@ from xarray_gpuzarr.native.library import EncoderStruct, ObjectStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces
 from xarray_gpuzarr.plan.points import first_of_each
 from xarray_gpuzarr.plan.read_plan import BoxTarget
-from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.process.crew import crew
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.write.encoder import Encoder
 

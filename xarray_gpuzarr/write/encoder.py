@@ -20,8 +20,7 @@ from xarray_gpuzarr.decoders.host.compressors import COMPRESSORS
 from xarray_gpuzarr.decoders.host.native_program import Steps
 from xarray_gpuzarr.native import NativeEncoder, address, loops, native_encoder, why_absent
 from xarray_gpuzarr.native.library import EncoderStruct
-from xarray_gpuzarr.plan.selection import Column
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.codecs import (

@@ -32,7 +32,7 @@ VALUES = np.arange(40 * 30, dtype="i2").reshape(40, 30)
 def fresh(tmp_path, monkeypatch):
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(advice, "given", set())
+    monkeypatch.setattr(advice, "said", set())
     options = ResourceOptions(slot_nbytes=2**16, n_slots=2, scratch_nbytes=2**28, verify="off", little="device")
     monkeypatch.setattr(in_force, "options", options)
 

@@ -16,9 +16,9 @@ from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.compressors import decoded_rate
 from xarray_gpuzarr.decoders.host.schedule import Costs, schedule
 from xarray_gpuzarr.decoders.host.tasks import PlanTasks
-from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
+from xarray_gpuzarr.stored.codecs import BytesSpec, PipelineSpec, ZstdSpec
 
-ZSTD = CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),))
+ZSTD = PipelineSpec(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),))
 """What arrays are written with here: 4 KiB of it are the least for which another thread is woken."""
 
 

@@ -8,7 +8,7 @@ from numcodecs.zstd import Zstd
 
 from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
 from xarray_gpuzarr.frames.headers import FrameError
-from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, ZstdSpec
+from xarray_gpuzarr.stored.codecs import BytesSpec, PipelineSpec, ZstdSpec
 
 SIZES = [1, 1000, 128 * 1024, 400_000]
 
@@ -61,7 +61,7 @@ def noise() -> bytes:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_frame_decodes_as_numcodecs_decodes_it_or_is_refused(noise, form, nbytes):
     frame = FORMS[form](noise[-nbytes // 2 - nbytes :][:nbytes])
-    codec = ChunkCodec(CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),)), nbytes)
+    codec = ChunkCodec(PipelineSpec(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),)), nbytes)
     out = bytearray(nbytes)
     try:
         expected = numcodecs.get_codec({"id": Zstd.codec_id}).decode(frame)
@@ -87,7 +87,7 @@ def test_blocks_that_are_cut_short_are_refused(kind, descriptor, is_last):
             block = (32 + missing << 3 | kind << 1 | is_last).to_bytes(3, "little")
             frame = memoryview(header + block + bytes(range(32)))
             codec = ChunkCodec(
-                CodecPipeline(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),)), nbytes
+                PipelineSpec(array_to_bytes=BytesSpec(endian="little"), bytes_to_bytes=(ZstdSpec(),)), nbytes
             )
             if missing == 0 and kind == 0 and is_last and descriptor == "00":
                 continue

@@ -14,8 +14,8 @@ from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
-from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.plan.stack import StackTarget
+from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.metadata import zarr_chunk_decoder
 
 Key = tuple[Any, ...]
@@ -41,8 +41,8 @@ class ChunkPlacer:
         if dst is not None and self._array.codec is not None:
             self._array.codec.into(src, dst)
             return
-        for key, wanted in self._keys.parts(self._decode(src), numbers):
-            self._out[key] = cast_array(self._array.cast, wanted)
+        for key, elements in self._keys.parts(self._decode(src), numbers):
+            self._out[key] = cast_array(self._array.cast, elements)
 
     def fill(self, numbers: list[int]) -> None:
         """Write the fill value where a chunk would go."""

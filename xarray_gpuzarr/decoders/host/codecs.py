@@ -12,9 +12,9 @@ from xarray_gpuzarr.decoders.host.scratch import buffer, copy_bytes
 from xarray_gpuzarr.frames.headers import CodecFailure, FrameError
 from xarray_gpuzarr.stored.codecs import (
     ChecksumSpec,
-    CodecPipeline,
     CompressorSpec,
     ElementSpec,
+    PipelineSpec,
     ShuffleSpec,
     StageSpec,
     encoded_nbytes,
@@ -36,13 +36,13 @@ class ChunkCodec:
 
     Parameters
     ----------
-    pipeline : CodecPipeline
+    pipeline : PipelineSpec
         Without codecs that only zarr-python knows.
     chunk_nbytes : int
         Bytes of one decoded chunk.
     """
 
-    def __init__(self, pipeline: CodecPipeline, chunk_nbytes: int) -> None:
+    def __init__(self, pipeline: PipelineSpec, chunk_nbytes: int) -> None:
         self._stages = pipeline.stages
         self._chunk_nbytes = chunk_nbytes
         self._nbytes = _decoded_nbytes(self._stages, chunk_nbytes)
@@ -99,7 +99,7 @@ class ChunkCodec:
 
 
 @lru_cache(maxsize=128)
-def chunk_codec(pipeline: CodecPipeline, chunk_nbytes: int) -> ChunkCodec:
+def chunk_codec(pipeline: PipelineSpec, chunk_nbytes: int) -> ChunkCodec:
     """Return the `ChunkCodec` of a pipeline, made once."""
     return ChunkCodec(pipeline, chunk_nbytes)
 

@@ -23,10 +23,10 @@ from xarray_gpuzarr.native import Codec
 from xarray_gpuzarr.process.records import record
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
-    CodecPipeline,
     CompressorSpec,
     GzipSpec,
     Lz4Spec,
+    PipelineSpec,
     ZlibSpec,
     ZstdSpec,
     of_each,
@@ -128,7 +128,7 @@ def decode_at_most(spec: CompressorSpec, src: memoryview, most: int) -> memoryvi
     return decoded
 
 
-def decoded_rate(pipeline: CodecPipeline) -> float:
+def decoded_rate(pipeline: PipelineSpec) -> float:
     """Return about how many bytes a second one thread decodes, and brings to their place."""
     if pipeline.other is not None:
         return min(compressor.rate for compressor in COMPRESSORS.values())

@@ -82,10 +82,10 @@ class HostDecoder:
                 run_tasks((task for plan in plans for task in PlanTasks(read, plan).tasks()), read)
                 return out
             crew.alone.add(me)
-            left = call_loops(plans, read, shared.rows_a_call)
-            if left:
+            remaining = call_loops(plans, read, shared.rows_a_call)
+            if remaining:
                 crew.alone.discard(me)
-                run_tasks(iter(left), read)
+                run_tasks(iter(remaining), read)
             return out
         finally:
             try:
@@ -126,16 +126,16 @@ def run_tasks(tasks: Iterator[Task], read: HostRead) -> None:
 
 def call_loops(plans: Iterator[ReadPlan], read: HostRead, rows_a_call: int) -> list[Task]:
     """Let the compiled loops carry out plans, so many rows a call; return tasks for what they cannot read."""
-    left: list[Task] = []
+    remaining: list[Task] = []
     for plan in plans:
         of_plan = PlanTasks(read, plan)
         if not of_plan.is_local:
-            left.extend(of_plan.tasks())
+            remaining.extend(of_plan.tasks())
             continue
         for at in range(0, plan.n_chunks, rows_a_call):
-            left.extend(of_plan.read_local(range(at, min(at + rows_a_call, plan.n_chunks))))
+            remaining.extend(of_plan.read_local(range(at, min(at + rows_a_call, plan.n_chunks))))
     read.n_loop_threads = 1  # for the tasks that are left: these are many
-    return left
+    return remaining
 
 
 class TaskQueue:

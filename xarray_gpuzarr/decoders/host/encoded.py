@@ -10,7 +10,7 @@ import numpy as np
 from xarray_gpuzarr.native import address_of
 from xarray_gpuzarr.plan.byte_range import WHOLE_OBJECT
 from xarray_gpuzarr.plan.read_plan import ReadPlan
-from xarray_gpuzarr.plan.selection import Column
+from xarray_gpuzarr.process.records import Column
 
 
 class Encoded:
@@ -40,12 +40,12 @@ class Encoded:
 
     def located(self) -> tuple[Column, Column]:
         """Return where the bytes of each row lie, and how many they are: -1 if the chunk was never written."""
-        where, found = np.array([(0, -1) if d is None else (address_of(d), len(d)) for d in self._data], np.int64).T
+        where, lengths = np.array([(0, -1) if d is None else (address_of(d), len(d)) for d in self._data], np.int64).T
         rows = slice(self.rows.start, self.rows.stop)
         nbytes = self._plan.nbytes[rows]
-        if len(found) == len(nbytes):  # each row is a part
-            return where, np.where(nbytes == WHOLE_OBJECT, found, np.minimum(nbytes, np.maximum(found, 0)))
+        if len(lengths) == len(nbytes):  # each row is a part
+            return where, np.where(nbytes == WHOLE_OBJECT, lengths, np.minimum(nbytes, np.maximum(lengths, 0)))
         bounds = np.array(self._bounds, np.int64)
-        part_of = np.arange(len(found)).repeat(np.diff(bounds))
+        part_of = np.arange(len(lengths)).repeat(np.diff(bounds))
         at = self._plan.offset[rows] - self._plan.offset.take(bounds[:-1]).take(part_of)
-        return where.take(part_of) + at, np.minimum(nbytes, np.maximum(found.take(part_of) - at, 0))
+        return where.take(part_of) + at, np.minimum(nbytes, np.maximum(lengths.take(part_of) - at, 0))

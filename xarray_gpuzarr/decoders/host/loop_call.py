@@ -24,9 +24,8 @@ from xarray_gpuzarr.native import Loops, address, empty_columns, int64_columns
 from xarray_gpuzarr.native.library import FilesStruct, JobStruct, RowsStruct
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, Span
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, ReadPlan, Target
-from xarray_gpuzarr.plan.selection import Column
 from xarray_gpuzarr.plan.stack import StackTarget
-from xarray_gpuzarr.process.records import record
+from xarray_gpuzarr.process.records import Column, record
 
 ROOM_NBYTES = 256 * 1024
 """Of neighbours in a file that are read at once; they stay in a core's cache."""
@@ -49,7 +48,7 @@ class _Axes:
     """Addresses of wanted elements, 0 where these are evenly spaced; none if they are along all axes."""
     table: int
     """Address of the pieces of all axes: first wanted elements, first positions in the output, counts."""
-    kept: object
+    memory: object
     """What has these numbers."""
 
 
@@ -58,9 +57,9 @@ def _axes_of_spans(loops: Loops, spans: Sequence[Span]) -> _Axes:
     n_pieces, steps = tuple([along.n_pieces for along in spans]), tuple([along.step for along in spans])
     n = sum(n_pieces)
     table, columns = empty_columns(first=n, position=n, count=n)
-    _kept, given = int64_columns(axes=[n for along in spans for n in (*along, 0)])
-    loops.cut_axes(given["axes"], len(spans), n, columns["first"])
-    return _Axes(n_pieces=n_pieces, steps=steps, index=(), table=columns["first"], kept=table)
+    _memory, addresses = int64_columns(axes=[n for along in spans for n in (*along, 0)])
+    loops.cut_axes(addresses["axes"], len(spans), n, columns["first"])
+    return _Axes(n_pieces=n_pieces, steps=steps, index=(), table=columns["first"], memory=table)
 
 
 def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
@@ -74,7 +73,7 @@ def _axes_of_pieces(pieces: Sequence[AxisPieces]) -> _Axes:
         steps=steps,
         index=index if any(index) else (),
         table=address(table),
-        kept=(table, pieces),
+        memory=(table, pieces),
     )
 
 
@@ -231,8 +230,8 @@ class LoopCall:
 
     def _rows_left(self, rows: range) -> list[int]:
         became = self._numbers[2 * self._n :].view(np.uint8)[rows.start : rows.stop]
-        left: list[int] = ((became == _LEFT).nonzero()[0] + rows.start).tolist()
-        return left
+        rows_left: list[int] = ((became == _LEFT).nonzero()[0] + rows.start).tolist()
+        return rows_left
 
 
 def local_files(plan: ReadPlan, source: ByteSource) -> tuple[FilesStruct, Any] | None:

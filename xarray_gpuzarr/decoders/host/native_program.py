@@ -23,10 +23,10 @@ from xarray_gpuzarr.stored.codecs import (
     AsTypeSpec,
     BloscSpec,
     ChecksumSpec,
-    CodecPipeline,
     DeltaSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
+    PipelineSpec,
     ScaleOffsetSpec,
     ShuffleSpec,
     StageSpec,
@@ -170,12 +170,12 @@ class NativeProgram:
 
 
 @lru_cache(maxsize=256)
-def native_program(codecs: CodecPipeline, chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram | None:
+def native_program(codecs: PipelineSpec, chunk_nbytes: int, stored: np.dtype[Any], cast: Cast) -> NativeProgram | None:
     """Return what the loops do to the chunks of a read; None where they do not know how.
 
     Parameters
     ----------
-    codecs : CodecPipeline
+    codecs : PipelineSpec
     chunk_nbytes : int
         Of a decoded chunk.
     stored : numpy.dtype
@@ -211,18 +211,18 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     lengths = [chunk_nbytes]
     for spec in reversed(stages):
         lengths.insert(0, _encoded(spec, lengths[0]))
-    kept = [*_stages(stages, lengths[1:])]
+    stage_structs = [*_stages(stages, lengths[1:])]
     shuffles = any(isinstance(spec, ShuffleSpec) for spec in stages)
     area_nbytes = -(-(_HEAD_NBYTES + max(lengths)) // _ALIGNMENT) * _ALIGNMENT
     inflating = _inflating(compressor)
-    structs = (StageStruct * len(kept))(*(struct for struct, _ in kept))
+    structs = (StageStruct * len(stage_structs))(*(struct for struct, _ in stage_structs))
     taken = None if is_copy else Steps(placed, steps, out)
     struct = JobStruct(
         codec=codec.number,
         chunk_nbytes=chunk_nbytes,
         itemsize=placed.itemsize,
         packed_nbytes=lengths[0],
-        n_stages=len(kept),
+        n_stages=len(stage_structs),
         n_checksums=n_checksums,
         out_itemsize=out.itemsize,
         area_nbytes=area_nbytes,
@@ -239,10 +239,10 @@ def _program(stages: list[StageSpec], chunk_nbytes: int, stored: np.dtype[Any], 
     return NativeProgram(
         placed=placed,
         changes_elements=not is_copy,
-        is_copied=codec.number == 0 and not kept and not n_checksums and is_copy,
-        scratch_nbytes=area_nbytes * (2 if kept or inflating.decode else 1),
+        is_copied=codec.number == 0 and not stage_structs and not n_checksums and is_copy,
+        scratch_nbytes=area_nbytes * (2 if stage_structs or inflating.decode else 1),
         struct=struct,
-        kept=(kept, structs, taken),
+        kept=(stage_structs, structs, taken),
     )
 
 
@@ -263,10 +263,10 @@ def _fused(spec: StageSpec, decoded: np.dtype[Any]) -> list[_Step] | None:
 
 
 def _encoded(spec: StageSpec, nbytes: int) -> int:
-    found = encoded_nbytes(spec, nbytes)
-    if found is None:
+    length = encoded_nbytes(spec, nbytes)
+    if length is None:
         raise _NotKnownError
-    return found
+    return length
 
 
 def _stages(stages: Sequence[StageSpec], lengths: Sequence[int]) -> Iterator[tuple[StageStruct, object]]:

@@ -32,15 +32,15 @@ def buffer(name: str, nbytes: int) -> npt.NDArray[np.uint8]:
 
 def lent(name: str, nbytes: int) -> tuple[npt.NDArray[np.uint8] | None, int]:
     """Return what `buffer` does, perhaps more of it, and its address; None and 0 for more than is kept."""
-    kept: tuple[npt.NDArray[np.uint8], int] | None = getattr(_kept, name, None)
-    if kept is not None and len(kept[0]) >= nbytes:
-        return kept
+    buffer: tuple[npt.NDArray[np.uint8], int] | None = getattr(_kept, name, None)
+    if buffer is not None and len(buffer[0]) >= nbytes:
+        return buffer
     if nbytes > _KEPT_NBYTES:
         return None, 0
     memory = aligned(nbytes)
-    kept = memory, address(memory)
-    setattr(_kept, name, kept)
-    return kept
+    buffer = memory, address(memory)
+    setattr(_kept, name, buffer)
+    return buffer
 
 
 def copy_bytes(src: Buffer, dst: memoryview) -> None:

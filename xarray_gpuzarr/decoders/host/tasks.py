@@ -133,12 +133,12 @@ class PlanTasks:
         """Let the compiled loops read, decode and place what they can; return tasks for what they leave."""
         assert self.call is not None
         with crew.taking(self.read.n_loop_threads, self.read.schedule.budget) as n_threads:
-            left, n_read = self.call.read(rows, n_threads)
+            remaining, n_read = self.call.read(rows, n_threads)
         counters.add(read_nbytes=n_read)
-        if not left:
+        if not remaining:
             return []
-        inner = [row for row in self.parts if left[0] < row <= left[-1]]
-        return [self._part_task([*bounds]) for bounds in pairwise([left[0], *inner, left[-1] + 1])]
+        inner = [row for row in self.parts if remaining[0] < row <= remaining[-1]]
+        return [self._part_task([*bounds]) for bounds in pairwise([remaining[0], *inner, remaining[-1] + 1])]
 
     def _part_task(self, bounds: list[int]) -> Task:
         """Return a task for consecutive parts, given the rows at which they begin and end."""
@@ -175,7 +175,7 @@ class PlanTasks:
         plan, array = self.plan, self.read.array
         is_object = plan.spec.index is None
         to_end = is_object and first + len(dst) == array.chunk_nbytes
-        wanted = ByteRange(int(plan.offset[row]) + first, WHOLE_OBJECT if to_end else len(dst))
+        byte_range = ByteRange(int(plan.offset[row]) + first, WHOLE_OBJECT if to_end else len(dst))
 
         def run(pending: Pending) -> None:
             try:
@@ -193,7 +193,7 @@ class PlanTasks:
                 whole = self._part_task([row, row + 1])
                 whole.run(whole.start(self.read.source))
 
-        return Task(run, [(plan.key_of(row), wanted)])
+        return Task(run, [(plan.key_of(row), byte_range)])
 
     def _together(self) -> list[int]:
         """Cut the parts into those that one thread reads one after another, of one object."""
@@ -213,12 +213,12 @@ class PlanTasks:
     def place(self, chunks: Encoded) -> None:
         """Decode and place chunks."""
         row = chunks.rows.start
-        left: Sequence[int] = chunks.rows
+        remaining: Sequence[int] = chunks.rows
         try:
             if self.call is not None:
                 self.call.locate(chunks)
-                left = self._place(self.call, chunks.rows)
-            for row in left:
+                remaining = self._place(self.call, chunks.rows)
+            for row in remaining:
                 data = chunks[row]
                 if data is None:
                     self.read.placer.fill(self.rows[row])

@@ -114,12 +114,12 @@ def http_answer(
     refused = length_alone(request, body.nbytes, most_nbytes, is_whole=is_all)
     if refused is not None:
         return refused
-    wanted = memoryview(body.data)
+    content = memoryview(body.data)
     if is_all:
         first, end = _asked_for(request, body.nbytes)
         if isinstance(request, RangeByteRequest) and request.start and body.nbytes == _most_nbytes(request):
             raise OSError(f"the server answered with status {status}, and not with 206 and a Content-Range")
-        wanted = wanted[first - body.first : end - body.first]
+        content = content[first - body.first : end - body.first]
         # Of as many bytes as the end that was asked for, nobody can say whether they are all.
         object_nbytes = None if body.nbytes == _most_nbytes(request) else body.nbytes
     else:
@@ -130,7 +130,7 @@ def http_answer(
         headers.get("etag"), headers.get("x-amz-version-id"), object_nbytes, _date(headers.get("last-modified"))
     )
     version, settled = version_of(marks, _date(headers.get("date")) or datetime.now(UTC))
-    return Answer(data=wanted, object_nbytes=object_nbytes, version=version, settled=settled)
+    return Answer(data=content, object_nbytes=object_nbytes, version=version, settled=settled)
 
 
 def is_whole(headers: Mapping[str, str], status: int) -> bool:
@@ -147,10 +147,10 @@ Span = tuple[int, int, int | None]
 
 def _span(said: str | None) -> Span | None:
     """Return what ``Content-Range`` says; None if that makes no sense."""
-    found = _CONTENT_RANGE.fullmatch((said or "").strip())
-    if found is None:
+    match = _CONTENT_RANGE.fullmatch((said or "").strip())
+    if match is None:
         return None
-    first, end, total = int(found[1]), int(found[2]) + 1, int(found[3]) if found[3].isdecimal() else None
+    first, end, total = int(match[1]), int(match[2]) + 1, int(match[3]) if match[3].isdecimal() else None
     return (first, end, total) if first < end and (total is None or end <= total) else None
 
 
@@ -173,8 +173,8 @@ def _date(text: str | None) -> datetime | str | None:
     if not text:
         return None
     try:
-        found = parsedate_to_datetime(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+        date = parsedate_to_datetime(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, TypeError, LookupError, ArithmeticError):
         return text
 

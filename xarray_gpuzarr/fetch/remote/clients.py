@@ -200,11 +200,11 @@ class IcechunkClient(StoreClient):
         """Ask for the kind of a chunk; whether a virtual one bears a checksum cannot be asked."""
         from icechunk import ChunkType  # noqa: PLC0415  # not everyone has it
 
-        found = _ICECHUNK_KEY.fullmatch(key)
-        if found is None:
+        match = _ICECHUNK_KEY.fullmatch(key)
+        if match is None:
             return True
-        coord = [int(n) for n in found[2].split("/")[1:]]
-        kind = await self._session.chunk_type_async(f"/{found[1] or ''}", coord)
+        coord = [int(n) for n in match[2].split("/")[1:]]
+        kind = await self._session.chunk_type_async(f"/{match[1] or ''}", coord)
         return kind not in (ChunkType.native, ChunkType.inline)
 
 

@@ -35,15 +35,15 @@ async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int
         most = request.end - request.start
     elif isinstance(request, SuffixByteRequest):
         most = request.suffix
-    kept: deque[bytes] = deque()
+    parts: deque[bytes] = deque()
     nbytes = n_kept = 0
     while nbytes <= most and (block := await response.content.readany()):
         part = block[max(0, first - nbytes) : max(0, end - nbytes)]
         nbytes += len(block)
         n_kept += len(part)
-        kept.append(part)
-        while kept and n_kept - len(kept[0]) >= last:
-            n_kept -= len(kept.popleft())
+        parts.append(part)
+        while parts and n_kept - len(parts[0]) >= last:
+            n_kept -= len(parts.popleft())
     if nbytes > most:
         response.close()
-    return Body(b"".join(kept), first if last == NO_LIMIT else nbytes - n_kept, nbytes)
+    return Body(b"".join(parts), first if last == NO_LIMIT else nbytes - n_kept, nbytes)

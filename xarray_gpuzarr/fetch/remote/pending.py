@@ -57,15 +57,15 @@ class WaitingRanges:
 
     __slots__ = ("_most_nbytes", "_version", "_wanted", "asked")
 
-    def __init__(self, asked: Sequence[Asked], wanted: Sequence[ByteRange], version: Version, most_nbytes: int) -> None:
-        self.asked, self._wanted, self._version = asked, wanted, version
+    def __init__(self, asked: Sequence[Asked], ranges: Sequence[ByteRange], version: Version, most_nbytes: int) -> None:
+        self.asked, self._wanted, self._version = asked, ranges, version
         self._most_nbytes = most_nbytes
 
     def __call__(self, _allocate: Allocate) -> list[memoryview | None]:
         """Wait for the bytes of all."""
         return [self._checked(*each) for each in zip(self.asked, self._wanted, strict=True)]
 
-    def _checked(self, asked: Asked, wanted: ByteRange) -> memoryview | None:
+    def _checked(self, asked: Asked, byte_range: ByteRange) -> memoryview | None:
         """Wait for a range; refuse one of another version or of another length, and an object that is too long."""
         answer, version = asked.answer(), self._version
         if answer is None:
@@ -74,12 +74,12 @@ class WaitingRanges:
             raise changed(asked.name, version, None, asked.key)
         if not answer.is_of(version):
             raise changed(asked.name, version, answer.version or UNTAGGED, asked.key)
-        if wanted.nbytes == WHOLE_OBJECT:
-            nbytes = max(answer.object_nbytes or 0, wanted.offset + len(answer.data))
+        if byte_range.nbytes == WHOLE_OBJECT:
+            nbytes = max(answer.object_nbytes or 0, byte_range.offset + len(answer.data))
             if nbytes > self._most_nbytes:
                 raise ObjectTooLongError(asked.key, nbytes)
-        elif wanted.nbytes != len(answer.data):
-            raise short(asked.name, wanted.offset, wanted.nbytes, len(answer.data))
+        elif byte_range.nbytes != len(answer.data):
+            raise short(asked.name, byte_range.offset, byte_range.nbytes, len(answer.data))
         return answer.data
 
 

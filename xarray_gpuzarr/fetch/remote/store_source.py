@@ -134,15 +134,15 @@ class StoreSource:
         """Raise: there is no local file."""
         raise ValueError(self._name(key), version)
 
-    def prefetch(self, key: str, wanted: ByteRange) -> bool:  # noqa: ARG002  # starting is reading ahead
+    def prefetch(self, key: str, byte_range: ByteRange) -> bool:  # noqa: ARG002  # starting is reading ahead
         """Do nothing: requests are started early instead."""
         return False
 
     def start(self, requests: Sequence[Request], version: Version = None) -> Pending:
         """Ask the store for everything now; the returned object waits for the answers."""
         most = self._most_nbytes
-        asked = self._ask_all([(key, _request(wanted)) for key, wanted in requests], version, most)
-        return WaitingRanges(asked, [wanted for _, wanted in requests], version, most)
+        asked = self._ask_all([(key, _request(byte_range)) for key, byte_range in requests], version, most)
+        return WaitingRanges(asked, [byte_range for _, byte_range in requests], version, most)
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
@@ -162,11 +162,11 @@ class StoreSource:
         return self._ask_all([(key, request)], None, most_nbytes)[0]
 
     def _ask_all(
-        self, wanted: Sequence[tuple[str, ByteRequest | None]], version: Version, most_nbytes: int
+        self, questions: Sequence[tuple[str, ByteRequest | None]], version: Version, most_nbytes: int
     ) -> list[Asked]:
-        if not wanted:
+        if not questions:
             return []
-        name = self._name(wanted[0][0])
+        name = self._name(questions[0][0])
         loop = event_loop(name)
         if asyncio._get_running_loop() is loop:  # noqa: SLF001  # get_running_loop() raises where there is none
             raise StoreReadError(
@@ -178,11 +178,11 @@ class StoreSource:
         if self._client.lost_by_fork is not None:
             forks.use(self._client.lost_by_fork, name)
         of_version = version if self._ask_again else None
-        requests = [partial(self._answer, loop, *each, of_version, most_nbytes) for each in wanted]
+        requests = [partial(self._answer, loop, *each, of_version, most_nbytes) for each in questions]
         replies = self._under_way.ask(loop, requests)
         return [
             Asked(reply=reply, key=key, name=self._name(key), request=request)
-            for reply, (key, request) in zip(replies, wanted, strict=True)
+            for reply, (key, request) in zip(replies, questions, strict=True)
         ]
 
     async def _answer(
@@ -227,10 +227,10 @@ def _rebuild(store: Store) -> StoreSource:
     return StoreSource(store=store)
 
 
-def _request(wanted: ByteRange) -> ByteRequest | None:
-    if wanted.nbytes != WHOLE_OBJECT:
-        return RangeByteRequest(wanted.offset, wanted.offset + wanted.nbytes)
-    return OffsetByteRequest(wanted.offset) if wanted.offset else None
+def _request(byte_range: ByteRange) -> ByteRequest | None:
+    if byte_range.nbytes != WHOLE_OBJECT:
+        return RangeByteRequest(byte_range.offset, byte_range.offset + byte_range.nbytes)
+    return OffsetByteRequest(byte_range.offset) if byte_range.offset else None
 
 
 _Gates = WeakValueDictionary[tuple[Hashable, int], asyncio.Semaphore]

@@ -9,21 +9,21 @@ from xarray_gpuzarr.machine.diagnosis.report import Section
 
 def answers_section(api: DeviceApi) -> Section:
     """Ask a device what is known, and say what it got right, how long that took and at which rate."""
-    found = list(check_all(api))
-    wrong = [answer for answer in found if not answer.passed]
+    answers = list(check_all(api))
+    wrong = [answer for answer in answers if not answer.passed]
     return Section(
         name="answers",
         title="Does the GPU decode correctly?",
         columns=("test", "", "ms", "MB/s"),
         rows=[
             (a.name, "right" if a.passed else "WRONG", f"{a.seconds * 1e3:.2f}", _rate(a.nbytes, a.seconds))
-            for a in found
+            for a in answers
         ],
-        notes=[f"{len(found) - len(wrong)} of {len(found)} are right; the first of a kind waits for its kernel."],
+        notes=[f"{len(answers) - len(wrong)} of {len(answers)} are right; the first of a kind waits for its kernel."],
         failures=[f"{answer.name}: {answer.found}" for answer in wrong],
         facts=[
             {"name": a.name, "passed": a.passed, "found": a.found, "seconds": a.seconds, "nbytes": a.nbytes}
-            for a in found
+            for a in answers
         ],
     )
 

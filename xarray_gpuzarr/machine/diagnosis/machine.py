@@ -141,13 +141,13 @@ def _gpu_text(gpu: dict[str, Any]) -> str:
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of those that are installed, by the names of their distributions."""
-    found = {}
+    versions = {}
     for name in (f"{package}{ending}" for package in packages for ending in _ENDINGS):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _driver() -> str | None:

@@ -69,8 +69,8 @@ class Diagnosis:
     def document(self) -> dict[str, Any]:
         """Everything as JSON has it; names no user and no place below a home folder."""
         head = {"format": FORMAT, "version": VERSION, "date": self.date, "well": not self.failures}
-        told: dict[str, Any] = {section.name: section.facts for section in self.sections}
-        return dict(without_names({**head, "failures": list(self.failures), **told}))
+        facts: dict[str, Any] = {section.name: section.facts for section in self.sections}
+        return dict(without_names({**head, "failures": list(self.failures), **facts}))
 
     def __str__(self) -> str:
         parts = ["\n".join([section.title, *(f"  {line}" for line in section.lines())]) for section in self.sections]
@@ -89,8 +89,8 @@ class Diagnosis:
 
 def _as_html(section: Section) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
-        told = (html.escape(visible(str(without_names(cell)))) for cell in cells)
-        return "<tr>" + "".join(f'<{tag} style="text-align:left">{cell}</{tag}>' for cell in told) + "</tr>"
+        texts = (html.escape(visible(str(without_names(cell)))) for cell in cells)
+        return "<tr>" + "".join(f'<{tag} style="text-align:left">{cell}</{tag}>' for cell in texts) + "</tr>"
 
     head = f"<thead>{row(section.columns, 'th')}</thead>" if section.columns else ""
     body = "".join(row(cells, "td") for cells in section.rows)
@@ -101,20 +101,20 @@ def _as_html(section: Section) -> str:
 
 def said(error: Exception) -> str:
     """Return what an error says, in a line."""
-    found = f"{error.headline}: {error.found}" if isinstance(error, GpuZarrError) else str(error)
-    return " ".join(f"{type(error).__name__}: {found}".split())
+    text = f"{error.headline}: {error.found}" if isinstance(error, GpuZarrError) else str(error)
+    return " ".join(f"{type(error).__name__}: {text}".split())
 
 
-def without_names(told: Any) -> Any:
+def without_names(document: Any) -> Any:
     """Return text, or a document, without the home folder and, in paths, without the name of its user."""
-    if isinstance(told, Mapping):
-        return {without_names(key): without_names(value) for key, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [without_names(value) for value in told]
-    if not isinstance(told, str):
-        return told
+    if isinstance(document, Mapping):
+        return {without_names(key): without_names(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [without_names(value) for value in document]
+    if not isinstance(document, str):
+        return document
     home = str(Path("~").expanduser())
-    text = re.sub(rf"{re.escape(home)}(?=[/\s'\":;,)]|$)", "~", told) if len(home) > 1 else told
+    text = re.sub(rf"{re.escape(home)}(?=[/\s'\":;,)]|$)", "~", document) if len(home) > 1 else document
     user = _user()
     return re.sub(rf"(?<=/){re.escape(user)}(?=[/\s'\":;,)]|$)", "user", text) if user else text
 

@@ -30,7 +30,7 @@ _SEED = 20261120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Writer:
+class SampleCodec:
     """One compressor, as zarr stores it and as numcodecs encodes with it."""
 
     for_zarr: Callable[[], Any]
@@ -41,18 +41,18 @@ class Writer:
         return bytes(np.asarray(self.codec.encode(chunk)))
 
 
-def _blosc(cname: Any) -> Writer:
-    return Writer(
+def _blosc(cname: Any) -> SampleCodec:
+    return SampleCodec(
         for_zarr=lambda: BloscCodec(cname=cname, clevel=5, shuffle="shuffle", typesize=4),
         codec=numcodecs.Blosc(cname=cname, clevel=5, shuffle=1),
     )
 
 
-WRITERS: Mapping[str, Writer] = {
-    "zstd": Writer(for_zarr=lambda: ZstdCodec(level=3), codec=numcodecs.Zstd(level=3)),
-    "gzip": Writer(for_zarr=lambda: GzipCodec(level=5), codec=numcodecs.GZip(level=5)),
-    "lz4": Writer(for_zarr=zarr_numcodecs.LZ4, codec=numcodecs.LZ4()),
-    "zlib": Writer(for_zarr=lambda: zarr_numcodecs.Zlib(level=5), codec=numcodecs.Zlib(level=5)),
+WRITERS: Mapping[str, SampleCodec] = {
+    "zstd": SampleCodec(for_zarr=lambda: ZstdCodec(level=3), codec=numcodecs.Zstd(level=3)),
+    "gzip": SampleCodec(for_zarr=lambda: GzipCodec(level=5), codec=numcodecs.GZip(level=5)),
+    "lz4": SampleCodec(for_zarr=zarr_numcodecs.LZ4, codec=numcodecs.LZ4()),
+    "zlib": SampleCodec(for_zarr=lambda: zarr_numcodecs.Zlib(level=5), codec=numcodecs.Zlib(level=5)),
     **{f"blosc {cname}": _blosc(cname) for cname in ("blosclz", "lz4", "zstd", "zlib")},
 }
 """By name of the codec."""
@@ -93,17 +93,17 @@ class CodecSample:
         """Return the selection of the first chunks."""
         return slice(0, n_chunks * self.edge)
 
-    def differs(self, found: Any, n_chunks: int) -> bool:
+    def differs(self, decoded: Any, n_chunks: int) -> bool:
         """Say whether a read of the first chunks has a wrong length, or wrong values in its first or last chunk.
 
         Parameters
         ----------
-        found : array on any device
+        decoded : array on any device
         n_chunks : int
         """
-        if found.shape != (n_chunks * self.edge,) or found.dtype != self.tiles.dtype:
+        if decoded.shape != (n_chunks * self.edge,) or decoded.dtype != self.tiles.dtype:
             return True
-        ends = ((0, found[: self.edge]), ((n_chunks - 1) % len(self.tiles), found[-self.edge :]))
+        ends = ((0, decoded[: self.edge]), ((n_chunks - 1) % len(self.tiles), decoded[-self.edge :]))
         return any(not np.array_equal(on_host(part), self.tiles[tile]) for tile, part in ends)
 
 

@@ -62,7 +62,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remember nothing from before, and nothing after."""
     host_kernels.require_compiler()
     monkeypatch.setenv("XARRAY_GPUZARR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(advice, "given", set())
+    monkeypatch.setattr(advice, "said", set())
     monkeypatch.setattr(in_force, "options", OPTIONS)
 
 
@@ -188,7 +188,7 @@ def test_the_next_process_remembers(fault, name, monkeypatch):
     array, expected = cases()[name]
     with pytest.warns(GpuZarrWarning):
         values(array, CudaDecoder(lambda: device)) if (device := FaultyDevice(fault)) else None
-    monkeypatch.setattr(advice, "given", set())
+    monkeypatch.setattr(advice, "said", set())
     device = FaultyDevice(None)
     decoder = CudaDecoder(lambda: device)
     if fault.kind == "memory":

@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.int64]
 NO_ROWS = np.zeros(0, np.int64)
 
 
-class Column:
+class TableColumn:
     """One column of a `Columns`, by its number."""
 
     def __init__(self, number: int) -> None:
@@ -61,7 +61,7 @@ class Columns:
     """
 
     n_columns: ClassVar[int]
-    chunk = Column(0)
+    chunk = TableColumn(0)
     """Number of the chunk that a row belongs to."""
 
     def __init__(self, table: Rows, *, one_each: bool = False) -> None:
@@ -186,15 +186,15 @@ class Streams(Columns):
     """One row per compressed stream."""
 
     n_columns = 7
-    format = Column(1)
+    format = TableColumn(1)
     """Index into `FORMATS`."""
-    source = Column(2)
+    source = TableColumn(2)
     """First byte of the stream, counted from the start of the encoded chunk."""
-    source_nbytes = Column(3)
-    target = Column(4)
+    source_nbytes = TableColumn(3)
+    target = TableColumn(4)
     """Where its first decoded byte belongs, counted from the start of the decoded chunk."""
-    target_nbytes = Column(5)
-    checksum = Column(6)
+    target_nbytes = TableColumn(5)
+    checksum = TableColumn(6)
     """Stored checksum of the decoded bytes, where the format has one."""
 
     def by_format(self) -> Streams:
@@ -215,11 +215,11 @@ class Filters(Columns):
     """
 
     n_columns = 5
-    start = Column(1)
+    start = TableColumn(1)
     """First byte of the block, counted from the start of the decoded chunk."""
-    nbytes = Column(2)
-    typesize = Column(3)
-    filter = Column(4)
+    nbytes = TableColumn(2)
+    typesize = TableColumn(3)
+    filter = TableColumn(4)
 
 
 def shuffled(chunk: Rows, nbytes: int, spec: ShuffleSpec) -> Filters:

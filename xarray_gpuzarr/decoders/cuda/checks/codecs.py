@@ -23,13 +23,13 @@ from xarray_gpuzarr.stored.codecs import (
     BloscSpec,
     BytesSpec,
     CastValueSpec,
-    CodecPipeline,
     CompressorSpec,
     DeltaSpec,
     ElementSpec,
     FixedScaleOffsetSpec,
     GzipSpec,
     PackBitsSpec,
+    PipelineSpec,
     ScaleOffsetSpec,
     ShuffleSpec,
     encoded_nbytes,
@@ -66,7 +66,7 @@ def compressor_name(spec: CompressorSpec, nbytes: int) -> str:
 
 def _decode(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFrame]) -> int:
     nbytes = frames[0].nbytes
-    codecs = CodecPipeline(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
+    codecs = PipelineSpec(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
     shape = (len(frames) * nbytes,)
     layout = Layout(dtype="|u1", shape=shape, chunk_shape=(nbytes,), codecs=codecs, fill=b"\7")
     trial = Trial(layout, [f.frame for f in frames])
@@ -122,7 +122,7 @@ def shuffle(elementsize: int) -> Check:
         expected = content("waves", 4099 // elementsize * elementsize)
         shuffled = np.frombuffer(expected, np.uint8).reshape(-1, elementsize).T.tobytes()
         spec = ShuffleSpec(elementsize=elementsize)
-        codecs = CodecPipeline(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
+        codecs = PipelineSpec(array_to_bytes=_BYTES, bytes_to_bytes=(spec,))
         shape = (2 * len(expected),)
         layout = Layout(dtype="|u1", shape=shape, chunk_shape=(len(expected),), codecs=codecs, fill=b"\7")
         trial = Trial(layout, [shuffled, shuffled])
@@ -141,7 +141,7 @@ def elements(spec: ElementSpec) -> Check:
     kind = str(spec).partition("(")[0]
 
     def run(workspace: Workspace) -> int:
-        codecs = CodecPipeline(array_to_array=(spec,), array_to_bytes=_BYTES)
+        codecs = PipelineSpec(array_to_array=(spec,), array_to_bytes=_BYTES)
         codec, pairs = ChunkCodec(codecs, n * decoded.itemsize), []
         for encoded in _encoded(spec, n):
             values = np.empty(n, decoded)

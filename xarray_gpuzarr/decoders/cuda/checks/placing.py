@@ -12,7 +12,7 @@ from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known import content
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Layout, Trial, compare
 from xarray_gpuzarr.stored.cf import Cast
-from xarray_gpuzarr.stored.codecs import BytesSpec, CodecPipeline, TransposeSpec
+from xarray_gpuzarr.stored.codecs import BytesSpec, PipelineSpec, TransposeSpec
 
 _BYTES = BytesSpec(endian=None)
 
@@ -59,7 +59,7 @@ def _place(workspace: Workspace, dtype: str, cast: Cast, *, points: bool) -> int
         chunks[4] = None
         fill = elements[0, :1].tobytes()
         for order in ((), (TransposeSpec(order=(1, 0)),)):
-            codecs = CodecPipeline(array_to_array=order, array_to_bytes=_BYTES)
+            codecs = PipelineSpec(array_to_array=order, array_to_bytes=_BYTES)
             layout = Layout(dtype=dtype, shape=shape, chunk_shape=chunk_shape, codecs=codecs, fill=fill)
             trial = Trial(layout, chunks)
             if points:

@@ -28,7 +28,7 @@ from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.stored.array_spec import ArraySpec, KeyEncoding
 from xarray_gpuzarr.stored.cf import Cast
 from xarray_gpuzarr.stored.chunk_grid import ChunkGrid
-from xarray_gpuzarr.stored.codecs import CodecPipeline
+from xarray_gpuzarr.stored.codecs import PipelineSpec
 from xarray_gpuzarr.stored.shard_index import MISSING, ShardIndex, ShardIndexSpec
 
 _KEYS = KeyEncoding(prefix="self-check/", style="default", separator="/")
@@ -56,7 +56,7 @@ class Layout:
     """As `ArraySpec.dtype`."""
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
-    codecs: CodecPipeline
+    codecs: PipelineSpec
     fill: bytes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from xarray_gpuzarr.cuda.api import DeviceIdentity
 from xarray_gpuzarr.cuda.checksum import MAX_NBYTES
-from xarray_gpuzarr.decoders.cuda.batches.streams import Column, Columns, Rows
+from xarray_gpuzarr.decoders.cuda.batches.streams import Columns, Rows, TableColumn
 from xarray_gpuzarr.errors import CudaError
 from xarray_gpuzarr.plan.read_plan import ReadPlan
 from xarray_gpuzarr.process.device_options import Verify
@@ -23,7 +23,7 @@ class Shadows(Columns):
     """One row per chosen chunk: what it should be."""
 
     n_columns = 2
-    crc = Column(1)
+    crc = TableColumn(1)
     """CRC-32 of the bytes that the host decodes it to."""
 
 
