@@ -5,6 +5,8 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import google_crc32c
 import numpy as np
@@ -84,6 +86,19 @@ def test_a_box_of_one_object_is_read_at_once(tmp_path, layout, compressors):
 
     assert_same_bits(found, DATA[ONE])
     assert is_one_call
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory")
+@pytest.mark.usefixtures("n_threads")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_system_in_memory_is_read_at_once(layout):
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        array = write(LocalStore(folder), DATA, **LAYOUTS[layout])
+
+        found, is_one_call = read_twice(array, ...)
+
+        assert_same_bits(found, DATA)
+        assert is_one_call
 
 
 @pytest.mark.usefixtures("n_threads")

@@ -20,6 +20,10 @@
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#endif
 
 #include "elements.h"
 
@@ -505,15 +509,17 @@ static span_t wanted_span(const job_t *job, const rows_t *rows, int64_t row)
     return span;
 }
 
-/* Read what is in memory; without a way to ask for that, read. */
+/* Read what is in memory, as all files of a tmpfs are, which cannot be asked; without a way to ask, read. */
 static ssize_t read_cached(int file, char *to, int64_t nbytes, int64_t offset)
 {
 #ifdef RWF_NOWAIT
     struct iovec room = {to, (size_t)nbytes};
-    return preadv2(file, &room, 1, offset, RWF_NOWAIT);
-#else
-    return pread(file, to, (size_t)nbytes, offset);
+    struct statfs system;
+    ssize_t n = preadv2(file, &room, 1, offset, RWF_NOWAIT);
+    if (n >= 0 || errno != EOPNOTSUPP) return n;
+    if (fstatfs(file, &system) || system.f_type != TMPFS_MAGIC) return errno = EOPNOTSUPP, -1;
 #endif
+    return pread(file, to, (size_t)nbytes, offset);
 }
 
 /* What tells a file from itself after a change; `local._version` in Python. */
