@@ -67,7 +67,7 @@ def numbers(n):
 
 READ_BZ2 = """
 import numpy as np, zarr
-from xarray_gpuzarr import CorruptChunkError, read_array
+from xarray_gpuzarr import CorruptChunkError, explain, read_array, zarr_pipeline
 from xarray_gpuzarr.decoders.cuda.routes import route as of_cuda
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
 from xarray_gpuzarr.read import stored_array
@@ -78,6 +78,10 @@ np.save("two.npy", read_array(zarr.open_array("two.zarr", mode="r")))
 stored = stored_array(array)
 print(HostDecoder().route(stored.spec, stored.cast))
 print(of_cuda(stored.spec, stored.cast))
+with zarr_pipeline():
+    array = zarr.open_array("bz2.zarr")
+array[:100] = array[:100]
+print(explain(array).writes)
 for damaged in ("cut.zarr", "longer.zarr"):
     try:
         read_array(zarr.open_array(damaged, mode="r"))
@@ -114,6 +118,7 @@ def test_a_codec_is_decoded_in_bulk(house):
     assert after.splitlines() == [
         "Route(where='host', why='')",
         "Route(where='host, then one copy to the device', why='bz2: no decoder of the device knows it')",
+        "codec bz2 is encoded by zarr-python",
         "CorruptChunkError True",
         "CorruptChunkError True",
     ]

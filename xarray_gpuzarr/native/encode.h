@@ -328,8 +328,11 @@ static int64_t encode_chunk(const writer_t *writer, const char *chunk, char *to)
         put_little(to, nbytes, 4);
         found = ((encode_lz4_t *)encoder->encode)(chunk, to + 4, (int)nbytes, (int)most - 4, (int)encoder->level);
         return found <= 0 ? 0 : found + 4;
-    default:
+    case ZLIB:
+    case GZIP:
         return (int64_t)((deflate_t *)encoder->encode)(writer->encoding, chunk, nbytes, to, most);
+    default:
+        return 0;
     }
 }
 

@@ -357,9 +357,12 @@ static int decode_chunk(const job_t *job, void *context, const char *src, size_t
     case LZ4: /* as numcodecs frames it: the length first */
         return nbytes > 4 && nbytes <= INT32_MAX && wanted <= INT32_MAX && little(src) == wanted &&
                ((decode_lz4_t *)job->decode)(src + 4, dst, (int)nbytes - 4, (int)wanted) == (int)wanted;
-    default:
+    case ZLIB:
+    case GZIP:
         return ((inflate_t *)job->decode)(context, src, nbytes, dst, wanted, &used, &found) == 0 &&
                used == nbytes && found == wanted;
+    default:
+        return 0;
     }
 }
 

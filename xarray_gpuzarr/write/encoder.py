@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -34,7 +34,6 @@ from xarray_gpuzarr.stored.codecs import (
     TransposeSpec,
     ZlibSpec,
     ZstdSpec,
-    of_each,
 )
 
 _CRC_NBYTES = 4
@@ -98,18 +97,18 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
         settings = _SETTINGS[type(compressor)](_configuration(spec, compressor), array.stored.itemsize)
     if settings is None:
         return f"the settings of codec {compressor} are zarr-python's to judge"
-    return _encoder(array, settings, functions, order, n_checksums)
+    most_nbytes = array.chunk_nbytes if compressor is None else _most_encoded(array.chunk_nbytes)
+    return _encoder(array, settings, functions, order, most_nbytes + n_checksums * _CRC_NBYTES)
 
 
 def _encoder(
-    array: HostArray, settings: dict[str, Any], functions: NativeEncoder, order: str, n_checksums: int
+    array: HostArray, settings: dict[str, Any], functions: NativeEncoder, order: str, most_nbytes: int
 ) -> Encoder:
     spec, stored, index = array.spec, array.stored, array.spec.index
     native = stored.newbyteorder("=")
     swap = None if stored.isnative else Steps(native, [], stored)
     per_object = np.array(spec.grid.chunks_per_shard, np.int64)
     places = _order(order, spec.grid.chunks_per_shard)
-    most = _most_encoded(array.chunk_nbytes) if settings else array.chunk_nbytes
     n_numbers = _numbers_compared(spec.fill_value)
     struct = EncoderStruct(
         swap=0 if swap is None else swap.address,
@@ -118,7 +117,7 @@ def _encoder(
         make_context=functions.make_context,
         free_context=functions.free_context,
         set_parameter=functions.set_parameter,
-        most_nbytes=most + n_checksums * _CRC_NBYTES,
+        most_nbytes=most_nbytes,
         most_old_nbytes=spec.most_nbytes,
         n_numbers=n_numbers,
         swapped=not stored.isnative,
@@ -211,6 +210,11 @@ def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any] | None:
     return found if is_usual and found["cname"] in _CNAMES else None
 
 
-_SETTINGS = of_each(
-    CompressorSpec, {ZstdSpec: _zstd, GzipSpec: _level, ZlibSpec: _level, Lz4Spec: _lz4, BloscSpec: _blosc}
-)
+_SETTINGS: Mapping[type, Callable[[Mapping[str, Any], int], dict[str, Any] | None]] = {
+    ZstdSpec: _zstd,
+    GzipSpec: _level,
+    ZlibSpec: _level,
+    Lz4Spec: _lz4,
+    BloscSpec: _blosc,
+}
+"""Of each compressor that `native_encoder` knows."""
