@@ -60,7 +60,7 @@ def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
     return encoder_of(spec, str(order))
 
 
-class Writer:
+class ArrayWriter:
     """Writes one array for its pipeline.
 
     Parameters

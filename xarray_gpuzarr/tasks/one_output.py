@@ -28,7 +28,7 @@ Block = npt.NDArray[Any]
 Box = tuple[slice, ...]
 
 
-class Reader(Protocol):
+class BlockSource(Protocol):
     """Slicing it reads; see `backend.chunking.BlockReader`."""
 
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Whole:
     name: str
     """Of the dask array, and so of the layer of its blocks."""
     chunks: tuple[tuple[int, ...], ...]
-    reader: Reader
+    reader: BlockSource
 
     @property
     def first_block(self) -> tuple[Any, ...]:
@@ -147,14 +147,14 @@ def _into_one_output(graph: HighLevelGraph, key: str, whole: Whole) -> HighLevel
     return HighLevelGraph(layers, {**graph.dependencies, name: set(), key: {name}})
 
 
-def compute_into_one_output(array: da.Array, reader: Reader) -> da.Array:
+def compute_into_one_output(array: da.Array, reader: BlockSource) -> da.Array:
     """Return `array`, changed: computing all of it reads its blocks straight into the result.
 
     Parameters
     ----------
     array : dask.array.Array
         Its blocks are what `reader` gives for their boxes: NumPy arrays, at least one element.
-    reader : Reader
+    reader : BlockSource
 
     Notes
     -----
