@@ -93,8 +93,12 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             The stored metadata of an array is malformed.
         """
         from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
-        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
-        from xarray_gpuzarr.backend.unknown_chunks import advise_of_unknown_chunks  # noqa: PLC0415
+        from xarray_gpuzarr.backend.open_options import (  # noqa: PLC0415
+            DecodeOptions,
+            Place,
+            advise_of_unknown_chunks,
+            require_known,
+        )
 
         require_known(unknown, self.open_dataset_parameters)
         place = Place.of(device, storage)

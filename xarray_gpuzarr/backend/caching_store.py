@@ -139,8 +139,8 @@ async def cached(where: Any, options: Mapping[str, Any]) -> tuple[CachingStore, 
     cache, names = CachingStore(at.store), _DOCUMENTS[options.get("zarr_format")]
     top = f"{at.path}/{(options.get('group') or '').strip('/')}".strip("/")
     if options.get("consolidated") is not False and getattr(at.store, "supports_consolidated_metadata", True):
-        found = await asyncio.gather(*cache.documents(at.path, names), return_exceptions=True)
-        known = {name: each.to_bytes() for name, each in zip(names, found, strict=True) if isinstance(each, Buffer)}
+        documents = await asyncio.gather(*cache.documents(at.path, names), return_exceptions=True)
+        known = {name: each.to_bytes() for name, each in zip(names, documents, strict=True) if isinstance(each, Buffer)}
         if top == at.path or not known or any(b"consolidated" in document for document in known.values()):
             return cache, at.path
         names = _DOCUMENTS[3] if "zarr.json" in known else (".zarray", ".zgroup", ".zattrs")

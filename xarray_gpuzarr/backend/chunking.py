@@ -87,9 +87,9 @@ class BlockReader:
         out : ndarray, shape and dtype of the box, any strides
         """
         picked = self.array.oindex[indexing.OuterIndexer(box)]
-        stored, wanted = self.lazy.stored, picked.key.tuple
+        stored, selection = self.lazy.stored, picked.key.tuple
         # Into `out` if its elements come in order and without gaps.
-        block = at_most(threads_given(), lambda: read(stored, wanted, HostDecoder(), out))
+        block = at_most(threads_given(), lambda: read(stored, selection, HostDecoder(), out))
         if block is not out:
             out[...] = block
 
@@ -194,9 +194,9 @@ def find_block_readers(data: object) -> Iterator[BlockReader]:
     """Go through the `BlockReader` objects in the graph of a dask array, one for each time an array was chunked."""
     graph = getattr(data, "dask", None)
     for layer in getattr(graph, "layers", {}).values():
-        found = next(filter(None, map(_reader_in, _literals(layer))), None)
-        if found is not None:
-            yield found
+        reader = next(filter(None, map(_reader_in, _literals(layer))), None)
+        if reader is not None:
+            yield reader
 
 
 def _literals(layer: Any) -> list[Any]:

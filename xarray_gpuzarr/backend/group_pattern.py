@@ -40,8 +40,8 @@ class GroupPattern:
         """Return whether a group is meant, or groups below it may be."""
         if not self._pattern.root or f"{self.given}/".startswith(f"{path}/"):
             return True
-        parts, wanted = NodePath(path).parts, self._pattern.parts
-        return len(parts) <= len(wanted) and all(map(fnmatchcase, parts, wanted))
+        parts, of_pattern = NodePath(path).parts, self._pattern.parts
+        return len(parts) <= len(of_pattern) and all(map(fnmatchcase, parts, of_pattern))
 
     def chosen[Group](self, groups: Mapping[str, Group], others: Iterable[str]) -> dict[str, Group]:
         """Return the groups that are meant, those above them, and the root.
@@ -57,10 +57,10 @@ class GroupPattern:
         OptionError
             None is meant.
         """
-        kept = set[str]()
+        chosen_paths = set[str]()
         for path in filter(self.matches, groups):
-            kept.update(map(str, (NodePath(path), *NodePath(path).parents)))
-        if not kept:
+            chosen_paths.update(map(str, (NodePath(path), *NodePath(path).parents)))
+        if not chosen_paths:
             known = sorted({*groups, *others})
             raise OptionError(
                 "no group matches",
@@ -68,4 +68,4 @@ class GroupPattern:
                 found=f"groups that were looked at: {', '.join(known)}",
                 do="give a pattern of whole names: from the root if it begins with /, else from the end of a path",
             )
-        return {path: group for path, group in groups.items() if path in kept}
+        return {path: group for path, group in groups.items() if path in chosen_paths}

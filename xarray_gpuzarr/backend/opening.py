@@ -23,11 +23,11 @@ from xarray.backends import ZarrStore
 from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
-from xarray_gpuzarr.backend.absent_groups import naming_arrays_apart
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
+from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
 from xarray_gpuzarr.process.advice import advise

@@ -94,11 +94,11 @@ class ArrayWriter:
         ------
         StoreWriteError, HostMemoryError, CorruptChunkError, ShardIndexError
         """
-        left = await self.by_loops(batch, value, drop_axes)
-        if left:
-            keys = [(self._identity, getattr(item[0], "path", "")) for item in left]
+        other_items = await self.by_loops(batch, value, drop_axes)
+        if other_items:
+            keys = [(self._identity, getattr(item[0], "path", "")) for item in other_items]
             async with turns.of(keys, self._path):
-                await own.write(left, value, drop_axes)
+                await own.write(other_items, value, drop_axes)
 
     async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
         """Write what the compiled loops can; return the other items."""
@@ -181,12 +181,12 @@ class _Write:
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
-        found = await self._run(lambda _: self._call.to_memory(group, [*map(old.get, keys)]))
-        await _some_at_once(self._put, keys, found)
+        encoded = await self._run(lambda _: self._call.to_memory(group, [*map(old.get, keys)]))
+        await _some_at_once(self._put, keys, encoded)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:
-        found = await self._store.get(key, cpu.buffer_prototype)
-        return None if found is None else memoryview(found.as_buffer_like())
+        stored = await self._store.get(key, cpu.buffer_prototype)
+        return None if stored is None else memoryview(stored.as_buffer_like())
 
     async def _put(self, key: str, data: npt.NDArray[np.uint8] | None) -> None:
         if data is None:
@@ -203,8 +203,8 @@ class _Write:
             )
         bounds = [(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)]
         shape = tuple([end for _, end in bounds])
-        wanted = outer_selection(tuple([slice(*each) for each in bounds]), shape)
-        read_target(self._stored, spec, box_target(wanted, grid, shape), decoder_for("host"))
+        selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
+        read_target(self._stored, spec, box_target(selection, grid, shape), decoder_for("host"))
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
@@ -231,29 +231,29 @@ def _planned(
     spec = stored.spec
     assert isinstance(spec, ArraySpec)
     assert isinstance(encoder, Encoder)
-    given: Any = value.as_ndarray_like()
+    array: Any = value.as_ndarray_like()
     # Masked arrays, matrices and others have assignments of their own.
-    data = _native(np.asarray(given), spec) if type(given) in (np.ndarray, np.memmap) else None
+    data = _native(np.asarray(array), spec) if type(array) in (np.ndarray, np.memmap) else None
     coords = coords_of(batch, spec)
     if data is None or coords is None:
         return None
     shape = data.shape or _shape_of(batch)
     if shape is None:
         return None
-    wanted = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
-    if wanted is None or wanted.outer is None or any(map(_repeats, wanted.outer.wanted)):
+    selection = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
+    if selection is None or selection.outer is None or any(map(_repeats, selection.outer.wanted)):
         return None
-    placed = wanted.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
+    placed = selection.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
     if placed is None:  # which would need a copy
         return None
-    target = box_target(wanted.outer, spec.grid, wanted.bounds)
+    target = box_target(selection.outer, spec.grid, selection.bounds)
     whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
     return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
 
 
-def _repeats(wanted: slice | npt.NDArray[np.int64]) -> bool:
+def _repeats(selector: slice | npt.NDArray[np.int64]) -> bool:
     """Whether an element is written more than once; which value it has then is zarr-python's to say."""
-    return not isinstance(wanted, slice) and bool((wanted[1:] == wanted[:-1]).any())
+    return not isinstance(selector, slice) and bool((selector[1:] == selector[:-1]).any())
 
 
 def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:

@@ -23,7 +23,7 @@ _WITH_TOKEN = re.compile(r"(.+)-[0-9a-f]{32}", re.DOTALL)
 """A name that xarray has made: prefix, variable and token."""
 
 
-def task_name(stored: StoredArray, given: str | None, *content: Any) -> str:
+def task_name(stored: StoredArray, chosen: str | None, *content: Any) -> str:
     """Return the name of the tasks that read an array.
 
     Parameters
@@ -41,11 +41,11 @@ def task_name(stored: StoredArray, given: str | None, *content: Any) -> str:
         of the user's stays. The token is another one where xarray's is, where `content` is, and where the files of a
         local store were seen to change.
     """
-    made = _WITH_TOKEN.fullmatch(given or "")
-    if given is not None and made is None:
-        return given
+    made = _WITH_TOKEN.fullmatch(chosen or "")
+    if chosen is not None and made is None:
+        return chosen
     shown = _shown(stored) if made is None or made[1].startswith(_GENERIC_PREFIXES) else made[1]
-    as_text = repr((given, array_path(stored), file_marks(stored), normalize_token(content)))
+    as_text = repr((chosen, array_path(stored), file_marks(stored), normalize_token(content)))
     return f"{shown}-{md5(as_text.encode(), usedforsecurity=False).hexdigest()}"  # as dask does, in a third of its time
 
 

@@ -21,5 +21,5 @@ def threads_given() -> int | None:
     if multiprocessing.parent_process() is not None or dask.config.get("scheduler", None) in _SYNCHRONOUS:
         return 1
     pool, n_workers = dask.config.get("pool", None), dask.config.get("num_workers", None)
-    given = getattr(pool, "_max_workers", None) or n_workers
-    return int(given) if given else None
+    n_threads = getattr(pool, "_max_workers", None) or n_workers
+    return int(n_threads) if n_threads else None

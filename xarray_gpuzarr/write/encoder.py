@@ -172,8 +172,8 @@ def _configuration(spec: ArraySpec, compressor: BytesBytesSpec) -> Mapping[str, 
     metadata = json.loads(spec.metadata)
     if metadata["zarr_format"] == 2:
         entries = [*(metadata.get("filters") or ()), metadata["compressor"]]
-        found = entries[spec.codecs.bytes_to_bytes.index(compressor)]
-        return {**found, "of_elements": True}
+        entry = entries[spec.codecs.bytes_to_bytes.index(compressor)]
+        return {**entry, "of_elements": True}
     codecs = metadata["codecs"]
     if spec.index is not None:
         (sharding,) = (c for c in codecs if isinstance(c, Mapping) and c.get("name") == "sharding_indexed")
@@ -201,15 +201,17 @@ def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any] | None:
     shuffle = conf.get("shuffle", 1)
     if shuffle == _AUTO_SHUFFLE:
         shuffle = 2 if typesize == 1 else 1
-    found = {
+    settings = {
         "level": int(conf.get("clevel", 5)),
         "shuffle": _SHUFFLES.get(shuffle, shuffle),
         "typesize": int(typesize),
         "blocksize": int(conf.get("blocksize", 0)),
         "cname": str(conf.get("cname", "lz4")).encode(),
     }
-    is_usual = found["level"] in _LEVELS[1:] and found["shuffle"] in _SHUFFLES.values() and found["blocksize"] >= 0
-    return found if is_usual and found["cname"] in _CNAMES else None
+    is_usual = (
+        settings["level"] in _LEVELS[1:] and settings["shuffle"] in _SHUFFLES.values() and settings["blocksize"] >= 0
+    )
+    return settings if is_usual and settings["cname"] in _CNAMES else None
 
 
 _SETTINGS = of_each(

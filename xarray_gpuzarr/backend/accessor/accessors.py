@@ -218,11 +218,11 @@ class DatasetAccessor(Accessor):
             zarr_format = 3 if group is None else group.metadata.zarr_format
         if group is None:
             options["zarr_format"] = zarr_format
-        found = self.encoding(chunks, shards, compressors=compressors, zarr_format=zarr_format)
-        found = {name: each for name, each in found.items() if name not in stored}
+        encodings = self.encoding(chunks, shards, compressors=compressors, zarr_format=zarr_format)
+        encodings = {name: each for name, each in encodings.items() if name not in stored}
         for name, changes in (encoding or {}).items():
-            found[name] = found.get(name, {}) | dict(changes)
-        return write_dataset(self.to_host(), store, stored, found, rechunk=rechunk, progress=progress, **options)
+            encodings[name] = encodings.get(name, {}) | dict(changes)
+        return write_dataset(self.to_host(), store, stored, encodings, rechunk=rechunk, progress=progress, **options)
 
     def load(self) -> Dataset:
         """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.
@@ -345,9 +345,9 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
     """Return where variables of this engine live: on a GPU if any does, None if there are none."""
-    found = {_device(v) for v in variables.values()} - {None}
-    on_device = found - {"host"}
-    return "cuda" if len(on_device) > 1 else next(iter(on_device or found), None)
+    devices = {_device(v) for v in variables.values()} - {None}
+    on_device = devices - {"host"}
+    return "cuda" if len(on_device) > 1 else next(iter(on_device or devices), None)
 
 
 def _device(variable: Variable) -> Device | None:
