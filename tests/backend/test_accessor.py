@@ -19,8 +19,7 @@ from zarr.storage import MemoryStore
 import xarray_gpuzarr.backend.accessor
 from xarray_gpuzarr.backend import lazy_array, open_options
 from xarray_gpuzarr.backend.accessor.explain import Row
-from xarray_gpuzarr.backend.accessor.explanation import Explanation, format_nbytes
-from xarray_gpuzarr.backend.accessor.summary import summarize
+from xarray_gpuzarr.backend.accessor.explanation import Explanation, format_nbytes, summarize
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
 
 DIMS = ("time", "y", "x")

@@ -1,21 +1,20 @@
-"""The GPU benchmark's own code, on the simulator and tiny arrays: what runs here needs no mending on a GPU."""
+"""The GPU benchmark and the commands of docs/gpu-proof.md, on the simulator and tiny arrays."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks.arrays.workloads import Workload
-from benchmarks.gpu import sanitize
+from benchmarks.gpu import proof, sanitize, soak
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.readers import open_array
-from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.read import stored_array
 
 TINY = "2e-4"
 PEERS = {"zarr enable_gpu", "zarr enable_gpu, kvikio", "nvCOMP's Python classes", "CuPy: zarr enable_gpu"}
@@ -100,20 +99,6 @@ def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
     assert len(np.unique(values)) > 1
 
 
-def test_stages_add_up_to_the_whole_read(gpu, tmp_path):
-    workload = Workload(name="boxes", codec="blosc zstd 5 shuffle", **LAYOUTS["boxes"])
-    stored = write(workload, tmp_path)
-    reads = RecordedReads(gpu, stored_array(open_array(stored)), ..., with_marks=True)
-
-    np.testing.assert_array_equal(reads.run().get(), workload.values())
-    found = reads.stages()
-
-    host = {label: seconds for label, seconds in found.items() if label.startswith("host, ")}
-    assert sum(host.values()) == pytest.approx(found[""], rel=0.05, abs=1e-3)
-    assert {f"host, {label}" for label in (*WAITING, "check", "transfer", "tables", "decode", "place")} <= set(host)
-    assert {"device, transfer", "device, place", "device, nvCOMP zstd", "device, receipt"} <= set(found)
-
-
 # ---- what is run under compute-sanitizer
 
 
@@ -131,3 +116,47 @@ def test_a_wrong_read_is_reported_to_the_sanitizers_caller(gpu, capsys, monkeypa
     monkeypatch.setattr(lazy_array, "read_points", lambda stored, points, decoder, **_: gpu.put(np.zeros(500, "f4")))
     assert sanitize.main(lambda: gpu) == 1
     assert "wrong values: none, zstd 3" in capsys.readouterr().out
+
+
+# ---- the soak
+
+
+def test_a_soak_reads_random_arrays_rightly(gpu, out, capsys):
+    assert soak.main(["--seconds", "0", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 0
+
+    document = json.loads(out.read_text())
+    assert (document["rounds"], document["failures"], len(document["at_rest"])) == (2, [], 2)
+    assert document["reads"] >= 4
+    assert "2 rounds" in capsys.readouterr().out
+
+
+def test_a_wrong_value_ends_in_a_failure_that_can_be_made_again(gpu, out, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "same", lambda *_: False)
+    assert soak.main(["--seconds", "0", "--seed", "7", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 1
+    assert "--seed 7: " in capsys.readouterr().out
+
+
+# ---- all of them
+
+
+def test_every_step_runs_though_others_fail(tmp_path, capsys):
+    ran = []
+
+    def run(step, log):
+        ran.append((step.target, log))
+        return 124 if step.target == "soak-gpu" else 0
+
+    assert proof.main(["--logs", str(tmp_path / "logs")], run) == 1
+
+    assert ran == [(step.target, tmp_path / "logs" / f"{step.target}.log") for step in proof.STEPS]
+    assert "soak-gpu       exit status 124" in capsys.readouterr().out
+    assert sum(step.minutes for step in proof.STEPS) <= 35
+    assert all(step.minutes * 60 < proof.MOST_SECONDS for step in proof.STEPS)
+
+
+def test_every_step_is_a_target_and_stands_on_the_page():
+    root = Path(__file__).parents[2]
+    makefile, page = (root / "gpu.mk").read_text(), (root / "docs" / "gpu-proof.md").read_text()
+    for step in proof.STEPS:
+        assert f"\n{step.target}: " in makefile
+        assert f"`make {step.target}` | {step.minutes:g} |" in page

@@ -1,11 +1,8 @@
 """The benchmark of the host's own work: a device that does nothing, a store of headers, and time split by stages."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from benchmarks.host_cost.cases import Layout, NullReads
-from benchmarks.host_cost.stopwatch import Stopwatch
 from benchmarks.timed.device import ModelledNvcomp
 from xarray_gpuzarr.decoders.cuda.staging import pinned
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
@@ -13,17 +10,6 @@ from xarray_gpuzarr.fetch import snapshot
 from xarray_gpuzarr.plan import read_plan as plan
 
 SMALL = Layout(name="small", chunks_per_shard=(4, 5), chunk_shape=(30, 20))
-
-
-@pytest.fixture
-def clock():
-    """A clock that stands still until it is told to go on."""
-    return SimpleNamespace(now=0.0)
-
-
-@pytest.fixture
-def stopwatch(clock):
-    return Stopwatch("rest", lambda: clock.now)
 
 
 @pytest.mark.parametrize("n_shards", [1, 3])
@@ -65,15 +51,3 @@ def test_stages_are_told_apart_and_listening_ends():
     }
     assert (snapshot.decode_shard_index, plan.coalesce, pinned.find_streams, vars(Stager)["stage"]) == before
     assert set(reads.seconds(2)) == {"batches and the rest"}
-
-
-def test_time_inside_a_label_is_its_own(stopwatch, clock):
-    clock.now = 1
-    with stopwatch.within("outer"):
-        clock.now = 3
-        with stopwatch.within("inner"):
-            clock.now = 7
-        clock.now = 15
-    clock.now = 31
-
-    assert stopwatch.stop() == {"rest": 1 + 16, "outer": 2 + 8, "inner": 4}

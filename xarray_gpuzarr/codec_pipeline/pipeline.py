@@ -1,7 +1,7 @@
-"""`CodecPipeline`: what zarr-python asks for the chunks of an array.
+"""`CodecPipeline`: the codec pipeline by which zarr-python reads and writes chunks with this package.
 
-Reads go to `reading` and writes to `writing`, everything else to zarr-python's own pipeline, and so does what these two
-cannot plan. The store is the only thing that all share, so what is written is read as any other writer's.
+Reads go to `reading`, writes to `writing`, and everything else to zarr-python's own pipeline, as do reads and writes
+that these two cannot plan. They share nothing but the store.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 import zarr
@@ -106,7 +107,9 @@ class CodecPipeline(codec.CodecPipeline):
         """
         batch = list(batch_info)
         if self._reader is None:
-            self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
+            reading = await asyncio.to_thread(import_module, "xarray_gpuzarr.codec_pipeline.reading")  # takes long
+            self._reader = reading.ArrayReader(self.metadata, self.store)
+        assert self._reader is not None
         if batch and await self._reader.read(batch, out, drop_axes, self.own):
             return (_PRESENT,) * len(batch)
         return await self.own.read(batch, out, drop_axes)
@@ -120,7 +123,9 @@ class CodecPipeline(codec.CodecPipeline):
         """Encode chunks and write them; see `zarr.abc.codec.CodecPipeline.write`."""
         batch = list(batch_info)
         if self._writer is None:
-            self._writer = await asyncio.to_thread(_make_writer, self.metadata, self.store)
+            writing = await asyncio.to_thread(import_module, "xarray_gpuzarr.codec_pipeline.writing")
+            self._writer = writing.ArrayWriter(self.metadata, self.store)
+        assert self._writer is not None
         if batch:
             await self._writer.write(batch, value, drop_axes, self.own)
 
@@ -159,19 +164,6 @@ class CodecPipeline(codec.CodecPipeline):
     ) -> Iterable[Buffer | None]:
         """Encode chunks."""
         return await self.own.encode(chunk_arrays_and_specs)
-
-
-def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayReader:
-    """Import what reads, which takes longer than opening an array, and make a reader."""
-    from xarray_gpuzarr.codec_pipeline.reading import ArrayReader  # noqa: PLC0415
-
-    return ArrayReader(metadata, store)
-
-
-def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayWriter:
-    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter  # noqa: PLC0415
-
-    return ArrayWriter(metadata, store)
 
 
 CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it
