@@ -96,18 +96,6 @@ def test_tests_that_take_long_run_with_every_value(request):
     assert len(ran) == (15 if every_pair.FULL else 5)
 
 
-def test_tests_that_run_once_more_run_with_every_value(request, monkeypatch):
-    monkeypatch.setattr(every_pair, "_RUN", "values")
-    start = f"{request.path.name}::test_example["
-    items = [item for item in request.session.items if start in item.nodeid]
-    out = every_pair._without(items) if len(items) > 10 else pytest.skip("a user who names tests gets them all")
-    ran = [item.callspec for item in items if item not in out]
-
-    assert [len(set(values)) for values in zip(*(c._idlist for c in ran), strict=True)] == [3, 4, 2, 5]
-    assert "z-2-True-4" in {c.id for c in ran}
-    assert len(ran) in {5, 6}
-
-
 def test_what_is_left_out_and_skipped_is_said_once_for_each_reason():
     def skipped(why):
         return SimpleNamespace(longrepr=("file.py", 3, f"Skipped: {why}"))

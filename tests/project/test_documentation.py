@@ -1,5 +1,7 @@
-"""What the README and the pages show: Python blocks run, links inside the repository lead somewhere."""
+"""The README, the pages, docstrings and issue templates: their code runs, and what they name is there."""
 
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
+import yaml
 from helpers.codec_pipeline import settings_taken_back
 from helpers.older_versions import refuses_blocks_within_a_shard
 
@@ -238,3 +241,49 @@ def test_inventories_hold_the_names_that_are_linked_to(inventory):
 
     assert names
     assert [name for name in names if not re.search(rf"(?:: |or |`){re.escape(name)}\b", text)] == []
+
+
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"))
+
+
+def asked(template):
+    """Return what a template says below the boxes to fill in."""
+    body = yaml.safe_load(template.read_text())["body"]
+    return {box["id"]: box["attributes"]["description"] for box in body if box["type"] == "textarea"}
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_reports_bring_what_the_doctor_says(template):
+    command = re.search(r"`gpuzarr (doctor .*--report)`", asked(template)["report"])[1]
+
+    assert parser().parse_args(command.split()).report
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_named_commands_and_targets_exist(template):
+    text = " ".join(asked(template).values())
+
+    for command in re.findall(r"`gpuzarr ([^`]*)`", text):
+        parser().parse_args(command.split())
+    makefiles = (ROOT / "Makefile").read_text() + (ROOT / "gpu.mk").read_text()
+    targets = re.findall(r"^([a-z-]+):", makefiles, re.MULTILINE)
+    assert set(re.findall(r"`make ([a-z-]+)`", text)) <= set(targets)
+
+
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "xarray_gpuzarr").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.mark.usefixtures("usual_pipeline")
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_hold(module, tmp_path, monkeypatch):
+    write_sharded(weather_dataset(SAMPLES["small"]), str(tmp_path / "era5.zarr"))
+    monkeypatch.chdir(tmp_path)
+
+    results = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 import zarr
@@ -107,9 +106,7 @@ class CodecPipeline(codec.CodecPipeline):
         """
         batch = list(batch_info)
         if self._reader is None:
-            reading = await asyncio.to_thread(import_module, "xarray_gpuzarr.codec_pipeline.reading")  # takes long
-            self._reader = reading.ArrayReader(self.metadata, self.store)
-        assert self._reader is not None
+            self._reader = await asyncio.to_thread(_make_reader, self.metadata, self.store)
         if batch and await self._reader.read(batch, out, drop_axes, self.own):
             return (_PRESENT,) * len(batch)
         return await self.own.read(batch, out, drop_axes)
@@ -123,9 +120,7 @@ class CodecPipeline(codec.CodecPipeline):
         """Encode chunks and write them; see `zarr.abc.codec.CodecPipeline.write`."""
         batch = list(batch_info)
         if self._writer is None:
-            writing = await asyncio.to_thread(import_module, "xarray_gpuzarr.codec_pipeline.writing")
-            self._writer = writing.ArrayWriter(self.metadata, self.store)
-        assert self._writer is not None
+            self._writer = await asyncio.to_thread(_make_writer, self.metadata, self.store)
         if batch:
             await self._writer.write(batch, value, drop_axes, self.own)
 
@@ -164,6 +159,18 @@ class CodecPipeline(codec.CodecPipeline):
     ) -> Iterable[Buffer | None]:
         """Encode chunks."""
         return await self.own.encode(chunk_arrays_and_specs)
+
+
+def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayReader:
+    from xarray_gpuzarr.codec_pipeline.reading import ArrayReader  # noqa: PLC0415  # takes longer than opening an array
+
+    return ArrayReader(metadata, store)
+
+
+def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayWriter:
+    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter  # noqa: PLC0415  # likewise
+
+    return ArrayWriter(metadata, store)
 
 
 CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it
