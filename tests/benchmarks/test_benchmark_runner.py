@@ -72,9 +72,6 @@ def test_what_a_file_says_is_what_was_measured(tmp_path):
     assert [Row.from_json("case", row) for row in case["rows"]] == list(found.values())
 
 
-# ---- what tables say
-
-
 def row(name, side, *seconds, case="case", **more):
     samples = tuple(Sample(wall_s=s, cpu_s=2 * s) for s in seconds)
     return Row(case=case, name=name, side=side, status="measured", samples=samples, nbytes=10**9, **more)

@@ -72,9 +72,6 @@ def test_nothing_is_reported_of_reads_that_the_host_decoded(gpu, out, monkeypatc
     assert all("the host decoded" in row["note"] and not row["wall_s"] for row in found)
 
 
-# ---- what is read
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 
 LAYOUTS = {
@@ -99,9 +96,6 @@ def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
     assert len(np.unique(values)) > 1
 
 
-# ---- what is run under compute-sanitizer
-
-
 def test_every_kernel_family_and_codec_is_sanitized(gpu, capsys):
     assert sanitize.main(lambda: gpu) == 0
     assert set(gpu.launched) == {kernel.name for kernel in all_kernels()}
@@ -118,9 +112,6 @@ def test_a_wrong_read_is_reported_to_the_sanitizers_caller(gpu, capsys, monkeypa
     assert "wrong values: none, zstd 3" in capsys.readouterr().out
 
 
-# ---- the soak
-
-
 def test_a_soak_reads_random_arrays_rightly(gpu, out, capsys):
     assert soak.main(["--seconds", "0", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 0
 
@@ -134,9 +125,6 @@ def test_a_wrong_value_ends_in_a_failure_that_can_be_made_again(gpu, out, monkey
     monkeypatch.setattr(gpu, "same", lambda *_: False)
     assert soak.main(["--seconds", "0", "--seed", "7", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 1
     assert "--seed 7: " in capsys.readouterr().out
-
-
-# ---- all of them
 
 
 def test_every_step_runs_though_others_fail(tmp_path, capsys):

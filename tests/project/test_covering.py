@@ -26,12 +26,6 @@ def test_every_pair_is_covered(rows):
     assert set().union(*map(pairs_of, taken)) == set().union(*map(pairs_of, rows))
 
 
-def test_a_row_can_be_asked_for():
-    rows = PRODUCTS["five"]
-    asked = next(number for number in range(len(rows)) if number not in covering(rows))
-    assert asked in covering(rows, [asked])
-
-
 @pytest.mark.parametrize("rows", PRODUCTS.values(), ids=PRODUCTS)
 def test_every_value_is_covered_by_few_rows_that_differ(rows):
     def counts(taken):

@@ -1,7 +1,7 @@
-"""``engine="gpuzarr"`` as xarray sees it: an entry point, its keywords, and what they mean.
+"""The entry point of ``engine="gpuzarr"``, and its keywords.
 
-xarray imports this, as it does with every engine that is installed, whenever something is opened without ``engine=``.
-So nothing is imported here that `import xarray` does not bring; what reads a store comes when one is opened.
+xarray imports this module, as that of every installed engine, whenever something is opened without ``engine=``. So it
+imports nothing that `import xarray` does not, until a store is opened.
 """
 
 from __future__ import annotations

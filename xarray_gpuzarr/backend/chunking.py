@@ -40,13 +40,7 @@ LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedAr
 
 
 class BlockReader:
-    """The array in a dask graph: slicing it reads.
-
-    Parameters
-    ----------
-    array : xarray's lazily indexed or lazily vectorized array
-        A lazy array and the selection that was made before it was chunked.
-    """
+    """The array in a dask graph: a lazy array and the selection made before it was chunked. Slicing it reads."""
 
     __slots__ = ("array", "dtype", "shape")
 
@@ -82,13 +76,7 @@ class BlockReader:
         return at_most(_dask_threads(), picked.get_duck_array)
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box into host memory; only if `reads_into`.
-
-        Parameters
-        ----------
-        box : tuple of slice
-        out : ndarray, shape and dtype of the box, any strides
-        """
+        """Read a box into host memory of its shape and dtype, any strides; only if `reads_into`."""
         picked = self.array.oindex[indexing.OuterIndexer(box)]
         stored, selection = self.lazy.stored, picked.key.tuple
         # Into `out` if its elements come in order and without gaps.

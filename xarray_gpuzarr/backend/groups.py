@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any
@@ -39,29 +40,19 @@ _DOCUMENTS = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json
 def open_group(
     filename_or_obj: Any, *, group: str | None = None, consolidated: bool | None = None, **options: Any
 ) -> ZarrStore:
-    """Open one group for reading, as xarray's zarr engine does.
-
-    Parameters
-    ----------
-    filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
-    group : str or None
-    consolidated : bool or None
-        None takes consolidated metadata if there are any.
-    **options
-        Others of `ZarrStore.open_group`.
-    """
+    """Open one group for reading, as xarray's zarr engine does; options are those of `ZarrStore.open_group`."""
     return _open(filename_or_obj, None, group=group, consolidated=consolidated, **options)["/"]
 
 
 def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> dict[str, ZarrStore]:
-    """Open a group and all groups below it, by their paths from it; parameters as for `open_group`.
+    """Open a group and all groups below it, by their paths from it.
 
-    With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it are opened, and those above them.
+    With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it and the groups above them are opened.
     """
     if isinstance(group, str) and is_pattern(group):
         pattern = GroupPattern(group)
         stores = _open(filename_or_obj, pattern.leads_to, group="/", **options)
-        if pattern.given not in stores:
+        if pattern.as_path not in stores:
             members = ((path, *member) for path, each in stores.items() for member in each.members.items())
             below = (_join(path, name) for path, name, node in members if isinstance(node, Group))
             return pattern.chosen(stores, below)
@@ -113,36 +104,33 @@ def _open_through_cache(
 def _with_groups_below(first: ZarrStore, is_asked_for: IsAskedFor | None) -> dict[str, ZarrStore]:
     """Return an open group with its members, and the groups below it with theirs, by their paths from it."""
     group, store = first.zarr_group, first.zarr_group.store
-    try:
-        if takes_long(store) and not isinstance(store, CachingStore):
-            raise ValueError("nothing bounds how many requests are under way")  # noqa: TRY301
-        opened = run_on_loop(str(group.store_path), lambda: _walk(group._async_group, is_asked_for))  # noqa: SLF001
-    except Exception:  # noqa: BLE001  # xarray raises it again, if it is one
+    opened: OpenedGroups | None = None
+    # A `CachingStore` bounds the number of requests. zarr-python itself lists a single group of a local store.
+    if isinstance(store, CachingStore) or (is_asked_for is not None and not takes_long(store)):
+        with suppress(Exception):  # xarray raises it again, if it is one
+            opened = run_on_loop(str(group.store_path), lambda: _walk(group._async_group, is_asked_for))  # noqa: SLF001
+    if opened is None:
         if isinstance(store, CachingStore) and not store.supports_listing:
             group.store_path.store = store.itself  # zarr-python names its class
         paths = ["/"] if is_asked_for is None else list(_iter_zarr_groups(group))
         groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
         opened = [(path, each, dict(each.members())) for path, each in groups.items()]
-    return {path: _of_group(first, each, members) for path, each, members in opened}
+    stores = {}
+    for path, each, members in opened:
+        stores[path] = opened_store = copy(first)
+        opened_store.zarr_group = each
+        # What ZarrStore.__init__ sets, which would request the members.
+        opened_store._group = each.path  # noqa: SLF001
+        opened_store._cache_members, opened_store._members = True, members  # noqa: SLF001
+    return stores
 
 
 async def _walk(group: AsyncGroup, is_asked_for: IsAskedFor | None, path: str = "/") -> OpenedGroups:
     """Return a group and the groups below it that are asked for, with their members.
 
-    Parameters
-    ----------
-    group : zarr.AsyncGroup
-        Of a local store, or of a `CachingStore`.
-    is_asked_for : callable or None
-        None opens the group alone.
-    path : str
-        Path of the group from the first one.
-
-    Raises
-    ------
-    Exception
-        Of any kind: a name is neither a group nor an array, a document is damaged, or some groups have consolidated
-        metadata and others have none.
+    The store is a local one or a `CachingStore`. Without `is_asked_for`, the group alone is returned. Any error is
+    possible: a name is neither a group nor an array, a document is damaged, or only some groups have consolidated
+    metadata.
     """
     if group.metadata.consolidated_metadata is not None:
         nodes = [await _with_below(group, path, name, node, is_asked_for) async for name, node in group.members()]
@@ -192,22 +180,8 @@ def _join(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}"
 
 
-def _of_group(first: ZarrStore, group: Group, members: Members) -> ZarrStore:
-    """Return an open group with its members, and the settings of the first group."""
-    store = copy(first)
-    store.zarr_group = group
-    store._group = group.path  # noqa: SLF001  # what ZarrStore.__init__ sets, which would ask for the members
-    store._cache_members, store._members = True, members  # noqa: SLF001  # likewise
-    return store
-
-
 def open_already(store: object) -> ZarrStore:
-    """Return `store` if it is an open group.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Return `store` if it is an open group, or raise an `OptionError`."""
     if isinstance(store, ZarrStore):
         return store
     raise OptionError(
@@ -229,12 +203,7 @@ def close_of(group: ZarrStore) -> Callable[[], None] | None:
 
 
 def require_reading(mode: object) -> None:
-    """Raise an error unless `mode` is "r".
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise an `OptionError` unless `mode` is "r"."""
     if mode != "r":
         raise OptionError(
             'engine="gpuzarr" only reads',

@@ -158,12 +158,11 @@ def as_caller_of(
 
 def load_together(variables: Iterable[Variable]) -> None:
     """Load lazy variables of slow stores, in place and concurrently; after an error, the rest stays lazy."""
-    waiting = [(v, find_below(data_of(v), LazyArray)) for v in variables if _takes_long(data_of(v))]
-    if len(waiting) > 1:  # one is loaded by xarray
-        side_by_side([v.load for v, _ in waiting], as_caller_of([lazy for _, lazy in waiting if lazy is not None]))
-
-
-def _takes_long(data: object) -> bool:
-    """Return whether data are read from a slow store."""
-    lazy, stock = find_below(data, LazyArray), find_below(data, ZarrArrayWrapper)
-    return takes_long(stock.get_array().store) if stock is not None else lazy is not None and lazy.takes_long
+    loads, lazies = [], []
+    for variable in variables:
+        lazy, stock = find_below(data_of(variable), LazyArray), find_below(data_of(variable), ZarrArrayWrapper)
+        if takes_long(stock.get_array().store) if stock is not None else lazy is not None and lazy.takes_long:
+            loads.append(variable.load)
+            lazies += [] if lazy is None else [lazy]
+    if len(loads) > 1:  # one is loaded by xarray
+        side_by_side(loads, as_caller_of(lazies))

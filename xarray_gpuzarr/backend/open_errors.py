@@ -100,12 +100,7 @@ def explaining_failures(
 
 @contextmanager
 def naming_arrays_apart(group: ZarrStore) -> Iterator[None]:
-    """Replace errors of xarray inside a ``with`` block by a `NoGroupError` if the arrays of a group form no dataset.
-
-    Parameters
-    ----------
-    group : xarray.backends.ZarrStore
-    """
+    """Replace errors of xarray inside a ``with`` block by a `NoGroupError` if the arrays of a group form no dataset."""
     try:
         yield
     except (KeyError, ValueError) as err:

@@ -59,12 +59,7 @@ class Place:
 
 
 def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
-    """Raise an error for a keyword that does not exist.
-
-    Raises
-    ------
-    KeywordError
-    """
+    """Raise a `KeywordError` for a keyword that does not exist."""
     known = {*known, "chunks"}  # which xarray takes itself
     for name in sorted({*keywords} - known):
         raise KeywordError(
@@ -78,13 +73,7 @@ def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
 def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> None:
     """Advise the user if ``chunks=`` of `xarray.open_dataset` names a dimension that a dataset lacks.
 
-    xarray ignores such a name, and does not pass the argument to its engines.
-
-    Parameters
-    ----------
-    caller : frame or None
-        The frame that called the engine.
-    dataset : xarray.Dataset
+    xarray ignores such a name, and does not pass the argument to its engines: it is read from the frame of the caller.
     """
     chunks = caller.f_locals.get("chunks") if caller and caller.f_code is xr.open_dataset.__code__ else None
     for dim in chunks if isinstance(chunks, Mapping) else ():

@@ -1,6 +1,6 @@
-"""What the codec pipeline does with a batch of chunks that zarr-python writes: one selection, written object by object.
+"""Writing for the codec pipeline: a batch of chunks becomes one selection, written object by object.
 
-Says no, and touches nothing, where zarr-python's own pipeline is to write.
+Where zarr-python's own pipeline has to write, nothing is changed.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from xarray_gpuzarr.write.encoder import Encoder, encoder_of
 from xarray_gpuzarr.write.turns import turns
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
-"""A shard or chunk that zarr-python wants to be written: setter, spec, what of it, from where, whether that is all."""
+"""A shard or chunk to write: setter, spec, selection within it, selection of the value, whether it is all."""
 _GROUP_NBYTES = 128 * 1024 * 1024
-"""Decoded bytes of the objects that one call writes; between two calls, a write may be stopped."""
+"""Decoded bytes of the objects of one call; a write may be stopped between two calls."""
 _FEW_OBJECTS = 4
-"""Of a write that is planned on the event loop."""
+"""At most so many objects are planned on the event loop."""
 _LITTLE_NBYTES = 256 * 1024
-"""Decoded bytes of objects that are written on the event loop, in under 1 ms: two hops to a thread take as long."""
+"""Decoded bytes that are written on the event loop, in under 1 ms: reaching a thread takes as long."""
 _ATTEMPTS = 5
-"""Of a file that others replace meanwhile."""
+"""Attempts to write a file that other processes keep replacing."""
 
 
 def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
-    """Return how the loops encode the chunks of an array, or say why zarr-python does."""
+    """Return how the loops encode the chunks of an array, or why zarr-python has to."""
     order = "morton"
     if isinstance(metadata, ArrayV3Metadata):
         sharding = next((c for c in metadata.codecs if isinstance(c, ShardingCodec)), None)
@@ -61,13 +61,7 @@ def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
 
 
 class ArrayWriter:
-    """Writes one array for its pipeline.
-
-    Parameters
-    ----------
-    metadata : zarr metadata of an array
-    store : zarr.abc.store.Store
-    """
+    """Writes one array for its codec pipeline."""
 
     def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata, self._store = metadata, store
@@ -75,20 +69,12 @@ class ArrayWriter:
         self._stored: StoredArray | Unplanned | None = None
         self._encoder: Encoder | str = ""
         self._path = ""
-        """Of the array, once something was written."""
+        """Path of the array, once something was written."""
         self._threads: ThreadPoolExecutor | None = None
-        """Those of the last write, kept for the next."""
+        """Threads of the last write."""
 
     async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, own: CodecPipeline) -> None:
-        """Write a batch from `value`.
-
-        Parameters
-        ----------
-        batch : sequence of Item, one at least
-        value : zarr buffer
-        drop_axes : tuple of int
-        own : zarr.abc.codec.CodecPipeline
-            zarr-python's, which writes what the loops do not.
+        """Write a batch from `value`; zarr-python's own pipeline writes what the compiled loops cannot.
 
         Raises
         ------
@@ -101,7 +87,7 @@ class ArrayWriter:
                 await own.write(other_items, value, drop_axes)
 
     async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
-        """Write what the compiled loops can; return the other items."""
+        """Write the items that the compiled loops can; return the others."""
         setter, chunk_spec = batch[0][:2]
         if not isinstance(setter, StorePath) or setter.store is not self._store or self._store.read_only:
             return batch
@@ -121,7 +107,7 @@ class ArrayWriter:
             await write.run()
         except DamagedObjectError as err:
             await on_thread(partial(write.explain, err), threads)
-            return [setters[each.key] for each in write.left]
+            return [setters[each.key] for each in write.unwritten]
         return ()
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
@@ -133,15 +119,14 @@ class ArrayWriter:
 
 
 class _Write:
-    """One batch, written group by group."""
+    """The write of one batch, group by group."""
 
     def __init__(
         self, stored: StoredArray, call: WriteCall, store: Store, identity: Hashable, threads: ThreadPoolExecutor
     ) -> None:
         self._stored, self._call, self._store, self._threads = stored, call, store, threads
         self._identity = identity
-        self.left: list[WrittenObject] = list(call.objects)
-        """Objects that have not been written."""
+        self.unwritten: list[WrittenObject] = list(call.objects)
 
     async def run(self) -> None:
         """Write all objects, those of a group at once."""
@@ -159,10 +144,10 @@ class _Write:
             if spec.index is not None:  # no read is to take what was there before
                 for each in group:
                     index_cache.cache.drop((source.identity, each.key, spec.index))
-            del self.left[: len(group)]
+            del self.unwritten[: len(group)]
 
     async def _run[Result](self, write: Callable[[Stop], Result]) -> Result:
-        """Return what `write` does, on a thread unless it takes no longer than to reach one."""
+        """Return the result of `write`, which runs on a thread unless it is very short."""
         nbytes = len(self._call.objects) * self._call.object_nbytes
         return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, self._threads)
 
@@ -177,7 +162,7 @@ class _Write:
                     raise self._call.changed(group) from None
 
     async def _to_store(self, group: Sequence[WrittenObject]) -> None:
-        """Put the objects of a group together in memory, and hand them to the store."""
+        """Assemble the objects of a group in memory, and pass them to the store."""
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
@@ -195,7 +180,7 @@ class _Write:
             await self._store.set(key, cpu.Buffer.from_array_like(data))
 
     def explain(self, err: DamagedObjectError, _: Stop) -> None:
-        """Raise the error of what is stored, if it is damaged; it may be that only the loops cannot decode it."""
+        """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
         spec, grid, chunk = self._call.spec, self._call.spec.grid, err.chunk
         if chunk is None:  # the index
             chunk = tuple(
@@ -208,7 +193,7 @@ class _Write:
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
-    """Make requests, as many at once as zarr-python makes; none goes on after one has failed."""
+    """Make as many concurrent requests as zarr-python does; after a failure, none continues."""
     limit = asyncio.Semaphore(zarr.config.get("async.concurrency") or 1)
 
     async def one(*argument: Any) -> Result:
@@ -227,7 +212,7 @@ async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *argu
 def _planned(
     stored: StoredArray, encoder: Encoder | str, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord
 ) -> WriteCall | None:
-    """Return a batch as a call of the loops; None if it is none that they know."""
+    """Return a batch as a call of the loops; None if they cannot write it."""
     spec = stored.spec
     assert isinstance(spec, ArraySpec)
     assert isinstance(encoder, Encoder)
@@ -252,18 +237,18 @@ def _planned(
 
 
 def _repeats(selector: slice | npt.NDArray[np.int64]) -> bool:
-    """Whether an element is written more than once; which value it has then is zarr-python's to say."""
+    """Whether an element is written more than once; zarr-python decides which value it has then."""
     return not isinstance(selector, slice) and bool((selector[1:] == selector[:-1]).any())
 
 
 def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:
-    """Return elements in the byte order of this machine; None if they are not of the array's dtype."""
+    """Return elements in native byte order; None if they are not of the array's dtype."""
     native = spec.numpy_dtype.newbyteorder("=")
     return data.astype(native, copy=False) if data.dtype.newbyteorder("=") == native else None
 
 
 def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:
-    """Return the shape of what a scalar is written to; None if the items do not say."""
+    """Return the shape of the selection that a scalar is written to; None if the items do not say."""
     ends: list[tuple[int, ...]] = []
     for _, _, _, place, _ in batch:
         if not isinstance(place, tuple) or not all(type(each) is slice and each.stop is not None for each in place):

@@ -22,13 +22,7 @@ def chunks_of_whole_shards(
 ) -> Chunks:
     """Return `chunks` as dask normalizes them, but whole shards along axes that are ``"auto"``.
 
-    Parameters
-    ----------
-    chunks : as for `dask.array.from_array`
-    shape : tuple of int
-    dtype : numpy.dtype
-    shard : tuple of int or None
-        Shape of a shard; None if there is none to keep whole.
+    `shard` is the shape of a shard; None if there is none to keep whole.
     """
     is_one_for_each = isinstance(chunks, Sequence) and not isinstance(chunks, str)
     of_axes = chunks if is_one_for_each else [chunks] * len(shape)
@@ -40,7 +34,10 @@ def chunks_of_whole_shards(
         return normal
     if chunks == normal and _is_of_dask(normal, shape, dtype, shard):
         auto = set(range(len(shape)))
-    uncut = tuple(_uncut(normal[axis], shard[axis]) if axis in auto else normal[axis] for axis in range(len(shape)))
+    uncut = tuple(
+        max(1, lengths[0] // edge) * edge if axis in auto and _cuts(lengths, edge) else lengths
+        for axis, (lengths, edge) in enumerate(zip(normal, shard, strict=True))
+    )
     whole: Chunks = normalize_chunks(uncut, shape=shape)
     return whole
 
@@ -56,8 +53,3 @@ def _is_of_dask(chunks: Chunks, shape: tuple[int, ...], dtype: np.dtype[Any], sh
 
 def _cuts(lengths: tuple[int, ...], shard: int) -> bool:
     return any(length % shard for length in lengths[:-1])
-
-
-def _uncut(lengths: tuple[int, ...], shard: int) -> tuple[int, ...] | int:
-    """Return lengths along one axis that cut no shard: `lengths` if they cut none."""
-    return max(1, lengths[0] // shard) * shard if _cuts(lengths, shard) else lengths

@@ -39,34 +39,24 @@ _N_SHARDS = 8
 
 
 def task_name(stored: StoredArray, chosen: str | None, *content: Any) -> str:
-    """Return the name of the tasks that read an array.
+    """Return the name of the tasks that read an array: ``gpuzarr-<variable>-<token>``.
 
-    Parameters
-    ----------
-    stored : StoredArray
-    chosen : str or None
-        The name by xarray, or one by the user, which is returned as it is.
-    *content
-        Everything else that the values of the tasks depend on.
-
-    Returns
-    -------
-    str
-        ``gpuzarr-<variable>-<token>``, with an underscore if dask would not show the variable otherwise; a prefix by
-        the user stays. The token depends on that of xarray, on `content`, and on the files of a local store.
+    A name that the user has chosen is returned as it is, and the user's prefix of a name by xarray stays. An underscore
+    takes the place of a hyphen if dask would not show the variable otherwise. The token depends on that of xarray, on
+    `content`, which is everything else that the values depend on, and on the files of a local store.
     """
     made = _WITH_TOKEN.fullmatch(chosen or "")
     if chosen is not None and made is None:
         return chosen
-    shown = _shown(stored) if made is None or made[1].startswith(_GENERIC_PREFIXES) else made[1]
+    if made is None or made[1].startswith(_GENERIC_PREFIXES):
+        variable = visible(array_path(stored).rpartition("/")[2]) or "array"
+        shown = f"gpuzarr-{variable}"
+        if key_split(f"{shown}-0") != shown:
+            shown = f"gpuzarr_{variable.replace('-', '_')}"
+    else:
+        shown = made[1]
     as_text = repr((chosen, array_path(stored), file_marks(stored), normalize_token(content)))
     return f"{shown}-{md5(as_text.encode(), usedforsecurity=False).hexdigest()}"  # as dask does, in a third of its time
-
-
-def _shown(stored: StoredArray) -> str:
-    variable = visible(array_path(stored).rpartition("/")[2]) or "array"
-    name = f"gpuzarr-{variable}"
-    return name if key_split(f"{name}-0") == name else f"gpuzarr_{variable.replace('-', '_')}"
 
 
 def file_marks(stored: StoredArray) -> tuple[Mark, ...]:
@@ -88,11 +78,9 @@ def _place(stored: StoredArray) -> str | ZipStore | None:
     source = stored.place
     if isinstance(source, LocalSource):
         return source.root
-    store = source.store if isinstance(source, StoreSource) else None
-    return _place_of(store if stored.zarr_array is None else stored.zarr_array.store)
-
-
-def _place_of(store: Store | None) -> str | ZipStore | None:
+    store: Store | None = source.store if isinstance(source, StoreSource) else None
+    if stored.zarr_array is not None:
+        store = stored.zarr_array.store
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001  # wrappers have no public name for it
     if isinstance(store, ZipStore):

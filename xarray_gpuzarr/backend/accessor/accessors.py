@@ -311,14 +311,7 @@ class DataTreeAccessor(Accessor):
 
 
 def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
-    """Return rows as an explanation, with a note about the device.
-
-    Parameters
-    ----------
-    rows : iterable of Row
-    device : "cuda", "cuda:1" (any number), "host" or None
-        Device that this engine's variables are read to; None if there are none.
-    """
+    """Return rows as an explanation, with a note about the device that this engine's variables are read to."""
     rows = tuple(rows)
     if not rows:
         return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
@@ -393,17 +386,7 @@ def _may_have_device_blocks(data: Any) -> bool:
 
 
 def to_numpy(array: Any) -> Any:
-    """Copy an array that lies on the GPU to the host.
-
-    Parameters
-    ----------
-    array : cupy.ndarray, or another array that has a `get` method
-
-    Returns
-    -------
-    numpy.ndarray
-        The argument itself if it is not such an array.
-    """
+    """Return an array of a GPU as a NumPy array; any other array unchanged."""
     return array.get() if hasattr(array, "get") else array
 
 

@@ -1,4 +1,4 @@
-"""How variables are to be stored: chunks and shards of a size in bytes, packed as they were."""
+"""`encodings`: chunks and shards of a given size in bytes for `Dataset.to_zarr`, with the packing of the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process.sizes import parse_nbytes
 
 Size = int | str | Mapping[Any, int]
-"""Of a chunk or a shard: bytes as they are stored before compression, or lengths along dimensions, -1 for all."""
+"""Size of a chunk or a shard: stored bytes before compression, or lengths along dimensions, -1 for all."""
 
 _PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _TIMES = ("units", "calendar")
@@ -39,15 +39,15 @@ def encodings(
         _check_whole("shards=", both, [chunks[dim] for dim in both], [shards[dim] for dim in both])
     by_name = {}
     for name, variable in dataset.variables.items():
-        encoding = _kept(variable, zarr_format)
+        encoding = _packing(variable, zarr_format)
         if compressors is not None:
             encoding["compressors"] = compressors
         by_name[name] = encoding | _layout(name, variable, chunks, shards)
     return by_name
 
 
-def _kept(variable: Variable, zarr_format: int) -> dict[str, Any]:
-    """Return what holds of a variable's encoding, however its chunks are cut."""
+def _packing(variable: Variable, zarr_format: int) -> dict[str, Any]:
+    """Return the encoding of a variable that does not depend on its chunks."""
     names = [*_PACKING, *(_TIMES if variable.dtype.kind in "mM" else ())]
     encoding = {name: variable.encoding[name] for name in names if name in variable.encoding}
     kind: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
@@ -109,13 +109,13 @@ def _divisor(whole: int, most: int) -> int:
 
 
 def _lengths(by_dim: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths that were given along some dimensions, all of the others; none is longer than its axis."""
+    """Return lengths along all dimensions, at most those of the axes; whole axes where `by_dim` has none."""
     lengths = [by_dim.get(dim, -1) for dim in dims]
     return tuple([n if length == -1 else min(n, length) for n, length in zip(shape, lengths, strict=True)])
 
 
 def _checked(size: Size, name: str, dims: Iterable[Any]) -> Size:
-    """Return a size, a text in bytes."""
+    """Return a valid size, with text converted to bytes."""
     headline, tried = f"unusable size of {name}", f"{name}={size!r}"
     if isinstance(size, str):
         return parse_nbytes(size, headline, tried=tried, do=_DO)

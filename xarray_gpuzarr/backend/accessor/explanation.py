@@ -192,14 +192,7 @@ class Summary:
 
 
 def summarize(rows: Iterable[Row], device: str | None) -> Summary:
-    """Group variables by the place where they are decoded.
-
-    Parameters
-    ----------
-    rows : iterable of Row
-    device : "cuda", "cuda:1" (any number), "host", "workers" or None
-        Device that this engine's variables are read to; None if there are none.
-    """
+    """Group variables by the place where they are decoded; `device` is the one that this engine's are read to."""
     rows = tuple(rows)
     places: dict[str, list[str]] = {}
     for row in rows:
