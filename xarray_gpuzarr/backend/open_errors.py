@@ -251,14 +251,15 @@ async def _damaged(where: Any, group: str, storage_options: dict[str, Any] | Non
         stored = await asyncio.gather(*(at.store.get(key, default_buffer_prototype()) for key in keys))
         stored_keys = zip(keys, stored, strict=True)
         documents = {key: document.to_bytes() for key, document in stored_keys if document is not None}
+        is_array = False
         for key, document in documents.items():
-            fault = _fault(document)
-            if fault:
-                return key, fault
-        is_array = any(
-            key.endswith(".zarray") or json.loads(document).get("node_type") == "array"
-            for key, document in documents.items()
-        )
+            try:
+                value = json.loads(document)
+            except ValueError as err:
+                return key, f"{len(document)} bytes that are no JSON: {err}"
+            if not isinstance(value, dict):
+                return key, f"JSON of a {type(value).__name__}"
+            is_array = is_array or key.endswith(".zarray") or value.get("node_type") == "array"
         if documents and not is_array and (path != at.path or not group):
             waiting.extend([f"{path}/{name}".lstrip("/") async for name in at.store.list_dir(path)])
     return None
@@ -273,12 +274,3 @@ async def _store_path(where: Any, storage_options: dict[str, Any] | None) -> Sto
     if "://" in (place := os.fspath(where)):
         return StorePath(FsspecStore.from_url(place, storage_options=storage_options, read_only=True))
     return StorePath(await LocalStore.open(place, read_only=True))
-
-
-def _fault(document: bytes) -> str:
-    """Return what is wrong with a document; empty if it is a JSON object."""
-    try:
-        value = json.loads(document)
-    except ValueError as err:
-        return f"{len(document)} bytes that are no JSON: {err}"
-    return "" if isinstance(value, dict) else f"JSON of a {type(value).__name__}"

@@ -99,7 +99,7 @@ class OpeningArray(BackendArray):
         if ahead is not None and _is_opening():
             try:
                 ahead.begin()
-                with suppress(Exception):  # likewise
+                with suppress(Exception):  # the read below raises it again
                     if self._cached is None:
                         self._cached = self._through(ahead.cache)
                     return self._cached[key]

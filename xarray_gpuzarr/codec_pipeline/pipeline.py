@@ -168,7 +168,7 @@ def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> A
 
 
 def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayWriter:
-    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter  # noqa: PLC0415  # likewise
+    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter  # noqa: PLC0415  # takes long, too
 
     return ArrayWriter(metadata, store)
 

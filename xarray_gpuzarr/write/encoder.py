@@ -106,7 +106,9 @@ def _encoder(
     swap = None if stored.isnative else Steps(native, [], stored)
     per_object = np.array(spec.grid.chunks_per_shard, np.int64)
     places = _order(order, spec.grid.chunks_per_shard)
-    most = _most_encoded(array.chunk_nbytes) if settings else array.chunk_nbytes
+    most = array.chunk_nbytes
+    if settings:  # no compressor adds more than a 255th, and its frame
+        most += most // 128 + 512
     n_numbers = _numbers_compared(spec.fill_value)
     struct = EncoderStruct(
         swap=0 if swap is None else swap.address,
@@ -127,11 +129,6 @@ def _encoder(
         index_has_checksum=index is not None and index.checksum,
     )
     return Encoder(array=array, struct=struct, order=places, referenced=(swap, per_object, functions, settings))
-
-
-def _most_encoded(nbytes: int) -> int:
-    """Return the largest encoded length of so many bytes: none adds more than a 255th, and its frame."""
-    return nbytes + nbytes // 128 + 512
 
 
 def _numbers_compared(fill: np.generic) -> int:
