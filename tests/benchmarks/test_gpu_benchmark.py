@@ -1,14 +1,13 @@
 """The GPU benchmark and the commands of docs/gpu-proof.md, on the simulator and tiny arrays."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks.arrays.workloads import Workload
-from benchmarks.gpu import proof, sanitize, soak
+from benchmarks.gpu import damage, proof, sanitize, saturation, soak
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.readers import open_array
 from benchmarks.gpu.stores import write
@@ -81,11 +80,9 @@ LAYOUTS = {
 }
 
 
-KNOWN_TO_ZARR = [codec for codec in sanitize.CODECS if "snappy" not in codec]
-
-
 @pytest.mark.parametrize(
-    ("name", "codec"), [*(("boxes", c) for c in KNOWN_TO_ZARR), ("runs", "zstd 3"), ("packed", "none")]
+    ("name", "codec"),
+    [*(("boxes", c) for c in sanitize.CODECS if "snappy" not in c), ("runs", "zstd 3"), ("packed", "none")],
 )
 def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
     workload = Workload(name=name, codec=codec, **LAYOUTS[name])
@@ -142,9 +139,18 @@ def test_every_step_runs_though_others_fail(tmp_path, capsys):
     assert all(step.minutes * 60 < proof.MOST_SECONDS for step in proof.STEPS)
 
 
-def test_every_step_is_a_target_and_stands_on_the_page():
-    root = Path(__file__).parents[2]
-    makefile, page = (root / "gpu.mk").read_text(), (root / "docs" / "gpu-proof.md").read_text()
-    for step in proof.STEPS:
-        assert f"\n{step.target}: " in makefile
-        assert f"`make {step.target}` | {step.minutes:g} |" in page
+def test_nvcomp_alone_decodes_every_format(gpu, out, monkeypatch):
+    for name, value in {"COUNTS": (2, 8), "STREAMS": (1, 4), "KILOBYTES": (1,), "_SECONDS": {1: 1.0}}.items():
+        monkeypatch.setattr(saturation, name, value)
+
+    assert saturation.main(["--rounds", "1", "--out", str(out)], lambda: gpu) == 0
+    assert {row["status"] for row in rows(out)} == {"measured"}
+    assert {row["case"] for row in rows(out)} == {f"{codec}, 1 kB" for codec in saturation.CODECS}
+
+
+def test_nvcomp_says_what_it_makes_of_damage(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(damage, "current_device", lambda: gpu.api)
+
+    assert damage.main(["nvcomp", "zstd", "noise"]) == 0
+    found, right = json.loads(capsys.readouterr().out), [True, False, True]
+    assert found == {"statuses": [0, 12, 0], "lengths": [65536, 0, 65536], "right": right, "goes on": True}

@@ -120,11 +120,11 @@ def fake(name, side, values):
     return Reader(name=name, side=side, operations=("read",), open=lambda _: Opened(run=values))
 
 
-def rows_of(case, folder, readers, monkeypatch):
+def rows_of(case, folder, readers, monkeypatch, *, with_memory=False):
     by_name = {reader.name: reader for reader in readers}
     for module in (host_cases, child):
         monkeypatch.setattr(module, "READERS", by_name)
-    shared = SharedStore(case, ReaderProcesses(), folder, with_memory=False)
+    shared = SharedStore(case, ReaderProcesses(), folder, with_memory=with_memory)
     measured = host_cases.Case(name=case.name, summary="", contestants=shared.contestants, about=shared.about)
     return Session(Results({}, None), n_rounds=1).run(measured)
 
@@ -160,6 +160,19 @@ def test_other_values_and_failures_are_rows(folder, here, monkeypatch):
     }
     assert found.about["stored_nbytes"] > 0
     assert found.about["workload"]["name"] == "runs"
+
+
+def test_memory_is_what_a_read_allocates_beyond_its_result(folder, here, monkeypatch):
+    def read():
+        scratch = np.ones(3_000_000, np.uint8)
+        return np.full(1_000_000, scratch[-1])
+
+    case = HostCase(workload=LAYOUTS["runs"], operation="read")
+    found = rows_of(case, folder, [fake("reader", "ours", read)], monkeypatch, with_memory=True)
+
+    peak = found.rows[0].peak
+    assert peak.result_nbytes == 1_000_000
+    assert 3_000_000 <= peak.extra_nbytes < 3_100_000
 
 
 def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from benchmarks.arrays.stores import write_workload
 from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.results import Results
 from benchmarks.runner.session import Session
-from benchmarks.training import cases, loaders
+from benchmarks.training import cases, child, loaders
 from benchmarks.training.feeds import BATCH, Feed
 from benchmarks.training.loaders import LOADERS
 
@@ -64,6 +64,23 @@ def test_every_loader_gives_the_crops_of_the_feed(folder, url, loader, layout, s
     wanted = np.stack([values[box] for batch in feed.boxes for box in batch]).reshape(3, BATCH, *feed.crop)
     np.testing.assert_array_equal(np.stack(found), wanted, strict=True)
     np.testing.assert_array_equal(np.stack(again), wanted, strict=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("served", [False, True])
+def test_samples_in_another_order_are_those_of_the_feed(folder, url, layout, served):
+    pytest.importorskip("insitubatch")
+    workload = replace(LAYOUTS[layout], shape=(32, 30, 40))
+    path = write_workload(workload, folder)
+    feed = Feed(workload=workload, path=path, url=url if served else "", crop=(1, 30, 40), n_batches=2)
+    wanted = np.stack([workload.values()[box] for batch in feed.boxes for box in batch])
+    found = []
+
+    with settings_taken_back(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child.child, "keep", lambda _, opened, *__: found.append(opened.values()))
+        child.open_feed("insitubatch", feed)
+
+    np.testing.assert_array_equal(found[0], wanted, strict=True)
 
 
 def run_case(scale, folder):
