@@ -6,7 +6,7 @@ Where zarr-python's own pipeline has to write, nothing is changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import batched
@@ -101,13 +101,13 @@ class ArrayWriter:
         planned = plan() if len(batch) <= _FEW_OBJECTS else await on_thread(lambda _: plan(), threads)
         if planned is None:
             return batch
-        setters = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
-        write = _Write(stored, planned, self._store, self._identity, threads)
+        items = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
+        unwritten = list(planned.objects)
         try:
-            await write.run()
+            await self._write_objects(planned, stored, unwritten)
         except DamagedObjectError as err:
-            await on_thread(partial(write.explain, err), threads)
-            return [setters[each.key] for each in write.unwritten]
+            await on_thread(partial(_explain, stored, planned.spec, err), threads)
+            return [items[each.key] for each in unwritten]
         return ()
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
@@ -117,56 +117,34 @@ class ArrayWriter:
             self._encoder = encoder_for(self._metadata, stored.spec)
         return stored
 
-
-class _Write:
-    """The write of one batch, group by group."""
-
-    def __init__(
-        self, stored: StoredArray, call: WriteCall, store: Store, identity: Hashable, threads: ThreadPoolExecutor
-    ) -> None:
-        self._stored, self._call, self._store, self._threads = stored, call, store, threads
-        self._identity = identity
-        self.unwritten: list[WrittenObject] = list(call.objects)
-
-    async def run(self) -> None:
-        """Write all objects, those of a group at once."""
-        source, spec = self._stored.source, self._call.spec
+    async def _write_objects(self, call: WriteCall, stored: StoredArray, unwritten: list[WrittenObject]) -> None:
+        """Write all objects, those of a group at once, and remove them from `unwritten`."""
+        objects, spec, source = call.objects, call.spec, stored.source
         assert source is not None
-        objects = self._call.objects
-        n_at_once = _GROUP_NBYTES // max(1, self._call.object_nbytes)
+        n_at_once = _GROUP_NBYTES // max(1, call.object_nbytes)
         # `batched` allocates room for as many as it may yield at once.
         for group in batched(objects, min(max(1, n_at_once), len(objects))):
             async with turns.of([(self._identity, each.key) for each in group], spec.path):
                 if isinstance(source, LocalSource):
-                    await self._run(partial(self._to_files, group, source.root))
+                    await self._run(call, partial(_to_files, call, group, source.root))
                 else:
-                    await self._to_store(group)
+                    await self._to_store(call, group)
             if spec.index is not None:  # no read is to take what was there before
                 for each in group:
                     index_cache.cache.drop((source.identity, each.key, spec.index))
-            del self.unwritten[: len(group)]
+            del unwritten[: len(group)]
 
-    async def _run[Result](self, write: Callable[[Stop], Result]) -> Result:
+    async def _run[Result](self, call: WriteCall, write: Callable[[Stop], Result]) -> Result:
         """Return the result of `write`, which runs on a thread unless it is very short."""
-        nbytes = len(self._call.objects) * self._call.object_nbytes
-        return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, self._threads)
+        nbytes = len(call.objects) * call.object_nbytes
+        return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, read_threads(None))
 
-    def _to_files(self, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
-        for attempt in range(_ATTEMPTS):
-            stop.check()
-            try:
-                self._call.to_files(group, root)
-                break
-            except ChangedObjectError:
-                if attempt + 1 == _ATTEMPTS:
-                    raise self._call.changed(group) from None
-
-    async def _to_store(self, group: Sequence[WrittenObject]) -> None:
+    async def _to_store(self, call: WriteCall, group: Sequence[WrittenObject]) -> None:
         """Assemble the objects of a group in memory, and pass them to the store."""
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
-        encoded = await self._run(lambda _: self._call.to_memory(group, [*map(old.get, keys)]))
+        encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)]))
         await _some_at_once(self._put, keys, encoded)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:
@@ -179,17 +157,28 @@ class _Write:
         else:
             await self._store.set(key, cpu.Buffer.from_array_like(data))
 
-    def explain(self, err: DamagedObjectError, _: Stop) -> None:
-        """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
-        spec, grid, chunk = self._call.spec, self._call.spec.grid, err.chunk
-        if chunk is None:  # the index
-            chunk = tuple(
-                [c * n for c, n in zip(spec.keys.coord(err.key, grid.ndim), grid.chunks_per_shard, strict=True)]
-            )
-        bounds = [(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)]
-        shape = tuple([end for _, end in bounds])
-        selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
-        read_target(self._stored, spec, box_target(selection, grid, shape), decoder_for("host"))
+
+def _to_files(call: WriteCall, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
+    for attempt in range(_ATTEMPTS):
+        stop.check()
+        try:
+            call.to_files(group, root)
+            break
+        except ChangedObjectError:
+            if attempt + 1 == _ATTEMPTS:
+                raise call.changed(group) from None
+
+
+def _explain(stored: StoredArray, spec: ArraySpec, err: DamagedObjectError, _: Stop) -> None:
+    """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
+    grid, chunk = spec.grid, err.chunk
+    if chunk is None:  # the index
+        shard = spec.keys.coord(err.key, grid.ndim)
+        chunk = tuple([c * n for c, n in zip(shard, grid.chunks_per_shard, strict=True)])
+    bounds = [(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)]
+    shape = tuple([end for _, end in bounds])
+    selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
+    read_target(stored, spec, box_target(selection, grid, shape), decoder_for("host"))
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
