@@ -16,7 +16,7 @@ from ome_zarr.reader import Reader as OmeReader
 from ome_zarr.writer import write_image
 
 from xarray_gpuzarr import zarr_pipeline
-from xarray_gpuzarr.codec_pipeline.reading import Reader
+from xarray_gpuzarr.codec_pipeline.reading import ArrayReader
 
 RNG = np.random.default_rng(7)
 N_CELLS, N_GENES = 200, 50
@@ -27,14 +27,14 @@ TEXT = ("obs/_index/", "var/_index/", "obs/kind/categories/", "obs/name/")
 @pytest.fixture
 def reads(monkeypatch):
     """Keys of the first chunks of reads that this package carries out, and of those that it leaves to zarr-python."""
-    read, noted = Reader.read, {True: [], False: []}
+    read, noted = ArrayReader.read, {True: [], False: []}
 
     async def noting(reader, batch, *arguments):
         is_done = await read(reader, batch, *arguments)
         noted[is_done].append(batch[0][0].path)
         return is_done
 
-    monkeypatch.setattr(Reader, "read", noting)
+    monkeypatch.setattr(ArrayReader, "read", noting)
     return noted
 
 

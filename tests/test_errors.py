@@ -89,19 +89,6 @@ def test_errors_keep_class_and_text_however_they_are_carried(kind, carry, again)
     assert str(carried) == str(error) == text
 
 
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("module", [pickle, cloudpickle])
-@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-def test_error_survives_pickle_with_all_that_it_holds(name, module, protocol):
-    error = build(name)
-    error.add_note("while testing")
-
-    again = module.loads(module.dumps(error, protocol=protocol))
-
-    assert (again.headline, again.tried, again.found, again.do) == ("cannot do it", "this", "that", "something else")
-    assert again.__notes__ == ["while testing"]
-
-
 def test_a_text_that_is_laid_out_is_shown_line_by_line():
     assert str(GpuZarrError("Caught it.\nOriginal:\x1b[31m\n  do:    this")) == (
         "Caught it.\nOriginal:\\x1b[31m\n  do:    this"
@@ -171,10 +158,6 @@ def test_explain_says_what_explains_other_things(given, do):
         explain(given)
 
     assert caught.value.do.startswith(do)
-
-
-def test_a_missing_group_is_a_missing_file_too():
-    assert isinstance(build("NoGroupError"), FileNotFoundError)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from xarray_gpuzarr import GpuZarrError, GpuZarrWarning
 from xarray_gpuzarr.backend.accessor.explain import Row
-from xarray_gpuzarr.backend.accessor.explanation import Explanation
-from xarray_gpuzarr.backend.accessor.summary import summarize
+from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.cli import demo, main
 from xarray_gpuzarr.cli.terminal import say
 from xarray_gpuzarr.cluster import Stats

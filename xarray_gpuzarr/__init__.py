@@ -1,6 +1,6 @@
 """Zarr shards straight to the GPU, through xarray: ``xr.open_dataset(store, engine="gpuzarr", chunks={})``.
 
-xarray imports this whenever something is opened without ``engine=``: names are looked up when they are first used.
+xarray imports this whenever something is opened without ``engine=``, so names are imported when they are first used.
 """
 
 import sys

@@ -11,7 +11,7 @@ from helpers.stores.fakes import Wrapper
 from zarr.storage import LocalStore, ZipStore
 
 from xarray_gpuzarr import NoGroupError
-from xarray_gpuzarr.backend.absent_groups import ALONE
+from xarray_gpuzarr.backend.open_errors import ALONE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

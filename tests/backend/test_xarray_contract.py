@@ -94,12 +94,6 @@ def test_building_the_graph_reads_nothing(recording):
     assert recording.requests == []
 
 
-def test_chunks_of_unsharded_arrays_are_blocks(tmp_path):
-    write_weather(tmp_path, zarr_format=2)
-
-    assert open_ours(tmp_path, chunks={})["u10"].chunks == ((2,) * 5, (3, 3), (4, 4))
-
-
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
     [
@@ -122,26 +116,6 @@ def test_auto_keeps_shards_whole_that_are_larger_than_its_limit(path):
         chunks = open_u10(path, chunks="auto").chunks
 
     assert chunks == SHARD_CHUNKS
-
-
-@pytest.mark.parametrize(
-    ("chunks", "expected"),
-    [
-        pytest.param({"time": 8}, ((8, 2), (6,), (8,)), id="two shards"),
-        pytest.param({"time": 4, "lat": 6}, SHARD_CHUNKS, id="one shard"),
-        pytest.param({"time": -1}, ((10,), (6,), (8,)), id="a whole axis"),
-        pytest.param(-1, ((10,), (6,), (8,)), id="everything"),
-        pytest.param({"time": (8, 2)}, ((8, 2), (6,), (8,)), id="a tuple"),
-        pytest.param({"time": 10}, ((10,), (6,), (8,)), id="a whole axis by its length"),
-    ],
-)
-def test_explicit_chunks_are_taken_as_they_are(path, chunks, expected):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The specified chunks separate")
-        array = open_u10(path, chunks=chunks)
-
-    assert array.chunks == expected
-    assert_same_values(array.values, open_stock(path)["u10"].values)
 
 
 @pytest.mark.parametrize("chunks", [{"time": 3}, {"lat": 4, "lon": 5}])
@@ -180,14 +154,6 @@ def test_open_mfdataset(tmp_path):
 
     assert ours["u10"].chunks == ((1, 1), *SHARD_CHUNKS)
     xr.testing.assert_identical(ours.compute(), stock.compute())
-
-
-def test_open_mfdataset_in_parallel(tmp_path):
-    write_weather(tmp_path / "a.zarr")
-
-    ds = xr.open_mfdataset([tmp_path / "a.zarr"], engine="gpuzarr", device="host", parallel=True)
-
-    xr.testing.assert_identical(ds.compute(), open_stock(tmp_path / "a.zarr").compute())
 
 
 @pytest.mark.parametrize(

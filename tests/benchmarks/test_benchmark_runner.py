@@ -2,17 +2,13 @@
 
 import io
 import json
-from contextlib import contextmanager
-from functools import partial
 
 import pytest
 from rich.console import Console
 
 from benchmarks.report import geometric_mean, print_case, speedups
-from benchmarks.runner.readers import AbsentError
 from benchmarks.runner.results import CaseRows, Peak, Results, Row, Sample
-from benchmarks.runner.session import Case, Contestant, Ready, Session, WrongValuesError
-from benchmarks.shared import Shared
+from benchmarks.runner.session import Case, Contestant, Ready, Session
 
 
 def contestants(calls, **seconds):
@@ -60,64 +56,6 @@ def test_who_fails_later_keeps_its_times_and_has_no_more_turns():
     assert walls(found)["a"] == (1.0,)
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "note"),
-    [
-        (AbsentError("not installed"), "absent", "not installed"),
-        (WrongValuesError("7, not 8"), "failed", "7, not 8"),
-    ],
-)
-def test_who_cannot_be_prepared_is_a_row_with_the_reason(error, status, note):
-    def prepare():
-        raise error
-
-    found = run([Contestant(name="a", nbytes=1, prepare=prepare), *contestants([], b=[1.0])])
-
-    assert (found["a"].status, found["a"].note, found["a"].samples) == (status, note, ())
-    assert found["b"].status == "measured"
-
-
-def test_times_by_label_become_rows():
-    stages = Contestant(name="read", nbytes=10, prepare=lambda: Ready(measure=lambda: {"": 3.0, "host": 1.0}))
-    assert walls(run([stages], n_rounds=2)) == {"read": (3.0, 3.0), "read: host": (1.0, 1.0)}
-
-
-def test_what_is_shared_is_made_once_and_ends_with_the_last_of_its_users():
-    calls = []
-
-    @contextmanager
-    def making():
-        calls.append("made")
-        yield 7
-        calls.append("ended")
-
-    def broken(_):
-        raise ValueError("broke")
-
-    shared = Shared(making, 3)
-    users = {"a": lambda value: Ready(measure=lambda: float(value)), "b": broken, "c": lambda _: Ready(measure=dict)}
-    found = run([Contestant(name=n, nbytes=1, prepare=partial(shared.prepare, use)) for n, use in users.items()])
-
-    assert calls == ["made", "ended"]
-    assert walls(found) == {"a": (7.0,), "b": (), "c": ()}
-
-
-def test_memory_is_measured_once_all_are_closed():
-    calls = []
-
-    def prepare(name):
-        def peak():
-            calls.append(f"peak {name}")
-            return Peak(peak_nbytes=9, result_nbytes=4)
-
-        return Ready(measure=lambda: 1.0, close=lambda: calls.append(f"close {name}"), peak=peak)
-
-    found = run([Contestant(name=name, nbytes=1, prepare=lambda name=name: prepare(name)) for name in "ab"])
-
-    assert calls == ["close a", "close b", "peak a", "peak b"]
-    assert found["a"].peak.extra_nbytes == 5
-
-
 def test_what_a_file_says_is_what_was_measured(tmp_path):
     out = tmp_path / "folder" / "results.json"
     measure = lambda: Sample(wall_s=2.0, cpu_s=3.0)  # noqa: E731
@@ -132,9 +70,6 @@ def test_what_a_file_says_is_what_was_measured(tmp_path):
     assert (document["date"], document["finished"], case["operation"]) == ("today", False, "read")
     assert (case["rows"][0]["median_s"], case["rows"][0]["GB_per_s"]) == (2.0, 2.0)
     assert [Row.from_json("case", row) for row in case["rows"]] == list(found.values())
-
-
-# ---- what tables say
 
 
 def row(name, side, *seconds, case="case", **more):

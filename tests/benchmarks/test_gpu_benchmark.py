@@ -1,4 +1,4 @@
-"""The GPU benchmark's own code, on the simulator and tiny arrays: what runs here needs no mending on a GPU."""
+"""The GPU benchmark and the commands of docs/gpu-proof.md, on the simulator and tiny arrays."""
 
 import json
 
@@ -7,15 +7,13 @@ import pytest
 from helpers.simulated import gpu as simulated_gpu
 
 from benchmarks.arrays.workloads import Workload
-from benchmarks.gpu import sanitize
+from benchmarks.gpu import damage, proof, sanitize, saturation, soak
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.readers import open_array
-from benchmarks.gpu.stages import WAITING, RecordedReads
 from benchmarks.gpu.stores import write
 from xarray_gpuzarr.backend import lazy_array
 from xarray_gpuzarr.cuda.launch import all_kernels
 from xarray_gpuzarr.decoders.cuda import CudaDecoder
-from xarray_gpuzarr.read import stored_array
 
 TINY = "2e-4"
 PEERS = {"zarr enable_gpu", "zarr enable_gpu, kvikio", "nvCOMP's Python classes", "CuPy: zarr enable_gpu"}
@@ -73,9 +71,6 @@ def test_nothing_is_reported_of_reads_that_the_host_decoded(gpu, out, monkeypatc
     assert all("the host decoded" in row["note"] and not row["wall_s"] for row in found)
 
 
-# ---- what is read
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to open Zarr store with consolidated:RuntimeWarning")
 
 LAYOUTS = {
@@ -85,11 +80,9 @@ LAYOUTS = {
 }
 
 
-KNOWN_TO_ZARR = [codec for codec in sanitize.CODECS if "snappy" not in codec]
-
-
 @pytest.mark.parametrize(
-    ("name", "codec"), [*(("boxes", c) for c in KNOWN_TO_ZARR), ("runs", "zstd 3"), ("packed", "none")]
+    ("name", "codec"),
+    [*(("boxes", c) for c in sanitize.CODECS if "snappy" not in c), ("runs", "zstd 3"), ("packed", "none")],
 )
 def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
     workload = Workload(name=name, codec=codec, **LAYOUTS[name])
@@ -98,23 +91,6 @@ def test_shards_put_together_by_hand_are_what_zarr_reads(tmp_path, name, codec):
 
     np.testing.assert_array_equal(values, workload.values(), strict=True)
     assert len(np.unique(values)) > 1
-
-
-def test_stages_add_up_to_the_whole_read(gpu, tmp_path):
-    workload = Workload(name="boxes", codec="blosc zstd 5 shuffle", **LAYOUTS["boxes"])
-    stored = write(workload, tmp_path)
-    reads = RecordedReads(gpu, stored_array(open_array(stored)), ..., with_marks=True)
-
-    np.testing.assert_array_equal(reads.run().get(), workload.values())
-    found = reads.stages()
-
-    host = {label: seconds for label, seconds in found.items() if label.startswith("host, ")}
-    assert sum(host.values()) == pytest.approx(found[""], rel=0.05, abs=1e-3)
-    assert {f"host, {label}" for label in (*WAITING, "check", "transfer", "tables", "decode", "place")} <= set(host)
-    assert {"device, transfer", "device, place", "device, nvCOMP zstd", "device, receipt"} <= set(found)
-
-
-# ---- what is run under compute-sanitizer
 
 
 def test_every_kernel_family_and_codec_is_sanitized(gpu, capsys):
@@ -131,3 +107,50 @@ def test_a_wrong_read_is_reported_to_the_sanitizers_caller(gpu, capsys, monkeypa
     monkeypatch.setattr(lazy_array, "read_points", lambda stored, points, decoder, **_: gpu.put(np.zeros(500, "f4")))
     assert sanitize.main(lambda: gpu) == 1
     assert "wrong values: none, zstd 3" in capsys.readouterr().out
+
+
+def test_a_soak_reads_random_arrays_rightly(gpu, out, capsys):
+    assert soak.main(["--seconds", "0", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 0
+
+    document = json.loads(out.read_text())
+    assert (document["rounds"], document["failures"], len(document["at_rest"])) == (2, [], 2)
+    assert document["reads"] >= 4
+    assert "2 rounds" in capsys.readouterr().out
+
+
+def test_a_wrong_value_ends_in_a_failure_that_can_be_made_again(gpu, out, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "same", lambda *_: False)
+    assert soak.main(["--seconds", "0", "--seed", "7", "--scale", "2e-2", "--out", str(out)], lambda: gpu) == 1
+    assert "--seed 7: " in capsys.readouterr().out
+
+
+def test_every_step_runs_though_others_fail(tmp_path, capsys):
+    ran = []
+
+    def run(step, log):
+        ran.append((step.target, log))
+        return 124 if step.target == "soak-gpu" else 0
+
+    assert proof.main(["--logs", str(tmp_path / "logs")], run) == 1
+
+    assert ran == [(step.target, tmp_path / "logs" / f"{step.target}.log") for step in proof.STEPS]
+    assert "soak-gpu       exit status 124" in capsys.readouterr().out
+    assert sum(step.minutes for step in proof.STEPS) <= 35
+    assert all(step.minutes * 60 < proof.MOST_SECONDS for step in proof.STEPS)
+
+
+def test_nvcomp_alone_decodes_every_format(gpu, out, monkeypatch):
+    for name, value in {"COUNTS": (2, 8), "STREAMS": (1, 4), "KILOBYTES": (1,), "_SECONDS": {1: 1.0}}.items():
+        monkeypatch.setattr(saturation, name, value)
+
+    assert saturation.main(["--rounds", "1", "--out", str(out)], lambda: gpu) == 0
+    assert {row["status"] for row in rows(out)} == {"measured"}
+    assert {row["case"] for row in rows(out)} == {f"{codec}, 1 kB" for codec in saturation.CODECS}
+
+
+def test_nvcomp_says_what_it_makes_of_damage(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(damage, "current_device", lambda: gpu.api)
+
+    assert damage.main(["nvcomp", "zstd", "noise"]) == 0
+    found, right = json.loads(capsys.readouterr().out), [True, False, True]
+    assert found == {"statuses": [0, 12, 0], "lengths": [65536, 0, 65536], "right": right, "goes on": True}

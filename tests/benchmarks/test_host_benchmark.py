@@ -1,6 +1,5 @@
 """The benchmark's readers and stores on tiny arrays: every one gives the values that were stored."""
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from helpers.here_and_now import HereAndNow
 
 from benchmarks import __main__ as command
 from benchmarks.__main__ import main
-from benchmarks.arrays.compressors import INNER_CODECS, SHUFFLES
 from benchmarks.arrays.stores import write_workload
 from benchmarks.arrays.workloads import ERA5, SERIES, SHARDED_VOLUME, VOLUME
 from benchmarks.host import cases as host_cases
@@ -22,7 +20,7 @@ from benchmarks.host.cases import HostCase, SharedStore
 from benchmarks.host.readers import READERS, Reader
 from benchmarks.host.task import Opened, Task
 from benchmarks.page.runs import load
-from benchmarks.runner.crew import ReaderProcesses, process
+from benchmarks.runner.crew import ReaderProcesses
 from benchmarks.runner.readers import AbsentError
 from benchmarks.runner.results import Results
 from benchmarks.runner.session import Session
@@ -106,24 +104,6 @@ def test_every_reader_gives_what_was_selected(folder, layout, operation, reader)
     np.testing.assert_array_equal(values, np.concatenate([stored[box].ravel() for box in boxes]))
 
 
-# ---- compressors and workloads
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["none", "lz4", "zstd 3", "gzip 5", "zlib 5"]
-    + [f"blosc {cname} 3 {shuffle}" for cname in INNER_CODECS for shuffle in SHUFFLES if cname != "snappy"],
-)
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_zarr_reads_what_a_compressor_encodes(tmp_path, text, zarr_format):
-    workload = replace(EDGES, name="c", codec=text, zarr_format=zarr_format)
-    stored = zarr.open_group(write_workload(workload, tmp_path), mode="r")["data"]
-    np.testing.assert_array_equal(stored[...], workload.values())
-
-
-# ---- cases
-
-
 @pytest.fixture
 def here(monkeypatch):
     """Readers answer in this process."""
@@ -195,37 +175,6 @@ def test_memory_is_what_a_read_allocates_beyond_its_result(folder, here, monkeyp
     assert 3_000_000 <= peak.extra_nbytes < 3_100_000
 
 
-# ---- regimes
-
-
-def read_in(regime, folder, monkeypatch, n_rounds):
-    """Read 100 values in a regime; return the row, and how often the reader opened and read, and memory was touched."""
-    calls = Counter()
-
-    def read():
-        calls["read"] += 1
-        return np.zeros(100)
-
-    def open_reader(_):
-        calls["opened"] += 1
-        return Opened(run=read)
-
-    reader = Reader(name="gpuzarr", side="ours", operations=("read",), open=open_reader)
-    for module in (host_cases, child):
-        monkeypatch.setattr(module, "READERS", {reader.name: reader})
-    monkeypatch.setattr(child, "_back_memory", lambda _: calls.update(["touched"]))
-    case = HostCase(workload=LAYOUTS["runs"], operation="read", regime=regime)
-    session = Session(Results({}, None), n_rounds=n_rounds)
-    rows = session.run(host_cases.measured(case, ReaderProcesses(), folder, with_memory=False))
-    assert rows.regime == regime
-    return rows.rows[0], (calls["opened"], calls["read"], calls["touched"])
-
-
-def test_a_first_read_is_opened_anew_each_time_and_has_three_rounds(folder, here, monkeypatch):
-    row, calls = read_in("first", folder, monkeypatch, n_rounds=7)
-    assert (row.status, len(row.samples), calls) == ("measured", 3, (1 + 3, 1 + 3, 3))
-
-
 def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPUZARR_BENCH_DIR", str(tmp_path / "stores"))
     out = tmp_path / "results.json"
@@ -235,20 +184,3 @@ def test_the_command_runs_chosen_cases_and_writes_them(here, tmp_path, monkeypat
     names = [case.name for case in load(out).cases]
     assert names == ["boxes/chunks x4", "runs/read"]
     assert "best peer / ours" in capsys.readouterr().out
-
-
-def test_a_process_of_its_own_reads_and_reports(folder):
-    task = Task(workload=EDGES, path=write_workload(EDGES, folder), operation="read")
-    with process() as own:
-        fingerprint = own.submit(child.open_task, "gpuzarr", task).result()
-        sample, first, peak = (
-            own.submit(child.sample, "gpuzarr").result(),
-            own.submit(child.first_sample, "gpuzarr", task).result(),
-            own.submit(child.first_peak, "gpuzarr", task).result(),
-        )
-        lost = own.submit(child.open_task, "gpuzarr", replace(task, path=folder / "nonesuch")).exception()
-
-    assert (fingerprint.dtype, fingerprint.shape) == ("<u2", EDGES.shape)
-    assert min(sample.wall_s, first.wall_s) > 0
-    assert peak.result_nbytes == EDGES.nbytes
-    assert isinstance(lost, FileNotFoundError)

@@ -1,15 +1,13 @@
 """The page of measurements is what benchmarks/results gives; nothing is typed, and its sums are right."""
 
-import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from benchmarks.arrays.workloads import ERA5, SERIES
 from benchmarks.page import __main__ as command
 from benchmarks.page import measurements, performance
 from benchmarks.page.__main__ import DOCS
 from benchmarks.page.figures import FIGURES
-from benchmarks.page.regimes import regimes_summary, regimes_table
 from benchmarks.page.runs import KINDS, Run, newest
 from benchmarks.page.tables import Summary, best_peers, summaries
 from benchmarks.runner.results import CaseRows, Peak, Row, Sample
@@ -57,14 +55,6 @@ def test_the_command_writes_the_page_figures_and_tables(tmp_path, monkeypatch):
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {p.name for p in (DOCS / "figures").iterdir()}
 
 
-def test_the_newest_results_of_a_kind_are_found_by_their_date(tmp_path):
-    for name in ("host-2026-01-02", "host-2025-12-31", "host-full-2026-02-01"):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"cases": []}))
-    assert newest("host", tmp_path).path.stem == "host-2026-01-02"
-    assert newest("host-full", tmp_path).path.stem == "host-full-2026-02-01"
-    assert newest("gpu", tmp_path) is None
-
-
 def test_cases_are_compared_with_the_best_peer_and_summed_up_by_the_geometric_mean():
     cases = [case(SERIES, 1.0), case(ERA5, 4.0), case(SERIES, 9.0, regime="steady")]  # regimes are apart
 
@@ -85,15 +75,3 @@ def test_a_gpu_has_a_section_and_a_figure():
     assert "(figures/gpu-reads.svg)" in page
     assert "not measured yet" not in page
     assert "| / bare |" in tables
-
-
-def test_every_regime_has_its_mean_and_its_worst_case():
-    cases = [case(SERIES, 1.25, "first"), case(ERA5, 5.0, "first"), case(SERIES, 1.6, "kept"), case(SERIES, 1.0)]
-    peer_alone = replace(cases[0], rows=cases[0].rows[:2])
-
-    lines = regimes_summary(cases).splitlines()
-
-    assert lines[0] == "|  | cases | peer / ours | worst |"
-    assert lines[2:] == ["| first | 2 | 0.80 | 0.40 (era5-packed) |", "| kept | 1 | 1.25 | 1.25 (series-1mb-zstd) |"]
-    assert regimes_table(cases).splitlines()[2] == "| series-1mb-zstd/read first | 2000 | 3000 | 1250 | 1.60 |"
-    assert regimes_summary([peer_alone]) == regimes_summary([]) == ""

@@ -8,7 +8,7 @@ import zarr
 from helpers.codec_pipeline import settings_taken_back
 from helpers.data.pyramids import write_pyramid
 
-from xarray_gpuzarr.backend.absent_groups import ALONE
+from xarray_gpuzarr.backend.open_errors import ALONE
 from xarray_gpuzarr.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -7,7 +7,7 @@ import zarr
 from helpers.data.pyramids import write_pyramid
 from zarr.codecs import BytesCodec
 
-from xarray_gpuzarr.backend.absent_groups import ALONE
+from xarray_gpuzarr.backend.open_errors import ALONE
 from xarray_gpuzarr.cli import failures, main
 from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.errors import StoreReadError

@@ -31,43 +31,6 @@ def test_slices_of_one_shard_are_the_same_selection(data):
     assert found.bounds == tuple((at + 1) * n for at, n in zip(coord, shard_shape, strict=True))
 
 
-def test_slices_are_joined():
-    pieces = [
-        ((0, 1), (slice(1, 4, 2), 2), (slice(0, 2),)),
-        ((1, 1), (slice(1, 2, 2), 2), (slice(2, 3),)),
-    ]
-
-    found = ask(pieces, (3,))
-
-    assert found.outer.wanted == (slice(1, 6, 2), slice(5, 6, 1))
-    assert found.outer.undo == ((1, 0),)
-    assert found.bounds == (8, 6)
-
-
-def test_index_arrays_are_sorted_and_undone():
-    pieces = [
-        ((0,), (np.array([3, 0]),), (np.array([0, 2]),)),
-        ((1,), (np.array([1]),), (np.array([1]),)),
-    ]
-
-    found = ask(pieces, (3,), (4,))
-
-    restored = found.outer.restore(np.arange(8)[found.outer.wanted[0]])
-    np.testing.assert_array_equal(restored, [3, 5, 0])
-    assert found.place(np.zeros(3)) is None
-
-
-def test_points_keep_their_order():
-    pieces = [
-        ((0, 0), (np.array([3, 0]), np.array([2, 1])), np.array([0, 2])),
-        ((1, 1), (np.array([1]), np.array([0])), np.array([1])),
-    ]
-
-    found = ask(pieces, (3,))
-
-    np.testing.assert_array_equal(found.points, [[3, 5, 0], [2, 3, 1]])
-
-
 whole = (slice(0, 4), slice(0, 3))
 ODD = {
     "a shard twice": ([((0, 0), whole, whole), ((0, 0), whole, whole)], (4, 3)),

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from helpers.codec_pipeline import reads_planned
 from helpers.compare import assert_same_bits
 from helpers.data.corpus import checked_shards, counting, write, write_nested_shards
 from hypothesis import given
@@ -19,7 +18,7 @@ from zarr.registry import get_ndbuffer_class
 from zarr.storage import MemoryStore
 
 import xarray_gpuzarr
-from xarray_gpuzarr import NDBuffer, explain, read_array, zarr_pipeline
+from xarray_gpuzarr import NDBuffer, read_array, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline.buffer import SETTING
 from xarray_gpuzarr.process import result_memory as module
 from xarray_gpuzarr.process.result_memory import ResultMemory
@@ -105,12 +104,6 @@ def test_order_and_dtype_are_those_that_were_asked_for(order):
         found, expected = buffer.as_ndarray_like(), own.as_ndarray_like()
         assert (found.dtype, found.shape, found.strides) == (expected.dtype, expected.shape, expected.strides)
         assert found.flags.writeable
-
-
-def test_arrays_are_planned_and_explained(array):
-    with reads_planned():
-        array[...]
-    assert str(explain(array)) == "/: host"
 
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")

@@ -13,16 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from helpers.codec_pipeline import assert_same_reads, opened_by_both, reads_planned
+from helpers.codec_pipeline import opened_by_both, reads_planned
 from helpers.data.corpus import counting, write
 from helpers.stores.fakes import FailAfter, RecordingStore, ScriptedStore, drop, put, take
 from zarr.buffer import cpu
 from zarr.core.buffer import BufferPrototype
 from zarr.core.sync import sync
-from zarr.storage import MemoryStore, ZipStore
+from zarr.storage import MemoryStore
 
-import xarray_gpuzarr
-from xarray_gpuzarr import ArrayTypeError, CodecPipeline, CorruptChunkError, explain, zarr_pipeline
+from xarray_gpuzarr import CodecPipeline, CorruptChunkError, explain, zarr_pipeline
 from xarray_gpuzarr.codec_pipeline import reading, threads
 
 ROOT = Path(__file__).parents[2]
@@ -148,34 +147,6 @@ def test_what_cannot_be_planned_is_read_by_zarr(kind, memory):
     assert why in explained.why
 
 
-def test_chunks_of_other_pipelines_stay_theirs(memory):
-    array = write(memory, DATA)
-
-    assert "zarr_pipeline()" in explain(array).why
-    assert not explain(array).ours
-
-
-def test_ordinary_arrays_are_explained(array):
-    explained = explain(array)
-
-    assert (explained.ours, explained.where, explained.why) == (True, "host", "")
-    assert str(explained) == "/: host"
-
-
-def test_explain_wants_a_zarr_array():
-    with pytest.raises(ArrayTypeError, match="explain takes an open zarr array"):
-        explain(DATA)
-
-
-def test_missing_chunks_are_the_fill_value(store):
-    zarr.create_array(store, shape=(8, 6), dtype="i4", fill_value=7, **SHARDED)[5:7, 1:3] = 1
-    arrays = opened_by_both(store)
-
-    with reads_planned():
-        assert_same_reads(arrays, lambda a: a[...])
-        assert_same_reads(arrays, lambda a: a.vindex[[0, 6], [0, 1]])
-
-
 def test_buffers_of_other_kinds_are_left_to_zarr(array):
     class Mine(cpu.NDBuffer):
         pass
@@ -201,22 +172,6 @@ def test_an_output_that_is_given_is_filled(array):
         np.testing.assert_array_equal(out.as_numpy_array(), DATA[:, ::2])
 
 
-@pytest.mark.parametrize("dtype", ["i4", "f4", "c8", "i1"])
-def test_an_output_that_does_not_hold_all_values_is_filled_or_refused_by_zarr(memory, dtype):
-    array = zarr.create_array(memory, shape=8, dtype="f8", chunks=2, shards=4, fill_value=np.nan)
-    array[:4] = 300.7
-    arrays, results = opened_by_both(memory), []
-
-    for opened in arrays:
-        out = cpu.NDBuffer(np.zeros(8, dtype))
-        try:
-            results.append(opened.get_basic_selection(..., out=out).tolist())
-        except ValueError as error:
-            results.append(str(error))
-
-    np.testing.assert_equal(results[1], results[0])
-
-
 def test_an_output_that_is_no_array_is_refused_by_zarr(array):
     with pytest.raises(AttributeError, match="__setitem__"):
         array.get_basic_selection((0, 0), out=cpu.NDBuffer(np.int32(5)))
@@ -226,16 +181,6 @@ def test_a_selection_that_is_no_product_is_left_to_zarr(array, monkeypatch):
     monkeypatch.setattr(reading, "requested", lambda *_: None)
 
     np.testing.assert_array_equal(array[1:, ::2], DATA[1:, ::2])
-
-
-@pytest.mark.parametrize("mode", ["w", "r"])
-def test_zip_files(mode, tmp_path):
-    with ZipStore(tmp_path / "s.zip", mode="w") as store:
-        write(store, DATA, **SHARDED)
-    with ZipStore(tmp_path / "s.zip", mode="r") as store, zarr_pipeline():
-        array = zarr.open_array(store, mode="r")
-        with reads_planned():
-            np.testing.assert_array_equal(array[2:, 1], DATA[2:, 1])
 
 
 # ---- what was written is what is read
@@ -582,8 +527,3 @@ def test_stores_that_may_be_bound_to_an_event_loop_are_read_there(memory):
     loop = asyncio.run(read())
 
     assert set(loops) <= {loop}  # and not zarr-python's
-
-
-def test_public_names_are_callable_whatever_was_imported():
-    assert callable(xarray_gpuzarr.zarr_pipeline)
-    assert callable(xarray_gpuzarr.explain)

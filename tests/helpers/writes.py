@@ -13,7 +13,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 from zarr.codecs.numcodecs import LZ4
 from zarr.core.sync import sync
 
-from xarray_gpuzarr.codec_pipeline.writing import Writer
+from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
 
 _DTYPES = ["i1", "u2", "i4", "f4", "f8", "f2", "c8", "c16", "bool", "i8", ">i2", ">f4", "u1"]
 
@@ -21,15 +21,15 @@ _DTYPES = ["i1", "u2", "i4", "f4", "f8", "f2", "c8", "c16", "bool", "i8", ">i2",
 @contextmanager
 def writes_counted() -> Iterator[list[int]]:
     """Count the writes that this package carries out, and those that it leaves to zarr-python, within a block."""
-    counts, write = [0, 0], Writer.by_loops
+    counts, write = [0, 0], ArrayWriter.by_loops
 
-    async def counted(writer: Writer, batch: Any, *more: Any) -> Any:
+    async def counted(writer: ArrayWriter, batch: Any, *more: Any) -> Any:
         left = await write(writer, batch, *more)
         counts[bool(left)] += 1
         return left
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Writer, "by_loops", counted)
+        patch.setattr(ArrayWriter, "by_loops", counted)
         yield counts
 
 

@@ -26,12 +26,6 @@ def test_every_pair_is_covered(rows):
     assert set().union(*map(pairs_of, taken)) == set().union(*map(pairs_of, rows))
 
 
-def test_a_row_can_be_asked_for():
-    rows = PRODUCTS["five"]
-    asked = next(number for number in range(len(rows)) if number not in covering(rows))
-    assert asked in covering(rows, [asked])
-
-
 @pytest.mark.parametrize("rows", PRODUCTS.values(), ids=PRODUCTS)
 def test_every_value_is_covered_by_few_rows_that_differ(rows):
     def counts(taken):
@@ -94,18 +88,6 @@ def test_tests_that_take_long_run_with_every_value(request):
     assert {first for first, _ in ran} == {*"01234"}
     assert {second for _, second in ran} == {*"012"}
     assert len(ran) == (15 if every_pair.FULL else 5)
-
-
-def test_tests_that_run_once_more_run_with_every_value(request, monkeypatch):
-    monkeypatch.setattr(every_pair, "_RUN", "values")
-    start = f"{request.path.name}::test_example["
-    items = [item for item in request.session.items if start in item.nodeid]
-    out = every_pair._without(items) if len(items) > 10 else pytest.skip("a user who names tests gets them all")
-    ran = [item.callspec for item in items if item not in out]
-
-    assert [len(set(values)) for values in zip(*(c._idlist for c in ran), strict=True)] == [3, 4, 2, 5]
-    assert "z-2-True-4" in {c.id for c in ran}
-    assert len(ran) in {5, 6}
 
 
 def test_what_is_left_out_and_skipped_is_said_once_for_each_reason():

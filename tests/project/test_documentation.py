@@ -1,5 +1,7 @@
-"""What the README and the pages show: Python blocks run, links inside the repository lead somewhere."""
+"""The README, the pages, docstrings and issue templates: their code runs, and what they name is there."""
 
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -193,9 +195,7 @@ def test_links_inside_the_repository_lead_somewhere(page):
 def test_pages_name_existing_commands():
     text = "\n".join(page.read_text() for page in PAGES)
 
-    makefiles = (ROOT / "Makefile").read_text() + (ROOT / "gpu.mk").read_text()
-    targets = re.findall(r"^([a-z-]+):", makefiles, re.MULTILINE)
-    assert set(MAKE.findall(text)) - set(targets) == set()
+    assert set(MAKE.findall(text)) - make_targets() == set()
     assert set(GPUZARR.findall(text)) - set(parser()._subparsers._group_actions[0].choices) == set()
 
 
@@ -238,3 +238,40 @@ def test_inventories_hold_the_names_that_are_linked_to(inventory):
 
     assert names
     assert [name for name in names if not re.search(rf"(?:: |or |`){re.escape(name)}\b", text)] == []
+
+
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"))
+
+
+def make_targets():
+    makefiles = (ROOT / "Makefile").read_text() + (ROOT / "gpu.mk").read_text()
+    return set(re.findall(r"^([a-z-]+):", makefiles, re.MULTILINE))
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_issue_templates_name_existing_commands(template):
+    text = " ".join(template.read_text().split())
+
+    commands = [parser().parse_args(command.split()) for command in re.findall(r"`gpuzarr ([^`]*)`", text)]
+
+    assert any(vars(command).get("report") for command in commands)
+    assert set(re.findall(r"`make ([a-z-]+)`", text)) <= make_targets()
+
+
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "xarray_gpuzarr").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.mark.usefixtures("usual_pipeline")
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_hold(module, tmp_path, monkeypatch):
+    write_sharded(weather_dataset(SAMPLES["small"]), str(tmp_path / "era5.zarr"))
+    monkeypatch.chdir(tmp_path)
+
+    results = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+
+    assert results.attempted > 0
+    assert results.failed == 0

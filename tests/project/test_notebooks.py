@@ -1,13 +1,12 @@
 """Notebooks as they are committed; ``make fresh-notebooks`` runs them and compares."""
 
 import ast
-import copy
 import re
 import tempfile
 
 import pytest
 import zarr
-from helpers.notebooks import NOTEBOOKS, ROOT, clean, code_cells, differences, read
+from helpers.notebooks import NOTEBOOKS, ROOT, code_cells, differences, read
 
 import xarray_gpuzarr
 
@@ -157,32 +156,3 @@ def test_other_outputs_are_found(kept, now):
     (difference,) = differences(notebook(kept), notebook(now))
 
     assert difference.startswith("code cell 1")
-
-
-def test_of_measured_cells_only_kinds_are_compared():
-    kept, now = (notebook(printed(text), tags=["measured"]) for text in ("2 cores", "64 cores"))
-
-    assert [*differences(kept, now)] == []
-    assert [*differences(kept, notebook(tags=["measured"]))] != []
-
-
-def test_bars_are_not_kept_and_random_names_are_counted():
-    uuid = "0a1b2c3d-0000-4000-8000-0123456789ab"
-    bar = shown(**{"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Output()"})
-    page = shown(**{"text/html": f"<i id='{uuid}'><b for='{uuid}'>", "text/plain": "page"})
-    ran = notebook(bar, copy.deepcopy(page))
-
-    clean(ran)
-
-    assert ran == notebook(shown(**{"text/html": "<i id='id-1'><b for='id-1'>", "text/plain": "page"}))
-
-
-def test_what_dask_logs_is_not_kept_and_other_errors_are():
-    record = "2026-11-26 22:08:00,106 - distributed.worker - ERROR - Failed to communicate with scheduler."
-    logged = printed(record) | {"name": "stderr"}
-    warned = printed("cell.py:1: RuntimeWarning: chunks are split") | {"name": "stderr"}
-    ran = notebook(logged, copy.deepcopy(warned), printed(record))
-
-    clean(ran)
-
-    assert ran == notebook(warned, printed(record))

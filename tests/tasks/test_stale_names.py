@@ -17,7 +17,7 @@ from helpers.stores.fakes import Wrapper
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, MemoryStore, ObjectStore, ZipStore
 
 from xarray_gpuzarr.read import stored_array
-from xarray_gpuzarr.tasks.file_marks import file_marks
+from xarray_gpuzarr.tasks.names import file_marks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Consolidated"),

@@ -175,32 +175,6 @@ def test_what_fits_for_nobody_is_an_error_for_everybody(packed, monkeypatch):
 
 
 class TestTurns:
-    def test_reads_run_together(self):
-        lock, together = SharedLock(), Barrier(3, timeout=30)
-
-        with ThreadPoolExecutor(3) as threads:
-            assert all(n >= 0 for n in threads.map(lambda _: lock.shared(together.wait), range(3)))
-
-    def test_one_reads_alone(self):
-        lock, log = SharedLock(), []
-
-        def read(alone):
-            log.append(("in", alone))
-            time.sleep(0.001)
-            log.append(("out", alone))
-
-        def begin(n):
-            alone = n % 3 == 0
-            turn = lock.exclusive if alone else lock.shared
-            turn(lambda: lock.shared(lambda: read(alone)))
-
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(begin, range(60)))
-
-        entered = [at for at, event in enumerate(log) if event == ("in", True)]
-        assert len(entered) == 20
-        assert all(log[at + 1] == ("out", True) for at in entered)
-
     def test_a_read_inside_a_read_does_not_wait_for_one_that_wants_to_be_alone(self):
         lock, waiting = SharedLock(), Event()
 

@@ -1,7 +1,7 @@
-"""``engine="gpuzarr"`` as xarray sees it: an entry point, its keywords, and what they mean.
+"""The entry point of ``engine="gpuzarr"``, and its keywords.
 
-xarray imports this, as it does with every engine that is installed, whenever something is opened without ``engine=``.
-So nothing is imported here that `import xarray` does not bring; what reads a store comes when one is opened.
+xarray imports this module, as that of every installed engine, whenever something is opened without ``engine=``. So it
+imports nothing that `import xarray` does not, until a store is opened.
 """
 
 from __future__ import annotations
@@ -93,8 +93,12 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             The stored metadata of an array is malformed.
         """
         from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
-        from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
-        from xarray_gpuzarr.backend.unknown_chunks import advise_of_unknown_chunks  # noqa: PLC0415
+        from xarray_gpuzarr.backend.open_options import (  # noqa: PLC0415
+            DecodeOptions,
+            Place,
+            advise_of_unknown_chunks,
+            require_known,
+        )
 
         require_known(unknown, self.open_dataset_parameters)
         place = Place.of(device, storage)
@@ -154,7 +158,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         Keywords are as for `open_dataset`. In addition, `group` may be a pattern such as ``"/*/sweep_0"``, as in
         ``xarray.DataTree.match``. Then matching groups and their parents are opened, with their paths from the root.
         """
-        from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # likewise
+        from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
 
         known = keywords_of(self.open_groups_as_dict)

@@ -1,7 +1,7 @@
-"""A store between zarr-python and a slow one, which asks it once for each object and listing while something is opened.
+"""`CachingStore`: wraps a slow store while something is opened, and requests each object and listing once.
 
-What is asked of it ahead, xarray's own opening then finds here. What failed is asked of the store again, so that
-values, warnings and errors are those of xarray's own engine.
+Requests that are made ahead answer those of xarray's own opening. Failed requests are made again, so that values,
+warnings and errors are those of xarray's own engine.
 """
 
 from __future__ import annotations
@@ -25,22 +25,17 @@ _DOCUMENTS = {
     3: ("zarr.json",),
     None: ("zarr.json", ".zgroup", ".zattrs", ".zmetadata"),
 }
-"""Format that is asked for -> documents of the group that is opened first."""
+"""Requested format -> documents of the first group."""
 
 
 class CachingStore(WrapperStore[Store]):
-    """A store that remembers answers, and makes a bounded number of requests at a time.
-
-    Parameters
-    ----------
-    store : zarr.abc.store.Store
-    """
+    """A store that remembers answers, and makes a bounded number of requests at a time."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.itself = store
         self._answers: dict[str, asyncio.Task[Any]] = {}
-        """Key of an object, or path of a group and a slash -> what is stored there, perhaps still under way."""
+        """Key of an object, or path of a group and a slash -> task of the request."""
         self._at_once = requests_at_once()
         self._n_under_way = 0
         self._slots = asyncio.Semaphore(self._at_once)
@@ -58,7 +53,7 @@ class CachingStore(WrapperStore[Store]):
         return self.itself.supports_consolidated_metadata
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return an object, or bytes of it; of one that was not asked for as a whole, they are not remembered."""
+        """Return an object or bytes of it. Bytes of an object that was not requested as a whole are not remembered."""
         if byte_range is not None and self._answer(key) is None:
             return await self._in_turn(lambda: self.itself.get(key, prototype, byte_range))
         whole = await self.whole(key)
@@ -70,11 +65,11 @@ class CachingStore(WrapperStore[Store]):
             yield name
 
     def whole(self, key: str) -> asyncio.Task[Buffer | None]:
-        """Return an object, once it is awaited; it is asked for now."""
+        """Request an object, and return a task for it."""
         return self._once(key, lambda: self.itself.get(key, cpu.buffer_prototype))
 
     def names(self, path: str) -> asyncio.Task[list[str]]:
-        """Return the names below a path, as a list, once they are awaited; they are asked for now."""
+        """Request the names below a path, and return a task for the list."""
 
         async def all_names() -> list[str]:
             return [name async for name in self.itself.list_dir(path)]
@@ -82,15 +77,15 @@ class CachingStore(WrapperStore[Store]):
         return self._once(f"{path.strip('/')}/", all_names)
 
     def documents(self, path: str, names: Iterable[str]) -> list[asyncio.Task[Buffer | None]]:
-        """Return objects of a group by their names, once they are awaited."""
+        """Request objects of a group by their names, and return tasks for them."""
         return [self.whole(f"{path}/{name}".strip("/")) for name in names]
 
     def has_room(self, n_requests: int) -> bool:
-        """Return whether requests would be made at once, without waiting for others."""
+        """Return whether requests would be sent now, without waiting for others."""
         return self._n_under_way + n_requests <= self._at_once
 
     def give_up(self) -> None:
-        """Cancel what has not been answered, and ask for nothing any more."""
+        """Cancel unanswered requests, and refuse new ones."""
         self._is_given_up = True
         for task in [each for each in list(self._answers.values()) if not each.done()]:
             task.get_loop().call_soon_threadsafe(task.cancel)
@@ -102,7 +97,7 @@ class CachingStore(WrapperStore[Store]):
                 node.store_path.store = self.itself
 
     def _answer(self, what: str) -> asyncio.Task[Any] | None:
-        """Return what was asked for, but not if that failed."""
+        """Return the task of an earlier request, unless it failed."""
         task = self._answers.get(what)
         failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
         return None if failed else task
@@ -127,20 +122,16 @@ class CachingStore(WrapperStore[Store]):
 
 
 async def cached(where: Any, options: Mapping[str, Any]) -> tuple[CachingStore, str]:
-    """Return a store that knows the documents of the group that xarray opens first, and the path of `where` in it.
+    """Return a store that has requested the documents of the group that xarray opens first, and the path in that store.
 
-    Parameters
-    ----------
-    where : path, URL, zarr store, or any other input of xarray's zarr engine
-    options : mapping
-        Those of `ZarrStore.open_group`.
+    `options` are those of `ZarrStore.open_group`.
     """
     at = await make_store_path(where, mode="r", storage_options=options.get("storage_options"))
     cache, names = CachingStore(at.store), _DOCUMENTS[options.get("zarr_format")]
     top = f"{at.path}/{(options.get('group') or '').strip('/')}".strip("/")
     if options.get("consolidated") is not False and getattr(at.store, "supports_consolidated_metadata", True):
-        found = await asyncio.gather(*cache.documents(at.path, names), return_exceptions=True)
-        known = {name: each.to_bytes() for name, each in zip(names, found, strict=True) if isinstance(each, Buffer)}
+        documents = await asyncio.gather(*cache.documents(at.path, names), return_exceptions=True)
+        known = {name: each.to_bytes() for name, each in zip(names, documents, strict=True) if isinstance(each, Buffer)}
         if top == at.path or not known or any(b"consolidated" in document for document in known.values()):
             return cache, at.path
         names = _DOCUMENTS[3] if "zarr.json" in known else (".zarray", ".zgroup", ".zattrs")
@@ -149,7 +140,7 @@ async def cached(where: Any, options: Mapping[str, Any]) -> tuple[CachingStore, 
 
 
 def takes_long(where: object) -> bool:
-    """Return whether a store takes so long to answer that it pays to make many requests at once."""
+    """Return whether a store is slow, so that requests should be concurrent."""
     store = where.store if isinstance(where, StorePath) else where
     if isinstance(store, str):
         return "://" in store

@@ -1,15 +1,17 @@
 """One dask task per shard, with blocks of the decoder's own array library.
 
-xarray's own dask manager declares every lazily opened array to be NumPy, which turns device arrays into host arrays
-without a word. `ShardVariable` is a `Variable` that chunks itself through `ShardManager` instead, which asks the
-decoder what its blocks are. It works with plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named.
+xarray's own dask manager declares every lazily opened array to be NumPy, which silently turns device arrays into host
+arrays. `ShardVariable` is a `Variable` that `ShardManager` chunks instead, with the meta of the decoder. It works with
+plain ``xr.open_dataset(..., chunks={})``: no chunk manager has to be named.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any, Self, cast
 
+import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
@@ -25,25 +27,20 @@ from xarray_gpuzarr.process.advice import advise
 from xarray_gpuzarr.process.threads import at_most
 from xarray_gpuzarr.read import read
 from xarray_gpuzarr.stored.array_spec import Unplanned
-from xarray_gpuzarr.tasks.auto_chunks import auto_axes, chunks_of_whole_shards
+from xarray_gpuzarr.tasks.auto_chunks import chunks_of_whole_shards
 from xarray_gpuzarr.tasks.names import task_name
 from xarray_gpuzarr.tasks.one_output import compute_into_one_output
-from xarray_gpuzarr.tasks.threads import threads_given
 
 MANY_TASKS, SMALL_TASK_NBYTES = 50_000, 1_000_000
-"""More tasks than the first, each of fewer bytes than the second, are advised against."""
+"""Number of tasks and bytes of each from which, and below which, the user is advised to use larger chunks."""
+
+_SYNCHRONOUS = ("sync", "synchronous", "single-threaded")
 
 LazilyIndexed = indexing.LazilyIndexedArray | indexing.LazilyVectorizedIndexedArray
 
 
 class BlockReader:
-    """What a dask graph holds of a lazy array: slicing it reads.
-
-    Parameters
-    ----------
-    array : xarray's lazily indexed or lazily vectorized array
-        A lazy array and the selection that was made before it was chunked.
-    """
+    """The array in a dask graph: a lazy array and the selection made before it was chunked. Slicing it reads."""
 
     __slots__ = ("array", "dtype", "shape")
 
@@ -76,20 +73,14 @@ class BlockReader:
         full = indexing.expanded_indexer(key, self.ndim)
         outer = tuple(np.asarray(k) if isinstance(k, list) else k for k in full)
         picked = self.array.oindex[indexing.OuterIndexer(outer)]
-        return at_most(threads_given(), picked.get_duck_array)
+        return at_most(_dask_threads(), picked.get_duck_array)
 
     def read_into(self, box: tuple[slice, ...], out: npt.NDArray[Any]) -> None:
-        """Read a box into host memory; only if `reads_into`.
-
-        Parameters
-        ----------
-        box : tuple of slice
-        out : ndarray, shape and dtype of the box, any strides
-        """
+        """Read a box into host memory of its shape and dtype, any strides; only if `reads_into`."""
         picked = self.array.oindex[indexing.OuterIndexer(box)]
-        stored, wanted = self.lazy.stored, picked.key.tuple
+        stored, selection = self.lazy.stored, picked.key.tuple
         # Into `out` if its elements come in order and without gaps.
-        block = at_most(threads_given(), lambda: read(stored, wanted, HostDecoder(), out))
+        block = at_most(_dask_threads(), lambda: read(stored, selection, HostDecoder(), out))
         if block is not out:
             out[...] = block
 
@@ -101,7 +92,7 @@ class BlockReader:
 
 
 class ShardManager(DaskManager):
-    """Dask arrays whose meta is the decoder's."""
+    """A chunk manager whose dask arrays have the meta of the decoder."""
 
     def from_array(self, data: Any, chunks: Any, **kwargs: Any) -> Any:
         """Build a dask array whose tasks read `data`.
@@ -113,10 +104,9 @@ class ShardManager(DaskManager):
         """
         reader = _block_reader(data.array)
         assert reader is not None
-        auto = auto_axes(chunks, reader.ndim)
-        whole = chunks_of_whole_shards(chunks, auto, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)
+        whole = chunks_of_whole_shards(chunks, shape=reader.shape, dtype=reader.dtype, shard=reader.shard_shape)
         name, meta = kwargs.get("name"), reader.lazy.meta()
-        if name is not False:  # False is one that dask draws by lot, True none at all
+        if name is not False:  # False: dask chooses a random name. True: no name was chosen
             name = task_name(reader.lazy.stored, None if name is True else name, reader, str(whole))
         array = da.from_array(reader, whole, **kwargs | {"meta": meta, "asarray": False, "name": name})
         _advise_fewer_tasks(array)
@@ -141,14 +131,14 @@ class ShardVariable(Variable):
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as xarray's own class once it is read or chunked: that is loaded where this package is missing."""
+        """Pickle as xarray's own class once it is read or chunked, so that it is loaded without this package."""
         reduced: Any = super().__reduce_ex__(protocol)
         if find_lazy_array(data_of(self)) is not None:
             return reduced
-        return object.__new__, (Variable,), *reduced[2:]  # what `reduced` begins with takes no other class
+        return object.__new__, (Variable,), *reduced[2:]  # the function in `reduced` accepts no other class
 
     def to_base_variable(self) -> Self:
-        """Return a copy that still chunks itself; xarray asks for one of every coordinate."""
+        """Return a copy of this class; xarray makes one of every coordinate."""
         return type(self)(self.dims, data_of(self), self.attrs, self.encoding, fastpath=True)
 
     to_variable = to_base_variable
@@ -164,7 +154,8 @@ class ShardVariable(Variable):
         **chunks_kwargs: Any,
     ) -> Self:
         """Chunk as `xarray.Variable.chunk` does, with blocks of the decoder's array library."""
-        if _is_dask(chunked_array_type) and _block_reader(data_of(self)) is not None:
+        is_dask = chunked_array_type in (None, "dask") or isinstance(chunked_array_type, DaskManager)
+        if is_dask and _block_reader(data_of(self)) is not None:
             chunked_array_type = ShardManager()
         chunked: Self = super().chunk(
             chunks, name, lock, inline_array, chunked_array_type, from_array_kwargs, **chunks_kwargs
@@ -172,12 +163,8 @@ class ShardVariable(Variable):
         return chunked
 
 
-def _is_dask(manager: object) -> bool:
-    return manager in (None, "dask") or isinstance(manager, DaskManager)
-
-
 def _block_reader(data: object) -> BlockReader | None:
-    """Unwrap xarray's caching and copy-on-write layers around a lazy array that was not read yet."""
+    """Return a reader of an unread lazy array below xarray's caching and copy-on-write layers; None for other data."""
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array
     if isinstance(data, LazilyIndexed) and find_lazy_array(data) is not None:
@@ -191,22 +178,26 @@ def find_block_reader(data: object) -> BlockReader | None:
 
 
 def find_block_readers(data: object) -> Iterator[BlockReader]:
-    """Go through the `BlockReader` objects in the graph of a dask array, one for each time an array was chunked."""
+    """Yield the `BlockReader` objects in the graph of a dask array, one for each time an array was chunked."""
     graph = getattr(data, "dask", None)
     for layer in getattr(graph, "layers", {}).values():
-        found = next(filter(None, map(_reader_in, _literals(layer))), None)
-        if found is not None:
-            yield found
+        mapping = getattr(layer, "mapping", None)
+        # Values that the layer holds as they are, without building its tasks.
+        values = [value for value, _ in getattr(layer, "indices", ())] if mapping is None else mapping.values()
+        inner = (getattr(value, "value", value) for value in values)
+        reader = next((each for each in inner if isinstance(each, BlockReader)), None)
+        if reader is not None:
+            yield reader
 
 
-def _literals(layer: Any) -> list[Any]:
-    """List the values that a graph layer holds as they are, without building its tasks."""
-    mapping = getattr(layer, "mapping", None)
-    if mapping is not None:
-        return list(mapping.values())
-    return [value for value, _ in getattr(layer, "indices", ())]
+def _dask_threads() -> int | None:
+    """Return the threads that dask's configuration gives to this process; None if it does not say.
 
-
-def _reader_in(value: Any) -> BlockReader | None:
-    inner = getattr(value, "value", value)
-    return inner if isinstance(inner, BlockReader) else None
+    A process of dask's pool has one, and so has the synchronous scheduler. A number that is passed to ``compute`` alone
+    is not visible here. `process.threads` asks the workers of a cluster.
+    """
+    if multiprocessing.parent_process() is not None or dask.config.get("scheduler", None) in _SYNCHRONOUS:
+        return 1
+    pool, n_workers = dask.config.get("pool", None), dask.config.get("num_workers", None)
+    n_threads = getattr(pool, "_max_workers", None) or n_workers
+    return int(n_threads) if n_threads else None

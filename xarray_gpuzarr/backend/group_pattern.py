@@ -1,7 +1,6 @@
-"""Groups of a tree that a pattern names, such as ``/*/sweep_0``.
+"""`GroupPattern`: selects groups of a tree as `xarray.DataTree.match` does.
 
-Matches as `xarray.DataTree.match` does: a pattern that begins with ``/`` from the root, another one from the end of a
-path.
+A pattern that begins with ``/`` matches from the root, any other from the end of a path.
 """
 
 from __future__ import annotations
@@ -20,47 +19,33 @@ def is_pattern(group: str) -> bool:
 
 
 class GroupPattern:
-    """A pattern of groups.
-
-    Parameters
-    ----------
-    pattern : str
-    """
+    """A pattern of groups, such as ``/*/sweep_0``."""
 
     def __init__(self, pattern: str) -> None:
-        self.given = str(NodePath("/") / NodePath(pattern))
-        """The group whose name is the pattern itself, if there is one."""
+        self.as_path = str(NodePath("/") / NodePath(pattern))
+        """Path of the group whose name is the pattern itself, if there is one."""
         self._pattern = NodePath(pattern)
 
     def matches(self, path: str) -> bool:
-        """Return whether a group, by its path from the root, is meant."""
-        return path == self.given or NodePath(path).match(str(self._pattern))
+        """Return whether a group, by its path from the root, matches."""
+        return path == self.as_path or NodePath(path).match(str(self._pattern))
 
     def leads_to(self, path: str) -> bool:
-        """Return whether a group is meant, or groups below it may be."""
-        if not self._pattern.root or f"{self.given}/".startswith(f"{path}/"):
+        """Return whether a group matches, or groups below it may."""
+        if not self._pattern.root or f"{self.as_path}/".startswith(f"{path}/"):
             return True
-        parts, wanted = NodePath(path).parts, self._pattern.parts
-        return len(parts) <= len(wanted) and all(map(fnmatchcase, parts, wanted))
+        parts, of_pattern = NodePath(path).parts, self._pattern.parts
+        return len(parts) <= len(of_pattern) and all(map(fnmatchcase, parts, of_pattern))
 
     def chosen[Group](self, groups: Mapping[str, Group], others: Iterable[str]) -> dict[str, Group]:
-        """Return the groups that are meant, those above them, and the root.
+        """Return the groups that match, those above them, and the root.
 
-        Parameters
-        ----------
-        groups : mapping from path
-        others : iterable of str
-            Paths of groups that are not meant, to name if none is.
-
-        Raises
-        ------
-        OptionError
-            None is meant.
+        If none matches, an `OptionError` names `groups` and `others`.
         """
-        kept = set[str]()
+        chosen_paths = set[str]()
         for path in filter(self.matches, groups):
-            kept.update(map(str, (NodePath(path), *NodePath(path).parents)))
-        if not kept:
+            chosen_paths.update(map(str, (NodePath(path), *NodePath(path).parents)))
+        if not chosen_paths:
             known = sorted({*groups, *others})
             raise OptionError(
                 "no group matches",
@@ -68,4 +53,4 @@ class GroupPattern:
                 found=f"groups that were looked at: {', '.join(known)}",
                 do="give a pattern of whole names: from the root if it begins with /, else from the end of a path",
             )
-        return {path: group for path, group in groups.items() if path in kept}
+        return {path: group for path, group in groups.items() if path in chosen_paths}

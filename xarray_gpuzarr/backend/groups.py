@@ -1,14 +1,15 @@
-"""How groups of a store are opened: by xarray's own code, with fewer questions.
+"""Open groups of a store by xarray's own code, with fewer requests.
 
-xarray opens the first group. The groups below it, and the members of each, are asked of zarr-python all at once, where
-xarray would ask for one after another. If anything is out of the ordinary they are opened as xarray does, so that
-values, warnings and errors are its own.
+xarray opens the first group. The groups below it and their members are requested from zarr-python concurrently; xarray
+would request one after another. After any error of `_walk` they are opened as xarray does, so that values, warnings and
+errors are those of xarray.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any
@@ -17,77 +18,71 @@ from xarray.backends import ZarrStore
 from xarray.backends.common import _normalize_path
 from xarray.backends.zarr import _iter_zarr_groups
 from xarray.core.treenode import NodePath
-from zarr import Group
-from zarr.errors import UnknownCodecError
+from zarr import Array, AsyncGroup, Group
 from zarr.storage import StorePath
 
-from xarray_gpuzarr.backend.absent_groups import naming_absent_groups
 from xarray_gpuzarr.backend.caching_store import CachingStore, cached, takes_long
-from xarray_gpuzarr.backend.damaged_metadata import naming_damaged_metadata
 from xarray_gpuzarr.backend.group_pattern import GroupPattern, is_pattern
-from xarray_gpuzarr.backend.group_walk import Members, Wanted, walk
-from xarray_gpuzarr.errors import OptionError, UnsupportedCodecError
+from xarray_gpuzarr.backend.open_errors import explaining_failures
+from xarray_gpuzarr.errors import OptionError
 from xarray_gpuzarr.fetch import run_on_loop
+
+type IsAskedFor = Callable[[str], bool]
+"""Whether to open a group, by its path from the first one, or groups below it."""
+type Members = dict[str, Array[Any] | Group]
+type OpenedGroups = list[tuple[str, Group, Members]]
+"""Path from the first group, group, members; each group before those below it, as in xarray."""
+
+_DOCUMENTS = {2: (".zarray", ".zgroup", ".zattrs", ".zmetadata"), 3: ("zarr.json",)}
+"""Format of a group -> names in it that are no members; zarr-python warns of all others."""
 
 
 def open_group(
     filename_or_obj: Any, *, group: str | None = None, consolidated: bool | None = None, **options: Any
 ) -> ZarrStore:
-    """Open one group for reading, as xarray's zarr engine does.
-
-    Parameters
-    ----------
-    filename_or_obj : path, URL, zarr store, or any other input of xarray's zarr engine
-    group : str or None
-    consolidated : bool or None
-        None takes consolidated metadata if there are any.
-    **options
-        Others of `ZarrStore.open_group`.
-    """
+    """Open one group for reading, as xarray's zarr engine does; options are those of `ZarrStore.open_group`."""
     return _open(filename_or_obj, None, group=group, consolidated=consolidated, **options)["/"]
 
 
 def open_groups(filename_or_obj: Any, *, group: str | None = None, **options: Any) -> dict[str, ZarrStore]:
-    """Open a group and all groups below it, by their paths from it; parameters as for `open_group`.
+    """Open a group and all groups below it, by their paths from it.
 
-    With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it are opened, and those above them.
+    With a pattern for `group`, such as ``"/*/sweep_0"``, the groups that match it and the groups above them are opened.
     """
     if isinstance(group, str) and is_pattern(group):
         pattern = GroupPattern(group)
         stores = _open(filename_or_obj, pattern.leads_to, group="/", **options)
-        if pattern.given not in stores:
-            below = (f"{path.rstrip('/')}/{name}" for path, each in stores.items() for name in _groups_in(each))
+        if pattern.as_path not in stores:
+            members = ((path, *member) for path, each in stores.items() for member in each.members.items())
+            below = (_join(path, name) for path, name, node in members if isinstance(node, Group))
             return pattern.chosen(stores, below)
     parent = str(NodePath("/") / NodePath(group)) if group else "/"
     stores = _open(filename_or_obj, lambda path: True, group=parent, **options)  # noqa: ARG005
     return {path.lstrip("/") or "." if group else path: store for path, store in stores.items()}
 
 
-def _groups_in(store: ZarrStore) -> Iterator[str]:
-    return (name for name, node in store.members.items() if isinstance(node, Group))
-
-
-def _open(where: Any, wanted: Wanted | None, **options: Any) -> dict[str, ZarrStore]:
-    """Open a group, and those below it that are wanted, by their paths from it."""
+def _open(where: Any, is_asked_for: IsAskedFor | None, **options: Any) -> dict[str, ZarrStore]:
+    """Open a group, and the groups below it that are asked for, by their paths from it."""
     where = _normalize_path(where)
     options |= {"mode": "r", "consolidate_on_close": False}
-    damaged, absent = naming_damaged_metadata(where, **options), naming_absent_groups(where, **options)
-    with _naming_unknown_codecs(where), damaged, absent:
+    with explaining_failures(where, **options):
         if not options.get("cache_members", True):
             return {"/": ZarrStore.open_group(where, **options)}
         options["cache_members"] = False
-        opened = _open_through_cache(where, wanted, options) if takes_long(where) else None
-        return opened or _with_groups_below(ZarrStore.open_group(where, **options), wanted)
+        opened = _open_through_cache(where, is_asked_for, options) if takes_long(where) else None
+        return opened or _with_groups_below(ZarrStore.open_group(where, **options), is_asked_for)
 
 
-def _open_through_cache(where: Any, wanted: Wanted | None, options: dict[str, Any]) -> dict[str, ZarrStore] | None:
-    """Open groups of a store that takes long: it is asked for each object and listing once.
+def _open_through_cache(
+    where: Any, is_asked_for: IsAskedFor | None, options: dict[str, Any]
+) -> dict[str, ZarrStore] | None:
+    """Open groups of a slow store with one request for each object and listing.
 
-    None if that fails, or says anything of the store that stands between: without it, xarray has its own words.
+    Returns None if that fails, or if an error or warning names the `CachingStore`: xarray then opens the store itself.
     """
     try:
         cache, path = run_on_loop(str(where), partial(cached, where, options))
-    except Exception:  # noqa: BLE001  # of any kind
+    except Exception:  # noqa: BLE001
         return None
     known = StorePath(cache, path) if path or isinstance(where, StorePath) else cache
     try:
@@ -97,8 +92,8 @@ def _open_through_cache(where: Any, wanted: Wanted | None, options: dict[str, An
             if type(cache).__name__ in str(err) or (cache.itself is not where and repr(cache) in str(err)):
                 return None
             raise
-        first._close_store_on_close = cache.itself is not where  # noqa: SLF001  # as if it had been given `where`
-        opened = _with_groups_below(first, wanted)
+        first._close_store_on_close = cache.itself is not where  # noqa: SLF001  # as xarray sets it for `where`
+        opened = _with_groups_below(first, is_asked_for)
     finally:
         cache.give_up()
     for each in opened.values():
@@ -106,38 +101,87 @@ def _open_through_cache(where: Any, wanted: Wanted | None, options: dict[str, An
     return opened
 
 
-def _with_groups_below(first: ZarrStore, wanted: Wanted | None) -> dict[str, ZarrStore]:
+def _with_groups_below(first: ZarrStore, is_asked_for: IsAskedFor | None) -> dict[str, ZarrStore]:
     """Return an open group with its members, and the groups below it with theirs, by their paths from it."""
     group, store = first.zarr_group, first.zarr_group.store
-    try:
-        if takes_long(store) and not isinstance(store, CachingStore):
-            raise ValueError("nothing bounds how many requests are under way")  # noqa: TRY301
-        found = run_on_loop(str(group.store_path), lambda: walk(group._async_group, wanted))  # noqa: SLF001
-    except Exception:  # noqa: BLE001  # of any kind: it comes again, if it is one to xarray
+    opened: OpenedGroups | None = None
+    # A `CachingStore` bounds the number of requests. zarr-python itself lists a single group of a local store.
+    if isinstance(store, CachingStore) or (is_asked_for is not None and not takes_long(store)):
+        with suppress(Exception):  # xarray raises it again, if it is one
+            opened = run_on_loop(str(group.store_path), lambda: _walk(group._async_group, is_asked_for))  # noqa: SLF001
+    if opened is None:
         if isinstance(store, CachingStore) and not store.supports_listing:
             group.store_path.store = store.itself  # zarr-python names its class
-        paths = ["/"] if wanted is None else list(_iter_zarr_groups(group))
+        paths = ["/"] if is_asked_for is None else list(_iter_zarr_groups(group))
         groups: dict[str, Any] = {path: group if path == "/" else group[path.removeprefix("/")] for path in paths}
-        found = [(path, each, dict(each.members())) for path, each in groups.items()]
-    return {path: _of_group(first, each, members) for path, each, members in found}
+        opened = [(path, each, dict(each.members())) for path, each in groups.items()]
+    stores = {}
+    for path, each, members in opened:
+        stores[path] = opened_store = copy(first)
+        opened_store.zarr_group = each
+        # What ZarrStore.__init__ sets, which would request the members.
+        opened_store._group = each.path  # noqa: SLF001
+        opened_store._cache_members, opened_store._members = True, members  # noqa: SLF001
+    return stores
 
 
-def _of_group(first: ZarrStore, group: Group, members: Members) -> ZarrStore:
-    """Return an open group with the settings of another one, and its members."""
-    store = copy(first)
-    store.zarr_group = group
-    store._group = group.path  # noqa: SLF001  # what ZarrStore.__init__ sets, which would ask for the members
-    store._cache_members, store._members = True, members  # noqa: SLF001  # likewise
-    return store
+async def _walk(group: AsyncGroup, is_asked_for: IsAskedFor | None, path: str = "/") -> OpenedGroups:
+    """Return a group and the groups below it that are asked for, with their members.
+
+    The store is a local one or a `CachingStore`. Without `is_asked_for`, the group alone is returned. Any error is
+    possible: a name is neither a group nor an array, a document is damaged, or only some groups have consolidated
+    metadata.
+    """
+    if group.metadata.consolidated_metadata is not None:
+        nodes = [await _with_below(group, path, name, node, is_asked_for) async for name, node in group.members()]
+    elif not group.store.supports_listing:
+        raise ValueError("xarray raises the error for this")
+    else:
+        documents = _DOCUMENTS[group.metadata.zarr_format]
+        names = [name async for name in group.store.list_dir(group.path) if name not in documents]
+        # Members are listed before it is known that they are groups, unless that would delay documents of arrays.
+        early = isinstance(group.store, CachingStore) and group.store.has_room(2 * len(names))
+        async with asyncio.TaskGroup() as tasks:
+            started = [tasks.create_task(_member(group, path, name, is_asked_for, lists_early=early)) for name in names]
+        nodes = [task.result() for task in started]
+    members = {name: Group(node) if isinstance(node, AsyncGroup) else Array(node) for name, node, _ in nodes}
+    return [(path, Group(group), members), *(each for _, _, below in nodes for each in below)]
+
+
+async def _member(
+    parent: AsyncGroup, path: str, name: str, is_asked_for: IsAskedFor | None, *, lists_early: bool = False
+) -> tuple[str, Any, OpenedGroups]:
+    """Return a member of a group by its name, and the groups from it on if they are asked for."""
+    node, listing = None, None
+    may_list = lists_early and is_asked_for is not None and is_asked_for(_join(path, name))
+    if may_list and isinstance(parent.store, CachingStore):
+        listing = parent.store.names((parent.store_path / name).path)
+    try:
+        node = await parent.getitem(name)
+    finally:
+        if listing is not None and not isinstance(node, AsyncGroup):
+            listing.cancel()
+    return await _with_below(parent, path, name, node, is_asked_for)
+
+
+async def _with_below(
+    parent: AsyncGroup, path: str, name: str, node: Any, is_asked_for: IsAskedFor | None
+) -> tuple[str, Any, OpenedGroups]:
+    """Return a member of a group, and the groups from it on if they are asked for."""
+    path = _join(path, name)
+    if not isinstance(node, AsyncGroup) or is_asked_for is None or not is_asked_for(path):
+        return name, node, []
+    if (node.metadata.consolidated_metadata is None) != (parent.metadata.consolidated_metadata is None):
+        raise ValueError("xarray reads the groups below this one from two places")
+    return name, node, await _walk(node, is_asked_for, path)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path.rstrip('/')}/{name}"
 
 
 def open_already(store: object) -> ZarrStore:
-    """Return a group that the caller has opened, if it is one.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Return `store` if it is an open group, or raise an `OptionError`."""
     if isinstance(store, ZarrStore):
         return store
     raise OptionError(
@@ -149,9 +193,9 @@ def open_already(store: object) -> ZarrStore:
 
 
 def close_of(group: ZarrStore) -> Callable[[], None] | None:
-    """Return what closes the store of a group, if anything does, and holds none of the group's arrays.
+    """Return the function that closes the store of a group, or None. It refers to none of the group's arrays.
 
-    They would be pickled with a dataset that needs them no more, and name the codec pipeline of zarr's settings.
+    They would be pickled with a dataset that no longer needs them.
     """
     if type(group) is not ZarrStore:
         return group.close
@@ -159,12 +203,7 @@ def close_of(group: ZarrStore) -> Callable[[], None] | None:
 
 
 def require_reading(mode: object) -> None:
-    """Refuse to open a store in a mode that lets it be changed.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise an `OptionError` unless `mode` is "r"."""
     if mode != "r":
         raise OptionError(
             'engine="gpuzarr" only reads',
@@ -172,31 +211,3 @@ def require_reading(mode: object) -> None:
             found='the one mode of this engine is "r"; others create, change or remove what is stored',
             do="leave mode out to read; write with Dataset.to_zarr",
         )
-
-
-@contextmanager
-def _naming_unknown_codecs(store: object) -> Iterator[None]:
-    try:
-        yield
-    except UnknownCodecError as err:
-        raise UnsupportedCodecError(
-            f"an array of {store} is stored with a codec that is not installed",
-            tried="the codecs of zarr-python and of the packages that register codecs with it",
-            found=str(err),
-            do=f"{_how_to_install(str(err))}, or leave the array's group out",
-        ) from err
-
-
-_BROUGHT_BY = {
-    "imagecodecs_": "imagecodecs",
-    "zfpy": "'numcodecs[zfpy]'",
-    "pcodec": "'numcodecs[pcodec]'",
-    "scale_offset": "'zarr>=3.2'",
-    "cast_value": "'zarr>=3.2' cast-value-rs",
-}
-"""Part of the name of a codec -> what pip is to install."""
-
-
-def _how_to_install(found: str) -> str:
-    package = next((package for part, package in _BROUGHT_BY.items() if part in found), None)
-    return "install the package that brings the codec" if package is None else f"pip install {package}"

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from xarray import Variable
 from xarray.backends import BackendArray
+from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core import indexing
 from zarr.abc.store import Store
 
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.decoders import Decoder, Device, Route, StreamOf, by_usable, decoder_for
 from xarray_gpuzarr.fetch import StoreSource, server_of
-from xarray_gpuzarr.process.side_by_side import MOST_THREADS
+from xarray_gpuzarr.process.side_by_side import MOST_THREADS, side_by_side
 from xarray_gpuzarr.process.store_threads import threads_for
 from xarray_gpuzarr.read import StoredArray, read, read_points
 
@@ -34,7 +35,7 @@ class LazyArray(BackendArray):
     stored : StoredArray
     device : "cuda", "cuda:1" (any number), "host" or "workers"
     or_host : bool
-        Whether the host will do where the device turns out to be unusable.
+        Whether the host decodes if the device turns out to be unusable.
     """
 
     __slots__ = ("device", "dtype", "or_host", "shape", "stored")
@@ -64,7 +65,7 @@ class LazyArray(BackendArray):
 
     @property
     def takes_long(self) -> bool:
-        """Whether reads wait for a store that takes long to answer, so that several should be made at once."""
+        """Whether the store is slow, so that reads should be concurrent."""
         return self._slow_store is not None
 
     @property
@@ -78,7 +79,7 @@ class LazyArray(BackendArray):
         return self.by_decoder(lambda decoder: decoder.empty((0,) * self.ndim, self.dtype))
 
     def by_decoder(self, read: Callable[[Decoder], Any]) -> Any:
-        """Return what `read` does with the decoder of the device, or with the host's where that has to do."""
+        """Return what `read` returns for the decoder of the device, or for the host's if `or_host` allows it."""
         return by_usable(decoder_for(self.device), read, or_host=self.or_host)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
@@ -87,7 +88,7 @@ class LazyArray(BackendArray):
         return read_selection(self.stored, key.tuple, decoder_for(self.device), or_host=self.or_host)
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
-        """Read on another thread, so that the event loop stays free, but where this one would."""
+        """Read on another thread, for the device that this thread would use."""
         store, as_caller = self._slow_store, as_caller_of([self])
         # asyncio's own are only four more than there are cores
         threads = None if store is None else threads_for(server_of(store), MOST_THREADS)
@@ -100,12 +101,12 @@ class LazyArray(BackendArray):
 
 
 def data_of(variable: Variable) -> Any:
-    """Return what a variable holds, unread: its own `data` would read it, that of `xarray.NamedArray` does not."""
+    """Return the data of a variable without reading them, as `xarray.NamedArray.data` does."""
     return super(Variable, variable).data
 
 
 def find_below[Kind](data: object, kind: type[Kind]) -> Kind | None:
-    """Return the array of a kind below xarray's wrappers, or None."""
+    """Return the array of a class below xarray's wrappers, or None."""
     while data is not None and not isinstance(data, kind):
         data = getattr(data, "array", None) if isinstance(data, indexing.ExplicitlyIndexed) else None
     return data
@@ -121,7 +122,7 @@ _INDEXED = (
 
 
 def find_lazy_array(data: object) -> LazyArray | None:
-    """Return the `LazyArray` that data are selected from; None as well where xarray decodes what it reads."""
+    """Return the `LazyArray` that data are selected from; None also if xarray decodes what is read."""
     while isinstance(data, _INDEXED) and not isinstance(data, LazyArray):
         data = getattr(data, "array", None)
     return data if isinstance(data, LazyArray) else None
@@ -130,12 +131,12 @@ def find_lazy_array(data: object) -> LazyArray | None:
 def as_caller_of(
     lazies: Iterable[LazyArray], stream_of: StreamOf | None = None
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Return what makes a thread read where the calling thread would, for the stream that `stream_of` says.
+    """Return a context manager in which another thread reads for the GPU and stream of the calling thread.
 
     Parameters
     ----------
     lazies : iterable of LazyArray
-        What it will read.
+        Arrays that the other thread will read.
     stream_of : callable or None
         See `Decoder.as_caller`.
     """
@@ -153,3 +154,15 @@ def as_caller_of(
             yield
 
     return as_caller
+
+
+def load_together(variables: Iterable[Variable]) -> None:
+    """Load lazy variables of slow stores, in place and concurrently; after an error, the rest stays lazy."""
+    loads, lazies = [], []
+    for variable in variables:
+        lazy, stock = find_below(data_of(variable), LazyArray), find_below(data_of(variable), ZarrArrayWrapper)
+        if takes_long(stock.get_array().store) if stock is not None else lazy is not None and lazy.takes_long:
+            loads.append(variable.load)
+            lazies += [] if lazy is None else [lazy]
+    if len(loads) > 1:  # one is loaded by xarray
+        side_by_side(loads, as_caller_of(lazies))

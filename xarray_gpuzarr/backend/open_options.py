@@ -1,14 +1,18 @@
-"""What a caller of `open_dataset` may choose: how variables are decoded, where, and how bytes get there."""
+"""Keywords of `open_dataset`, checked: how variables are decoded, where, and how bytes get there."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Self
+
+import xarray as xr
 
 from xarray_gpuzarr.decoders import Device, resolve_device, resolve_storage
 from xarray_gpuzarr.errors import KeywordError, perhaps
 from xarray_gpuzarr.fetch import Storage
+from xarray_gpuzarr.process.advice import advise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +42,11 @@ class Place:
     device: Device
     storage: Storage
     or_host: bool = False
-    """Whether the host will do where the device turns out to be unusable."""
+    """Whether the host decodes if the device turns out to be unusable."""
 
     @classmethod
     def of(cls, device: str, storage: str) -> Self:
-        """Check what was asked for.
+        """Check the keywords `device` and `storage`.
 
         Raises
         ------
@@ -54,21 +58,33 @@ class Place:
         return cls(device=resolved, storage=resolve_storage(storage, device), or_host=or_host)
 
 
-def require_known(given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keywords that do not exist.
-
-    Raises
-    ------
-    KeywordError
-    """
+def require_known(keywords: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a `KeywordError` for a keyword that does not exist."""
     known = {*known, "chunks"}  # which xarray takes itself
-    for name in sorted({*given} - known):
+    for name in sorted({*keywords} - known):
         raise KeywordError(
             f"unknown keyword {name!r}",
             tried=f'{name}= with engine="gpuzarr"',
             found="valid keywords: " + ", ".join(sorted(known - {"filename_or_obj"})),
             do=f"leave it out, or choose one of these{perhaps(name, known)}",
         )
+
+
+def advise_of_unknown_chunks(caller: FrameType | None, dataset: xr.Dataset) -> None:
+    """Advise the user if ``chunks=`` of `xarray.open_dataset` names a dimension that a dataset lacks.
+
+    xarray ignores such a name, and does not pass the argument to its engines: it is read from the frame of the caller.
+    """
+    chunks = caller.f_locals.get("chunks") if caller and caller.f_code is xr.open_dataset.__code__ else None
+    for dim in chunks if isinstance(chunks, Mapping) else ():
+        if dim not in dataset.dims:
+            dims = dataset.dims
+            advise(
+                f"chunks of {dim!r}",
+                f"chunks= has no effect for {dim!r}, which is no dimension of the dataset",
+                found="dimensions: " + ", ".join(map(repr, dims)),
+                do=f"name one of these{perhaps(str(dim), dims)}, or leave {dim!r} out",
+            )
 
 
 def _item(option: Any, name: Hashable) -> Any:

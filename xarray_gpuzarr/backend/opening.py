@@ -1,8 +1,8 @@
-"""How a store is opened: xarray's zarr backend with this package's arrays in it.
+"""Build Datasets from open groups: xarray's variables, with this package's arrays in the numeric ones.
 
-Metadata, groups, attributes and encodings are read by xarray's own `ZarrStore`, and decoded by xarray, lazily. Every
-numeric variable whose CF decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one
-pass; index coordinates, times, strings and everything else stay with xarray on the host.
+xarray's own `ZarrStore` reads metadata, attributes and encodings, and xarray decodes them, lazily. Each numeric
+variable whose CF decoding is plain arithmetic then gets a `LazyArray` that decodes, masks and scales in one pass. Index
+coordinates, times, strings and everything else stay with xarray on the host.
 
 References
 ----------
@@ -23,11 +23,11 @@ from xarray.backends import ZarrStore
 from xarray.core import indexing
 from xarray.core.utils import close_on_error
 
-from xarray_gpuzarr.backend.absent_groups import naming_arrays_apart
 from xarray_gpuzarr.backend.caching_store import takes_long
 from xarray_gpuzarr.backend.chunking import ShardVariable
 from xarray_gpuzarr.backend.groups import close_of
 from xarray_gpuzarr.backend.lazy_array import LazyArray, find_below
+from xarray_gpuzarr.backend.open_errors import naming_arrays_apart
 from xarray_gpuzarr.backend.open_options import DecodeOptions, Place
 from xarray_gpuzarr.backend.values_ahead import ValuesAhead, is_short
 from xarray_gpuzarr.process.advice import advise
@@ -39,7 +39,7 @@ from xarray_gpuzarr.stored.metadata import parse_array
 _LARGE_NBYTES = 64 * 1024 * 1024
 """Decoded bytes from which it matters where a variable is decoded."""
 _AS_TEXT_OR_TIME = {"_Encoding", "units"}
-"""Attributes that xarray takes from numbers which it makes text or times of, even if these become truth values then."""
+"""Encoding that xarray sets on variables that it decodes to text or times, though their dtype may be bool."""
 
 
 def build_datasets[Path](
@@ -80,7 +80,7 @@ def build_datasets[Path](
             except Exception as err:  # noqa: BLE001  # an earlier group's is raised first, as by xarray
                 failure = err
                 break
-        datasets = {path: _decode(stores[path], *found, options, dropped, place) for path, found in prepared.items()}
+        datasets = {path: _decode(stores[path], *parts, options, dropped, place) for path, parts in prepared.items()}
         if failure is not None:
             raise failure
         return datasets
@@ -89,7 +89,7 @@ def build_datasets[Path](
 def _prepare(
     store: ZarrStore, options: DecodeOptions, dropped: set[str], ahead: ValuesAhead | None, place: Place
 ) -> tuple[dict[Hashable, Variable], MutableMapping[Any, Any]]:
-    """Return the variables of a group, not decoded, and its attributes; this engine reads those that are numeric."""
+    """Return the undecoded variables of a group and its attributes; numeric variables hold a `LazyArray`."""
     try:
         stored, attrs = store.load()
     except OverflowError:  # of xarray's arithmetic: the array that is so long is named here
@@ -121,7 +121,7 @@ def _decode(
     dropped: set[str],
     place: Place,
 ) -> Dataset:
-    """Let xarray decode a group and tell coordinates from data; put this engine's arrays in place of its lazy ones."""
+    """Decode a group by xarray, then replace lazy arrays that this engine can decode."""
     as_stored = {name: dict(variable.attrs) for name, variable in stored.items()}  # xarray may take some away
     variables, attrs, coord_names = conventions.decode_cf_variables(
         stored,
@@ -158,7 +158,7 @@ def _engine_array(
     options: DecodeOptions,
     place: Place,
 ) -> LazyArray | None:
-    """Return the array that this engine reads in place of a decoded variable's; None if xarray has to decode it.
+    """Return the array that replaces a decoded variable's data; None if xarray has to decode it.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def _engine_array(
 
 
 def _read_by(lazy: LazyArray, variable: Variable) -> ShardVariable:
-    """Return a variable that this engine reads."""
+    """Return a variable whose data this engine reads."""
     made = partial(ShardVariable, variable.dims, attrs=variable.attrs, encoding=variable.encoding, fastpath=True)
     data = indexing.LazilyIndexedArray(lazy)
     if len({*variable.dims}) == variable.ndim:
@@ -199,7 +199,7 @@ def _read_by(lazy: LazyArray, variable: Variable) -> ShardVariable:
 
 
 def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
-    """Say so if a large variable that goes to the GPU cannot be decoded there."""
+    """Advise the user if a large variable for the GPU cannot be decoded there."""
     if (
         lazy.device in ("host", "workers")
         or lazy.size * lazy.dtype.itemsize < _LARGE_NBYTES
@@ -216,7 +216,7 @@ def _advise_of_host_decoding(name: Hashable, lazy: LazyArray) -> None:
 
 
 def _time_bounds(variables: Mapping[Any, Variable]) -> set[str]:
-    """Name the bounds of time coordinates: they take the coordinate's units, which only the whole group shows."""
+    """Return the names of the bounds of time coordinates, which have the units of the coordinate."""
     named = (v.attrs.get("bounds") for v in variables.values() if _has_time_units(v))
     return {name for name in named if isinstance(name, str)}
 

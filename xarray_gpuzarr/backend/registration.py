@@ -1,8 +1,7 @@
-"""``.gpuzarr`` on datasets, arrays and trees, as xarray sees it: a name whose body is imported when it is first used.
+"""Registers ``.gpuzarr`` on datasets, arrays and trees. `accessor` is imported when it is first used.
 
-Importing this gives xarray's classes the accessors; `xarray_gpuzarr` and `backend` see to it. What they do is in
-`accessor`. xarray's own ``register_dataset_accessor`` would keep an accessor in the dataset, and in what is pickled of
-it, which then could not be loaded without this package.
+`xarray_gpuzarr` and `backend` import this module. xarray's own ``register_dataset_accessor`` would keep an accessor in
+the dataset, and so in its pickles, which could not be loaded without this package.
 """
 
 from __future__ import annotations
@@ -13,13 +12,7 @@ from xarray import DataArray, Dataset, DataTree
 
 
 class LazyAccessor:
-    """Stands for an accessor's class until that is needed.
-
-    Parameters
-    ----------
-    name : str
-        Of the class, in `xarray_gpuzarr.backend.accessor`.
-    """
+    """Stands for an accessor class of `xarray_gpuzarr.backend.accessor` until it is first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,8 +1,8 @@
-"""Chunks that xarray looks at while it opens a slow store, asked for together: of indexes, and the ends of other times.
+"""Request the chunks that xarray reads while it opens a slow store: of indexes, and the ends of other times.
 
-xarray reads one index after another, and of each time the first value, then the last. `ValuesAhead` asks a
-`CachingStore` for their chunks, those of all groups at once, and xarray reads through it. What is read once xarray has
-opened comes from the store itself; so does what fails, so that it raises the errors of any other read.
+xarray reads one index after another, and the first and the last value of each time. `ValuesAhead` requests their chunks
+from a `CachingStore`, those of all groups together, and xarray reads through it. Later reads go to the store itself, as
+do failed ones, so that errors are those of any other read.
 """
 
 from __future__ import annotations
@@ -28,40 +28,35 @@ from xarray_gpuzarr.fetch import UnderWay, begin_on_loop
 from xarray_gpuzarr.read import in_store
 
 _MOST_NBYTES = 4 * 1024**2
-"""Decoded bytes of an index that is read ahead: a longer one takes long, and not all that is opened gets indexes."""
+"""Decoded bytes of an index that is requested ahead: longer ones are slow, and may not be needed."""
 _MOST_CHUNKS = 256
-"""Of an index that is asked for ahead: more take several round trips anyway."""
+"""Chunks of an index that is requested ahead: more take several round trips anyway."""
 _OPENERS = {opener.__code__ for opener in (xr.open_dataset, xr.open_datatree, xr.open_groups)}
 
 type Below = LazyArray | ZarrArrayWrapper
 
 
 class ValuesAhead:
-    """The chunks of one opening that xarray will look at.
-
-    Parameters
-    ----------
-    store : zarr.abc.store.Store
-    """
+    """The chunks that xarray will read during one opening."""
 
     def __init__(self, store: Store) -> None:
         self.cache = CachingStore(store)
         self._keys: list[str] = []
-        """Of objects that have not been asked for."""
+        """Keys of objects that have not been requested."""
         self._times: list[OpeningArray] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Keep nothing but indexes, which xarray reads afterwards."""
+        """Stop caching all arrays but indexes, which xarray reads afterwards."""
         for array in self._times:
             array.detach()
         if kind is not None:
             self.cache.give_up()
 
     def add(self, array: Below, stored: Array[Any], *, is_index: bool) -> OpeningArray:
-        """Return an array of which all values are wanted, or the first and the last until all groups are decoded."""
+        """Return an array in place of `array`, whose chunks are requested: all of an index, the ends of other times."""
         keys = _keys(stored, is_whole=is_index)
         self._keys += keys
         opening = OpeningArray(array, stored, self, is_whole=is_index or (len(keys) == 1 and is_short(stored)))
@@ -70,10 +65,10 @@ class ValuesAhead:
         return opening
 
     def begin(self, *, is_tree: bool = True) -> None:
-        """Ask for what is wanted so far, if there are times, or other groups are still to be prepared."""
+        """Request the chunks so far, if there are times, or other groups are still to be prepared."""
         if self._keys and (self._times or is_tree):
             keys, self._keys = self._keys, []
-            with suppress(Exception):  # of any kind: it comes again when xarray reads the array
+            with suppress(Exception):  # the read by xarray raises it again
                 begin_on_loop(str(self.cache), UnderWay(), [lambda: self._ask(keys)])
 
     async def _ask(self, keys: list[str]) -> None:
@@ -82,16 +77,9 @@ class ValuesAhead:
 
 
 class OpeningArray(BackendArray):
-    """A stored array that is read through a cache while xarray opens what it is in.
+    """An array that is read through a cache while xarray opens its dataset, and by `array` afterwards.
 
-    Parameters
-    ----------
-    array : LazyArray or ZarrArrayWrapper
-        What reads everything later.
-    stored : zarr.Array
-    ahead : ValuesAhead
-    is_whole : bool
-        Whether all of it is read at the first question.
+    With `is_whole`, all of it is read at the first request.
     """
 
     __slots__ = ("_ahead", "_cached", "_is_whole", "array", "dtype", "shape", "stored")
@@ -111,7 +99,7 @@ class OpeningArray(BackendArray):
         if ahead is not None and _is_opening():
             try:
                 ahead.begin()
-                with suppress(Exception):  # likewise
+                with suppress(Exception):  # the read below raises it again
                     if self._cached is None:
                         self._cached = self._through(ahead.cache)
                     return self._cached[key]
@@ -126,7 +114,7 @@ class OpeningArray(BackendArray):
         return await self.array.async_getitem(key)
 
     def detach(self) -> None:
-        """Read from the store from now on."""
+        """Stop using the cache."""
         self._ahead = self._cached = None
 
     def _through(self, cache: CachingStore) -> Below | indexing.NumpyIndexingAdapter:
@@ -140,7 +128,7 @@ class OpeningArray(BackendArray):
 
 
 def _keys(stored: Array[Any], *, is_whole: bool) -> list[str]:
-    """Return keys of the objects that hold an array, or its first and its last value; none where they are too many."""
+    """Return the keys of all objects of an array, or of its first and last value; none if there are too many."""
     try:
         lengths = stored.shards or stored.chunks
     except NotImplementedError:  # they are not all of one shape
@@ -155,12 +143,12 @@ def _keys(stored: Array[Any], *, is_whole: bool) -> list[str]:
 
 
 def is_short(stored: Array[Any]) -> bool:
-    """Return whether an index is read ahead."""
+    """Return whether an index is short enough to be requested ahead."""
     return stored.nbytes <= _MOST_NBYTES
 
 
 def _is_opening() -> bool:
-    """Return whether xarray opens something on this thread: what is read then was read ahead for it."""
+    """Return whether xarray is opening something on this thread."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None and frame.f_code not in _OPENERS:
         frame = frame.f_back

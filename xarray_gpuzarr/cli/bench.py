@@ -20,9 +20,9 @@ import xarray as xr
 import zarr
 from rich.console import Console
 
-from xarray_gpuzarr.backend.absent_groups import listed
 from xarray_gpuzarr.backend.accessor.explain import lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
+from xarray_gpuzarr.backend.open_errors import listed
 from xarray_gpuzarr.cli.contents import Contents, open_contents
 from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.cli.groups import groups_below

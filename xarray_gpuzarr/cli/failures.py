@@ -14,7 +14,7 @@ from typing import Any
 
 import zarr
 
-from xarray_gpuzarr.backend.absent_groups import ALONE, in_folder
+from xarray_gpuzarr.backend.open_errors import ALONE, in_folder
 from xarray_gpuzarr.errors import GpuZarrError, NoGroupError, StoreReadError, perhaps
 
 _PACKAGES = {

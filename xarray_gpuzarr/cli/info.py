@@ -16,12 +16,12 @@ import numpy as np
 import zarr
 from rich.console import Console
 
-from xarray_gpuzarr.backend.absent_groups import ALONE
 from xarray_gpuzarr.backend.accessor import Explanation
 from xarray_gpuzarr.backend.accessor.accessors import device_of, explanation
 from xarray_gpuzarr.backend.accessor.explain import Row, explain_variables, lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import brief_cells, format_nbytes
 from xarray_gpuzarr.backend.lazy_array import LazyArray
+from xarray_gpuzarr.backend.open_errors import ALONE
 from xarray_gpuzarr.cli.contents import open_contents
 from xarray_gpuzarr.cli.failures import Address
 from xarray_gpuzarr.cli.groups import GroupBelow, groups_below

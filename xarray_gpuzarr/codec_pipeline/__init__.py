@@ -1,6 +1,7 @@
-"""The front door for plain zarr: a codec pipeline that reads with this engine and leaves all else to zarr-python.
+"""A codec pipeline with which zarr-python itself reads and writes by this package.
 
-zarr-python imports this for every array that any program opens, once this package is installed: what reads comes later.
+Once this package is installed, zarr-python imports this for every array that any program opens, so the modules that
+read and write are imported later.
 """
 
 from xarray_gpuzarr.codec_pipeline.buffer import NDBuffer

@@ -1,9 +1,9 @@
-"""What zarr-python asks a pipeline for, chunk by chunk, as one selection of the array again.
+"""Turn the chunks that zarr-python asks a codec pipeline for back into one selection of the array.
 
-zarr-python cuts a selection at the borders of shards and hands over the pieces: the key of each, what is wanted of it,
-and where that goes. Basic, block and orthogonal selections are products over the axes; what is wanted along each axis
-is put together from its pieces. Coordinates and masks are points. Pure; what fits neither is None, and zarr-python
-reads it.
+zarr-python cuts a selection at the borders of shards and passes one item for each shard: its key, a selection within
+it, and a selection of the output. Basic, block and orthogonal selections are products over the axes, and are joined
+axis by axis. Coordinates and masks are points. If the items are neither, the result is None and zarr-python reads them.
+No I/O.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from xarray_gpuzarr.process.records import Column, record
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
 Item = tuple[ByteGetter, ZarrChunkSpec, Any, Any, bool]
-"""A chunk that zarr-python wants to be read: getter, spec, what is wanted of it, where that goes, whether it is all."""
+"""A chunk that zarr-python asks for: getter, spec, selection within it, selection of the output, whether it is all."""
 Coord = tuple[int, ...]
 
 
 def coords_of(batch: Iterable[Any], spec: ArraySpec) -> list[Coord] | None:
-    """Return the coordinate of the shard of each item; None if these are not all of the array that `spec` describes."""
+    """Return the coordinate of each item's shard; None if an item is not of the array that `spec` describes."""
     try:
         return [spec.keys.coord(item[0].path, spec.grid.ndim) for item in batch]
     except (AttributeError, ValueError):  # no path in a store, or not one of this array
@@ -37,7 +37,7 @@ def coords_of(batch: Iterable[Any], spec: ArraySpec) -> list[Coord] | None:
 
 @record
 class Requested:
-    """One selection; either boxes or points."""
+    """A selection of an array: a product over the axes, or points."""
 
     outer: OuterSelection | None = None
     """A product over the axes; `undo` brings what was read to the shape and order of the output."""
@@ -46,24 +46,24 @@ class Requested:
     points: tuple[Column, ...] | None = None
     """Per axis the coordinates of every element of the output, shape (n,)."""
     bounds: tuple[int, ...]
-    """Per axis, a number of elements that all that is wanted lies below."""
+    """Per axis, an upper bound of the selected indexes."""
 
     def place(self, out: Any) -> Any:
-        """Return the view of an output that is read as it is; None if what was read needs another order first."""
+        """Return a view of `out` with one axis per axis of the array; None if the result must be reordered first."""
         if self.outer is None:
             return out
         if not self.outer.undo:
             return out
         if [back for _, back in self.outer.undo if not isinstance(back, int)]:
             return None
-        kept = [None if axis in self.dropped else slice(None) for axis in range(len(self.bounds))]
-        return out[(*kept, ...)]
+        index = [None if axis in self.dropped else slice(None) for axis in range(len(self.bounds))]
+        return out[(*index, ...)]
 
 
 def requested(
     coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord, drop_axes: Coord
 ) -> Requested | None:
-    """Return what the items of a batch are the pieces of; None if they are no product and no points.
+    """Join the items of a batch into one selection; None if they are neither a product nor points.
 
     Parameters
     ----------
@@ -90,14 +90,14 @@ def requested(
 def _basic(
     coord: Coord, item: Item, shard_shape: Coord, out_shape: Coord
 ) -> tuple[OuterSelection | None, tuple[int, ...]]:
-    """Return what a single item wants if that is numbers and slices: `_product` knows, in five times as long."""
+    """Return the selection of a single item of integers and slices: what `_product` gives, in a fifth of its time."""
     inside, place = item[2], item[3]
     if not isinstance(inside, tuple) or len(inside) != len(shard_shape):
         return None, ()
     dropped = tuple([axis for axis, within in enumerate(inside) if isinstance(within, _NUMBERS)])
     if not len(place) == len(out_shape) == len(inside) - len(dropped):
         return None, ()
-    wanted, outputs = [], iter(zip(place, out_shape, strict=True))
+    selectors, outputs = [], iter(zip(place, out_shape, strict=True))
     for axis, (at, n, within) in enumerate(zip(coord, shard_shape, inside, strict=True)):
         if axis in dropped:
             start, n_out, step = int(within), 1, 1
@@ -109,51 +109,51 @@ def _basic(
             if step < 1 or len(range(start, stop, step)) != n_out or not n_out:
                 return None, ()
         first = at * n + start
-        wanted.append(slice(first, first + (n_out - 1) * step + 1, step))
+        selectors.append(slice(first, first + (n_out - 1) * step + 1, step))
     undo = tuple([(axis, 0) for axis in reversed(dropped)])
-    return OuterSelection(wanted=tuple(wanted), undo=undo), dropped
+    return OuterSelection(wanted=tuple(selectors), undo=undo), dropped
 
 
 def _product(
     coords: Sequence[Coord], batch: Sequence[Item], shard_shape: Coord, out_shape: Coord, drop_axes: Coord
 ) -> tuple[OuterSelection | None, Coord]:
-    """Return the product that items are the pieces of, None if they are none; and the axes that the output lacks."""
+    """Join items that are a product over the axes, or return None; also return the axes that the output lacks."""
     ndim = len(shard_shape)
     first = batch[0][2]
     if not isinstance(first, tuple) or len(first) != ndim:
         return None, ()
     dropped = drop_axes or tuple([axis for axis, inside in enumerate(first) if isinstance(inside, _NUMBERS)])
-    kept = [axis for axis in range(ndim) if axis not in dropped]
-    axes = _axes(coords, batch, kept, ndim) if len(kept) == len(out_shape) else None
+    out_axes = [axis for axis in range(ndim) if axis not in dropped]
+    axes = _axes(coords, batch, out_axes, ndim) if len(out_axes) == len(out_shape) else None
     if axes is None:
         return None, ()
-    wanted: list[slice | Column] = []
+    selectors: list[slice | Column] = []
     undo: list[tuple[int, slice | Column | int]] = []
-    lengths = dict(zip(kept, out_shape, strict=True))
+    lengths = dict(zip(out_axes, out_shape, strict=True))
     for axis, pieces in enumerate(axes):
         joined = _join(pieces, shard_shape[axis], lengths.get(axis, 1))
         if joined is None:
             return None, ()
-        wanted.append(joined[0])
+        selectors.append(joined[0])
         if joined[1] is not None:
             undo.append((axis, joined[1]))
     undo += zip(reversed(dropped), repeat(0))
-    return OuterSelection(wanted=tuple(wanted), undo=tuple(undo)), dropped
+    return OuterSelection(wanted=tuple(selectors), undo=tuple(undo)), dropped
 
 
 _Pieces = dict[int, tuple[Any, Any]]
-"""Along one axis, by the shard's coordinate: what is wanted of the shard, and where that goes."""
+"""Along one axis, by the shard's coordinate: selection within the shard, and selection of the output."""
 
 
-def _axes(coords: Sequence[Coord], batch: Sequence[Item], kept: Sequence[int], ndim: int) -> list[_Pieces] | None:
-    """Take the items of a product apart; None if they are none."""
+def _axes(coords: Sequence[Coord], batch: Sequence[Item], out_axes: Sequence[int], ndim: int) -> list[_Pieces] | None:
+    """Split the items of a product by axis; None if they are not a product."""
     axes: list[_Pieces] = [{} for _ in range(ndim)]
     for coord, (_, _, inside, place, _) in zip(coords, batch, strict=True):
         if not isinstance(inside, tuple) or not isinstance(place, tuple):
             return None
-        if len(inside) != ndim or len(place) != len(kept):
+        if len(inside) != ndim or len(place) != len(out_axes):
             return None
-        places = dict(zip(kept, place, strict=True))
+        places = dict(zip(out_axes, place, strict=True))
         for axis, at in enumerate(coord):
             piece = inside[axis], places.get(axis)
             known = axes[axis].setdefault(at, piece)
@@ -172,15 +172,15 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _join(pieces: _Pieces, length: int, n_out: int) -> tuple[slice | Column, Column | None] | None:
-    """Return what is wanted along an axis, in increasing order, and what brings that into the order of the output."""
+    """Return the selection along an axis in increasing order, and the index that restores the output's order."""
     is_sliced = True
     for inside, place in pieces.values():
         if not isinstance(inside, _SELECTORS) or not isinstance(place, _PLACES):
             return None
         is_sliced = is_sliced and not isinstance(inside, np.ndarray) and not isinstance(place, np.ndarray)
     if is_sliced:
-        wanted = _join_slices(pieces, length, n_out)
-        return None if wanted is None else (wanted, None)
+        joined_slice = _join_slices(pieces, length, n_out)
+        return None if joined_slice is None else (joined_slice, None)
     inside = [_indices(selector, length) for selector, _ in pieces.values()]
     if not all(_are_inside(within, length) for within in inside):
         return None
@@ -208,7 +208,7 @@ def _are_inside(within: Column, length: int) -> bool:
 
 
 def _join_slices(pieces: _Pieces, length: int, n_out: int) -> slice | None:
-    """Return the slice that slices of shards and single elements are the pieces of; None if there is no such slice."""
+    """Join slices and single elements of shards into one slice; None if there is no such slice."""
     first = step = None
     n_done = 0
     for at, (inside, place) in sorted(pieces.items()):
@@ -226,7 +226,7 @@ def _join_slices(pieces: _Pieces, length: int, n_out: int) -> slice | None:
 
 
 def _indices(selector: Any, length: int) -> Column:
-    """Return a selector of one axis as numbers from 0 on, shape (n,); one of `numpy.ix_` has other axes of length 1."""
+    """Return a selector of one axis as indexes, shape (n,); an array of `numpy.ix_` has other axes of length 1."""
     if isinstance(selector, np.ndarray):
         flat = selector.reshape(-1)
         return np.flatnonzero(flat).astype(np.int64) if flat.dtype == bool else flat.astype(np.int64)
@@ -236,7 +236,7 @@ def _indices(selector: Any, length: int) -> Column:
 
 
 def _as_slice(index: Column) -> slice | Column:
-    """Return increasing numbers as a slice if they have equal distances: `numpy.ix_` makes numbers of slices."""
+    """Return increasing indexes as a slice if they are evenly spaced: `numpy.ix_` turns slices into indexes."""
     if len(index) < 2:
         return slice(int(index[0]), int(index[0]) + 1, 1) if len(index) else index
     step = int(index[1] - index[0])

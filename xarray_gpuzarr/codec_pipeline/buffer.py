@@ -1,4 +1,4 @@
-"""The arrays that zarr-python hands out, in memory of dead ones: zarr-python makes them before a pipeline is asked."""
+"""`NDBuffer`: zarr-python's results in recycled memory. zarr-python allocates them before it calls a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMERIC = "biufc"
 
 
 class _EqualToZarrs(type):
-    """zarr-python asks shards of shards for its own buffers, and wants these to equal those of its settings."""
+    """Makes the class equal to zarr-python's, which compares it with its own class in nested shards."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or (cls is NDBuffer and other is cpu.NDBuffer)
@@ -45,5 +45,5 @@ class NDBuffer(cpu.NDBuffer, metaclass=_EqualToZarrs):
 
 NDBuffer.__module__ = "xarray_gpuzarr"
 SETTING = "recycled.NDBuffer"
-"""Its name in zarr-python's settings. Programs such as anndata 0.12 think of CuPy where that contains "gpu"."""
+"""Its name in zarr-python's settings. Programs such as anndata 0.12 assume CuPy if the name contains "gpu"."""
 register_ndbuffer(NDBuffer, SETTING)

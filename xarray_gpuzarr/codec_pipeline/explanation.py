@@ -1,4 +1,4 @@
-"""Say of a zarr array who reads and who writes it, where it is decoded, and why not by this package."""
+"""`explain`: whether this package reads and writes a zarr array, where it is decoded, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zarr.core.buffer import default_buffer_prototype
 from xarray_gpuzarr.codec_pipeline.pipeline import CodecPipeline, is_known_to_zarr
 from xarray_gpuzarr.codec_pipeline.reading import device_of, missing_for, planned_array
 from xarray_gpuzarr.codec_pipeline.writing import encoder_for
-from xarray_gpuzarr.decoders import Route, decoder_for
+from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import Unplanned
@@ -20,7 +20,7 @@ from xarray_gpuzarr.stored.metadata import require_array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayExplanation:
-    """What is known about one array before anything of it is read."""
+    """How an array is read and written; see `explain`."""
 
     path: str
     """Path of the array inside its store, with a leading slash."""
@@ -64,47 +64,35 @@ def explain(array: zarr.Array[Any]) -> ArrayExplanation:
     /: host
     """
     require_array(array, "explain")
-    path, why = f"/{array.path}", _by_zarr(array)
-    if why is not None:
-        return _of_zarr(path, why)
-    prototype = default_buffer_prototype()
+    path, prototype = f"/{array.path}", default_buffer_prototype()
     device = device_of(prototype.buffer, prototype.nd_buffer)
-    stored = planned_array(array.metadata, array.store, array.path)
-    route = _route(stored, device, prototype.nd_buffer.__qualname__)
-    if isinstance(route, str):
-        return _of_zarr(path, route)
-    writes = _why_not_written(array, stored, device)
+    stored: StoredArray | Unplanned
+    if isinstance(array.async_array.codec_pipeline, CodecPipeline):
+        stored = planned_array(array.metadata, array.store, array.path)
+    elif is_known_to_zarr():
+        stored = Unplanned(reason="opened without zarr_pipeline(): call it, then open the array again")
+    else:
+        stored = Unplanned(reason=f"zarr-python {zarr.__version__} is older than 3.2")
+    why = _why_not_read(stored, device, prototype.nd_buffer.__qualname__)
+    if why or isinstance(stored, Unplanned):
+        return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, writes=why)
+    assert device is not None
+    route = stored.route(decoder_for(device))
+    if isinstance(stored.spec, Unplanned):
+        writes = "it is read by zarr-python"
+    elif device != "host":
+        writes = "arrays on a GPU are written by zarr-python"
+    else:
+        encoder = encoder_for(array.metadata, stored.spec)
+        writes = encoder if isinstance(encoder, str) else ""
     return ArrayExplanation(path=path, ours=True, where=route.where, why=route.why, writes=writes)
 
 
-def _of_zarr(path: str, why: str) -> ArrayExplanation:
-    return ArrayExplanation(path=path, ours=False, where="zarr-python", why=why, writes=why)
-
-
-def _why_not_written(array: zarr.Array[Any], stored: StoredArray | Unplanned, device: str | None) -> str:
-    """Say why this package leaves writing to zarr-python; nothing if it does not."""
-    if isinstance(stored, Unplanned) or isinstance(stored.spec, Unplanned):
-        return "it is read by zarr-python"
-    if device != "host":
-        return "arrays on a GPU are written by zarr-python"
-    encoder = encoder_for(array.metadata, stored.spec)
-    return encoder if isinstance(encoder, str) else ""
-
-
-def _by_zarr(array: zarr.Array[Any]) -> str | None:
-    """Say why zarr-python does not ask this package; None if it does."""
-    if isinstance(array.async_array.codec_pipeline, CodecPipeline):
-        return None
-    if not is_known_to_zarr():
-        return f"zarr-python {zarr.__version__} is older than 3.2"
-    return "opened without zarr_pipeline(): call it, then open the array again"
-
-
-def _route(stored: StoredArray | Unplanned, device: str | None, buffer: str) -> Route | str:
-    """Say where this package decodes an array into some buffer, or why it leaves it to zarr-python."""
+def _why_not_read(stored: StoredArray | Unplanned, device: str | None, buffer: str) -> str:
+    """Return why zarr-python reads an array into a kind of buffer; empty if this package does."""
     if isinstance(stored, Unplanned):
         return stored.reason
     if device is None:
         return f"results are to be {buffer}, which is neither NumPy nor CuPy"
     missing = missing_for(device)
-    return "missing: " + ", ".join(missing) if missing else stored.route(decoder_for(device))
+    return "missing: " + ", ".join(missing) if missing else ""

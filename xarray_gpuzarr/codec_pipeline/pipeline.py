@@ -1,7 +1,7 @@
-"""`CodecPipeline`: what zarr-python asks for the chunks of an array.
+"""`CodecPipeline`: the codec pipeline by which zarr-python reads and writes chunks with this package.
 
-Reads go to `reading` and writes to `writing`, everything else to zarr-python's own pipeline, and so does what these two
-cannot plan. The store is the only thing that all share, so what is written is read as any other writer's.
+Reads go to `reading`, writes to `writing`, and everything else to zarr-python's own pipeline, as do reads and writes
+that these two cannot plan. They share nothing but the store.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from zarr.abc.codec import GetResult  # from 3.2 on
 
     from xarray_gpuzarr.codec_pipeline.batches import Item
-    from xarray_gpuzarr.codec_pipeline.reading import Reader
-    from xarray_gpuzarr.codec_pipeline.writing import Writer
+    from xarray_gpuzarr.codec_pipeline.reading import ArrayReader
+    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter
 
 _PRESENT: GetResult = {"status": "present"}
 
@@ -61,8 +61,8 @@ class CodecPipeline(codec.CodecPipeline):
         self.metadata = metadata
         self.store = store
         self.own = own
-        self._reader: Reader | None = None
-        self._writer: Writer | None = None
+        self._reader: ArrayReader | None = None
+        self._writer: ArrayWriter | None = None
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Self:
@@ -161,17 +161,16 @@ class CodecPipeline(codec.CodecPipeline):
         return await self.own.encode(chunk_arrays_and_specs)
 
 
-def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Reader:
-    """Import what reads, which takes longer than opening an array, and make a reader."""
-    from xarray_gpuzarr.codec_pipeline.reading import Reader  # noqa: PLC0415
+def _make_reader(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayReader:
+    from xarray_gpuzarr.codec_pipeline.reading import ArrayReader  # noqa: PLC0415  # takes longer than opening an array
 
-    return Reader(metadata, store)
+    return ArrayReader(metadata, store)
 
 
-def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> Writer:
-    from xarray_gpuzarr.codec_pipeline.writing import Writer  # noqa: PLC0415
+def _make_writer(metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store) -> ArrayWriter:
+    from xarray_gpuzarr.codec_pipeline.writing import ArrayWriter  # noqa: PLC0415  # takes long, too
 
-    return Writer(metadata, store)
+    return ArrayWriter(metadata, store)
 
 
 CodecPipeline.__module__ = "xarray_gpuzarr"  # under which zarr-python's settings name it

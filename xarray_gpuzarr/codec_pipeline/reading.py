@@ -1,6 +1,6 @@
-"""What the codec pipeline does with a batch of chunks: one selection, one read, into zarr-python's buffer.
+"""Reading for the codec pipeline: a batch of chunks becomes one selection, and one read into zarr-python's buffer.
 
-Says no, and touches nothing, where zarr-python's own pipeline is to read.
+Where zarr-python's own pipeline has to read, nothing is changed and the answer is False or None.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ SLOW_S, BREAK = 10e-3, 20
 long: slow ones hold the loop for a twentieth of the time."""
 
 
-class Reader:
-    """Reads one array for its pipeline.
+class ArrayReader:
+    """Reads one array for its codec pipeline.
 
     Parameters
     ----------
@@ -75,13 +75,13 @@ class Reader:
         self._decoders: dict[str, Decoder | None] = {}
         self._server: Hashable = None
         self._threads: ThreadPoolExecutor | None = None
-        """Those of the last read, kept for the next."""
+        """Threads of the last read."""
         self._on_threads_until = 0.0
         self._little_nbytes = 0.0
         """Bytes that one thread decodes in `LITTLE_S`; 0 if that needs zarr-python, which waits for its event loop."""
 
     async def read(self, batch: Sequence[Item], out: NDBuffer, drop_axes: Coord, own: Any) -> bool:
-        """Read a batch into `out`, or do nothing, and say which.
+        """Read a batch into `out` if this package can.
 
         Parameters
         ----------
@@ -141,7 +141,7 @@ class Reader:
         return stored
 
     def _decoder(self, device: str) -> Decoder | None:
-        """Return the decoder of a device; None, and some advice, if it lacks something here."""
+        """Return the decoder of a device; None, after advice to the user, if something that it needs is missing."""
         if device not in self._decoders:
             missing = missing_for(device)
             if missing:
@@ -155,7 +155,7 @@ class Reader:
         return self._decoders[device]
 
     def _may_be_read_here(self, stored: StoredArray) -> bool:
-        """Whether requests on zarr's event loop do for a store that was perhaps opened on the running one."""
+        """Whether this package may send the store's requests from zarr-python's event loop."""
         is_local = stored.source is not None and not stored.source.is_remote
         return is_local or _is_on_zarrs_loop() or type(self._store) in _ANY_LOOP
 
@@ -198,7 +198,7 @@ def missing_for(device: str) -> list[str]:
 
 
 class PipelineRead:
-    """One batch, planned when it is first needed: a large one on the thread that reads it.
+    """The read of one batch. It is planned on first use: a large one on the thread that reads it.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ class PipelineRead:
         self.is_remote = stored.source.is_remote
 
     def is_short_copy(self, one_thread: float) -> bool:
-        """Whether zarr-python copies what is wanted before a plan would be made: few raw chunks that lie in memory."""
+        """Whether zarr-python copies the chunks faster than a plan is made: few raw chunks in memory."""
         is_copy = isinstance(self._stored.source, MemorySource) and not (self._spec.index or self._spec.codecs.stages)
         return is_copy and len(self._batch) <= FEW_CHUNKS and bool(self._data.nbytes <= one_thread)
 
@@ -236,33 +236,33 @@ class PipelineRead:
         return nbytes <= one_thread or nbytes <= one_thread * min(2, thread_budget())
 
     def carry_out(self, decoder: Decoder) -> bool:
-        """Read; say whether that was done."""
+        """Read, and return whether the batch could be planned."""
         if self._planned is None:
             return False
-        (wanted, target), data = self._planned, self._data
-        place = wanted.place(data) if data.dtype == np.dtype(self._stored.cast.dtype) else None
+        (requested_chunks, target), data = self._planned, self._data
+        place = requested_chunks.place(data) if data.dtype == np.dtype(self._stored.cast.dtype) else None
         with data.device if decoder.device == "cuda" else nullcontext():  # not the one that is current on this thread
             result = read_target(self._stored, self._spec, target, decoder, place)
             if result is not place:
-                data[...] = result if wanted.outer is None else wanted.outer.restore(result)
+                data[...] = result if requested_chunks.outer is None else requested_chunks.outer.restore(result)
         return True
 
     @cached_property
     def _planned(self) -> tuple[Requested, Target] | None:
-        """What is wanted; None if it cannot be planned."""
+        """The selection and its target; None if the batch cannot be planned."""
         spec, data = self._spec, self._data
         if isinstance(data, np.generic) or not np.can_cast(self._stored.cast.dtype, data.dtype, "safe"):
             return None  # an output of the caller's; zarr-python has its own ways with what does not fit
         coords = coords_of(self._batch, spec)
         if coords is None:
             return None
-        wanted = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
-        return None if wanted is None else (wanted, _target(wanted, spec))
+        requested_chunks = requested(coords, self._batch, spec.grid.shard_shape, data.shape, self._drop_axes)
+        return None if requested_chunks is None else (requested_chunks, _target(requested_chunks, spec))
 
 
-def _target(wanted: Requested, spec: ArraySpec) -> Target:
+def _target(requested_chunks: Requested, spec: ArraySpec) -> Target:
     # Since the pipeline was made, the array may have been resized.
-    if wanted.outer is not None:
-        return box_target(wanted.outer, spec.grid, wanted.bounds)
-    assert wanted.points is not None
-    return PointTarget(groups=group_points(wanted.points, replace(spec.grid, shape=wanted.bounds)))
+    if requested_chunks.outer is not None:
+        return box_target(requested_chunks.outer, spec.grid, requested_chunks.bounds)
+    assert requested_chunks.points is not None
+    return PointTarget(groups=group_points(requested_chunks.points, replace(spec.grid, shape=requested_chunks.bounds)))

@@ -1,7 +1,7 @@
-"""Blocking reads for coroutines: on threads of their own, stopped where the coroutine is cancelled.
+"""Run blocking reads for coroutines on separate threads, and stop them when the coroutine is cancelled.
 
-Not asyncio's own pool: stores run their requests there, for which reads wait. Reads of local files take as many threads
-as may decode at once; others mostly wait for their stores, and take more.
+asyncio's own threads are not used: stores run requests there, for which reads wait. Reads of local files use as many
+threads as may decode at once. Other reads mostly wait for their stores, and use more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xarray_gpuzarr.process.threads import thread_budget
 from xarray_gpuzarr.read.stopping import Stop
 
 _REMOTE_READS = 32
-"""Reads from one server that may be under way at once; each has up to 48 requests."""
+"""Concurrent reads from one server, each of up to 48 requests."""
 
 
 def read_threads(server: Hashable) -> ThreadPoolExecutor:
@@ -25,10 +25,10 @@ def read_threads(server: Hashable) -> ThreadPoolExecutor:
 
 
 async def on_thread[Result](read: Callable[[Stop], Result], threads: ThreadPoolExecutor) -> Result:
-    """Return what `read` does on one of some threads.
+    """Return the result of `read` on one of the threads.
 
-    If this is cancelled, `read` is told to stop, and has ended when the cancellation goes on: nobody writes to the
-    output of a read that was given up.
+    On cancellation, `read` is stopped, and has ended before the cancellation continues, so that it no longer writes to
+    its output.
     """
     stop = Stop()
     future = threads.submit(read, stop)
@@ -37,10 +37,10 @@ async def on_thread[Result](read: Callable[[Stop], Result], threads: ThreadPoolE
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:
         stop.set()
-        future.cancel()  # which does nothing once it has begun
+        future.cancel()  # has no effect once it has begun
         while not waiting.done():
             with suppress(asyncio.CancelledError):  # once more
                 await asyncio.wait([waiting])
         if not waiting.cancelled():
-            waiting.exception()  # it is looked at: asyncio has nothing to complain of
+            waiting.exception()  # else asyncio logs it
         raise

@@ -1,12 +1,12 @@
-"""What the codec pipeline does with a batch of chunks that zarr-python writes: one selection, written object by object.
+"""Writing for the codec pipeline: a batch of chunks becomes one selection, written object by object.
 
-Says no, and touches nothing, where zarr-python's own pipeline is to write.
+Where zarr-python's own pipeline has to write, nothing is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import batched
@@ -41,20 +41,19 @@ from xarray_gpuzarr.write.encoder import Encoder, encoder_of
 from xarray_gpuzarr.write.turns import turns
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
-"""A shard or chunk that zarr-python wants to be written: setter, spec, what of it, from where, whether that is all."""
+"""A shard or chunk to write: setter, spec, selection within it, selection of the value, whether it is all."""
 _GROUP_NBYTES, _THREAD_NBYTES = 128 * 1024 * 1024, 16 * 1024 * 1024
-"""Decoded bytes of the objects that one call writes, or so many for each thread; between two calls, a write may be
-stopped."""
+"""Decoded bytes of the objects of one call, or so many for each thread; a write may be stopped between two calls."""
 _FEW_OBJECTS = 4
-"""Of a write that is planned on the event loop."""
+"""At most so many objects are planned on the event loop."""
 _LITTLE_NBYTES = 256 * 1024
-"""Decoded bytes of objects that are written on the event loop, in under 1 ms: two hops to a thread take as long."""
+"""Decoded bytes that are written on the event loop, in under 1 ms: reaching a thread takes as long."""
 _ATTEMPTS = 5
-"""Of a file that others replace meanwhile."""
+"""Attempts to write a file that other processes keep replacing."""
 
 
 def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
-    """Return how the loops encode the chunks of an array, or say why zarr-python does."""
+    """Return how the loops encode the chunks of an array, or why zarr-python has to."""
     order = "morton"
     if isinstance(metadata, ArrayV3Metadata):
         sharding = next((c for c in metadata.codecs if isinstance(c, ShardingCodec)), None)
@@ -62,14 +61,8 @@ def encoder_for(metadata: Metadata, spec: ArraySpec) -> Encoder | str:
     return encoder_of(spec, str(order))
 
 
-class Writer:
-    """Writes one array for its pipeline.
-
-    Parameters
-    ----------
-    metadata : zarr metadata of an array
-    store : zarr.abc.store.Store
-    """
+class ArrayWriter:
+    """Writes one array for its codec pipeline."""
 
     def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata, self._store = metadata, store
@@ -77,33 +70,25 @@ class Writer:
         self._stored: StoredArray | Unplanned | None = None
         self._encoder: Encoder | str = ""
         self._path = ""
-        """Of the array, once something was written."""
+        """Path of the array, once something was written."""
         self._threads: ThreadPoolExecutor | None = None
-        """Those of the last write, kept for the next."""
+        """Threads of the last write."""
 
     async def write(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord, own: CodecPipeline) -> None:
-        """Write a batch from `value`.
-
-        Parameters
-        ----------
-        batch : sequence of Item, one at least
-        value : zarr buffer
-        drop_axes : tuple of int
-        own : zarr.abc.codec.CodecPipeline
-            zarr-python's, which writes what the loops do not.
+        """Write a batch from `value`; zarr-python's own pipeline writes what the compiled loops cannot.
 
         Raises
         ------
         StoreWriteError, HostMemoryError, CorruptChunkError, ShardIndexError
         """
-        left = await self.by_loops(batch, value, drop_axes)
-        if left:
-            keys = [(self._identity, getattr(item[0], "path", "")) for item in left]
+        other_items = await self.by_loops(batch, value, drop_axes)
+        if other_items:
+            keys = [(self._identity, getattr(item[0], "path", "")) for item in other_items]
             async with turns.of(keys, self._path):
-                await own.write(left, value, drop_axes)
+                await own.write(other_items, value, drop_axes)
 
     async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
-        """Write what the compiled loops can; return the other items."""
+        """Write the items that the compiled loops can; return the others."""
         setter, chunk_spec = batch[0][:2]
         if not isinstance(setter, StorePath) or setter.store is not self._store or self._store.read_only:
             return batch
@@ -117,13 +102,13 @@ class Writer:
         planned = plan() if len(batch) <= _FEW_OBJECTS else await on_thread(lambda _: plan(), threads)
         if planned is None:
             return batch
-        setters = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
-        write = _Write(stored, planned, self._store, self._identity, threads)
+        items = {item[0].path: item for item in batch}  # type: ignore[attr-defined]  # they are of one store
+        unwritten = list(planned.objects)
         try:
-            await write.run()
+            await self._write_objects(planned, stored, unwritten)
         except DamagedObjectError as err:
-            await on_thread(partial(write.explain, err), threads)
-            return [setters[each.key] for each in write.left]
+            await on_thread(partial(_explain, stored, planned.spec, err), threads)
+            return [items[each.key] for each in unwritten]
         return ()
 
     def _parse(self, key: str) -> StoredArray | Unplanned:
@@ -133,63 +118,40 @@ class Writer:
             self._encoder = encoder_for(self._metadata, stored.spec)
         return stored
 
-
-class _Write:
-    """One batch, written group by group."""
-
-    def __init__(
-        self, stored: StoredArray, call: WriteCall, store: Store, identity: Hashable, threads: ThreadPoolExecutor
-    ) -> None:
-        self._stored, self._call, self._store, self._threads = stored, call, store, threads
-        self._identity = identity
-        self.left: list[WrittenObject] = list(call.objects)
-        """Objects that have not been written."""
-
-    async def run(self) -> None:
-        """Write all objects, those of a group at once."""
-        source, spec = self._stored.source, self._call.spec
+    async def _write_objects(self, call: WriteCall, stored: StoredArray, unwritten: list[WrittenObject]) -> None:
+        """Write all objects, those of a group at once, and remove them from `unwritten`."""
+        objects, spec, source = call.objects, call.spec, stored.source
         assert source is not None
-        objects = self._call.objects
         group_nbytes = max(_GROUP_NBYTES, _THREAD_NBYTES * thread_budget())
-        n_at_once = group_nbytes // max(1, self._call.object_nbytes)
+        n_at_once = group_nbytes // max(1, call.object_nbytes)
         # `batched` allocates room for as many as it may yield at once.
         for group in batched(objects, min(max(1, n_at_once), len(objects))):
             async with turns.of([(self._identity, each.key) for each in group], spec.path):
                 if isinstance(source, LocalSource):
-                    await self._run(partial(self._to_files, group, source.root))
+                    await self._run(call, partial(_to_files, call, group, source.root))
                 else:
-                    await self._to_store(group)
+                    await self._to_store(call, group)
             if spec.index is not None:  # no read is to take what was there before
                 for each in group:
                     index_cache.cache.drop((source.identity, each.key, spec.index))
-            del self.left[: len(group)]
+            del unwritten[: len(group)]
 
-    async def _run[Result](self, write: Callable[[Stop], Result]) -> Result:
-        """Return what `write` does, on a thread unless it takes no longer than to reach one."""
-        nbytes = len(self._call.objects) * self._call.object_nbytes
-        return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, self._threads)
+    async def _run[Result](self, call: WriteCall, write: Callable[[Stop], Result]) -> Result:
+        """Return the result of `write`, which runs on a thread unless it is very short."""
+        nbytes = len(call.objects) * call.object_nbytes
+        return write(Stop()) if nbytes <= _LITTLE_NBYTES else await on_thread(write, read_threads(None))
 
-    def _to_files(self, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
-        for attempt in range(_ATTEMPTS):
-            stop.check()
-            try:
-                self._call.to_files(group, root)
-                break
-            except ChangedObjectError:
-                if attempt + 1 == _ATTEMPTS:
-                    raise self._call.changed(group) from None
-
-    async def _to_store(self, group: Sequence[WrittenObject]) -> None:
-        """Put the objects of a group together in memory, and hand them to the store."""
+    async def _to_store(self, call: WriteCall, group: Sequence[WrittenObject]) -> None:
+        """Assemble the objects of a group in memory, and pass them to the store."""
         keys = [each.key for each in group]
         needed = [each.key for each in group if each.needs_old]
         old = dict(zip(needed, await _some_at_once(self._stored_bytes, needed), strict=True))
-        found = await self._run(lambda _: self._call.to_memory(group, [*map(old.get, keys)]))
-        await _some_at_once(self._put, keys, found)
+        encoded = await self._run(call, lambda _: call.to_memory(group, [*map(old.get, keys)]))
+        await _some_at_once(self._put, keys, encoded)
 
     async def _stored_bytes(self, key: str) -> memoryview | None:
-        found = await self._store.get(key, cpu.buffer_prototype)
-        return None if found is None else memoryview(found.as_buffer_like())
+        stored = await self._store.get(key, cpu.buffer_prototype)
+        return None if stored is None else memoryview(stored.as_buffer_like())
 
     async def _put(self, key: str, data: npt.NDArray[np.uint8] | None) -> None:
         if data is None:
@@ -197,21 +159,32 @@ class _Write:
         else:
             await self._store.set(key, cpu.Buffer.from_array_like(data))
 
-    def explain(self, err: DamagedObjectError, _: Stop) -> None:
-        """Raise the error of what is stored, if it is damaged; it may be that only the loops cannot decode it."""
-        spec, grid, chunk = self._call.spec, self._call.spec.grid, err.chunk
-        if chunk is None:  # the index
-            chunk = tuple(
-                [c * n for c, n in zip(spec.keys.coord(err.key, grid.ndim), grid.chunks_per_shard, strict=True)]
-            )
-        bounds = [(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)]
-        shape = tuple([end for _, end in bounds])
-        wanted = outer_selection(tuple([slice(*each) for each in bounds]), shape)
-        read_target(self._stored, spec, box_target(wanted, grid, shape), decoder_for("host"))
+
+def _to_files(call: WriteCall, group: Sequence[WrittenObject], root: str, stop: Stop) -> None:
+    for attempt in range(_ATTEMPTS):
+        stop.check()
+        try:
+            call.to_files(group, root)
+            break
+        except ChangedObjectError:
+            if attempt + 1 == _ATTEMPTS:
+                raise call.changed(group) from None
+
+
+def _explain(stored: StoredArray, spec: ArraySpec, err: DamagedObjectError, _: Stop) -> None:
+    """Read a damaged chunk, which raises the error about it, unless only the loops cannot decode it."""
+    grid, chunk = spec.grid, err.chunk
+    if chunk is None:  # the index
+        shard = spec.keys.coord(err.key, grid.ndim)
+        chunk = tuple([c * n for c, n in zip(shard, grid.chunks_per_shard, strict=True)])
+    bounds = [(c * n, (c + 1) * n) for c, n in zip(chunk, grid.chunk_shape, strict=True)]
+    shape = tuple([end for _, end in bounds])
+    selection = outer_selection(tuple([slice(*each) for each in bounds]), shape)
+    read_target(stored, spec, box_target(selection, grid, shape), decoder_for("host"))
 
 
 async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *arguments: Iterable[Any]) -> list[Result]:
-    """Make requests, as many at once as zarr-python makes; none goes on after one has failed."""
+    """Make as many concurrent requests as zarr-python does; after a failure, none continues."""
     limit = asyncio.Semaphore(zarr.config.get("async.concurrency") or 1)
 
     async def one(*argument: Any) -> Result:
@@ -230,43 +203,43 @@ async def _some_at_once[Result](request: Callable[..., Awaitable[Result]], *argu
 def _planned(
     stored: StoredArray, encoder: Encoder | str, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord
 ) -> WriteCall | None:
-    """Return a batch as a call of the loops; None if it is none that they know."""
+    """Return a batch as a call of the loops; None if they cannot write it."""
     spec = stored.spec
     assert isinstance(spec, ArraySpec)
     assert isinstance(encoder, Encoder)
-    given: Any = value.as_ndarray_like()
+    array: Any = value.as_ndarray_like()
     # Masked arrays, matrices and others have assignments of their own.
-    data = _native(np.asarray(given), spec) if type(given) in (np.ndarray, np.memmap) else None
+    data = _native(np.asarray(array), spec) if type(array) in (np.ndarray, np.memmap) else None
     coords = coords_of(batch, spec)
     if data is None or coords is None:
         return None
     shape = data.shape or _shape_of(batch)
     if shape is None:
         return None
-    wanted = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
-    if wanted is None or wanted.outer is None or any(map(_repeats, wanted.outer.wanted)):
+    selection = requested(coords, batch, spec.grid.shard_shape, shape, drop_axes)
+    if selection is None or selection.outer is None or any(map(_repeats, selection.outer.wanted)):
         return None
-    placed = wanted.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
+    placed = selection.place(np.broadcast_to(data, shape))  # with an axis for each of the array's, in their order
     if placed is None:  # which would need a copy
         return None
-    target = box_target(wanted.outer, spec.grid, wanted.bounds)
+    target = box_target(selection.outer, spec.grid, selection.bounds)
     whole = None if spec.index else {coord: item[4] for coord, item in zip(coords, batch, strict=True)}
     return WriteCall(encoder, target, placed, keeps_empty=batch[0][1].config.write_empty_chunks, whole=whole)
 
 
-def _repeats(wanted: slice | npt.NDArray[np.int64]) -> bool:
-    """Whether an element is written more than once; which value it has then is zarr-python's to say."""
-    return not isinstance(wanted, slice) and bool((wanted[1:] == wanted[:-1]).any())
+def _repeats(selector: slice | npt.NDArray[np.int64]) -> bool:
+    """Whether an element is written more than once; zarr-python decides which value it has then."""
+    return not isinstance(selector, slice) and bool((selector[1:] == selector[:-1]).any())
 
 
 def _native(data: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any] | None:
-    """Return elements in the byte order of this machine; None if they are not of the array's dtype."""
+    """Return elements in native byte order; None if they are not of the array's dtype."""
     native = spec.numpy_dtype.newbyteorder("=")
     return data.astype(native, copy=False) if data.dtype.newbyteorder("=") == native else None
 
 
 def _shape_of(batch: Iterable[Item]) -> tuple[int, ...] | None:
-    """Return the shape of what a scalar is written to; None if the items do not say."""
+    """Return the shape of the selection that a scalar is written to; None if the items do not say."""
     ends: list[tuple[int, ...]] = []
     for _, _, _, place, _ in batch:
         if not isinstance(place, tuple) or not all(type(each) is slice and each.stop is not None for each in place):

@@ -1,1 +1,1 @@
-"""dask's side: what tasks are called, how many threads and how much memory they take, and into what they read."""
+"""Tasks of dask: their names, chunks, memory and output."""

@@ -1,6 +1,6 @@
-"""What one task needs at its peak, worked out from metadata before anything is read.
+"""The device memory that one task needs at its peak, computed from metadata.
 
-The same numbers bound what the CUDA decoder takes: it cuts a read into batches by them. Called by the command line.
+The same numbers bound the CUDA decoder, which cuts a read into batches by them. Called by the command line.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _CUDA_NBYTES = 1024**3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskMemory:
-    """Bytes that one task of one thread needs at most, all at once."""
+    """Bytes of device memory that one task of one thread needs at most."""
 
     result_nbytes: int
-    """What the task gives, on its device."""
+    """Result of the task, on its device."""
     batches_nbytes: int = 0
     """Device memory for the batches under way: encoded chunks, decoded ones, and nvCOMP's scratch."""
     table_nbytes: int = 0
@@ -40,29 +40,28 @@ class TaskMemory:
         return self.result_nbytes + self.batches_nbytes + self.table_nbytes
 
     def n_fitting(self, gpu_nbytes: int) -> int:
-        """Return how many such tasks fit a GPU at once, beside an allowance of 1 GiB for CUDA itself."""
+        """Return how many such tasks fit a GPU at once, beside an allowance of 1 GiB for CUDA."""
         return max(0, gpu_nbytes - _CUDA_NBYTES) // max(1, self.device_nbytes)
 
 
 def task_memory(
     stored: StoredArray, block_shape: tuple[int, ...], *, options: ResourceOptions, gpu_nbytes: int
 ) -> TaskMemory:
-    """Work out what reading one block to a GPU takes.
+    """Return the memory that reading one block to a GPU takes.
 
     Parameters
     ----------
     stored : StoredArray
     block_shape : tuple of int
-        Elements of the block along each axis; its first element is the first one of a chunk.
+        The first element of the block is the first one of a chunk.
     options : ResourceOptions
-        Where it leaves `scratch_nbytes` open, a read takes three quarters of the GPU's memory divided by `n_reads`.
+        If `scratch_nbytes` is not set, a read takes three quarters of the GPU's memory divided by `n_reads`.
     gpu_nbytes : int
-        Memory of the GPU.
 
     Raises
     ------
     DeviceMemoryError
-        Not even one chunk can be decoded within the scratch memory of a thread.
+        The scratch memory of a thread is too small for one chunk.
     """
     result = prod(block_shape) * np.dtype(stored.cast.dtype).itemsize
     spec = stored.spec

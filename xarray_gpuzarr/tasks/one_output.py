@@ -1,9 +1,8 @@
-"""Blocks of a dask array that are read straight into one NumPy array when all of it is computed.
+"""Read the blocks of a dask array straight into one NumPy array when all of it is computed.
 
-dask reads every block into memory of its own, then copies all of them into the result on one thread: twice the memory,
-and more time than the read itself where chunks are small. Here the tasks of one computation share the result instead.
-They exist only inside that computation. Whatever leaves the process by pickle, and whatever is made from the array, is
-plain dask. Called by `backend.chunking`.
+dask reads each block into new memory and copies all blocks into the result on one thread: twice the memory, and more
+time than the read itself if chunks are small. Here the tasks of one computation share the result. They exist only
+inside that computation. Pickles, and arrays that are made from the array, are plain dask. Called by `backend.chunking`.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ Block = npt.NDArray[Any]
 Box = tuple[slice, ...]
 
 
-class Reader(Protocol):
-    """Slicing it reads; see `backend.chunking.BlockReader`."""
+class BlockSource(Protocol):
+    """An array whose slices are read; see `backend.chunking.BlockReader`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def __getitem__(self, box: Box) -> Block:
-        """Read a box into fresh memory."""
+        """Read a box into new memory."""
 
     def read_into(self, box: Box, out: Block) -> None:
         """Read a box into `out`, ndarray of its shape and dtype, any strides."""
 
 
 class Output:
-    """The result of one computation while its blocks are read; in another process, nothing."""
+    """The result of one computation, into which blocks are read; empty in another process."""
 
     __slots__ = ("array",)
 
@@ -55,20 +54,15 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """How the result of computing a whole array is made of its blocks."""
+    """The last task of computing a whole array: joins its blocks."""
 
     name: str
     """Of the dask array, and so of the layer of its blocks."""
     chunks: tuple[tuple[int, ...], ...]
-    reader: Reader
-
-    @property
-    def first_block(self) -> tuple[Any, ...]:
-        """Key of the first block."""
-        return (self.name, *(0 for _ in self.chunks))
+    reader: BlockSource
 
     def __call__(self, blocks: Any) -> Any:
-        """Do what dask does, where its optimization is off or blocks are needed by others too."""
+        """Join blocks as dask does, where its optimization is off or other tasks need the blocks too."""
         return finalize(blocks)
 
     def read(self, box: Box, output: Output) -> Block:
@@ -91,10 +85,10 @@ class Whole:
 
 
 class IntoOneOutput:
-    """The optimization that dask would use, after other tasks for arrays of which all and only that is wanted."""
+    """An optimization of dask that reads whole arrays into one output, and then applies dask's own."""
 
     def __call__(self, graph: Any, keys: Any, **kwargs: Any) -> Any:
-        """Optimize a graph for the keys that are wanted."""
+        """Optimize a graph for the requested keys."""
         if isinstance(graph, HighLevelGraph):
             for key, whole in list(_wholes(graph, keys)):
                 if graph.dependents.get(whole.name) == {key}:
@@ -114,24 +108,27 @@ class IntoOneOutput:
 
 
 def _plain_optimization() -> Any:
-    """Return what ``dask.config`` names, or dask's own."""
+    """Return the optimization that ``dask.config`` names, or dask's own."""
     return da.Array.__dask_optimize__
 
 
 def _wholes(graph: HighLevelGraph, keys: Any) -> Iterator[tuple[str, Whole]]:
-    """Find the last tasks of arrays that are to be computed whole, and are what they were when they were made.
+    """Yield the last tasks of arrays that are computed whole, with their keys.
 
-    ``out=`` and assignment give an array object another graph, and leave it what `compute_into_one_output` gave it.
+    ``out=`` and assignment give an array object another graph, but keep what `compute_into_one_output` set on it: each
+    task is checked.
     """
     for key in flatten([keys]):
         layer = graph.layers.get(key) if isinstance(key, str) else None
         task = layer.get(key) if isinstance(layer, MaterializedLayer) else None
-        if isinstance(task, Task) and isinstance(task.func, Whole) and task.func.first_block in task.dependencies:
-            yield key, task.func
+        if isinstance(task, Task) and isinstance(task.func, Whole):
+            first_block = (task.func.name, *(0 for _ in task.func.chunks))
+            if first_block in task.dependencies:
+                yield key, task.func
 
 
 def _into_one_output(graph: HighLevelGraph, key: str, whole: Whole) -> HighLevelGraph:
-    """Let the blocks be read into one array; keys are new, for these blocks are of use to nobody else."""
+    """Return a graph in which the blocks are read into one array, under new keys that no other task uses."""
     name = f"{whole.name}-{uuid4().hex}"
     whole_key, output_key = f"whole-{name}", f"output-{name}"
     tasks: dict[Any, Any] = {
@@ -147,19 +144,12 @@ def _into_one_output(graph: HighLevelGraph, key: str, whole: Whole) -> HighLevel
     return HighLevelGraph(layers, {**graph.dependencies, name: set(), key: {name}})
 
 
-def compute_into_one_output(array: da.Array, reader: Reader) -> da.Array:
-    """Return `array`, changed: computing all of it reads its blocks straight into the result.
+def compute_into_one_output(array: da.Array, reader: BlockSource) -> da.Array:
+    """Return `array`, changed so that computing all of it reads its blocks straight into the result.
 
-    Parameters
-    ----------
-    array : dask.array.Array
-        Its blocks are what `reader` gives for their boxes: NumPy arrays, at least one element.
-    reader : Reader
-
-    Notes
-    -----
-    dask asks a collection, not its class, for these two, and xarray takes no dask array of a class of its own beside
-    one of another class. All that dask makes from the array, copies included, does without them.
+    The blocks of `array` are NumPy arrays with at least one element, read by `reader`. dask looks up these two
+    attributes on the array, not on its class, and xarray does not mix dask arrays of different classes. Arrays that
+    dask makes from this one, copies included, lack them.
     """
     whole = Whole(name=array.name, chunks=array.chunks, reader=reader)
     vars(array).update(__dask_postcompute__=lambda: (whole, ()), __dask_optimize__=IntoOneOutput())

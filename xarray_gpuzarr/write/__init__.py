@@ -1,1 +1,1 @@
-"""Writing: selection -> target -> objects -> the compiled loops: what `read` does, the other way round."""
+"""Writing: selection, target, objects, and the compiled loops that encode them."""

@@ -1,7 +1,7 @@
-"""Calls of the compiled loops that write: chunks of an array, gathered and encoded, into objects.
+"""`WriteCall`: gather and encode the chunks of an array by the compiled loops, and write the objects.
 
-`WriteCall` is what all objects of a write have in common. An object is a shard, or a chunk that is an object of its
-own. A file is replaced by one that is complete; what goes to other stores is put together in memory.
+An object is a shard, or an unsharded chunk. A file is replaced only by a complete one. Objects of other stores are
+assembled in memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ChangedObjectError(Exception):
 
 @record
 class WrittenObject:
-    """An object that a write changes."""
+    """One object of a write."""
 
     key: str
     coord: tuple[int, ...]
@@ -95,24 +95,24 @@ class WriteCall:
         self._struct = struct = EncoderStruct.from_buffer_copy(encoder.struct)
         grid = self.spec.grid
         axes = list(map(_along, target.pieces, grid.chunk_shape, grid.chunks_per_shard))
-        _numbers, at = int64_columns(piece=[address(piece) for _, piece, _ in axes])
-        self._kept = axes, _numbers
+        piece_numbers, at = int64_columns(piece=[address(piece) for _, piece, _ in axes])
+        self._referenced = axes, piece_numbers
         struct.job, struct.piece, struct.keeps_empty = self._output.address, at["piece"], keeps_empty
         self.objects = self._objects([(coords, complete) for coords, _, complete in axes], whole)
 
     def _objects(
         self, axes: Sequence[tuple[list[int], list[bool]]], whole: Mapping[tuple[int, ...], bool] | None
     ) -> list[WrittenObject]:
-        found = []
+        objects = []
         for at in product(*(range(len(coords)) for coords, _ in axes)):
             coord = tuple([coords[i] for (coords, _), i in zip(axes, at, strict=True)])
             is_whole = whole is not None and whole[coord]
             is_complete = all(complete[i] for (_, complete), i in zip(axes, at, strict=True))
             key = self.spec.keys.key(coord)
-            found.append(
+            objects.append(
                 WrittenObject(key=key, coord=coord, at=at, is_whole=is_whole, needs_old=not (is_whole or is_complete))
             )
-        return found
+        return objects
 
     @property
     def object_nbytes(self) -> int:
@@ -136,7 +136,7 @@ class WriteCall:
     def to_memory(
         self, objects: Sequence[WrittenObject], old: Sequence[memoryview | None]
     ) -> list[npt.NDArray[np.uint8] | None]:
-        """Put objects together in host memory.
+        """Assemble objects in host memory.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class WriteCall:
     def _run(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
         compiled, budget = loops(), thread_budget()
         assert compiled is not None
-        _kept, at = int64_columns(**{each.key: each.at for each in objects})
+        _at_numbers, at = int64_columns(**{each.key: each.at for each in objects})
         for struct, each in zip(structs, objects, strict=True):
             struct.at, struct.is_whole = at[each.key], each.is_whole
         n_chunks = len(objects) * len(self.encoder.order)
@@ -196,7 +196,7 @@ class WriteCall:
             self._raise(objects, structs)
 
     def _raise(self, objects: Sequence[WrittenObject], structs: ctypes.Array[ObjectStruct]) -> None:
-        """Raise what kept an object from being written."""
+        """Raise the error of an object that was not written."""
         failed = [(each, struct) for each, struct in zip(objects, structs, strict=True) if struct.state > _WRITTEN]
         each, struct = min(failed, key=lambda one: one[1].state == _CHANGED) if failed else (objects[0], structs[0])
         n_written = sum(struct.state == _WRITTEN for struct in structs)
@@ -215,16 +215,16 @@ class WriteCall:
             )
         raise self._no_memory("no memory is left")
 
-    def _no_memory(self, found: str) -> HostMemoryError:
+    def _no_memory(self, reason: str) -> HostMemoryError:
         return HostMemoryError(
             f"not enough host memory to write array '{self.spec.path}'",
             tried=f"to encode chunks of {self.spec.chunk_nbytes} bytes, {len(self.encoder.order)} in an object",
-            found=found,
+            found=reason,
             do="write in fewer threads at once, or choose smaller chunks and shards",
         )
 
     def changed(self, objects: Sequence[WrittenObject]) -> StoreWriteError:
-        """Return the error of objects that others replace again and again."""
+        """Return the error for objects that another process keeps replacing."""
         return StoreWriteError(
             f"cannot write parts of array '{self.spec.path}'",
             tried=f"'{objects[0].key}' and {len(objects) - 1} more, several times",
@@ -243,7 +243,7 @@ _NOTHING = np.zeros(1, np.uint8)
 
 
 def _along(pieces: AxisPieces, chunk_length: int, per_object: int) -> tuple[list[int], Column, list[bool]]:
-    """Return what is written along an axis.
+    """Return which objects and chunks are written along an axis.
 
     Returns
     -------

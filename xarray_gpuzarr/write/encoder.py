@@ -1,7 +1,7 @@
-"""How the compiled loops encode the chunks of an array: what follows from its metadata, worked out once.
+"""`Encoder`: how the compiled loops encode the chunks of an array, derived from its metadata once.
 
-The loops write chunks of raw elements, transposed and in either byte order, that are compressed or not, and checksums
-behind them. zarr-python writes all else, such as filters.
+The loops write raw elements, transposed and in either byte order, compressed or not, with checksums behind them.
+zarr-python writes everything else, such as filters.
 """
 
 from __future__ import annotations
@@ -38,38 +38,34 @@ from xarray_gpuzarr.stored.codecs import (
 
 _CRC_NBYTES = 4
 _MOST_NBYTES = 0x7E000000
-"""Of a chunk that LZ4 compresses; C-Blosc takes 17 MB more, and the others any."""
+"""Largest chunk of LZ4; C-Blosc takes 17 MB more, and other compressors any."""
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _AUTO_SHUFFLE = -1
 _LEVELS = range(-1, 10)
-"""Of zlib; those of C-Blosc begin at 0."""
+"""Levels of zlib; those of C-Blosc begin at 0."""
 _CNAMES = (b"blosclz", b"lz4", b"lz4hc", b"zlib", b"zstd")
-"""What the C-Blosc of numcodecs has."""
+"""Compressors in the C-Blosc of numcodecs."""
 
 
 @record
 class Encoder:
-    """What all writes to an array have in common."""
+    """How the chunks of an array are encoded, for all writes."""
 
     array: HostArray
     """The array as it is decoded, with the elements that are stored."""
     struct: EncoderStruct
-    """As the loops take it, but for what each write has of its own."""
+    """Arguments of the loops, without those of a single write."""
     order: Column
-    """Numbers of the chunks of an object as they follow each other in it."""
-    kept: object
-    """What `struct` points to."""
+    """Numbers of the chunks of an object in stored order."""
+    referenced: object
+    """Objects that `struct` points to."""
 
 
 @lru_cache(maxsize=128)
 def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
-    """Return how the loops encode chunks, or say why zarr-python does.
+    """Return how the loops encode chunks, or why zarr-python has to.
 
-    Parameters
-    ----------
-    spec : ArraySpec
-    order : "morton", "lexicographic", "colexicographic" or "unordered"
-        How the chunks of a shard follow each other; see `zarr.codecs.ShardingCodec`.
+    `order` says how the chunks of a shard follow each other; see `zarr.codecs.ShardingCodec`.
     """
     compiled = loops()
     if compiled is None:
@@ -97,7 +93,9 @@ def encoder_of(spec: ArraySpec, order: str) -> Encoder | str:
         settings = _SETTINGS[type(compressor)](_configuration(spec, compressor), array.stored.itemsize)
     if settings is None:
         return f"the settings of codec {compressor} are zarr-python's to judge"
-    most_nbytes = array.chunk_nbytes if compressor is None else _most_encoded(array.chunk_nbytes)
+    most_nbytes = array.chunk_nbytes
+    if compressor is not None:  # none adds more than a 255th, and its frame
+        most_nbytes += most_nbytes // 128 + 512
     return _encoder(array, settings, functions, order, most_nbytes + n_checksums * _CRC_NBYTES)
 
 
@@ -128,12 +126,7 @@ def _encoder(
         index_is_first=index is not None and index.location == "start",
         index_has_checksum=index is not None and index.checksum,
     )
-    return Encoder(array=array, struct=struct, order=places, kept=(swap, per_object, functions, settings))
-
-
-def _most_encoded(nbytes: int) -> int:
-    """Return how many bytes a compressor makes of so many at most: none adds more than a 255th, and its frame."""
-    return nbytes + nbytes // 128 + 512
+    return Encoder(array=array, struct=struct, order=places, referenced=(swap, per_object, functions, settings))
 
 
 def _numbers_compared(fill: np.generic) -> int:
@@ -148,7 +141,7 @@ def _numbers_compared(fill: np.generic) -> int:
 
 
 def _order(order: str, shape: tuple[int, ...]) -> Column:
-    """Return the numbers, in C order, of the chunks of a shard, as they follow each other."""
+    """Return the numbers, in C order, of the chunks of a shard in the order in which they are stored."""
     number = np.arange(math.prod(shape), dtype=np.int64)
     if order == "colexicographic":
         return np.ascontiguousarray(number.reshape(shape).T).reshape(-1)
@@ -166,12 +159,12 @@ def _order(order: str, shape: tuple[int, ...]) -> Column:
 
 
 def _configuration(spec: ArraySpec, compressor: BytesBytesSpec) -> Mapping[str, Any]:
-    """Return how the metadata of an array configure its compressor."""
+    """Return the configuration of a compressor in the metadata of an array."""
     metadata = json.loads(spec.metadata)
     if metadata["zarr_format"] == 2:
         entries = [*(metadata.get("filters") or ()), metadata["compressor"]]
-        found = entries[spec.codecs.bytes_to_bytes.index(compressor)]
-        return {**found, "of_elements": True}
+        entry = entries[spec.codecs.bytes_to_bytes.index(compressor)]
+        return {**entry, "of_elements": True}
     codecs = metadata["codecs"]
     if spec.index is not None:
         (sharding,) = (c for c in codecs if isinstance(c, Mapping) and c.get("name") == "sharding_indexed")
@@ -199,15 +192,17 @@ def _blosc(conf: Mapping[str, Any], itemsize: int) -> dict[str, Any] | None:
     shuffle = conf.get("shuffle", 1)
     if shuffle == _AUTO_SHUFFLE:
         shuffle = 2 if typesize == 1 else 1
-    found = {
+    settings = {
         "level": int(conf.get("clevel", 5)),
         "shuffle": _SHUFFLES.get(shuffle, shuffle),
         "typesize": int(typesize),
         "blocksize": int(conf.get("blocksize", 0)),
         "cname": str(conf.get("cname", "lz4")).encode(),
     }
-    is_usual = found["level"] in _LEVELS[1:] and found["shuffle"] in _SHUFFLES.values() and found["blocksize"] >= 0
-    return found if is_usual and found["cname"] in _CNAMES else None
+    is_usual = (
+        settings["level"] in _LEVELS[1:] and settings["shuffle"] in _SHUFFLES.values() and settings["blocksize"] >= 0
+    )
+    return settings if is_usual and settings["cname"] in _CNAMES else None
 
 
 _SETTINGS: Mapping[type, Callable[[Mapping[str, Any], int], dict[str, Any] | None]] = {

@@ -1,4 +1,4 @@
-"""Writes to one object, one after another: of two that change parts of it at once, one would be lost."""
+"""`turns`: two writes of this process to one object run one after another, so that none is lost."""
 
 from __future__ import annotations
 
@@ -11,30 +11,23 @@ from threading import Lock
 from xarray_gpuzarr.process.advice import advise
 
 _LOOK_S = 2e-3
-"""After this time who waits looks again."""
+"""Interval at which a waiting write checks again."""
 
 
 class Turns:
-    """The objects that are being written in this process, on any thread and any event loop."""
+    """The objects that this process is writing, on any thread and any event loop."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin with nobody writing; for a process that was forked off, where there are no other threads."""
+        """Forget all writes; for a forked process, which has no other threads."""
         self._lock = Lock()
         self._taken: set[Hashable] = set()
 
     @asynccontextmanager
     async def of(self, objects: Sequence[Hashable], name: str) -> AsyncIterator[None]:
-        """Wait until nobody writes any of some objects, and let others wait while the block runs.
-
-        Parameters
-        ----------
-        objects : sequence of hashable
-        name : str
-            Of the array, for the advice of who has to wait.
-        """
+        """Enter when nobody writes any of the objects; others wait for the end of the block. `name` is the array's."""
         while not self._take(objects):
             advise(
                 "two writes of a shard",

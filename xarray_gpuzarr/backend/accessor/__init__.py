@@ -1,7 +1,4 @@
-"""``.gpuzarr`` on datasets, arrays and trees, and the tables that it prints.
-
-`registration` has made them known to xarray, and imports this when one is first used.
-"""
+"""The accessor ``.gpuzarr`` of datasets, arrays and trees; `registration` imports this when one is first used."""
 
 from xarray_gpuzarr.backend.accessor.accessors import DataArrayAccessor, DatasetAccessor, DataTreeAccessor
 from xarray_gpuzarr.backend.accessor.explain import Row

@@ -18,18 +18,16 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.backend.accessor.encodings import Size, encodings
 from xarray_gpuzarr.backend.accessor.explain import Row, array_in_memory, explain_variables, lazy_array_of
-from xarray_gpuzarr.backend.accessor.explanation import Explanation
-from xarray_gpuzarr.backend.accessor.loading import load_together
-from xarray_gpuzarr.backend.accessor.summary import summarize
+from xarray_gpuzarr.backend.accessor.explanation import Explanation, summarize
 from xarray_gpuzarr.backend.accessor.writing import stored_group, write_dataset
 from xarray_gpuzarr.backend.chunking import find_block_reader
-from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array
+from xarray_gpuzarr.backend.lazy_array import LazyArray, data_of, find_lazy_array, load_together
 from xarray_gpuzarr.decoders import Device, Route, missing_for_cuda
 from xarray_gpuzarr.native import why_absent
 
 
 class Accessor(ABC):
-    """What all accessors show of themselves: where the data will land."""
+    """Base of the accessors: their text and HTML say where variables are decoded."""
 
     @property
     @abstractmethod
@@ -48,7 +46,7 @@ class Accessor(ABC):
 
 
 class DatasetAccessor(Accessor):
-    """What this engine knows about a Dataset.
+    """The accessor of a Dataset.
 
     Parameters
     ----------
@@ -218,11 +216,11 @@ class DatasetAccessor(Accessor):
             zarr_format = 3 if group is None else group.metadata.zarr_format
         if group is None:
             options["zarr_format"] = zarr_format
-        found = self.encoding(chunks, shards, compressors=compressors, zarr_format=zarr_format)
-        found = {name: each for name, each in found.items() if name not in stored}
+        encodings = self.encoding(chunks, shards, compressors=compressors, zarr_format=zarr_format)
+        encodings = {name: each for name, each in encodings.items() if name not in stored}
         for name, changes in (encoding or {}).items():
-            found[name] = found.get(name, {}) | dict(changes)
-        return write_dataset(self.to_host(), store, stored, found, rechunk=rechunk, progress=progress, **options)
+            encodings[name] = encodings.get(name, {}) | dict(changes)
+        return write_dataset(self.to_host(), store, stored, encodings, rechunk=rechunk, progress=progress, **options)
 
     def load(self) -> Dataset:
         """Load the dataset in place, as ``xarray.Dataset.load`` does, and return it.
@@ -240,7 +238,7 @@ class DatasetAccessor(Accessor):
 
 
 class DataArrayAccessor(Accessor):
-    """What this engine knows about a DataArray.
+    """The accessor of a DataArray.
 
     Parameters
     ----------
@@ -276,7 +274,7 @@ class DataArrayAccessor(Accessor):
 
 
 class DataTreeAccessor(Accessor):
-    """What this engine knows about a DataTree.
+    """The accessor of a DataTree.
 
     Parameters
     ----------
@@ -313,14 +311,7 @@ class DataTreeAccessor(Accessor):
 
 
 def explanation(rows: Iterable[Row], device: str | None) -> Explanation:
-    """Put rows together with what a reader should know about the device.
-
-    Parameters
-    ----------
-    rows : iterable of Row
-    device : "cuda", "cuda:1" (any number), "host" or None
-        Where this engine's variables are read to; None if there are none.
-    """
+    """Return rows as an explanation, with a note about the device that this engine's variables are read to."""
     rows = tuple(rows)
     if not rows:
         return Explanation(rows=rows, note="There are no variables here. xarray.open_datatree opens the groups below.")
@@ -345,9 +336,9 @@ def dataset_rows(dataset: Dataset, prefix: str = "") -> tuple[Row, ...]:
 
 def device_of(variables: Mapping[Any, Variable]) -> Device | None:
     """Return where variables of this engine live: on a GPU if any does, None if there are none."""
-    found = {_device(v) for v in variables.values()} - {None}
-    on_device = found - {"host"}
-    return "cuda" if len(on_device) > 1 else next(iter(on_device or found), None)
+    devices = {_device(v) for v in variables.values()} - {None}
+    on_device = devices - {"host"}
+    return "cuda" if len(on_device) > 1 else next(iter(on_device or devices), None)
 
 
 def _device(variable: Variable) -> Device | None:
@@ -356,16 +347,11 @@ def _device(variable: Variable) -> Device | None:
         return "host"
     if lazy is not None:
         return "cuda" if lazy.device == "workers" else lazy.device
-    return "cuda" if is_on_device(array_in_memory(variable)) else None
-
-
-def is_on_device(array: object) -> bool:
-    """Whether an array lies in CUDA memory."""
-    return hasattr(array, "__cuda_array_interface__")
+    return "cuda" if hasattr(array_in_memory(variable), "__cuda_array_interface__") else None
 
 
 def bring_to_host(variables: Iterable[Variable]) -> None:
-    """Let variables, in place, have NumPy arrays for values, now or once they are read."""
+    """Convert variables on a GPU to NumPy arrays, in place: arrays in memory now, others when they are read."""
     for variable in variables:
         data = _host_data(variable)
         if data is not None:
@@ -373,7 +359,7 @@ def bring_to_host(variables: Iterable[Variable]) -> None:
 
 
 def _host_data(variable: Variable) -> Any:
-    """Return what a variable on a GPU is to hold instead; None for any other."""
+    """Return host data for a variable on a GPU; None for any other variable."""
     data = data_of(variable)
     lazy = find_lazy_array(data)
     if lazy is not None:
@@ -386,10 +372,10 @@ def _host_data(variable: Variable) -> Any:
 
 
 def _may_have_device_blocks(data: Any) -> bool:
-    """Whether a dask array may have blocks on a GPU though its metadata are NumPy's.
+    """Whether a dask array whose meta is NumPy's may have blocks on a GPU.
 
-    dask takes NumPy's where it cannot compute with arrays of length zero, as for a maximum. Blocks that workers hold
-    already do not say what they are.
+    dask falls back to NumPy's if a function fails on arrays of length zero, such as a maximum, and for blocks that are
+    in memory of workers.
     """
     reader = find_block_reader(data)
     if reader is not None:
@@ -400,17 +386,7 @@ def _may_have_device_blocks(data: Any) -> bool:
 
 
 def to_numpy(array: Any) -> Any:
-    """Copy an array that lies on the GPU to the host.
-
-    Parameters
-    ----------
-    array : cupy.ndarray, or another array that has a `get` method
-
-    Returns
-    -------
-    numpy.ndarray
-        The argument itself if it is not such an array.
-    """
+    """Return an array of a GPU as a NumPy array; any other array unchanged."""
     return array.get() if hasattr(array, "get") else array
 
 
@@ -434,7 +410,7 @@ class HostCopy(LazyArray):
 
 
 def _host_copies(data: Any) -> Any:
-    """Rebuild xarray's indexing wrappers around a `HostCopy` of the lazy array below them."""
+    """Return xarray's indexing wrappers with a `HostCopy` of the lazy array below them."""
     if isinstance(data, LazyArray):
         return HostCopy(data.stored, data.device, or_host=data.or_host)
     wrapper = copy(data)

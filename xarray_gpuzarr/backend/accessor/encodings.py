@@ -1,4 +1,4 @@
-"""How variables are to be stored: chunks and shards of a size in bytes, packed as they were."""
+"""`encodings`: chunks and shards of a given size in bytes for `Dataset.to_zarr`, with the packing of the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xarray_gpuzarr.errors import OptionError, perhaps
 from xarray_gpuzarr.process.sizes import parse_nbytes
 
 Size = int | str | Mapping[Any, int]
-"""Of a chunk or a shard: bytes as they are stored before compression, or lengths along dimensions, -1 for all."""
+"""Size of a chunk or a shard: stored bytes before compression, or lengths along dimensions, -1 for all."""
 
 _PACKING = ("dtype", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 _TIMES = ("units", "calendar")
@@ -37,25 +37,25 @@ def encodings(
     if isinstance(chunks, Mapping) and isinstance(shards, Mapping):  # however short the axes are
         both = [dim for dim in chunks if chunks[dim] != -1 and shards.get(dim, -1) != -1]
         _check_whole("shards=", both, [chunks[dim] for dim in both], [shards[dim] for dim in both])
-    found = {}
+    by_name = {}
     for name, variable in dataset.variables.items():
-        kept = _kept(variable, zarr_format)
+        encoding = _packing(variable, zarr_format)
         if compressors is not None:
-            kept["compressors"] = compressors
-        found[name] = kept | _layout(name, variable, chunks, shards)
-    return found
+            encoding["compressors"] = compressors
+        by_name[name] = encoding | _layout(name, variable, chunks, shards)
+    return by_name
 
 
-def _kept(variable: Variable, zarr_format: int) -> dict[str, Any]:
-    """Return what holds of a variable's encoding, however its chunks are cut."""
+def _packing(variable: Variable, zarr_format: int) -> dict[str, Any]:
+    """Return the encoding of a variable that does not depend on its chunks."""
     names = [*_PACKING, *(_TIMES if variable.dtype.kind in "mM" else ())]
-    kept = {name: variable.encoding[name] for name in names if name in variable.encoding}
+    encoding = {name: variable.encoding[name] for name in names if name in variable.encoding}
     kind: Any = zarr.abc.codec.Codec if zarr_format == 3 else numcodecs.abc.Codec
     for name in _CODECS:
         codecs = variable.encoding.get(name)
         if isinstance(codecs, tuple | list) and all(isinstance(codec, kind) for codec in codecs):
-            kept[name] = codecs
-    return kept
+            encoding[name] = codecs
+    return encoding
 
 
 def _layout(name: Any, variable: Variable, chunks: Size, shards: Size | None) -> dict[str, tuple[int, ...]]:
@@ -108,14 +108,14 @@ def _divisor(whole: int, most: int) -> int:
     return length if 4 * length >= most else most
 
 
-def _lengths(given: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths that were given along some dimensions, all of the others; none is longer than its axis."""
-    wanted = [given.get(dim, -1) for dim in dims]
-    return tuple([n if length == -1 else min(n, length) for n, length in zip(shape, wanted, strict=True)])
+def _lengths(by_dim: Mapping[Any, int], dims: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return lengths along all dimensions, at most those of the axes; whole axes where `by_dim` has none."""
+    lengths = [by_dim.get(dim, -1) for dim in dims]
+    return tuple([n if length == -1 else min(n, length) for n, length in zip(shape, lengths, strict=True)])
 
 
 def _checked(size: Size, name: str, dims: Iterable[Any]) -> Size:
-    """Return a size, a text in bytes."""
+    """Return a valid size, with text converted to bytes."""
     headline, tried = f"unusable size of {name}", f"{name}={size!r}"
     if isinstance(size, str):
         return parse_nbytes(size, headline, tried=tried, do=_DO)

@@ -1,6 +1,6 @@
-"""Say of every variable how it is stored, where it is decoded and why.
+"""`explain_variables`: how each variable is stored, where it is decoded, and why.
 
-`explain_variables` reads nothing but metadata that is in memory already. Called by accessors and by the command line.
+Only metadata in memory is read. Called by accessors and by the command line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from xarray_gpuzarr.stored.metadata import array_codecs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is known about one variable."""
+    """How one variable is stored and decoded."""
 
     variable: str
     """Name, after the path of its group if the rows are a tree's."""
@@ -44,7 +44,7 @@ class Row:
     codecs: str = ""
     """Codecs of an inner chunk, in the order in which they encode."""
     cast: str = ""
-    """What turns stored numbers into physical ones."""
+    """Conversion of stored numbers to physical ones."""
     where: str
     """Where chunks are decoded: ``"host"``, ``"cuda"``, ``"host, by zarr-python"``, ``"host, by xarray"`` ..."""
     why: str = ""
@@ -52,7 +52,7 @@ class Row:
     storage: str = ""
     """How stored bytes reach a GPU: ``"gds"``, or ``"posix"`` and why; empty where there is nothing to choose."""
     load: str = ""
-    """What keeps a GPU from being busy with one read, and what would help; empty where nothing does."""
+    """Why one read does not keep a GPU busy, and what would help; empty if it does."""
     decompressed_nbytes: int | None = None
     """Bytes of the elements in their stored dtype, before compression."""
     decoded_nbytes: int
@@ -60,14 +60,7 @@ class Row:
 
 
 def explain_variables(variables: Mapping[Any, Variable], prefix: str = "") -> tuple[Row, ...]:
-    """Describe variables in the order given. No I/O.
-
-    Parameters
-    ----------
-    variables : mapping from name to xarray.Variable
-    prefix : str
-        Written before every name.
-    """
+    """Describe variables in the given order, their names after `prefix`. No I/O."""
     return tuple(_row(f"{prefix}{name}", variable) for name, variable in variables.items())
 
 
@@ -139,11 +132,11 @@ def _engine_row(name: str, variable: Variable, lazy: LazyArray) -> Row:
 
 
 _KEPT_BUSY = 2 * N_AT_ONCE
-"""Chunks that must be under way together: a task ends with its slowest one, and others must fill the gap."""
+"""Chunks that keep a GPU busy: a task ends with its slowest one, while others must fill the gap."""
 
 
 def _load(variable: Variable, spec: ArraySpec) -> str:
-    """Say that the chunks of one task are too few to keep a GPU busy, and how many shards are not, or threads."""
+    """Return that a task has too few chunks to keep a GPU busy, and how many would do; else nothing."""
     blocks = variable.chunks
     if blocks is None or len(blocks) != spec.grid.ndim:
         return ""
@@ -163,7 +156,7 @@ def _load(variable: Variable, spec: ArraySpec) -> str:
 
 
 def _derivation(variable: Variable, lazy: LazyArray) -> str:
-    """Say so if the variable is not the stored array itself."""
+    """Return how the variable differs from the stored array; empty if it does not."""
     n_sources = sum(1 for _ in find_block_readers(data_of(variable)))
     if n_sources > 1:
         return f"joined or computed from {n_sources} stored arrays; this is the first, of shape {lazy.shape}"
@@ -173,7 +166,7 @@ def _derivation(variable: Variable, lazy: LazyArray) -> str:
 
 
 def _on_dask(data: Any) -> tuple[str, str]:
-    """Say whether the blocks of a dask array that reads nothing are there already, and with whom."""
+    """Return where the blocks of a dask array that reads nothing are, and why."""
     layers = [getattr(layer, "mapping", {}) for layer in getattr(data.dask, "layers", {}).values()]
     firsts = [next(iter(layer.values()), None) for layer in layers if layer]
     blocks = getattr(firsts[0], "value", firsts[0]) if firsts else None
@@ -189,7 +182,7 @@ def _on_dask(data: Any) -> tuple[str, str]:
 
 
 def _elsewhere(variable: Variable) -> tuple[str, str]:
-    """Say where a variable that this engine does not read is decoded, and why."""
+    """Return where a variable of no array of this engine is decoded, and why."""
     if isinstance(variable, IndexVariable):
         return "host, by xarray", "index coordinate"
     in_memory = array_in_memory(variable)

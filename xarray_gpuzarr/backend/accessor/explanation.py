@@ -1,4 +1,4 @@
-"""How explanations look: as tables in terminals of any width, and as HTML. Imports no rich before one is printed."""
+"""Explanations and summaries as text and HTML. rich is imported when a table is printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDE = 132
 
 
 class TableText(ABC):
-    """A table for rich that is printed as text, too."""
+    """A table of rich that `str` and `repr` render as text."""
 
     __slots__ = ()
 
@@ -96,13 +96,13 @@ def _shards(row: Row) -> str:
 
 
 def _layout(row: Row) -> Cell:
-    """Put all that is known about storage into one cell, for narrow terminals."""
+    """Return all facts about storage in one cell, for narrow terminals."""
     shards = _grid(row.n_shards, "shards", row.shard_shape)
     return [shards, _grid(row.n_chunks, "chunks", row.chunk_shape), row.codecs, _cast(row)]
 
 
 def brief_cells(row: Row) -> tuple[str, ...]:
-    """Put what matters most about a variable into cells of one line."""
+    """Return the most important facts about a variable, in cells of one line."""
     grid = _grid(row.n_shards, "shards", row.shard_shape) or _grid(row.n_chunks, "chunks", row.chunk_shape)
     layout = grid if row.shape else ""
     return (row.variable, _dtype(row), format_shape(row.shape), format_nbytes(row.decoded_nbytes), layout, row.where)
@@ -132,7 +132,7 @@ _NAME_WIDTH = 16
 
 
 def html_table(titles: Iterable[str], rows: Iterable[Iterable[Cell]], note: str = "") -> str:
-    """Render cells as HTML, and a sentence below them. Colours are inherited: it suits light and dark pages."""
+    """Render cells as HTML with a sentence below them, with the colours of the page."""
     head = "".join(f'<th style="text-align:left">{title}</th>' for title in titles)
     body = "".join(f"<tr>{''.join(map(_html_cell, cells))}</tr>" for cells in rows)
     below = f'<p style="opacity:.7">{html.escape(visible(note))}</p>' if note else ""
@@ -158,3 +158,49 @@ def format_nbytes(nbytes: int) -> str:
     while value >= 999.5 and unit != "PB":
         value, unit = value / 1000, next(units)
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.3g} {unit}"
+
+
+_LANDING = {
+    "cuda": "this engine's are read to the GPU, as CuPy arrays",
+    "host": "this engine's are read to the host, as NumPy arrays",
+    "workers": "this engine's are read to the GPUs of dask's workers, as CuPy arrays",
+    None: 'nothing left to read with engine="gpuzarr"',
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A headline, and the variables by the place where they are decoded: what ``ds.gpuzarr`` shows."""
+
+    headline: str
+    places: tuple[tuple[str, str], ...]
+    """Place, and the variables that are decoded there."""
+
+    def __str__(self) -> str:
+        width = max((len(place) for place, _ in self.places), default=0)
+        lines = [f"  {place:{width}}  {names}" for place, names in self.places]
+        return "\n".join([f"<gpuzarr: {self.headline}>", *lines])
+
+    def to_html(self) -> str:
+        """Render as HTML, with the colours of the page."""
+        rows = "".join(
+            f'<tr><td style="text-align:left;opacity:.7">{html.escape(place)}</td>'
+            f'<td style="text-align:left">{html.escape(names)}</td></tr>'
+            for place, names in self.places
+        )
+        return f"<div><strong>gpuzarr</strong>: {html.escape(self.headline)}<table>{rows}</table></div>"
+
+
+def summarize(rows: Iterable[Row], device: str | None) -> Summary:
+    """Group variables by the place where they are decoded; `device` is the one that this engine's are read to."""
+    rows = tuple(rows)
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        places.setdefault(row.where, []).append(row.variable)
+    nbytes = format_nbytes(sum(row.decoded_nbytes for row in rows))
+    landing = _LANDING.get(device) or f"this engine's are read to GPU {str(device).partition(':')[2]}, as CuPy arrays"
+    plural = "variable" if len(rows) == 1 else "variables"
+    return Summary(
+        headline=f"{len(rows)} {plural}, {nbytes}; {landing}",
+        places=tuple((visible(place), visible(", ".join(names))) for place, names in places.items()),
+    )

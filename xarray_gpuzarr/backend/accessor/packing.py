@@ -1,6 +1,6 @@
-"""Blocks of dask on their way to a store: each is packed by xarray's own coders, a slab that fits a cache at a time.
+"""Pack blocks of dask by xarray's own coders, one slab that fits a cache at a time.
 
-xarray packs whole blocks, one step of arithmetic after another, which takes several times their memory.
+xarray packs whole blocks, one arithmetic operation after another, which takes several times their memory.
 """
 
 from __future__ import annotations
@@ -28,26 +28,9 @@ def is_packed_by_slabs(variable: Variable) -> bool:
 
 
 def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
-    """Return the values of a variable as they are stored.
+    """Return the blocks of a decoded variable packed as `stored`, which xarray opened with its times left as stored.
 
-    Parameters
-    ----------
-    name : hashable
-        For errors.
-    variable : xarray.Variable
-        Decoded, in chunks of dask on the host.
-    stored : xarray.Variable
-        As xarray opens what is stored, unpacked, but with times left as they are stored.
-
-    Returns
-    -------
-    dask.array.Array
-        Of the stored dtype, in the chunks of `variable`.
-
-    Raises
-    ------
-    OptionError
-        When it is computed: times that the units in the store cannot express.
+    Computing them raises an `OptionError` if the units in the store cannot express a time. `name` is for that error.
     """
     encoding: dict[str, Any] = {key: stored.encoding[key] for key in _PACKING if key in stored.encoding}
     blocks: da.Array = variable.data

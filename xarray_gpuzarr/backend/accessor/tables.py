@@ -1,4 +1,4 @@
-"""Tables for terminals, as all of this package prints them. Imports rich: those that print import this when they do."""
+"""Tables for terminals. Imports rich, so it is imported only to print."""
 
 from __future__ import annotations
 
@@ -21,24 +21,16 @@ def as_text(renderable: RenderableType, width: int) -> str:
 
 
 def headed_table(*, gap: int, leading: int = 0) -> Table:
-    """Return a table without edges, a line below its headline.
-
-    Parameters
-    ----------
-    gap : int
-        Blanks between columns.
-    leading : int
-        Empty lines between rows.
-    """
+    """Return a table with a line below its header, `gap` blanks between columns and `leading` lines between rows."""
     return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), leading=leading)
 
 
 def cell(lines: Sequence[str]) -> Text:
-    """Put lines below each other, the first one brightest; empty ones are left out. No line is markup."""
+    """Join lines, the first one brightest, without empty ones. No line is markup."""
     first, *rest = [visible(line) for line in lines if line] or [""]
     return Text.assemble(first, *((f"\n{line}", "dim") for line in rest))
 
 
 def note(text: str) -> Text:
-    """Return a sentence that stands below a table."""
+    """Return a sentence below a table."""
     return Text(f"\n{visible(text)}", style="dim")

@@ -1,4 +1,4 @@
-"""``Dataset.to_zarr`` with the tasks of dask brought to shards, so that no two of them write parts of one."""
+"""Write a dataset by `Dataset.to_zarr` with dask chunks of whole shards, so that no two tasks write to one shard."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from xarray_gpuzarr.process.progress_place import client_of_dask
 from xarray_gpuzarr.process.records import record
 
 _SMALL_NBYTES = 2**24
-"""What is in memory and takes no more is written at once."""
+"""Variables in memory of at most this size are written at once."""
 
 
 @record
 class Placed:
-    """Where a variable is written."""
+    """The shards of a variable, and its position in the stored array."""
 
     shards: tuple[int, ...]
-    """Lengths of what is written as a whole: of a shard, or of a chunk where there are none."""
+    """Shape of a shard, or of a chunk if there are no shards."""
     starts: tuple[int, ...]
     """First element along each dimension in the stored array."""
 
@@ -99,7 +99,7 @@ def _cut(
     *,
     rechunk: bool,
 ) -> tuple[Dataset, dict[Any, Placed]]:
-    """Return a dataset in whole shards, with dimensions in the order of the store, and where its variables go."""
+    """Return the dataset in chunks of whole shards, dimensions ordered as stored, and the place of each variable."""
     places, cut = {}, {}
     for name, each in dataset.variables.items():
         variable = _in_order(each, stored[name]) if name in stored else each
@@ -124,7 +124,7 @@ def _writes(
     encoding: Mapping[Any, Mapping[str, Any]],
     options: Mapping[str, Any],
 ) -> Any:
-    """Return tasks that pack and write blocks of variables, whose arrays xarray has made or resized."""
+    """Return the tasks that pack and write blocks of variables to arrays that xarray has created or resized."""
     targets, sources, regions = [], [], []
     for name, variable in blocks.items():
         array, start = there.zarr_group[name], places[name].starts
@@ -138,11 +138,11 @@ def _writes(
 
 
 def _end(_: Any) -> None:
-    """Do nothing, once all is written."""
+    """Return None after all tasks have run."""
 
 
 def _task_nbytes(blocks: Mapping[Any, Variable], there: ZarrStore) -> int:
-    """Return the most memory that a task takes: a decoded block, and the same packed."""
+    """Return the bytes of the largest task: a decoded block and its packed copy."""
     most: int = max(
         prod(map(max, v.data.chunks)) * (v.dtype.itemsize + int(there.zarr_group[name].dtype.itemsize))
         for name, v in blocks.items()
@@ -151,7 +151,7 @@ def _task_nbytes(blocks: Mapping[Any, Variable], there: ZarrStore) -> int:
 
 
 def _compute(writes: Any, *, progress: bool) -> None:
-    """Write, and show how many tasks are done."""
+    """Run the tasks, with a progress bar if wanted."""
     if not progress:
         writes.compute()
     elif client_of_dask() is None:
@@ -166,7 +166,7 @@ def _compute(writes: Any, *, progress: bool) -> None:
 
 
 def stored_group(store: Any, options: Mapping[str, Any]) -> zarr.Group | None:
-    """Return the group that a dataset is added to; None if all is made anew."""
+    """Return the group that a dataset is added to; None if the group is new."""
     is_added = options.get("mode") in ("a", "a-", "r+")
     if options.get("append_dim") is None and options.get("region") is None and not is_added:
         return None
@@ -184,10 +184,7 @@ def _in_order(variable: Variable, stored: zarr.Array[Any]) -> Variable:
 
 
 def _region(dataset: Dataset, store: Any, options: dict[str, Any]) -> Mapping[Any, slice]:
-    """Return where the dataset goes along the dimensions of a region, and let the options say so.
-
-    What is no region is left to xarray, which refuses it.
-    """
+    """Return the region as slices, and put it into `options`. xarray raises the error for an invalid region."""
     region = options.get("region")
     if isinstance(region, str) and region == "auto":
         region = dict.fromkeys(dataset.dims, "auto")
@@ -197,19 +194,19 @@ def _region(dataset: Dataset, store: Any, options: dict[str, Any]) -> Mapping[An
         return region
     group, storage_options = options.get("group"), options.get("storage_options")
     with xr.open_zarr(store, group, chunks=None, storage_options=storage_options) as there:
-        region = {dim: _found(dim, each, dataset, there) for dim, each in region.items()}
+        region = {dim: _slice_of(dim, each, dataset, there) for dim, each in region.items()}
     options["region"] = region
     return region
 
 
 def _is_plain(where: Any) -> bool:
-    """Whether a slice says by itself where it begins and ends."""
+    """Whether a slice has a start and an end that do not depend on the length of the axis."""
     ends = (where.start or 0, where.stop) if isinstance(where, slice) and where.step in (None, 1) else ()
     return len(ends) > 0 and all(isinstance(end, int) and end >= 0 for end in ends)
 
 
-def _found(dim: Any, where: Any, dataset: Dataset, there: Dataset) -> slice:
-    """Return where the labels of a dimension are in the store."""
+def _slice_of(dim: Any, where: Any, dataset: Dataset, there: Dataset) -> slice:
+    """Return the position of the labels of a dimension in the store."""
     if isinstance(where, slice):
         start, stop, step = where.indices(there.sizes.get(dim, 0))
         return slice(start, stop, None if step == 1 else step)
@@ -233,7 +230,7 @@ def _place(
     region: Mapping[Any, slice],
     append_dim: Any,
 ) -> Placed | None:
-    """Return where a variable is written; None if xarray or zarr-python choose its chunks."""
+    """Return the place of a variable; None if xarray or zarr-python chooses its chunks."""
     if stored is None:
         shards = encoding.get("shards") or encoding.get("chunks")
         return None if shards is None else Placed(shards=tuple(shards), starts=(0,) * variable.ndim)
@@ -247,7 +244,7 @@ def _place(
 
 
 def _chunks(name: Any, variable: Variable, place: Placed, *, rechunk: bool) -> tuple[Any, ...] | None:
-    """Return chunks whose borders are those of shards; None if a variable's are already, or it is small.
+    """Return chunks that end where shards end; None if the variable needs no other chunks, or is small.
 
     Raises
     ------
@@ -283,14 +280,14 @@ def cut_at_multiples(start: int, n: int, length: int) -> tuple[int, ...]:
     return tuple(lengths if sum(lengths) == n else [*lengths, n - sum(lengths)])
 
 
-def _are_borders(chunks: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether the ends of chunks are ends of what is wanted."""
-    return set(accumulate(chunks)) <= set(accumulate(wanted))
+def _are_borders(chunks: Sequence[int], borders: Sequence[int]) -> bool:
+    """Whether every chunk ends at a border."""
+    return set(accumulate(chunks)) <= set(accumulate(borders))
 
 
 _SHOWN = 5
 
 
 def _few(lengths: Sequence[int]) -> str:
-    """Write lengths for people."""
+    """Write the first lengths."""
     return ", ".join(map(str, lengths[:_SHOWN])) + (", ..." if len(lengths) > _SHOWN else "")
