@@ -14,15 +14,18 @@ from benchmarks.page.runs import load
 from benchmarks.runner.results import CaseRows, Row, Sample
 from benchmarks.timed.__main__ import covered, main
 from benchmarks.timed.device import ModelledDevice
-from benchmarks.timed.rates import Rates
+from benchmarks.timed.rates import FORMATS, FormatRates, Rates
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.nvcomp import Batch
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
 FREE_CALLS = dict.fromkeys(("allocate_s", "free_s", "copy_call_s", "launch_s", "decompress_s", "record_s"), 0)
 RATES = Rates(
-    n_decoding=4,
-    decoding=((1000, 1.0), (3000, 3.0)),
+    formats={
+        "zstd": FormatRates(n_at_once=4, frame_rate=1000.0, least_s=1.0),
+        "lz4": FormatRates(n_at_once=8, frame_rate=500.0),
+        "gzip": FormatRates(n_at_once=4, frame_rate=250.0),
+    },
     copy_latency_s=0.5,
     copy_rate=100.0,
     kernel_latency_s=0.25,
@@ -53,12 +56,12 @@ def upload_table(device, stream, *columns):
     return memory.address
 
 
-def decompress(device, stream, nbytes):
-    """Enqueue zstd streams of decoded lengths; return where the receipt begins."""
+def decompress(device, stream, nbytes, fmt="zstd"):
+    """Enqueue streams of decoded lengths; return where the receipt begins."""
     n = len(nbytes)
     at = upload_table(device, stream, nbytes, np.zeros(2 * n))
     batch = Batch(sources=at, source_nbytes=at, capacity=at, actual=at + 8 * n, outputs=at, statuses=at + 16 * n)
-    device.nvcomp.decompress("zstd", batch, n_chunks=n, temp=0, temp_nbytes=0, stream=stream.handle)
+    device.nvcomp.decompress(fmt, batch, n_chunks=n, temp=0, temp_nbytes=0, stream=stream.handle)
     return at + 8 * n
 
 
@@ -83,9 +86,24 @@ def test_chunks_take_as_long_as_their_length_says(device, clock):
     assert clock.time == pytest.approx(table_s + 2 + 2)  # four slots
 
 
-def decoding_took(clock, nbytes, *, n_calls=1, **rates):
+def test_each_format_has_its_rate_and_slots_of_its_own(device, clock):
+    streams = {fmt: device.stream() for fmt in ("lz4", "zstd", "gzip, looking ahead")}
+    for fmt, stream in streams.items():
+        decompress(device, stream, [2000] * 8, fmt)
+    tables_s = 3 * (0.5 + 3 * 8 * 8 / 100)
+
+    device.synchronize(streams["lz4"])
+    assert clock.time == pytest.approx(tables_s / 3 + 4)  # one wave
+    device.synchronize(streams["zstd"])
+    assert clock.time == pytest.approx(tables_s * 2 / 3 + 2 + 2)
+    device.synchronize(streams["gzip, looking ahead"])
+    assert clock.time == pytest.approx(tables_s + 8 + 8)
+
+
+def decoding_took(clock, nbytes, *, in_turn, slots, n_calls=1):
     """Return how long calls take that share out chunks of a length, each call on a stream of its own."""
-    device = ModelledDevice(Rates(copy_latency_s=0, copy_rate=math.inf, **FREE_CALLS, **rates), clock)
+    rates = Rates(copy_latency_s=0, copy_rate=math.inf, in_turn=in_turn, **FREE_CALLS).with_slots(slots)
+    device = ModelledDevice(rates, clock)
     streams = [device.stream() for _ in range(n_calls)]
     for n, stream in enumerate(streams):
         decompress(device, stream, nbytes[n::n_calls])
@@ -111,7 +129,7 @@ ONE_CALL_AND_EIGHT = {
 @pytest.mark.parametrize(("in_turn", "slots", "n"), ONE_CALL_AND_EIGHT)
 def test_calls_overlap_or_wait_for_each_other(clock, in_turn, slots, n):
     one, eight = ONE_CALL_AND_EIGHT[in_turn, slots, n]
-    rates = {"in_turn": in_turn, "n_decoding": slots}
+    rates = {"in_turn": in_turn, "slots": slots}
 
     assert decoding_took(clock, [1_024_000] * n, **rates) == pytest.approx(one * 0.030)
     assert decoding_took(clock, [1_024_000] * n, n_calls=8, **rates) == pytest.approx(eight * 0.030)
@@ -182,24 +200,30 @@ def test_calls_keep_their_thread_busy(clock):
 # ---- rates
 
 
-@pytest.mark.parametrize(("nbytes", "seconds"), [(10, 1.0), (1000, 1.0), (1500, 1.5), (2000, 2.0), (3000, 3.0)])
-def test_decoding_time_is_interpolated_with_a_floor(nbytes, seconds):
-    assert RATES.decoding_s(nbytes) == pytest.approx(seconds)
+@pytest.mark.parametrize(("nbytes", "seconds"), [(10, 1.0), (1000, 1.0), (1500, 1.5), (3000, 3.0)])
+def test_a_frame_takes_its_length_over_the_rate_but_not_less_than_the_least(nbytes, seconds):
+    assert RATES.formats["zstd"].call_s(1, nbytes) == pytest.approx(seconds)
 
 
-def test_published_chunk_takes_30_ms_in_one_of_528_slots():
-    rates = Rates()
-
-    assert rates.decoding_s(1_024_000) == pytest.approx(0.030)
-    assert rates.slots["decode"] == 528
+@pytest.mark.parametrize(
+    ("fmt", "n_frames", "nbytes", "seconds"),
+    [
+        ("zstd", 400, 1_024_000, 0.030),  # published: 25 to 45 ms
+        ("lz4", 1024, 2**16, 2**26 / (7 * 2**30)),  # published: 7 GiB/s
+        ("lz4", 4224, 2**20, 4224 * 2**20 / 31e9),  # reported: 31 GB/s
+    ],
+)
+def test_published_batches_take_as_long_as_published(fmt, n_frames, nbytes, seconds):
+    assert Rates().slots[fmt] == FORMATS[fmt].n_at_once
+    assert FORMATS[fmt].call_s(n_frames, nbytes) == pytest.approx(seconds, rel=0.01)
 
 
 # ---- bounds and shares
 
 
 def test_a_call_takes_waves():
-    assert replace(RATES, n_decoding=528).call_s(3200, 0.03) == pytest.approx(7 * 0.03)  # 3200 / 528 = 6.06
-    assert RATES.call_s(0, 0.03) == 0
+    assert FORMATS["zstd"].call_s(3200, 1_024_000) == pytest.approx(7 * 0.03)  # 3200 / 528 = 6.06
+    assert FORMATS["zstd"].call_s(0, 1_024_000) == 0
 
 
 def test_spans_that_overlap_are_covered_once():
@@ -261,9 +285,15 @@ def test_command_reads_every_array_and_the_page_has_it(command, tmp_path, capsys
 
     assert document["finished"]
     assert document["modelled"]
-    arrays = ("published", "64 kB chunks", "4 MB chunks", "raw", "small shards")
+    arrays = {
+        **dict.fromkeys(("published", "64 kB chunks", "4 MB chunks"), 528),
+        "raw": 0,
+        "small shards": 528,
+        **dict.fromkeys(("published, lz4", "64 kB chunks, lz4"), 4224),
+        "published, gzip": 528,
+    }
     assert [case["name"] for case in document["cases"]] == [
-        f"timed/{name}, calls overlap, 528 slots" for name in arrays
+        f"timed/{name}, calls overlap, {slots} slots" for name, slots in arrays.items()
     ]
     for case in document["cases"]:
         assert [row["reader"] for row in case["rows"] if row["side"] == "ours"] == ["no dask", "1 thread", "2 threads"]
