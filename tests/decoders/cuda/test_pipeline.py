@@ -30,7 +30,7 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
 from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Receipt
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
 

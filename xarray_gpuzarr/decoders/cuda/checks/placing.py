@@ -68,10 +68,10 @@ def _place(workspace: Workspace, dtype: str, cast: Cast, *, points: bool) -> int
                 targets = [trial.box((slice(1, None, 2), slice(width, None)))]
                 targets += [trial.box(([0, 2, 5, 6], slice(1, None, 2)))] * (width == 1)
             for target in targets:
-                found, _ = trial.by_device(workspace, target, cast)
+                placed, _ = trial.by_device(workspace, target, cast)
                 with np.errstate(all="ignore"):
-                    compare(found, trial.by_host(target, cast))
-                n_compared += found.nbytes
+                    compare(placed, trial.by_host(target, cast))
+                n_compared += placed.nbytes
     return n_compared
 
 

@@ -15,17 +15,25 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
-from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
+from xarray_gpuzarr.cuda.filters import FilterChunks
 from xarray_gpuzarr.cuda.launch import move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Rows
-from xarray_gpuzarr.decoders.cuda.batches.tables import Tables
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Addresses, BatchPlan, Group, Staged, plan_batch, put
-from xarray_gpuzarr.decoders.cuda.decoding.placing import Places, Placing
-from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt, receipt_nbytes, streams_nbytes
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import (
+    Addresses,
+    BatchPlan,
+    Group,
+    Receipt,
+    Staged,
+    plan_batch,
+    put,
+    receipt_nbytes,
+    streams_nbytes,
+)
+from xarray_gpuzarr.decoders.cuda.decoding.placing import Places, Placing, Tables
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.records import record
 
@@ -120,7 +128,7 @@ class BatchDecoder:
                 longest = int(staged.filters.nbytes.max())
                 unshuffle(api, stream, table=Address(table + offsets.filters), n=filters, max_nbytes=longest)
             for stage, (columns, words) in zip(chain.elements, offsets.elements, strict=False):
-                places = ElementPlaces(
+                places = FilterChunks(
                     table=Address(table + columns),
                     n=len(plan.elements),
                     n_elements=stage.n_elements,
