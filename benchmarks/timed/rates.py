@@ -38,7 +38,7 @@ FORMATS = {
     # As zstd, but 1.5 times as long: assumed. nvCOMP's documentation calls zstd's rate moderate, and deflate's low.
     "gzip": FormatRates(n_at_once=528, frame_rate=1_024_000 / (45 * _MS), least_s=1.2 * _MS),
     "deflate": FormatRates(n_at_once=528, frame_rate=1_024_000 / (45 * _MS), least_s=1.2 * _MS),
-    "raw": FormatRates(n_at_once=0, frame_rate=math.inf),  # copied, and not decoded
+    "raw": FormatRates(n_at_once=0, frame_rate=50e9),  # takes no slot: copied, at the `copy_rate` below
 }
 """By nvCOMP's names. The bound is what full slots decode."""
 

@@ -26,12 +26,6 @@ ONE_COPY = "then one copy to the device"
 @lru_cache(maxsize=256)
 def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
     """Say why the device does not decode an array, or None if it does."""
-    stored = cast.seen_as(spec.numpy_dtype)
-    arithmetic = bool(cast.mask) or cast.scale is not None or cast.offset is not None
-    return _why_not_chain(spec) or can_cast(stored, np.dtype(cast.dtype), has_arithmetic=arithmetic)
-
-
-def _why_not_chain(spec: ArraySpec) -> str | None:
     if spec.codecs.other is not None:
         return f"codec {spec.codecs.other} is decoded chunk by chunk"
     if spec.grid.ndim > MAX_AXES:
@@ -39,7 +33,10 @@ def _why_not_chain(spec: ArraySpec) -> str | None:
     if spec.chunk_nbytes // spec.numpy_dtype.itemsize >= MAX_BOX:
         return f"chunks of {spec.grid.chunk_shape} elements, the kernels handle fewer than {MAX_BOX} elements"
     chain = chain_of(spec)
-    return chain if isinstance(chain, str) else None
+    if isinstance(chain, str):
+        return chain
+    arithmetic = bool(cast.mask) or cast.scale is not None or cast.offset is not None
+    return can_cast(cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype), has_arithmetic=arithmetic)
 
 
 def route(spec: ArraySpec, cast: Cast) -> Route:

@@ -102,7 +102,9 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
             answer = _within(answers, patience_s)
             if answer is None:
                 fault = f"no end after {patience_s:g} s"
-                yield CheckResult(name=check.name, found=fault, seconds=patience_s, nbytes=0, about=_about(check))
+                # Where not even copies can be made, the context may be broken.
+                about: About = "process" if check.name == COPY else "device"
+                yield CheckResult(name=check.name, found=fault, seconds=patience_s, nbytes=0, about=about)
                 patience_s = min(patience_s, _LESS_PATIENCE_S)
                 break
             yield answer
@@ -156,11 +158,6 @@ def _answer(check: Check, run: Callable[[Check], int]) -> CheckResult:
     except Exception as error:  # noqa: BLE001  # whatever may go wrong, what needs this goes to the host
         fault, about = _said(error), "process"
     return CheckResult(name=check.name, found=fault, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
-
-
-def _about(check: Check) -> About:
-    """Say what an error of CUDA, or no end, is about: where not even copies can be made, the context may be broken."""
-    return "process" if check.name == COPY else "device"
 
 
 def _said(error: Exception) -> str:

@@ -73,7 +73,8 @@ def _decode(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFr
     result, n_left = trial.by_device(workspace, trial.box(...), _SEEN)
     wrong = [f for f, values in zip(frames, result.reshape(-1, nbytes), strict=True) if values.tobytes() != f.decoded]
     if wrong:
-        raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {_words(wrong[0])}")
+        example = f"{wrong[0].nbytes} bytes of {wrong[0].content} by {wrong[0].writer}"
+        raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {example}")
     if n_left:
         raise WrongAnswerError(f"{n_left} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
     return result.nbytes
@@ -109,10 +110,6 @@ def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
     for other in others:
         compare(other, first)
     return first.nbytes * len(BLOSCLZ_TOGETHER)
-
-
-def _words(frame: KnownFrame) -> str:
-    return f"{frame.nbytes} bytes of {frame.content} by {frame.writer}"
 
 
 def shuffle(elementsize: int) -> Check:

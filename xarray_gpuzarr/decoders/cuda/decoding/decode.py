@@ -184,7 +184,9 @@ class BatchDecoder:
         columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
         filters, elements = 0, list[tuple[int, int]]()
         if len(staged.filters):
-            filters = _add_filters(tables, staged, inner, outer)
+            blocks, first = staged.filters, staged.filters.start.view(np.uint64)
+            source, target = inner[blocks.chunk] + first, outer[blocks.chunk] + first
+            filters = tables.add(source, target, blocks.nbytes, blocks.typesize, blocks.filter)
         if len(plan.elements):  # each writes where the next one reads
             stations = [outer[plan.elements], *scratch.steps[1:], plain[plan.elements]]
             for number, stage in enumerate(self._chain.elements):
@@ -271,11 +273,3 @@ def _add_moves(
     order = np.argsort(nbytes, kind="stable")
     addresses = [np.concatenate(column)[order] for column in (origins, places)]
     return tables.add(*addresses, nbytes[order]), nbytes[order]
-
-
-def _add_filters(tables: Tables, staged: Staged, inner: Addresses, outer: Addresses) -> int:
-    """Add the columns that `unshuffle` wants; return where they begin."""
-    filters = staged.filters
-    start = filters.start.view(np.uint64)
-    source, target = inner[filters.chunk] + start, outer[filters.chunk] + start
-    return tables.add(source, target, filters.nbytes, filters.typesize, filters.filter)

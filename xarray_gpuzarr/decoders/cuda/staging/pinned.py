@@ -146,10 +146,17 @@ class Stager:
         """
         requests, sharded = self.requests, pieces[0].plan.spec.index is not None
         assert requests is not None
-        if sharded:
-            start, nbytes, destinations = self._ranges(pieces, upload)
-        else:  # objects, whose lengths are not known
-            destinations = [(Destination(upload), piece) for piece in pieces for _ in range(piece.lo, piece.hi)]
+        destinations: list[tuple[Destination, Piece]] = []
+        starts, lengths = [], []
+        for piece in pieces:
+            if not sharded:  # objects, whose lengths are not known
+                destinations += [(Destination(upload), piece) for _ in range(piece.lo, piece.hi)]
+                continue
+            position, view = upload.allocate(piece.nbytes)
+            starts.append(piece.plan.offset[piece.lo : piece.hi] + (position - piece.first))
+            lengths.append(piece.plan.nbytes[piece.lo : piece.hi])
+            parts = cut(piece.nbytes, self.most_nbytes)
+            destinations += [(Destination(upload, view[at : at + n]), piece) for at, n in parts]
         todo = iter(destinations)
 
         def drain(go_on: Callable[[], bool]) -> None:
@@ -162,29 +169,11 @@ class Stager:
                     raise vanished_shard(piece.plan, piece.lo)
 
         crew.run(drain, len(destinations), self._n_threads)
-        if not sharded:
-            extents = [(destination.first, destination.nbytes) for destination, _ in destinations]
-            start, nbytes = np.array(extents, np.int64).reshape(-1, 2).T.copy()
+        if sharded:
+            return np.concatenate(starts), np.concatenate(lengths)
+        extents = [(destination.first, destination.nbytes) for destination, _ in destinations]
+        start, nbytes = np.array(extents, np.int64).reshape(-1, 2).T.copy()
         return start, nbytes
-
-    def _ranges(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows, list[tuple[Destination, Piece]]]:
-        """Set memory aside for pieces of shards.
-
-        Returns
-        -------
-        start, nbytes : int64, shape (n,)
-            Where in the upload each chunk begins, and its length.
-        destinations : list
-            Of all requests.
-        """
-        start, nbytes, destinations = [], [], []
-        for piece in pieces:
-            position, view = upload.allocate(piece.nbytes)
-            start.append(piece.plan.offset[piece.lo : piece.hi] + (position - piece.first))
-            nbytes.append(piece.plan.nbytes[piece.lo : piece.hi])
-            for at, n in cut(piece.nbytes, self.most_nbytes):
-                destinations.append((Destination(upload, view[at : at + n]), piece))
-        return np.concatenate(start), np.concatenate(nbytes), destinations
 
     def _checked(self, upload: Upload, present: Flags, start: Rows, nbytes: Rows) -> tuple[Flags, Rows, Rows]:
         """Return which chunks have the right checksums, and where they lie without them."""
