@@ -12,7 +12,7 @@ import zarr
 
 import xarray_gpuzarr
 from xarray_gpuzarr import ArrayTypeError, GpuZarrError, OptionError, explain, read_array
-from xarray_gpuzarr.decoders.cuda.batches.sizes import ChunkDoesNotFitError
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
 from xarray_gpuzarr.errors import perhaps
 from xarray_gpuzarr.fetch import ObjectChangedError

@@ -35,7 +35,7 @@ _N_BEFORE = 2
 """Reads that make streams and take memory, before the one that counts."""
 _N_CORES = 16
 _LOOK_S = 50e-6
-"""Who waits for other threads looks so often whether they have come; rung for, in truth."""
+"""How often waiting threads look whether what they wait for has come; in truth a bell wakes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,11 @@ SHARDS = (
     Shards(name="published", n_chunks=400, n_shards=8),
     Shards(name="64 kB chunks", chunk_nbytes=64_000, n_chunks=3200, n_shards=8),
     Shards(name="4 MB chunks", chunk_nbytes=4_096_000, n_chunks=100, n_shards=8),
-    Shards(name="raw", codec="none", n_chunks=100, n_shards=64),
+    Shards(name="raw", codec="raw", n_chunks=100, n_shards=64),
     Shards(name="small shards", n_chunks=4, n_shards=128),
+    Shards(name="published, lz4", codec="lz4", n_chunks=400, n_shards=8),
+    Shards(name="64 kB chunks, lz4", codec="lz4", chunk_nbytes=64_000, n_chunks=3200, n_shards=8),
+    Shards(name="published, gzip", codec="gzip", n_chunks=400, n_shards=8),
 )
 
 
@@ -70,7 +73,7 @@ class Machine:
         self.fetches: list[tuple[float, float]] = []
         """When reads of files began and ended, those of indexes not among them."""
         self._decoder = CudaDecoder(lambda: self.device.as_api)
-        self._n_shards = shards.n_shards
+        self._n_shards, self._codec = shards.n_shards, shards.codec
         per_shard, chunk_shape = (shards.n_chunks,), (shards.chunk_nbytes // 4,)
         self._stored = header_array(shards.n_shards, per_shard, chunk_shape, shards.codec, self._spend)
 
@@ -112,7 +115,7 @@ class Machine:
         self.device.n_decoded = 0
         seconds = self._read(n_threads)
         idle = {
-            "decoder idle": 1 - simulation.occupied_s["decode"] / (seconds * self.rates.slots["decode"]),
+            "decoder idle": 1 - simulation.occupied_s[self._codec] / (seconds * max(1, self.rates.slots[self._codec])),
             "copy engine idle": 1 - simulation.occupied_s["upload"] / seconds,
             "fetch idle": 1 - covered(self.fetches) / seconds,
         }
@@ -121,10 +124,10 @@ class Machine:
     def _read(self, n_threads: int) -> float:
         length = self._stored.shape[0] // self._n_shards
         shards = [slice(n * length, (n + 1) * length) for n in range(self._n_shards)]
-        wanted = iter(shards if n_threads else [...])
+        selections = iter(shards if n_threads else [...])
 
         def job() -> None:
-            for each in wanted:
+            for each in selections:
                 read(self._stored, each, self._decoder)
 
         return self.clock.run([job] * max(1, n_threads))
@@ -152,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     description = about("benchmarks.timed", {"case": options.case, "rounds": 1})
     out = options.out or (None if options.smoke else default_out("timed"))
     results = Results(description | {"modelled": True, "rates": asdict(rates)}, out)
-    for calls, slots in itertools.product(options.calls, options.slots or [rates.n_decoding]):
-        hardware = replace(rates, in_turn=calls == "in-turn", n_decoding=slots)
+    for calls, slots in itertools.product(options.calls, options.slots or [None]):
+        hardware = replace(rates if slots is None else rates.with_slots(slots), in_turn=calls == "in-turn")
         for shards in chosen:
             _run(shards, hardware, options.threads, results)
     results.finished = True
@@ -164,11 +167,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(shards: Shards, rates: Rates, n_threads: Sequence[int], results: Results) -> None:
     """Read one array in every way, on a device of its own."""
-    hardware = f"calls {'in turn' if rates.in_turn else 'overlap'}, {rates.n_decoding} slots"
+    decoder = rates.formats[shards.codec]
+    hardware = f"calls {'in turn' if rates.in_turn else 'overlap'}, {decoder.n_at_once} slots"
     name, nbytes = f"timed/{shards.name}, {hardware}", shards.chunk_nbytes * shards.n_chunks * shards.n_shards
     chunks = f"{shards.n_shards} shards x {shards.n_chunks} chunks x {shards.chunk_nbytes / 1e6:.3g} MB"
     description = {"operation": "timed", "modelled": True, "hardware": hardware, "nbytes": nbytes}
-    results.begin(name, f"{'no codec' if shards.codec == 'none' else shards.codec}, {chunks}", description)
+    results.begin(name, f"{'no codec' if shards.codec == 'raw' else shards.codec}, {chunks}", description)
     row = Row(case=name, name="", nbytes=nbytes)
     machine = Machine(rates, shards)
     with machine.running():
@@ -179,7 +183,7 @@ def _run(shards: Shards, rates: Rates, n_threads: Sequence[int], results: Result
     simulation = machine.device.simulation
     assert simulation is not None
     bounds = {
-        "decoder": rates.call_s(machine.device.n_decoded, rates.decoding_s(shards.chunk_nbytes)),
+        "decoder": decoder.call_s(machine.device.n_decoded, shards.chunk_nbytes),
         "copy engine": simulation.occupied_s["upload"],
         "fetch": sum(end_s - start_s for start_s, end_s in machine.fetches) / _N_CORES,
     }
@@ -196,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--calls", nargs="+", choices=("overlap", "in-turn"), default=["overlap"], help="that decode (default overlap)"
     )
-    parser.add_argument("--slots", nargs="+", type=int, help="chunks that are decoded at once (default 528)")
+    parser.add_argument("--slots", nargs="+", type=int, help="frames that are decoded at once (default: by format)")
     parser.add_argument("--out", type=Path, help="JSON file (default benchmarks/results/timed-<date>.json)")
     parser.add_argument("--smoke", action="store_true", help="short arrays; writes JSON only with --out")
     return parser

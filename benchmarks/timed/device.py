@@ -2,8 +2,7 @@
 
 What the host is told of every batch is that all went well: the lengths that it expects are read from the tables that it
 uploads. With rates, calls keep their thread as long as CUDA's might, and streams and engines are simulated. Without,
-what is left of a read is the host's own work. Checksums of decoded bytes, which gzip and zlib have, cannot be answered:
-there are no decoded bytes.
+what is left of a read is the host's own work. Checksums of decoded bytes are said to be 0: there are no decoded bytes.
 """
 
 from __future__ import annotations
@@ -33,33 +32,8 @@ _N_UPLOADS_KNOWN = 256
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-class _Memory:
-    """Memory that nobody follows the address of."""
-
-    __slots__ = ("_device", "address", "nbytes")
-
-    def __init__(self, device: ModelledDevice, address: Address, nbytes: int) -> None:
-        self._device = device
-        self.address = address
-        self.nbytes = nbytes
-
-    def free(self) -> None:
-        self._device.take("free_s")
-
-    def free_behind(self, stream: object) -> None:  # noqa: ARG002  # nobody else gets it
-        self.free()
-
-
 class ModelledDevice:
-    """A device that decodes nothing.
-
-    Parameters
-    ----------
-    rates : Rates or None
-        How long operations and calls take; None: no time at all, and nothing of them is noted down.
-    clock : VirtualClock or None
-        Needed with rates.
-    """
+    """A device that decodes nothing; without rates, nothing takes any time or is noted down. Rates need a clock."""
 
     index = 0
     identity = None
@@ -143,10 +117,15 @@ class ModelledDevice:
 
     # ---- memory
 
-    def allocate(self, nbytes: int, _stream: Any) -> _Memory:
+    def allocate(self, nbytes: int, _stream: Any) -> Any:
         """Return addresses of nothing."""
+
+        def free(_stream: object = None) -> None:
+            self.take("free_s")
+
         self.take("allocate_s")
-        return _Memory(self, Address(next(self._addresses)), nbytes)
+        address = Address(next(self._addresses))
+        return SimpleNamespace(address=address, nbytes=nbytes, free=free, free_behind=free)
 
     def allocate_pinned(self, nbytes: int) -> Any:
         """Return ordinary host memory that the system has not given yet."""
@@ -191,16 +170,15 @@ class ModelledDevice:
             self.simulation.enqueue(stream, "kernel", 1, seconds)
         self.take("launch_s")
 
-    def decode(self, nbytes: Words, actual: int, stream: Stream) -> None:
-        """Let streams take slots of the decoder; they will be said to have the length they should."""
+    def decode(self, fmt: str, nbytes: Words, actual: int, stream: Stream) -> None:
+        """Let frames take slots of their format; they will be said to have the length they should."""
         self._answers[actual] = nbytes
         if self.simulation is None or self.rates is None:
             return
-        n, seconds = len(nbytes), self.rates.decoding_s(int(nbytes.max()))  # equally long, but for a last one
+        rates, n, longest = self.rates.formats[fmt], len(nbytes), int(nbytes.max())  # all as long, but for a last one
         self.n_decoded += n
-        if self.rates.in_turn:
-            n, seconds = 1, self.rates.call_s(n, seconds)
-        self.simulation.enqueue(stream, "decode", n, seconds)
+        n_frames, n_parts = (n, 1) if self.rates.in_turn else (1, n)
+        self.simulation.enqueue(stream, fmt, n_parts, rates.call_s(n_frames, longest))
 
     def column(self, address: int, n: int) -> Words:
         """Return a copy of words of a table that was uploaded lately."""
@@ -224,8 +202,9 @@ class ModelledNvcomp:
         """Return that no address matters."""
         return Alignment(source=1, output=1, temp=1)
 
-    def decompress(self, _fmt: str, batch: Batch, *, n_chunks: int, stream: int, **_scratch: int) -> None:
+    def decompress(self, fmt: str, batch: Batch, *, n_chunks: int, stream: int, **_scratch: int) -> None:
         """Let every stream of the batch take a slot of the decoder."""
         device = self._device
-        device.decode(device.column(batch.capacity, n_chunks), batch.actual, device.streams[stream])
+        lengths = device.column(batch.capacity, n_chunks)
+        device.decode(fmt.partition(",")[0], lengths, batch.actual, device.streams[stream])
         device.take("decompress_s")

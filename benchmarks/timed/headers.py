@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 import zstandard
-from zarr.codecs import ZstdCodec
+from zarr.codecs import GzipCodec, ZstdCodec
+from zarr.codecs.numcodecs import LZ4
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr.fetch import Allocate, Edge, LocalSource, Pending, PendingEdge, Request
@@ -23,22 +25,15 @@ OnRead = Callable[[int, str], object]
 _RATIO = 5.3
 """Of the published array."""
 _UNIT = 16
-"""Headers are so long, and begin at multiples of it: none writes over a part of another one."""
+"""Headers, trailers included, are so long, and begin at multiples of it: none writes over a part of another one."""
+_CODECS: dict[str, Any] = {"zstd": ZstdCodec(), "lz4": LZ4(), "gzip": GzipCodec(), "raw": None}
 
 
 class HeaderStore:
     """Shards of frames, all alike, of which only index and headers exist; an `ObjectSource` of local files' kind.
 
-    Parameters
-    ----------
-    nbytes : ndarray of int64, shape (n_chunks,)
-        Encoded bytes of every chunk.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    codec : str
-        ``"zstd"`` or ``"none"``.
-    on_read : callable
-        Called with the bytes of each read, and ``"index"`` or ``"chunks"``.
+    `nbytes` are the encoded bytes of every chunk. `on_read` is called with the bytes of each read, and ``"index"`` or
+    ``"chunks"``.
     """
 
     lookahead = 4
@@ -51,10 +46,11 @@ class HeaderStore:
         self.rule = LocalSource(root="").rule
         self.is_writing = True
         """Turned off once pinned memory holds all headers: what copying takes is not asked here."""
-        self._first = np.cumsum(nbytes) - nbytes
+        self._ends = np.cumsum(nbytes)
+        self._first = self._ends - nbytes
         self._end = int(nbytes.sum())
-        frame = zstandard.ZstdCompressor(3).compress(bytes(chunk_nbytes)) if codec == "zstd" else b""
-        self._header = np.frombuffer(frame[:_UNIT], np.uint8)
+        header, trailer = _around(codec, chunk_nbytes)
+        self._header, self._trailer = np.frombuffer(header, np.uint8), np.frombuffer(trailer, np.uint8)
         entries = np.stack([self._first, nbytes], axis=1).astype("<u8").tobytes()
         self._index = memoryview(entries + google_crc32c.value(entries).to_bytes(4, "little"))
 
@@ -65,7 +61,7 @@ class HeaderStore:
     def give_up(self) -> None:
         """Nothing is under way."""
 
-    def prefetch(self, _key: str, _wanted: ByteRange) -> bool:
+    def prefetch(self, _key: str, _span: ByteRange) -> bool:
         """Everything is there."""
         return False
 
@@ -75,19 +71,32 @@ class HeaderStore:
         return lambda: (self._on_read(len(self._index), "index"), edge)[1]
 
     def start(self, requests: Sequence[Request], _version: object = None) -> Pending:
-        """Write the headers of the wanted frames, or leave those that the last read of the same kind has written."""
-        ((_, wanted),) = requests
+        """Write the headers of the requested frames, or leave those that the last read of the same kind has written."""
+        ((_, span),) = requests
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
-            self._on_read(wanted.nbytes, "chunks")
-            view = allocate(wanted.nbytes)
+            self._on_read(span.nbytes, "chunks")
+            view = allocate(span.nbytes)
             if self.is_writing:
-                lo, hi = np.searchsorted(self._first, (wanted.offset, wanted.offset + wanted.nbytes))
-                at = (self._first[lo:hi] - wanted.offset)[:, None] + np.arange(len(self._header))
-                np.frombuffer(view, np.uint8)[at] = self._header
+                data = np.frombuffer(view, np.uint8)
+                for places, ours in ((self._first, self._header), (self._ends - len(self._trailer), self._trailer)):
+                    lo, hi = np.searchsorted(places, (span.offset, span.offset + span.nbytes))
+                    data[places[lo:hi, None] - span.offset + np.arange(len(ours))] = ours
             return [view]
 
         return finish
+
+
+def _around(codec: str, chunk_nbytes: int) -> tuple[bytes, bytes]:
+    """Return the bytes at both ends of a frame."""
+    match codec:
+        case "zstd":
+            return zstandard.ZstdCompressor(3).compress(bytes(chunk_nbytes))[:_UNIT], b""
+        case "lz4":
+            return chunk_nbytes.to_bytes(4, "little"), b""
+        case "gzip":  # with a checksum as the device will answer
+            return gzip.compress(b"")[: _UNIT // 2], bytes(4) + chunk_nbytes.to_bytes(4, "little")
+    return b"", b""
 
 
 def header_array(
@@ -102,7 +111,7 @@ def header_array(
     chunk_nbytes = 4 * int(np.prod(chunk_shape))
     mean = max(2, round(chunk_nbytes / _RATIO / _UNIT))
     nbytes = _UNIT * np.random.default_rng(0).integers(mean - mean // 50, mean + mean // 50, n_chunks, endpoint=True)
-    if codec == "none":
+    if codec == "raw":
         nbytes = np.full(n_chunks, chunk_nbytes)
     shards = np.multiply(chunks_per_shard, chunk_shape).tolist()
     array = zarr.create_array(
@@ -112,7 +121,7 @@ def header_array(
         dtype="f4",
         chunks=chunk_shape,
         shards=tuple(shards),
-        compressors=ZstdCodec() if codec == "zstd" else None,
+        compressors=_CODECS[codec],
         filters=None,
     )
     source: Any = HeaderStore(nbytes, chunk_nbytes, codec, on_read)

@@ -3,28 +3,54 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 _MS, _US = 1e-3, 1e-6
 
-_ZSTD = ((16_000, 0.8 * _MS), (64_000, 2 * _MS), (256_000, 7.5 * _MS), (1_024_000, 30 * _MS), (4_096_000, 120 * _MS))
-"""1 MB: within the 25 to 45 ms that a published batch of 400 takes (blog "GPU-accelerated Zarr", H100). Others:
-assumed proportional, as blocks of a frame are decoded one after another, with a floor for what a frame costs."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatRates:
+    """How a device decodes frames of one format. Nobody has measured any of these for this project."""
+
+    n_at_once: int
+    frame_rate: float
+    """Decoded bytes of one frame a second, the same for all lengths: blocks of a frame follow each other."""
+    least_s: float = 0.0
+    """Of a frame, however short."""
+
+    def call_s(self, n: int, nbytes: int) -> float:
+        """Return how long a call takes that decodes `n` frames of so many bytes in waves, each as long as a frame."""
+        return math.ceil(n / max(1, self.n_at_once)) * max(self.least_s, nbytes / self.frame_rate)
+
+
+FORMATS = {
+    # Four frames for each of the 132 multiprocessors of an H100, and 0.8 ms: assumed. 400 of 1.024 MB take an H100 25
+    # to 45 ms (blog "GPU-accelerated Zarr"): here 30, so 18 GB/s of full slots.
+    "zstd": FormatRates(n_at_once=528, frame_rate=1_024_000 / (30 * _MS), least_s=0.8 * _MS),
+    # A warp a frame, so an H100 holds thousands; half of its 64 warps a multiprocessor: assumed. 1024 frames of 64 KiB
+    # take an A40, whose clock is as fast, 8.9 ms: 7 GiB/s (srivarra/czarr, notes of 2026). Full slots give 31 GB/s, as
+    # much as is reported of ERA5 (kvikio, issue 293).
+    "lz4": FormatRates(n_at_once=132 * 32, frame_rate=7 * 2**30 / 1024),
+    # A warp a frame as well: assumed. 10.6 GiB/s where LZ4 had 49, of data that compress well (kvikio, issue 208).
+    "snappy": FormatRates(n_at_once=132 * 32, frame_rate=7 * 2**30 / 1024 * 10.6 / 49),
+    # As zstd, but 1.5 times as long: assumed. nvCOMP's documentation calls zstd's rate moderate, and deflate's low.
+    "gzip": FormatRates(n_at_once=528, frame_rate=1_024_000 / (45 * _MS), least_s=1.2 * _MS),
+    "deflate": FormatRates(n_at_once=528, frame_rate=1_024_000 / (45 * _MS), least_s=1.2 * _MS),
+    "raw": FormatRates(n_at_once=0, frame_rate=50e9),  # takes no slot: copied, at the `copy_rate` below
+}
+"""By nvCOMP's names. The bound is what full slots decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """A device, as far as it is modelled."""
 
-    n_decoding: int = 528
-    """Chunks that are decoded at once: 4 for each of the 132 multiprocessors of an H100; assumed."""
+    formats: Mapping[str, FormatRates] = field(default_factory=lambda: FORMATS)
     in_turn: bool = False
     """Whether calls that decode wait for each other, whatever their streams, as 8 of 8 did on an H200 through nvCOMP's
     Python codec (srivarra/czarr, notes of 2026); else they share what is decoded at once. Nobody has seen which."""
-    decoding: tuple[tuple[int, float], ...] = _ZSTD
-    """Decoded bytes of a chunk, ascending, and the seconds that one slot needs for it."""
     copy_latency_s: float = 10 * _US
     """Of either engine; assumed."""
     copy_rate: float = 50e9
@@ -48,16 +74,13 @@ class Rates:
     record_s: float = 2 * _US
     """Also of letting a stream wait."""
 
-    def decoding_s(self, nbytes: int) -> float:
-        """Return how long one slot needs for a chunk of so many decoded bytes; interpolated."""
-        lengths, seconds = zip(*self.decoding, strict=True)
-        return float(np.interp(nbytes, lengths, seconds))
-
-    def call_s(self, n: int, seconds: float) -> float:
-        """Return how long one call takes that decodes so many chunks in waves, each as long as a chunk takes."""
-        return math.ceil(n / self.n_decoding) * seconds
+    def with_slots(self, n_at_once: int) -> Self:
+        """Return rates of a device that decodes so many frames at once, whatever their format."""
+        formats = {name: replace(each, n_at_once=n_at_once) for name, each in self.formats.items()}
+        return replace(self, formats=formats)
 
     @property
     def slots(self) -> dict[str, int]:
-        """What is occupied: parts of the device."""
-        return {"upload": 1, "download": 1, "decode": 1 if self.in_turn else self.n_decoding, "kernel": 1}
+        """What is occupied: parts of the device. Each format has slots of its own."""
+        decoders = {name: 1 if self.in_turn else each.n_at_once for name, each in self.formats.items()}
+        return {"upload": 1, "download": 1, "kernel": 1, **decoders}

@@ -46,14 +46,7 @@ class Operation:
 
 
 class Simulation:
-    """Streams and resources. Safe to use from several threads.
-
-    Parameters
-    ----------
-    slots : dict of int
-        Resources: how many parts of operations each serves at once.
-    clock : VirtualClock
-    """
+    """Streams, and resources with slots: so many parts of operations are served at once. Several threads may use it."""
 
     def __init__(self, slots: Mapping[str, int], clock: VirtualClock) -> None:
         self._free = {name: [(-math.inf, n)] for name, n in slots.items()}

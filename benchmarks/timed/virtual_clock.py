@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
@@ -43,13 +44,7 @@ class VirtualClock:
         self._now = max(self._now, until_s)
 
     def run(self, jobs: Sequence[Callable[[], object]]) -> float:
-        """Run each job on a thread of its own; return how long all of them take.
-
-        Raises
-        ------
-        BaseException
-            The first that a job raised.
-        """
+        """Run each job on a thread of its own; return how long all of them take, or raise what one of them did."""
         start_s = self._now
 
         def run(job: Callable[[], object], turn: threading.Lock) -> None:
@@ -79,22 +74,18 @@ class VirtualClock:
         turn.release()
 
 
+@dataclass(slots=True, eq=False)
 class _Run:
-    """One call of `VirtualCrew.run`: when each of its threads, the caller's first, has done what it was given."""
+    """One call of `VirtualCrew.run`."""
 
-    def __init__(self, n_threads: int, now: float) -> None:
-        self.free = [now] * n_threads
-        self.at = 0
-        """The thread that takes the next task."""
+    free: list[float]
+    """When each of its threads, the caller's first, has done what it was given."""
+    at: int = 0
+    """The thread that takes the next task."""
 
 
 class VirtualCrew:
-    """Stands in for `xarray_gpuzarr.process.crew.Crew`, with its rules: one real thread does what several would.
-
-    Parameters
-    ----------
-    clock : VirtualClock
-    """
+    """Stands in for `xarray_gpuzarr.process.crew.Crew`, with its rules: one real thread does what several would."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -114,7 +105,7 @@ class VirtualCrew:
         """Run `work` by up to `most` threads; see `Crew.run`."""
         budget, clock = budget or thread_budget(), self._clock
         n_helpers = max(0, min(most - 1, budget - self.n_active - 1))
-        run = self._of_thread.run = _Run(1 + n_helpers, clock.now())
+        run = self._of_thread.run = _Run([clock.now()] * (1 + n_helpers))
         self._runs.append(run)
 
         def go_on() -> bool:

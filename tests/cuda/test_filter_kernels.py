@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from xarray_gpuzarr.cuda import filters
 from xarray_gpuzarr.cuda.api import Kernel
 from xarray_gpuzarr.cuda.elements import REAL_DTYPES
-from xarray_gpuzarr.cuda.filters import Delta, Elements, PackBits, Places, filter_kernels, why_no_filter
+from xarray_gpuzarr.cuda.filters import Delta, Elements, FilterChunks, PackBits, filter_kernels, why_no_filter
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, all_kernels, kernel_source
 
 PAIRS = [*itertools.product(REAL_DTYPES, REAL_DTYPES)]
@@ -221,7 +221,9 @@ def test_only_few_long_chunks_are_read_twice(n, n_elements, steps, monkeypatch):
     launched = []
     monkeypatch.setattr(filters, "_launch", lambda *args: launched.append(args[3]))
 
-    Delta(**dtypes_of("i2", "i2")).launch(None, None, Places(table=0, n=n, n_elements=n_elements, flags=0, words=0))
+    Delta(**dtypes_of("i2", "i2")).launch(
+        None, None, FilterChunks(table=0, n=n, n_elements=n_elements, flags=0, words=0)
+    )
 
     assert len(launched) == steps
     assert max(launched) >= min(1056, n * n_elements // (4 * TILE))
@@ -330,7 +332,7 @@ def test_no_chunks(codec):
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_too_much_for_one_launch_is_refused(codec):
-    places = Places(table=0, n=2**31, n_elements=1, flags=0, words=0)
+    places = FilterChunks(table=0, n=2**31, n_elements=1, flags=0, words=0)
 
     with pytest.raises(ValueError, match="2147483648 blocks"):
         codec.launch(HostLaunches(), None, places)

@@ -340,6 +340,7 @@ def test_the_per_thread_default_stream_is_refused(fake, native):
 
 def test_a_stream_becomes_cupys_current_one(fake, native):
     device, stream = make(native)
+    assert device.current_stream().handle == 0
 
     device.use(stream)
 
@@ -571,13 +572,6 @@ def test_copies_go_the_right_way_on_the_given_stream(fake, native):
 
     start = data.ctypes.data
     assert fake.called("memcpyAsync") == [[4096, start + 10, 20, 1, 7], [start, 8192, 5, 2, 7]]
-
-
-def test_streams_carry_their_handle(native):
-    device, stream = make(native)
-
-    assert stream.handle == 7
-    assert device.consumer_stream().handle == 0
 
 
 def test_nothing_of_the_process_is_set(fake, native):

@@ -168,19 +168,19 @@ def _widest(room: int, itemsize: int) -> int:
 
 def _drop(axes: Sequence[AxisColumns]) -> Walk:
     """Turn axes of a single element into constants."""
-    kept, columns, in_first = [], [], 0
+    longer, columns, in_first = [], [], 0
     for column, axis in enumerate(axes):
         if len(axis.count) == 1 and axis.count[0] == 1 and axis.out_start[0] == 0:
             at = axis.in_start if axis.index is None else axis.index
             in_first += int(at[0]) * axis.in_stride
         else:
-            kept.append(axis)
+            longer.append(axis)
             columns.append(column)
-    if not kept:
+    if not longer:
         zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-        kept = [AxisColumns(in_start=zero, count=one, out_start=zero, index=None, step=1, in_stride=1, out_stride=1)]
+        longer = [AxisColumns(in_start=zero, count=one, out_start=zero, index=None, step=1, in_stride=1, out_stride=1)]
         columns = [0]
-    return Walk(axes=tuple(kept), columns=tuple(columns), in_first=in_first)
+    return Walk(axes=tuple(longer), columns=tuple(columns), in_first=in_first)
 
 
 def _merge(walk: Walk) -> Walk:

@@ -58,7 +58,7 @@ def _elements_kernel(encoded: str, decoded: str, rule: Rule) -> Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class FilterChunks:
     """Where the chunks of a launch lie, in device memory."""
 
     table: Address
@@ -81,7 +81,7 @@ class Filter(Protocol):
     def words(self) -> Words:
         """What the kernel reads besides."""
 
-    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks.
 
         Raises
@@ -133,7 +133,7 @@ class Elements:
     def _native(self) -> np.dtype[Any]:
         return self.decoded.newbyteorder("=")
 
-    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks; see `Filter.launch`."""
         n_tiles = -(-places.n_elements // _ELEMENTS_PER_TILE)
         args = (places.table, places.n, n_tiles, places.n_elements, places.words, places.flags)
@@ -158,7 +158,7 @@ class Delta:
         """Dtype in which elements are added up."""
         return np.result_type(self.encoded, self.decoded)
 
-    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks; see `Filter.launch`."""
         dtypes = dtype_words(self.encoded), dtype_words(self.decoded)
         args = (places.table, places.n, places.n_elements, *dtypes)
@@ -179,7 +179,7 @@ class PackBits:
         """None."""
         return np.zeros(0, np.uint64)
 
-    def launch(self, api: DeviceApi, stream: Stream, places: Places) -> None:
+    def launch(self, api: DeviceApi, stream: Stream, places: FilterChunks) -> None:
         """Decode chunks, of any alignment; see `Filter.launch`."""
         n_tiles = -(-places.n_elements // _BOOLEANS_PER_TILE)
         args = (places.table, places.n, n_tiles, places.n_elements, places.flags)
@@ -191,10 +191,10 @@ def _delta_steps(n: int, n_elements: int) -> list[tuple[int, int, int, int]]:
 
     A block decodes a chunk. Where there are too few for a device, several share each, and read it twice.
     """
-    wanted = -(-_ENOUGH_BLOCKS // max(n, 1))
-    n_tiles = max(_LEAST_TILES, -(-n_elements // (wanted * _DELTA_TILE)))
+    blocks_per_chunk = -(-_ENOUGH_BLOCKS // max(n, 1))
+    n_tiles = max(_LEAST_TILES, -(-n_elements // (blocks_per_chunk * _DELTA_TILE)))
     n_segments = n_elements // (n_tiles * _DELTA_TILE)
-    if n_segments <= 1 or wanted == 1:
+    if n_segments <= 1 or blocks_per_chunk == 1:
         return [(0, 1, n_elements, n)]
     return [
         (step, n_segments, n_tiles * _DELTA_TILE, n_blocks)

@@ -194,11 +194,11 @@ def find_nvcomp() -> ctypes.CDLL:
     return library
 
 
-def _unavailable(tried: str, found: str) -> DeviceUnavailableError:
+def _unavailable(tried: str, cause: str) -> DeviceUnavailableError:
     return DeviceUnavailableError(
         "nvCOMP cannot be loaded",
         tried=tried,
-        found=found,
+        found=cause,
         do="pip install 'xarray-gpuzarr[cuda13]' (or [cuda12] for a CUDA 12 driver), or read with device='host'",
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import Bytes, DeviceApi, DeviceMemory, Event, Stream
 from xarray_gpuzarr.cuda.shared_lock import SharedLock
-from xarray_gpuzarr.cuda.workspace_memory import PinnedRing, ResultMemory, Slot, WorkspaceMemory
+from xarray_gpuzarr.cuda.workspace_memory import PinnedRing, ResultOwner, Slot, WorkspaceMemory
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.device_options import ResourceOptions
 
@@ -92,7 +92,7 @@ class Workspace:
         """
         consumer = self._consumer or self.api.consumer_stream()
         memory = self.api.allocate(max(1, math.prod(shape) * dtype.itemsize), streams[0])
-        array = self.api.array_in(memory, shape, dtype, ResultMemory(memory, consumer))
+        array = self.api.array_in(memory, shape, dtype, ResultOwner(memory, consumer))
         self._results.append(array)
         self._order(streams[0], streams[1:])
         return array
@@ -104,10 +104,10 @@ class Workspace:
 
     def _order(self, before: Stream, streams: Sequence[Stream]) -> None:
         """Let streams wait for what another one has been given so far."""
-        given = self.api.event()
-        self.api.record(given, before)
+        event = self.api.event()
+        self.api.record(event, before)
         for stream in streams:
-            self.api.wait(stream, given)
+            self.api.wait(stream, event)
 
     def lend_slot(self, nbytes: int) -> Slot:
         """Return a slot for encoded bytes. The other rings have slots for more batches than are under way."""

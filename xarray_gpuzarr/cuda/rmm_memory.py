@@ -126,16 +126,15 @@ class RmmMemory:
         return self._private
 
     def _new_resource(self) -> Any:
-        if self.choice == "async" or (self.choice == "auto" and self._has_async()):
+        runtime = cupy.cuda.runtime
+        if self.choice == "async" or (
+            self.choice == "auto" and runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, self._index)
+        ):
             # RMM would keep all that it ever had, where CuPy's own pool beside it could never get it from.
-            _, total = cupy.cuda.runtime.memGetInfo()
+            _, total = runtime.memGetInfo()
             return rmm.mr.CudaAsyncMemoryResource(release_threshold=total // _KEPT)
         # RMM would take half of the free memory at once; this one starts empty and grows.
         return rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=0)
-
-    def _has_async(self) -> bool:
-        runtime = cupy.cuda.runtime
-        return bool(runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, self._index))
 
 
 def is_plain(resource: object) -> bool:

@@ -48,13 +48,13 @@ def share_memory(index: int, memory: RmmMemory, install: Install) -> Undo:
     return undo
 
 
-def _install(index: int, current: object, wanted: object) -> list[Callable[[], None]]:
-    if wanted is current:
+def _install(index: int, current: object, resource: object) -> list[Callable[[], None]]:
+    if resource is current:
         return []
-    rmm.mr.set_per_device_resource(index, wanted)
+    rmm.mr.set_per_device_resource(index, resource)
 
     def take_back() -> None:
-        if rmm.mr.get_per_device_resource(index) is wanted:
+        if rmm.mr.get_per_device_resource(index) is resource:
             rmm.mr.set_per_device_resource(index, current)
 
     return [take_back]

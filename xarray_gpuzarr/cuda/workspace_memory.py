@@ -64,8 +64,8 @@ class WorkspaceMemory:
 
     def take_back_all(self, but: Collection[DeviceMemory] = ()) -> None:
         """Take everything back that is lent; only once the workspace's streams are idle."""
-        kept = {memory.address for memory in but}
-        for memory in [m for m in self._lent.values() if m.address not in kept]:
+        excepted = {memory.address for memory in but}
+        for memory in [m for m in self._lent.values() if m.address not in excepted]:
             self.give_back(memory)
 
     def free_idle(self, kept_nbytes: int = 0) -> None:
@@ -79,7 +79,7 @@ class WorkspaceMemory:
                 memory.free_behind(self._quiet)
 
 
-class ResultMemory:
+class ResultOwner:
     """Keeps a result's memory until nobody knows the result any more.
 
     It was taken on a stream of the workspace, for decoding to begin at once. Whoever uses the result does so on the

@@ -9,7 +9,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 from zarr.storage import MemoryStore
 
-from xarray_gpuzarr.decoders.cuda.little import is_little, latency
+from xarray_gpuzarr.decoders.cuda.routes import is_little, latency
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.read import stored_array
 

@@ -1,6 +1,7 @@
 """The order of a read's work on the device, and how many calls it takes."""
 
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from zarr.storage import MemoryStore
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, StoreReadError
 from xarray_gpuzarr.cuda import resources
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS
-from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Receipt
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 
 
@@ -93,11 +94,11 @@ def needed(notes):
             yield recorded.get(note.event, note)
 
 
-def turns_red(name, ignored):
+def goes_wrong(assert_reads, ignored):
     """Say whether a read without one call goes wrong under some seed."""
     for seed in dict.fromkeys((*(SEEDS[n] for n in (0, 6, 4)), *SEEDS)):  # these see most
         try:
-            assert_reads(SimulatedDevice(seed, mutations={ignored}), name)
+            assert_reads(SimulatedDevice(seed, mutations={ignored}))
         except (AssertionError, GpuZarrError):
             return True
     return False
@@ -107,7 +108,8 @@ def turns_red(name, ignored):
 def test_every_wait_and_the_record_that_it_goes_by_is_needed(name):
     calls = {f"{n.call}:{n.number}": n.site for n in needed(noted(name, n_batches=4).notes)}
     with limits(n_batches=4):  # on a stream each: who waits for the last batch of a stream, has waited for all of it
-        green = {call: site for call, site in calls.items() if not turns_red(name, call)}
+        assert_right = partial(assert_reads, name=name)
+        green = {call: site for call, site in calls.items() if not goes_wrong(assert_right, call)}
 
     assert len(calls) >= 9
     assert green == {}
@@ -306,37 +308,24 @@ def test_zstd_frame_of_another_writer(unusual, n_again):
 def test_every_wait_of_the_second_decoding_and_the_record_that_it_goes_by_is_needed(monkeypatch):
     array, right = refused(4)
     device = NotingDevice(LAZY)
-    starts = []
-    monkeypatch.setattr(Stager, "stage_decoded", noting_start(Stager.stage_decoded, device, starts))
-    with limits():
-        CudaReads(device, may_decode_again=True).values(array)
-        calls = [f"{n.call}:{n.number}" for n in needed(device.notes[starts[0] :])]
-        green = [call for call in calls if not goes_wrong(array, right, call)]
-
-    assert len(calls) >= 4
-    assert green == []
-
-
-def noting_start(function, device, starts):
-    """Return `function`, which then tells how many calls there were before it was first entered."""
+    stage_decoded, starts = Stager.stage_decoded, []
 
     def noting(*arguments):
         starts.append(len(device.notes))
-        return function(*arguments)
+        return stage_decoded(*arguments)
 
-    return noting
+    def assert_right(device):
+        np.testing.assert_array_equal(CudaReads(device, may_decode_again=True).values(array), right)
+        device.check()
 
+    monkeypatch.setattr(Stager, "stage_decoded", noting)
+    with limits():
+        assert_right(device)
+        calls = [f"{n.call}:{n.number}" for n in needed(device.notes[starts[0] :])]
+        green = [call for call in calls if not goes_wrong(assert_right, call)]
 
-def goes_wrong(array, right, ignored):
-    """Say whether a read without one call goes wrong under some seed."""
-    for seed in SEEDS:
-        device = SimulatedDevice(seed, mutations={ignored})
-        try:
-            np.testing.assert_array_equal(CudaReads(device, may_decode_again=True).values(array), right)
-            device.check()
-        except (AssertionError, GpuZarrError):
-            return True
-    return False
+    assert len(calls) >= 4
+    assert green == []
 
 
 def refused_object():

@@ -9,7 +9,7 @@ import numpy as np
 
 from helpers.kernels.blosc_runs import Target, placed
 from helpers.kernels.on_host import HostLaunches
-from xarray_gpuzarr.cuda.filters import Filter, Places
+from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ def run_filter(
     targets = [Target(n_elements * itemsize, offset) for offset in at]
     table = np.array([[s.ctypes.data for s in sources], [t.address for t in targets]], np.uint64)
     flags, words = np.zeros(n, np.uint64), codec.words.copy()
-    places = Places(
+    places = FilterChunks(
         table=table.ctypes.data, n=n, n_elements=n_elements, flags=flags.ctypes.data, words=words.ctypes.data
     )
     codec.launch(HostLaunches(), None, places)

@@ -25,7 +25,7 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceApi, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import Kind, checksum, finish
-from xarray_gpuzarr.cuda.filters import Filter, Places
+from xarray_gpuzarr.cuda.filters import Filter, FilterChunks
 from xarray_gpuzarr.cuda.launch import Points, Scatter, move
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 
@@ -203,7 +203,7 @@ def run_filter(
     sources = [image.place(chunk, offsets[i % len(offsets)]) for i, chunk in enumerate(chunks)]
     table = image.place(_columns(list(zip(sources, targets, strict=True)), 2))
     flags, words = image.reserve(8 * n, byte=0), image.place(codec.words)
-    places = Places(table=table, n=n, n_elements=n_elements, flags=flags, words=words)
+    places = FilterChunks(table=table, n=n, n_elements=n_elements, flags=flags, words=words)
     image.run(lambda api, stream: codec.launch(api, stream, places))
     flagged = image.content(flags, 8 * n).view(np.uint64).tolist()
     contents = [image.content(target, nbytes).tobytes() for target in targets]

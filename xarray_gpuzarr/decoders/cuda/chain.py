@@ -84,12 +84,12 @@ class Chain:
 @lru_cache(maxsize=256)
 def chain_of(spec: ArraySpec) -> Chain | str:
     """Return the chain of an array, or why the device has none."""
-    left = deque(spec.codecs.stages)
-    checksums = tuple(_taken(left, ChecksumSpec))
-    compressor = next(_taken(left, CompressorSpec), None)
-    shuffle = next(_taken(left, ShuffleSpec), None)
-    elements = list(_taken(left, ElementSpec))
-    if left:
+    remaining = deque(spec.codecs.stages)
+    checksums = tuple(_taken(remaining, ChecksumSpec))
+    compressor = next(_taken(remaining, CompressorSpec), None)
+    shuffle = next(_taken(remaining, ShuffleSpec), None)
+    elements = list(_taken(remaining, ElementSpec))
+    if remaining:
         return f"{spec.codecs}: checksums, one compressor, one shuffle and codecs of elements are undone, in this order"
     stages: list[ElementStage] = []
     nbytes = spec.chunk_nbytes
@@ -139,10 +139,10 @@ def _element_stage(codec: ElementSpec, nbytes: int) -> ElementStage | str:
     if n_elements >= MAX_BOX:
         return f"{codec}: chunks of {n_elements} elements, the kernels handle fewer than {MAX_BOX}"
     why = why_no_filter(encoded, decoded)
-    found = why or _FILTERS[type(codec)](codec, encoded, decoded)
-    if isinstance(found, str):
-        return f"{codec}: {found}"
-    return ElementStage(filter=found, nbytes=before, n_elements=n_elements)
+    filter_or_reason = why or _FILTERS[type(codec)](codec, encoded, decoded)
+    if isinstance(filter_or_reason, str):
+        return f"{codec}: {filter_or_reason}"
+    return ElementStage(filter=filter_or_reason, nbytes=before, n_elements=n_elements)
 
 
 DType = np.dtype[Any]

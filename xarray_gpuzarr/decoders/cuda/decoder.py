@@ -23,14 +23,13 @@ from xarray_gpuzarr.cuda.current import native_device
 from xarray_gpuzarr.cuda.files import why_no_files
 from xarray_gpuzarr.cuda.launch import usual_kernels
 from xarray_gpuzarr.cuda.resources import WorkerResources, Workspace
-from xarray_gpuzarr.decoders.cuda.batches.sizes import ChunkDoesNotFitError
+from xarray_gpuzarr.decoders.cuda.batches.pieces import ChunkDoesNotFitError
 from xarray_gpuzarr.decoders.cuda.chain import read_chain, why_not_direct
 from xarray_gpuzarr.decoders.cuda.checks.trust import Trust
 from xarray_gpuzarr.decoders.cuda.decoding.placing import fits_kernels
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError, choice_for
-from xarray_gpuzarr.decoders.cuda.little import is_little, latency
 from xarray_gpuzarr.decoders.cuda.read import Read
-from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, route, why_not_device
+from xarray_gpuzarr.decoders.cuda.routes import ONE_COPY, is_little, latency, route, why_not_device
 from xarray_gpuzarr.decoders.cuda.staging.upload import upload_pageable
 from xarray_gpuzarr.decoders.host.casting import cast_array
 from xarray_gpuzarr.decoders.host.decoder import HostDecoder
@@ -83,9 +82,9 @@ class CudaDecoder:
 
     def route(self, spec: ArraySpec, cast: Cast) -> Route:
         """Say whether chunks are decoded on the device, and why not."""
-        found = route(spec, _native(cast))
-        if found.where != "cuda":
-            return found
+        by_metadata = route(spec, _native(cast))
+        if by_metadata.where != "cuda":
+            return by_metadata
         if self._not_started:
             return Route(where="host", why=self._not_started)
         asked = self._device() if os.getpid() in self._processes else None  # which starts CUDA

@@ -16,6 +16,7 @@ import numpy as np
 from xarray_gpuzarr.cuda.api import DeviceMemory, Event
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.batches.pieces import (
+    BatchLimits,
     Cutter,
     Piece,
     aligned,
@@ -25,13 +26,11 @@ from xarray_gpuzarr.decoders.cuda.batches.pieces import (
     row_of,
     split_pieces,
 )
-from xarray_gpuzarr.decoders.cuda.batches.sizes import BatchLimits
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Rows
 from xarray_gpuzarr.decoders.cuda.chain import Chain, needed_nbytes, read_chain, why_not_direct
-from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Staged, put_together
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Receipt, Staged, put_together
 from xarray_gpuzarr.decoders.cuda.decoding.decode import BatchDecoder
 from xarray_gpuzarr.decoders.cuda.decoding.placing import Placing
-from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, different_values
 from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
 from xarray_gpuzarr.decoders.faults import no_direct_files

@@ -7,8 +7,15 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.decoders.cuda.batches.pieces import ENDLESS, Cutter, Piece, aligned, cut_segments, parts
-from xarray_gpuzarr.decoders.cuda.batches.sizes import BatchLimits
+from xarray_gpuzarr.decoders.cuda.batches.pieces import (
+    ENDLESS,
+    BatchLimits,
+    Cutter,
+    Piece,
+    aligned,
+    cut_segments,
+    parts,
+)
 from xarray_gpuzarr.decoders.cuda.batches.streams import FORMATS, Streams
 from xarray_gpuzarr.plan.byte_range import CoalesceRule
 from xarray_gpuzarr.plan.look_up import plan_read

@@ -1,4 +1,8 @@
-"""Plans -> pieces -> segments, which cross to the device together, and batches, which one call decodes. Pure."""
+"""Plans -> pieces -> segments, which cross to the device together, and batches, which one call decodes. Pure.
+
+nvCOMP gives each chunk to a few threads of the device, so a call takes about as long for one chunk as for as many as
+the device decodes at once: batches have so many, or a multiple if chunks are short.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,12 @@ from typing import Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from xarray_gpuzarr.errors import DeviceMemoryError
 from xarray_gpuzarr.fetch import Request
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.read_plan import ReadPlan
+from xarray_gpuzarr.process.device_options import ResourceOptions
+from xarray_gpuzarr.process.records import record
 
 Rows = npt.NDArray[np.int64]
 
@@ -111,16 +118,16 @@ def split_pieces(pieces: Iterable[Piece], n: int) -> tuple[list[Piece], list[Pie
     first: list[Piece] = []
     others: list[Piece] = []
     for piece in pieces:
-        head, left = piece.split(n) if n else (None, piece)
+        head, tail = piece.split(n) if n else (None, piece)
         if head is not None:
             first.append(head)
             n -= head.hi - head.lo
-        if left is not None:
-            others.append(left)
+        if tail is not None:
+            others.append(tail)
     return first, others
 
 
-class Cut(NamedTuple):
+class CutPiece(NamedTuple):
     """A piece, and what is full before it."""
 
     piece: Piece
@@ -148,15 +155,15 @@ class Cutter:
         self._room, self._room_nbytes, self._slot_room = next(sizes), most_nbytes, slot_nbytes
         self._batch_is_empty = self._segment_is_empty = True
 
-    def cut(self, pieces: Iterable[Piece]) -> list[Cut]:
+    def cut(self, pieces: Iterable[Piece]) -> list[CutPiece]:
         """Return pieces, cut where they do not fit."""
         cuts = []
         for piece in pieces:
-            left: Piece | None = piece
+            rest: Piece | None = piece
             full: Literal["segment", "batch"] | None = None
-            while left is not None:
-                n = left.fitting(self._room, self._room_nbytes, self._slot_room)
-                if not n and not self._batch_is_empty and not left.fitting(self._room, self._room_nbytes, ENDLESS):
+            while rest is not None:
+                n = rest.fitting(self._room, self._room_nbytes, self._slot_room)
+                if not n and not self._batch_is_empty and not rest.fitting(self._room, self._room_nbytes, ENDLESS):
                     full, self._batch_is_empty = "batch", True
                     self._room, self._room_nbytes = next(self._sizes), self._most_nbytes
                     self._slot_room, self._segment_is_empty = self._slot_nbytes, True
@@ -164,12 +171,12 @@ class Cutter:
                     full = "segment"
                     self._slot_room, self._segment_is_empty = self._slot_nbytes, True
                 else:
-                    head, left = left.split(max(1, n))
+                    head, rest = rest.split(max(1, n))
                     self._room -= head.hi - head.lo
                     self._room_nbytes -= head.nbytes if head.plan.spec.index is not None else 0
                     self._slot_room -= aligned(head.nbytes)
                     self._batch_is_empty = self._segment_is_empty = False
-                    cuts.append(Cut(head, full))
+                    cuts.append(CutPiece(head, full))
                     full = None
         return cuts
 
@@ -183,3 +190,53 @@ def cut_segments(pieces: Iterable[Piece], slot_nbytes: int) -> list[list[Piece]]
             segments.append([])
         segments[-1].append(piece)
     return segments
+
+
+class ChunkDoesNotFitError(DeviceMemoryError):
+    """A chunk is larger than what reads may use, however much memory there is."""
+
+
+@record
+class BatchLimits:
+    """What the batches of one read may have."""
+
+    n_chunks: int
+    """Chunks of one batch."""
+    n_batches: int
+    """Batches that take memory at once, the one that is being staged included."""
+
+    @classmethod
+    def of(
+        cls, path: str, *, chunk_nbytes: int, needed_nbytes: int, budget_nbytes: int, options: ResourceOptions
+    ) -> BatchLimits:
+        """Return limits within which a read stays in a budget.
+
+        Parameters
+        ----------
+        path : str
+            Array path, for the message.
+        chunk_nbytes : int
+            Bytes of a decoded chunk.
+        needed_nbytes : int
+            Bytes of device memory that decoding one chunk takes besides the result: encoded, decoded and scratch.
+        budget_nbytes : int
+            Bytes that all batches may take together.
+        options : ResourceOptions
+
+        Raises
+        ------
+        ChunkDoesNotFitError
+            Not even one chunk fits.
+        """
+        fitting = budget_nbytes // max(1, needed_nbytes)
+        if not fitting:
+            raise ChunkDoesNotFitError(
+                f"a chunk of array '{path}' does not fit the memory set aside for decoding",
+                tried=f"one chunk of {chunk_nbytes} decoded bytes, which takes {needed_nbytes} bytes of device memory",
+                found=f"scratch_nbytes is {budget_nbytes}",
+                do=f"xarray_gpuzarr.configure(scratch_nbytes={needed_nbytes}) or more, or device='host'",
+            )
+        at_once = options.batch_chunks
+        full = at_once * max(1, options.batch_nbytes // max(1, chunk_nbytes) // at_once)
+        n_chunks = max(1, min(full, fitting // 2))  # rather two full batches than several that are not
+        return cls(n_chunks=n_chunks, n_batches=min(options.n_batches + 1, fitting // n_chunks))

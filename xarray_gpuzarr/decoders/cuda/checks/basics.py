@@ -58,8 +58,8 @@ def _sums(workspace: Workspace) -> int:
         checksum(
             workspace.api, workspace.copy, "crc32", table=table.address, n=len(first), max_nbytes=longest, result=result
         )
-        found = finish("crc32", download(workspace, result, first.shape, np.dtype("u8")))
-        compare(found, np.array([zlib.crc32(data[a : a + n]) for a, n in zip(first, nbytes, strict=True)], "u4"))
+        sums = finish("crc32", download(workspace, result, first.shape, np.dtype("u8")))
+        compare(sums, np.array([zlib.crc32(data[a : a + n]) for a, n in zip(first, nbytes, strict=True)], "u4"))
         return int(nbytes.sum())
 
     return workspace.run(run)

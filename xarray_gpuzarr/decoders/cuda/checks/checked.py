@@ -35,7 +35,7 @@ moment, in which memory does not suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CheckResult:
     """What became of one check."""
 
     name: str
@@ -57,7 +57,7 @@ class Answer:
         return self.found and f"{self.found}, on {datetime.now(UTC):%Y-%m-%d}"
 
 
-def check_all(api: DeviceApi) -> Iterator[Answer]:
+def check_all(api: DeviceApi) -> Iterator[CheckResult]:
     """Run all usual checks anew, one after another, and remember what they find, and nothing from before.
 
     Parameters
@@ -73,7 +73,7 @@ def check_all(api: DeviceApi) -> Iterator[Answer]:
         yield answer
 
 
-def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool = False) -> Iterator[Answer]:
+def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool = False) -> Iterator[CheckResult]:
     """Run checks and yield their answers as they come.
 
     Parameters
@@ -88,21 +88,23 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
     A check that does not end is given up, and what it holds is left to its thread for good. Those behind it may not end
     either, and are given less time.
     """
-    left, patience_s = list(checks), PATIENCE_S
-    while left:
-        answers: SimpleQueue[Answer] = SimpleQueue()
-        run = partial(_run, api, list(left), answers, until_failure=until_failure)
+    remaining, patience_s = list(checks), PATIENCE_S
+    while remaining:
+        answers: SimpleQueue[CheckResult] = SimpleQueue()
+        run = partial(_run, api, list(remaining), answers, until_failure=until_failure)
         try:
             start_thread(run, "self-check")
         except RuntimeError as error:  # the system has no more threads
-            yield Answer(name=left[0].name, found=str(error), seconds=0.0, nbytes=0, about="moment")
+            yield CheckResult(name=remaining[0].name, found=str(error), seconds=0.0, nbytes=0, about="moment")
             return
-        while left:
-            check = left.pop(0)
+        while remaining:
+            check = remaining.pop(0)
             answer = _within(answers, patience_s)
             if answer is None:
-                found = f"no end after {patience_s:g} s"
-                yield Answer(name=check.name, found=found, seconds=patience_s, nbytes=0, about=_about(check))
+                fault = f"no end after {patience_s:g} s"
+                # Where not even copies can be made, the context may be broken.
+                about: About = "process" if check.name == COPY else "device"
+                yield CheckResult(name=check.name, found=fault, seconds=patience_s, nbytes=0, about=about)
                 patience_s = min(patience_s, _LESS_PATIENCE_S)
                 break
             yield answer
@@ -112,7 +114,7 @@ def run_checks(api: DeviceApi, checks: Sequence[Check], *, until_failure: bool =
             return
 
 
-def _within(answers: SimpleQueue[Answer], seconds: float) -> Answer | None:
+def _within(answers: SimpleQueue[CheckResult], seconds: float) -> CheckResult | None:
     """Return the next answer; None if there is none for so many seconds in which this process runs."""
     for _ in range(round(seconds / _TICK_S)):
         with suppress(Empty):
@@ -120,7 +122,7 @@ def _within(answers: SimpleQueue[Answer], seconds: float) -> Answer | None:
     return None
 
 
-def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[Answer], *, until_failure: bool) -> None:
+def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[CheckResult], *, until_failure: bool) -> None:
     """Run checks one after another on streams and memory of their own."""
     with suppress(Exception), ExitStack() as stack:
         workspace: Workspace | None = None
@@ -140,9 +142,9 @@ def _run(api: DeviceApi, checks: Sequence[Check], answers: SimpleQueue[Answer], 
                 return
 
 
-def _answer(check: Check, run: Callable[[Check], int]) -> Answer:
+def _answer(check: Check, run: Callable[[Check], int]) -> CheckResult:
     """Run a check; once more if memory does not suffice, which may be another's."""
-    start, nbytes, found = time.perf_counter(), 0, ""
+    start, nbytes, fault = time.perf_counter(), 0, ""
     about: About = "device"
     try:
         try:
@@ -150,17 +152,12 @@ def _answer(check: Check, run: Callable[[Check], int]) -> Answer:
         except MemoryError:
             nbytes = run(check)
     except WrongAnswerError as error:
-        found = str(error)
+        fault = str(error)
     except MemoryError as error:  # of the device or of the host
-        found, about = _said(error), "moment"
+        fault, about = _said(error), "moment"
     except Exception as error:  # noqa: BLE001  # whatever may go wrong, what needs this goes to the host
-        found, about = _said(error), "process"
-    return Answer(name=check.name, found=found, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
-
-
-def _about(check: Check) -> About:
-    """Say what an error of CUDA, or no end, is about: where not even copies can be made, the context may be broken."""
-    return "process" if check.name == COPY else "device"
+        fault, about = _said(error), "process"
+    return CheckResult(name=check.name, found=fault, seconds=time.perf_counter() - start, nbytes=nbytes, about=about)
 
 
 def _said(error: Exception) -> str:

@@ -70,13 +70,14 @@ def _decode(workspace: Workspace, spec: CompressorSpec, frames: Sequence[KnownFr
     shape = (len(frames) * nbytes,)
     layout = Layout(dtype="|u1", shape=shape, chunk_shape=(nbytes,), codecs=codecs, fill=b"\7")
     trial = Trial(layout, [f.frame for f in frames])
-    found, n_left = trial.by_device(workspace, trial.box(...), _SEEN)
-    wrong = [f for f, values in zip(frames, found.reshape(-1, nbytes), strict=True) if values.tobytes() != f.decoded]
+    result, n_left = trial.by_device(workspace, trial.box(...), _SEEN)
+    wrong = [f for f, values in zip(frames, result.reshape(-1, nbytes), strict=True) if values.tobytes() != f.decoded]
     if wrong:
-        raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {_words(wrong[0])}")
+        example = f"{wrong[0].nbytes} bytes of {wrong[0].content} by {wrong[0].writer}"
+        raise WrongAnswerError(f"wrong bytes of {len(wrong)} of {len(frames)} chunks, such as {example}")
     if n_left:
         raise WrongAnswerError(f"{n_left} of {len(frames)} chunks of {nbytes} bytes are said not to decode, and do")
-    return found.nbytes
+    return result.nbytes
 
 
 def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
@@ -111,10 +112,6 @@ def _blosclz_kernels(workspace: Workspace, frames: Sequence[KnownFrame]) -> int:
     return first.nbytes * len(BLOSCLZ_TOGETHER)
 
 
-def _words(frame: KnownFrame) -> str:
-    return f"{frame.nbytes} bytes of {frame.content} by {frame.writer}"
-
-
 def shuffle(elementsize: int) -> Check:
     """Return the check of numcodecs' shuffle of elements of so many bytes."""
 
@@ -126,10 +123,10 @@ def shuffle(elementsize: int) -> Check:
         shape = (2 * len(expected),)
         layout = Layout(dtype="|u1", shape=shape, chunk_shape=(len(expected),), codecs=codecs, fill=b"\7")
         trial = Trial(layout, [shuffled, shuffled])
-        found, _ = trial.by_device(workspace, trial.box(...), _SEEN)
-        if found.tobytes() != 2 * expected:
+        result, _ = trial.by_device(workspace, trial.box(...), _SEEN)
+        if result.tobytes() != 2 * expected:
             raise WrongAnswerError("wrong bytes")
-        return found.nbytes
+        return result.nbytes
 
     return Check(f"shuffle of {elementsize} bytes", run)
 
@@ -155,9 +152,9 @@ def elements(spec: ElementSpec) -> Check:
         layout = Layout(dtype=spec.decoded, shape=shape, chunk_shape=(n,), codecs=codecs, fill=fill)
         trial = Trial(layout, [encoded for encoded, _ in pairs])
         native = decoded.newbyteorder("=")
-        found, _ = trial.by_device(workspace, trial.box(...), Cast(dtype=native.str))
-        compare(found, np.concatenate([values for _, values in pairs]).astype(native))
-        return found.nbytes
+        result, _ = trial.by_device(workspace, trial.box(...), Cast(dtype=native.str))
+        compare(result, np.concatenate([values for _, values in pairs]).astype(native))
+        return result.nbytes
 
     rounded = f", {spec.rounding}" if isinstance(spec, CastValueSpec) else ""
     return Check(f"{kind} of {decoded.name} as {np.dtype(spec.encoded).name}{rounded}", run)

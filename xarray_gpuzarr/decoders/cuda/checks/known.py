@@ -64,5 +64,5 @@ def known_frames() -> Mapping[str, Sequence[KnownFrame]]:
 
 
 def _parse(fields: Mapping[str, str | int]) -> KnownFrame:
-    given: dict[str, object] = {**fields, "frame": base64.b64decode(str(fields["frame"]))}
-    return KnownFrame(**given)  # type: ignore[arg-type]
+    parsed: dict[str, object] = {**fields, "frame": base64.b64decode(str(fields["frame"]))}
+    return KnownFrame(**parsed)  # type: ignore[arg-type]

@@ -27,7 +27,8 @@ def placing(dtype: str, cast: Cast, *, points: bool) -> Check:
         ways = [(np.dtype(copied), Cast(dtype=copied)) for copied in _COPIED[stored.itemsize]]
     else:
         name = f"placing of {what}, {stored.name} as {result.name}"
-        casts = [Cast(dtype=result.str)] if _converts(stored, result) else []
+        converts = not ElementCast(stored=stored, result=result).is_copy  # else the kernel of copies would be checked
+        casts = [Cast(dtype=result.str)] if converts else []
         casts += [Cast(dtype=result.str, mask=(7.0, 1.0), scale=0.37, offset=-3.0)] * (result.kind == "f")
         ways = [(stored, one) for one in casts]
 
@@ -40,11 +41,6 @@ def placing(dtype: str, cast: Cast, *, points: bool) -> Check:
 
 _COPIED = {1: ("|u1",), 2: ("=u2",), 4: ("=u4",), 8: ("=u8", "=c8"), 16: ("=c16",)}
 """Dtypes of so many bytes: those that are only copied share kernels, and differ in what is swapped."""
-
-
-def _converts(stored: np.dtype[Any], result: np.dtype[Any]) -> bool:
-    """Say whether a cast without arithmetic is no copy, so that it is done by the kernel in question."""
-    return not ElementCast(stored=stored, result=result).is_copy
 
 
 def _place(workspace: Workspace, dtype: str, cast: Cast, *, points: bool) -> int:
@@ -68,10 +64,10 @@ def _place(workspace: Workspace, dtype: str, cast: Cast, *, points: bool) -> int
                 targets = [trial.box((slice(1, None, 2), slice(width, None)))]
                 targets += [trial.box(([0, 2, 5, 6], slice(1, None, 2)))] * (width == 1)
             for target in targets:
-                found, _ = trial.by_device(workspace, target, cast)
+                placed, _ = trial.by_device(workspace, target, cast)
                 with np.errstate(all="ignore"):
-                    compare(found, trial.by_host(target, cast))
-                n_compared += found.nbytes
+                    compare(placed, trial.by_host(target, cast))
+                n_compared += placed.nbytes
     return n_compared
 
 

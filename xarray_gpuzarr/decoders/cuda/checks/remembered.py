@@ -62,14 +62,14 @@ def of_this_package() -> Sequence[tuple[DeviceIdentity, Outcomes]]:
 
 @lru_cache(maxsize=4)
 def _in_folder(folder: Path, _changed: int) -> Sequence[tuple[DeviceIdentity, Outcomes]]:
-    found: dict[str, tuple[float, DeviceIdentity, Outcomes]] = {}
+    newest: dict[str, tuple[float, DeviceIdentity, Outcomes]] = {}
     with suppress(OSError):
         for path in folder.glob("checks-*.json"):
             identity, outcomes = _read(path)
             changed = path.stat().st_mtime
-            if identity is not None and changed > found.get(identity.uuid, (0.0,))[0]:
-                found[identity.uuid] = changed, identity, outcomes
-    return tuple((identity, outcomes) for _, identity, outcomes in found.values())
+            if identity is not None and changed > newest.get(identity.uuid, (0.0,))[0]:
+                newest[identity.uuid] = changed, identity, outcomes
+    return tuple((identity, outcomes) for _, identity, outcomes in newest.values())
 
 
 def _read(path: Path) -> tuple[DeviceIdentity | None, Outcomes]:

@@ -115,8 +115,8 @@ class Trial:
     def by_host(self, target: Target, cast: Cast) -> npt.NDArray[Any]:
         """Return what the host makes of a selection."""
         plans = self._plans(target)
-        found: npt.NDArray[Any] = HostDecoder().decode(plans, self._source, spec=self.spec, target=target, cast=cast)
-        return found
+        actual: npt.NDArray[Any] = HostDecoder().decode(plans, self._source, spec=self.spec, target=target, cast=cast)
+        return actual
 
     def _plans(self, target: Target) -> Iterator[ReadPlan]:
         for block in plan_blocks(self.spec, target):
@@ -138,16 +138,16 @@ def sent(workspace: Workspace, data: bytes) -> DeviceMemory:
     return memory
 
 
-def compare(found: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+def compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
     """Raise unless two arrays have the same bits, but for those within NaN."""
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    nan = np.isnan(found) & np.isnan(expected) if found.dtype.kind == "f" else np.zeros(found.shape, bool)
-    bits = found.dtype.itemsize
-    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, bits) for array in (found, expected))
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    nan = np.isnan(actual) & np.isnan(expected) if actual.dtype.kind == "f" else np.zeros(actual.shape, bool)
+    bits = actual.dtype.itemsize
+    a, b = (np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, bits) for array in (actual, expected))
     wrong: npt.NDArray[np.bool_] = (a != b).any(axis=1) & ~nan.reshape(-1)
     if wrong.any():
         at = int(wrong.argmax())
-        values = f"{found.reshape(-1)[at]}, expected {expected.reshape(-1)[at]}"
+        values = f"{actual.reshape(-1)[at]}, expected {expected.reshape(-1)[at]}"
         raise WrongAnswerError(f"{wrong.sum()} of {wrong.size} elements are wrong, such as {values}")
 
 
@@ -169,14 +169,14 @@ class KnownBytes:
     def check(self, key: str) -> None:
         """Nothing changes."""
 
-    def prefetch(self, _key: str, _wanted: ByteRange) -> bool:
+    def prefetch(self, _key: str, _span: ByteRange) -> bool:
         """Everything is there."""
         return False
 
     def start(self, requests: Sequence[Request]) -> Pending:
         """Return a range: each comes by itself."""
-        ((_, wanted),) = requests
-        data = self._data[wanted.offset : wanted.offset + wanted.nbytes]
+        ((_, span),) = requests
+        data = self._data[span.offset : span.offset + span.nbytes]
 
         def finish(allocate: Allocate) -> list[memoryview | None]:
             view = allocate(len(data))

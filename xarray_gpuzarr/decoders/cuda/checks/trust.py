@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from xarray_gpuzarr.cuda.api import DeviceApi, DeviceIdentity
 from xarray_gpuzarr.decoders.cuda.checks import remembered
 from xarray_gpuzarr.decoders.cuda.checks.basics import COPIES, COPY
-from xarray_gpuzarr.decoders.cuda.checks.checked import Answer, run_checks
+from xarray_gpuzarr.decoders.cuda.checks.checked import CheckResult, run_checks
 from xarray_gpuzarr.decoders.cuda.checks.choice import checks_of
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import DifferentValuesError
@@ -35,7 +35,7 @@ class CheckedDevice:
     def __init__(self, api: DeviceApi) -> None:
         self.api = api
         self._lock = threading.Lock()
-        self._found: dict[str, str] = {}
+        self._outcomes: dict[str, str] = {}
         self._is_loaded = False
 
     def why_unusable(self) -> str | None:
@@ -56,50 +56,50 @@ class CheckedDevice:
         identity = self.api.identity
         if identity is None:
             return None
-        known = self._found or remembered.load(identity)
+        known = self._outcomes or remembered.load(identity)
         return _failure(checks_of(spec, cast, points=False), known, identity)
 
-    def _first_failure(self, checks: Sequence[Check]) -> tuple[str | None, Answer | None]:
+    def _first_failure(self, checks: Sequence[Check]) -> tuple[str | None, CheckResult | None]:
         """Say what has failed, or is not known because of this moment."""
         identity = self.api.identity
         if identity is None:
             return None, None
-        found, moment = self._found, None
-        if any(check.name not in found for check in checks):
+        outcomes, moment = self._outcomes, None
+        if any(check.name not in outcomes for check in checks):
             with self._lock:
                 moment = self._find_out(checks, identity)
-        why = _failure(checks, found, identity)
+        why = _failure(checks, outcomes, identity)
         if why is not None:
             _advise(why)
         return why, moment
 
-    def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> Answer | None:
+    def _find_out(self, checks: Sequence[Check], identity: DeviceIdentity) -> CheckResult | None:
         """Run what is not known yet, up to the first failure, unless one is known; return one of this moment only."""
-        found = self._found
+        outcomes = self._outcomes
         if not self._is_loaded:
-            found.update(remembered.load(identity))
+            outcomes.update(remembered.load(identity))
             self._is_loaded = True
-        todo = [check for check in checks if check.name not in found]
-        if not todo or any(found.get(check.name) for check in checks):
+        todo = [check for check in checks if check.name not in outcomes]
+        if not todo or any(outcomes.get(check.name) for check in checks):
             return None
         answers = list(run_checks(self.api, todo, until_failure=True))
         lasting = {answer.name: answer.dated for answer in answers if answer.about == "device"}
         failed = answers[-1] if not answers[-1].passed else None
-        found.update((answer.name, "") for answer in answers if answer.passed)
+        outcomes.update((answer.name, "") for answer in answers if answer.passed)
         if failed is not None and failed.about != "moment":
-            found[failed.name] = failed.dated
+            outcomes[failed.name] = failed.dated
             if not self._still_copies(failed):  # then the context is broken, perhaps by others, and nothing was learnt
                 lasting.pop(failed.name, None)
         remembered.save(identity, lasting)
         return failed if failed is not None and failed.about == "moment" else None
 
-    def _still_copies(self, failed: Answer) -> bool:
+    def _still_copies(self, failed: CheckResult) -> bool:
         """Say whether the device can be used behind a check that has failed; if not, note it down for this process."""
         if failed.name == COPY:
             return True
         (answer,) = run_checks(self.api, [COPIES])
         if not answer.passed and answer.about != "moment":
-            self._found[COPY] = answer.found
+            self._outcomes[COPY] = answer.found
         return answer.passed
 
 
@@ -112,7 +112,7 @@ def _advise(why: str) -> None:
     )
 
 
-def _advise_of_memory(answer: Answer) -> None:
+def _advise_of_memory(answer: CheckResult) -> None:
     advise(
         f"memory for the self-check of {answer.name}",
         f"there is no memory to check {answer.name}; what needs it is decoded on the host until there is",
@@ -123,20 +123,22 @@ def _advise_of_memory(answer: Answer) -> None:
 
 def remembered_failure(spec: ArraySpec, cast: Cast) -> str | None:
     """Say which check of an array has failed on a GPU of this machine when it was last used; starts no CUDA."""
-    for identity, found in remembered.of_this_package():
-        failure = _failure(checks_of(spec, cast, points=False), found, identity)
+    for identity, outcomes in remembered.of_this_package():
+        failure = _failure(checks_of(spec, cast, points=False), outcomes, identity)
         if failure is not None:
             return failure
     return None
 
 
-def _failure(checks: Sequence[Check], found: Mapping[str, str], identity: DeviceIdentity) -> str | None:
+def _failure(checks: Sequence[Check], outcomes: Mapping[str, str], identity: DeviceIdentity) -> str | None:
     """Say which of the checks is the first to have failed; None if none has, as far as it is known."""
-    failed = next((check.name for check in checks if found.get(check.name)), None)
+    failed = next((check.name for check in checks if outcomes.get(check.name)), None)
     if failed is None:
         return None
     versions = ", ".join(f"{name} {version}" for name, version in identity.versions.items())
-    return f"{failed} failed its self-check on {identity.name}, driver {identity.driver}, {versions}: {found[failed]}"
+    return (
+        f"{failed} failed its self-check on {identity.name}, driver {identity.driver}, {versions}: {outcomes[failed]}"
+    )
 
 
 class Trust:

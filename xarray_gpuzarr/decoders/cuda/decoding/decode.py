@@ -15,17 +15,25 @@ from xarray_gpuzarr.cuda.address import Address
 from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.blosc import blosclz, unshuffle
 from xarray_gpuzarr.cuda.checksum import checksum
-from xarray_gpuzarr.cuda.filters import Places as ElementPlaces
+from xarray_gpuzarr.cuda.filters import FilterChunks
 from xarray_gpuzarr.cuda.launch import move, rows_by_length
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME, check_zstd
 from xarray_gpuzarr.decoders.cuda.batches.pieces import aligned
 from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Rows
-from xarray_gpuzarr.decoders.cuda.batches.tables import Tables
 from xarray_gpuzarr.decoders.cuda.chain import Chain
-from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Addresses, BatchPlan, Group, Staged, plan_batch, put
-from xarray_gpuzarr.decoders.cuda.decoding.placing import Places, Placing
-from xarray_gpuzarr.decoders.cuda.decoding.receipts import Receipt, receipt_nbytes, streams_nbytes
+from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import (
+    Addresses,
+    BatchPlan,
+    Group,
+    Receipt,
+    Staged,
+    plan_batch,
+    put,
+    receipt_nbytes,
+    streams_nbytes,
+)
+from xarray_gpuzarr.decoders.cuda.decoding.placing import Places, Placing, Tables
 from xarray_gpuzarr.process.counters import counters
 from xarray_gpuzarr.process.records import record
 
@@ -120,7 +128,7 @@ class BatchDecoder:
                 longest = int(staged.filters.nbytes.max())
                 unshuffle(api, stream, table=Address(table + offsets.filters), n=filters, max_nbytes=longest)
             for stage, (columns, words) in zip(chain.elements, offsets.elements, strict=False):
-                places = ElementPlaces(
+                places = FilterChunks(
                     table=Address(table + columns),
                     n=len(plan.elements),
                     n_elements=stage.n_elements,
@@ -176,7 +184,9 @@ class BatchDecoder:
         columns = (begin, streams.source_nbytes, targets, streams.target_nbytes)
         filters, elements = 0, list[tuple[int, int]]()
         if len(staged.filters):
-            filters = _add_filters(tables, staged, inner, outer)
+            blocks, first = staged.filters, staged.filters.start.view(np.uint64)
+            source, target = inner[blocks.chunk] + first, outer[blocks.chunk] + first
+            filters = tables.add(source, target, blocks.nbytes, blocks.typesize, blocks.filter)
         if len(plan.elements):  # each writes where the next one reads
             stations = [outer[plan.elements], *scratch.steps[1:], plain[plan.elements]]
             for number, stage in enumerate(self._chain.elements):
@@ -263,11 +273,3 @@ def _add_moves(
     order = np.argsort(nbytes, kind="stable")
     addresses = [np.concatenate(column)[order] for column in (origins, places)]
     return tables.add(*addresses, nbytes[order]), nbytes[order]
-
-
-def _add_filters(tables: Tables, staged: Staged, inner: Addresses, outer: Addresses) -> int:
-    """Add the columns that `unshuffle` wants; return where they begin."""
-    filters = staged.filters
-    start = filters.start.view(np.uint64)
-    source, target = inner[filters.chunk] + start, outer[filters.chunk] + start
-    return tables.add(source, target, filters.nbytes, filters.typesize, filters.filter)

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from xarray_gpuzarr.cuda.address import Address
-from xarray_gpuzarr.cuda.api import Stream
+from xarray_gpuzarr.cuda.api import DeviceMemory, Stream
 from xarray_gpuzarr.cuda.axes import LEAST_TILE, MAX_AXES, MAX_BOX, AxisColumns
 from xarray_gpuzarr.cuda.elements import UNIT_NBYTES, ElementCast
 from xarray_gpuzarr.cuda.launch import MAX_BLOCKS, Points, Scatter
 from xarray_gpuzarr.cuda.resources import Workspace
-from xarray_gpuzarr.decoders.cuda.batches.tables import Tables
 from xarray_gpuzarr.plan.axis_pieces import AxisPieces, largest_box
 from xarray_gpuzarr.plan.output_boxes import OutputBoxes
 from xarray_gpuzarr.plan.read_plan import BoxTarget, PointTarget, Target
@@ -46,6 +45,34 @@ def fits_kernels(target: Target) -> bool:
     else:
         largest = largest_box(target.pieces)
     return largest < MAX_BOX and n_boxes * -(-largest // LEAST_TILE) <= MAX_BLOCKS
+
+
+class Tables:
+    """Columns of 8-byte integers that one copy brings to the device."""
+
+    def __init__(self) -> None:
+        self._columns: list[npt.NDArray[np.uint64]] = []
+        self._n_words = 0
+
+    def add(self, *columns: npt.NDArray[Any]) -> int:
+        """Take in columns of 8-byte integers, to lie side by side; return the offset of the first in bytes."""
+        offset = 8 * self._n_words
+        for column in columns:
+            if column.size:
+                self._columns.append(column.reshape(-1).view(np.uint64))
+                self._n_words += column.size
+        return offset
+
+    def send(self, workspace: Workspace, stream: Stream) -> DeviceMemory:
+        """Copy all columns to device memory of the workspace on a stream; return it."""
+        nbytes = 8 * self._n_words
+        slot = workspace.tables.lend(nbytes)
+        packed = slot.array[:nbytes]
+        np.concatenate(self._columns, out=packed.view(np.uint64))
+        memory = workspace.device_tables.lend(nbytes, stream)
+        workspace.upload(memory.address, packed, stream)
+        slot.give_back(stream)
+        return memory
 
 
 @record
@@ -140,12 +167,12 @@ def _planned(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan
         return _plan(spec, target, cast, first)
     columns = tuple([(p.in_start.tobytes(), p.count.tobytes(), p.step, p.length) for p in target.pieces])
     key = (spec, cast, first, columns)
-    found = _plans.get(key)
-    if found is None:
+    planned = _plans.get(key)
+    if planned is None:
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
-        found = _plans[key] = _plan(spec, target, cast, first)
-    return found
+        planned = _plans[key] = _plan(spec, target, cast, first)
+    return planned
 
 
 def _plan(spec: ArraySpec, target: Target, cast: Cast, out: Address) -> _Plan:

@@ -30,8 +30,7 @@ from xarray_gpuzarr.decoders.cuda.batches.streams import (
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
-from xarray_gpuzarr.decoders.cuda.staging.by_host import shadows_by_host
-from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager
+from xarray_gpuzarr.decoders.cuda.staging.pinned import Stager, shadows_by_host
 from xarray_gpuzarr.decoders.cuda.staging.upload import download_pageable
 from xarray_gpuzarr.decoders.faults import too_long_chunk, vanished_shard
 from xarray_gpuzarr.errors import StoreReadError
@@ -134,19 +133,19 @@ class DirectStager(Stager):
         workspace, files = self._workspace, dict[str, DeviceFile]()
         with workspace.api.activate(), ExitStack() as stack:
             reads = []
-            for wanted in ranges:
-                if wanted.path not in files:
-                    files[wanted.path] = stack.enter_context(closing(workspace.api.open_file(wanted.path)))
-                to = Address(memory.address + wanted.at)
-                read = files[wanted.path].read(to, wanted.nbytes, wanted.first, workspace.copy)
+            for part in ranges:
+                if part.path not in files:
+                    files[part.path] = stack.enter_context(closing(workspace.api.open_file(part.path)))
+                to = Address(memory.address + part.at)
+                read = files[part.path].read(to, part.nbytes, part.first, workspace.copy)
                 stack.callback(read.finish)
-                reads.append((wanted, read))
-            for wanted, read in reads:
+                reads.append((part, read))
+            for part, read in reads:
                 n_read = read.finish()
                 done.append(n_read)
-                self._source.check(wanted.key)
-                if n_read != wanted.nbytes:
-                    raise _short(wanted, n_read)
+                self._source.check(part.key)
+                if n_read != part.nbytes:
+                    raise _short(part, n_read)
 
     def _with_decoded(self, staged: Staged, pieces: Sequence[Piece], doubtful: Rows) -> Staged:
         """Put chunks that the host decodes in place of those that were read."""
@@ -162,7 +161,7 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
     ranges: list[_Range] = []
     starts, lengths, used = [], [], 0
     for piece in pieces:
-        for number, (key, wanted) in enumerate(piece.requests()):
+        for number, (key, span) in enumerate(piece.requests()):
             path = source.local_file(key).path
             size = _size(path)
             if size is None:
@@ -172,9 +171,9 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
                 starts.append(np.array([-1]))
                 lengths.append(np.array([0]))
                 continue
-            offset = wanted.offset
-            nbytes = size if wanted.nbytes == WHOLE_OBJECT else wanted.nbytes
-            if wanted.nbytes == WHOLE_OBJECT and size > piece.plan.spec.most_nbytes:
+            offset = span.offset
+            nbytes = size if span.nbytes == WHOLE_OBJECT else span.nbytes
+            if span.nbytes == WHOLE_OBJECT and size > piece.plan.spec.most_nbytes:
                 raise too_long_chunk(piece.plan, piece.lo + number, size)
             first = offset // _PAGE_NBYTES * _PAGE_NBYTES
             end = max(offset + nbytes, min(size, -(-(offset + nbytes) // _PAGE_NBYTES) * _PAGE_NBYTES))
@@ -193,18 +192,18 @@ def _layout(pieces: Sequence[Piece], source: ByteSource) -> tuple[list[_Range], 
 def _size(path: str) -> int | None:
     """Return the length of a file; None if there is none: a directory is a missing object."""
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as err:
         raise failed(path, "ask for its length", err) from err
-    return None if S_ISDIR(found.st_mode) else found.st_size
+    return None if S_ISDIR(status.st_mode) else status.st_size
 
 
-def _short(wanted: _Range, n_read: int) -> StoreReadError:
+def _short(part: _Range, n_read: int) -> StoreReadError:
     return StoreReadError(
-        f"{wanted.path} is shorter than its shard index or its size said",
-        tried=f"{wanted.nbytes} bytes at {wanted.first}, straight into device memory",
+        f"{part.path} is shorter than its shard index or its size said",
+        tried=f"{part.nbytes} bytes at {part.first}, straight into device memory",
         found=f"{n_read} bytes",
         do="the object is truncated or was replaced while it was read: open the store again, or restore the object",
     )

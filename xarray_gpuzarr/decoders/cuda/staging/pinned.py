@@ -7,6 +7,8 @@ damaged one) is decoded by the host codec, which also words the error, and cross
 
 from __future__ import annotations
 
+import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,11 +20,12 @@ from xarray_gpuzarr.decoders.cuda.batches.streams import NO_ROWS, Filters, Rows,
 from xarray_gpuzarr.decoders.cuda.chain import Chain
 from xarray_gpuzarr.decoders.cuda.decoding.batch_plan import Flags, Staged
 from xarray_gpuzarr.decoders.cuda.decoding.shadows import Choice, Shadows
-from xarray_gpuzarr.decoders.cuda.staging.by_host import decode_by_host, shadows_by_host
 from xarray_gpuzarr.decoders.cuda.staging.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
-from xarray_gpuzarr.decoders.faults import vanished_chunk, vanished_shard
+from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
+from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.process import threads
@@ -143,10 +146,17 @@ class Stager:
         """
         requests, sharded = self.requests, pieces[0].plan.spec.index is not None
         assert requests is not None
-        if sharded:
-            start, nbytes, destinations = self._ranges(pieces, upload)
-        else:  # objects, whose lengths are not known
-            destinations = [(Destination(upload), piece) for piece in pieces for _ in range(piece.lo, piece.hi)]
+        destinations: list[tuple[Destination, Piece]] = []
+        starts, lengths = [], []
+        for piece in pieces:
+            if not sharded:  # objects, whose lengths are not known
+                destinations += [(Destination(upload), piece) for _ in range(piece.lo, piece.hi)]
+                continue
+            position, view = upload.allocate(piece.nbytes)
+            starts.append(piece.plan.offset[piece.lo : piece.hi] + (position - piece.first))
+            lengths.append(piece.plan.nbytes[piece.lo : piece.hi])
+            parts = cut(piece.nbytes, self.most_nbytes)
+            destinations += [(Destination(upload, view[at : at + n]), piece) for at, n in parts]
         todo = iter(destinations)
 
         def drain(go_on: Callable[[], bool]) -> None:
@@ -159,29 +169,11 @@ class Stager:
                     raise vanished_shard(piece.plan, piece.lo)
 
         crew.run(drain, len(destinations), self._n_threads)
-        if not sharded:
-            found = [(destination.first, destination.nbytes) for destination, _ in destinations]
-            start, nbytes = np.array(found, np.int64).reshape(-1, 2).T.copy()
+        if sharded:
+            return np.concatenate(starts), np.concatenate(lengths)
+        extents = [(destination.first, destination.nbytes) for destination, _ in destinations]
+        start, nbytes = np.array(extents, np.int64).reshape(-1, 2).T.copy()
         return start, nbytes
-
-    def _ranges(self, pieces: Sequence[Piece], upload: Upload) -> tuple[Rows, Rows, list[tuple[Destination, Piece]]]:
-        """Set memory aside for pieces of shards.
-
-        Returns
-        -------
-        start, nbytes : int64, shape (n,)
-            Where in the upload each chunk begins, and its length.
-        destinations : list
-            Of all requests.
-        """
-        start, nbytes, destinations = [], [], []
-        for piece in pieces:
-            position, view = upload.allocate(piece.nbytes)
-            start.append(piece.plan.offset[piece.lo : piece.hi] + (position - piece.first))
-            nbytes.append(piece.plan.nbytes[piece.lo : piece.hi])
-            for at, n in cut(piece.nbytes, self.most_nbytes):
-                destinations.append((Destination(upload, view[at : at + n]), piece))
-        return np.concatenate(start), np.concatenate(nbytes), destinations
 
     def _checked(self, upload: Upload, present: Flags, start: Rows, nbytes: Rows) -> tuple[Flags, Rows, Rows]:
         """Return which chunks have the right checksums, and where they lie without them."""
@@ -213,11 +205,69 @@ class Stager:
             for data, first in arrays:
                 rows = np.flatnonzero(ready & (start >= first) & (start < first + len(data)))
                 at = start[rows] - first
-                trusted[rows], found, blocks = find_streams(chain.compressor, data, at, nbytes[rows], inner_nbytes)
-                parts.append((found.numbered(rows), blocks.numbered(rows)))
+                trusted[rows], part_streams, blocks = find_streams(
+                    chain.compressor, data, at, nbytes[rows], inner_nbytes
+                )
+                parts.append((part_streams.numbered(rows), blocks.numbered(rows)))
             together = [0] * len(parts)
-            ready, streams = trusted, join([found for found, _ in parts], together)
+            ready, streams = trusted, join([part_streams for part_streams, _ in parts], together)
             filters = join([blocks for _, blocks in parts], together)
         if chain.shuffle is not None:
             filters = shuffled(ready.nonzero()[0], inner_nbytes, chain.shuffle)
         return ready, streams, filters
+
+
+def decode_by_host(
+    spec: ArraySpec, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]
+) -> list[memoryview]:
+    """Decode chunks that are unusual or damaged; the host codec's word is final.
+
+    Parameters
+    ----------
+    spec : ArraySpec
+    pieces : sequence of Piece
+    rows : int64 of shape (n,)
+        Numbers of chunks, counted through all pieces.
+    encoded : sequence of n memoryviews
+
+    Raises
+    ------
+    CorruptChunkError
+    """
+    codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
+    decoded = [memoryview(bytearray(spec.chunk_nbytes)) for _ in encoded]
+    _each(pieces, rows, lambda number: codec.into(encoded[number], decoded[number]))
+    return decoded
+
+
+def shadows_by_host(spec: ArraySpec, pieces: Sequence[Piece], rows: Rows, encoded: Sequence[memoryview]) -> Shadows:
+    """Decode chunks that the device decodes as well; parameters and errors as for `decode_by_host`."""
+    codec = ChunkCodec(spec.codecs, spec.chunk_nbytes)
+    shadows = Shadows.of(len(rows), chunk=rows)
+
+    def decode(number: int) -> None:
+        decoded = memoryview(buffer("shadow", spec.chunk_nbytes))
+        codec.into(encoded[number], decoded)
+        shadows.crc[number] = zlib.crc32(decoded)
+
+    _each(pieces, rows, decode)
+    return shadows
+
+
+def _each(pieces: Sequence[Piece], rows: Rows, decode: Callable[[int], None]) -> None:
+    """Decode chunks by their places in `rows`, on free threads."""
+    todo = deque(range(len(rows)))
+
+    def drain(go_on: Callable[[], bool]) -> None:
+        while go_on():
+            try:
+                number = todo.popleft()
+            except IndexError:
+                return
+            try:
+                decode(number)
+            except FrameError as err:
+                todo.clear()
+                raise chunk_fault(*row_of(pieces, int(rows[number])), err) from err
+
+    crew.run(drain, len(rows))

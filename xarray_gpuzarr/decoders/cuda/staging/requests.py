@@ -25,7 +25,7 @@ class Requests:
         self._ahead = max(1, source.lookahead)
         self._read_ahead = ReadAhead(source)
         self._lock = threading.Lock()
-        self._wanted: deque[Request] = deque()
+        self._expected: deque[Request] = deque()
         self._started: deque[Pending] = deque()
         self._n_under_way = 0
         """Of those that are started, all but those whose bytes were at hand."""
@@ -33,18 +33,18 @@ class Requests:
     @property
     def are_enough(self) -> bool:
         """Whether no more would be under way if more were expected, or bytes that are at hand take memory."""
-        return bool(self._wanted) or self._n_under_way < len(self._started)
+        return bool(self._expected) or self._n_under_way < len(self._started)
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Take in what will be wanted after all that is wanted already."""
         with self._lock:
-            self._wanted.extend(requests)
+            self._expected.extend(requests)
             queued = self._start()
         self._read_ahead(queued)
 
     def forget(self) -> None:
         """Want nothing any more."""
-        self._wanted.clear()
+        self._expected.clear()
         self._started.clear()
         self._n_under_way = 0
 
@@ -63,8 +63,8 @@ class Requests:
     def _start(self) -> list[Request]:
         """Start what may be under way; return it."""
         queued = []
-        while self._wanted and self._n_under_way < self._ahead:
-            request = self._wanted.popleft()
+        while self._expected and self._n_under_way < self._ahead:
+            request = self._expected.popleft()
             pending = self._source.start([request])
             self._started.append(pending)
             self._n_under_way += not isinstance(pending, AtHand)
