@@ -136,15 +136,7 @@ class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torc
 
 
 class BatchesOfPass(Iterator[Any]):
-    """An epoch that has begun, or a worker's part of it. Has a state of its own, which torchdata keeps.
-
-    Parameters
-    ----------
-    batches : Batches
-    convert : callable
-    passes : Passes
-    which : Pass
-    """
+    """An epoch that has begun, or a worker's part of it. Has a state of its own, which torchdata keeps."""
 
     def __init__(self, batches: Batches, convert: Callable[[Dataset], Any], passes: Passes, which: Pass) -> None:
         self._batches = batches

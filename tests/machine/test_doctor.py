@@ -89,7 +89,7 @@ def gpu(monkeypatch):
 
 
 def run(*arguments):
-    return command.run_doctor(parser().parse_args(["doctor", *arguments]), TINY)
+    return command.run(parser().parse_args(["doctor", *arguments]), TINY)
 
 
 # ---- without a GPU

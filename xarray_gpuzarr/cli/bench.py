@@ -41,7 +41,7 @@ _STOCK_PIPELINE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodec
 _COLUMNS = ("reader", "ms", "min-max", "GB/s", "/ zarr")
 
 
-def run_bench(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Measure and print; return 1 if a reader failed or gave other values than the first, else 0.
 
     Raises
@@ -203,15 +203,7 @@ def _print(times: Mapping[str, Sequence[float]], wrong: Mapping[str, str], nbyte
 def corner_box(shape: Sequence[int], whole: Sequence[int], itemsize: int, most_nbytes: int) -> Box:
     """Return whole shards from the first one on that hold at most `most_nbytes`, at least one shard.
 
-    Parameters
-    ----------
-    shape : sequence of int
-        Of the array, in elements.
-    whole : sequence of int
-        Shape of a shard, or of a chunk where there are none, in elements.
-    itemsize : int
-        Bytes of an element.
-    most_nbytes : int
+    `whole` is the shape of a shard, or of a chunk where there are none, and `itemsize` the bytes of an element.
     """
     counts = [max(1, math.ceil(n / w)) for n, w in zip(shape, whole, strict=True)]
 

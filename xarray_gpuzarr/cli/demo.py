@@ -6,6 +6,7 @@ machine is busy for all readers, and medians are taken.
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import statistics
@@ -16,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import xarray as xr
 from rich.console import Console
 from rich.progress import Progress
@@ -58,18 +57,8 @@ class OpenWay:
         return sum(math.prod(array.numblocks) for array in arrays)
 
 
-def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", device: str = "auto") -> int:
+def run(options: argparse.Namespace) -> int:
     """Write a store, read it with both engines, compare, measure, explain and draw.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Where the store and the picture go, in place of older ones.
-    source : str, optional
-        A file that xarray can open, to be rewritten as sharded Zarr. Invented weather if left out.
-    size : str
-        Name of one of `SAMPLES`.
-    device : "auto", "cuda", "cuda:1" (any number) or "host"
 
     Returns
     -------
@@ -81,6 +70,7 @@ def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", d
     OptionError, DeviceUnavailableError, StoreReadError
         Something has to be mended first.
     """
+    folder, source, device = options.dir, options.source, options.device
     resolve_device(device)
     # Never the name of the source itself, which may lie in the same folder.
     name = f"{Path(source).stem}-sharded" if source else "weather"
@@ -93,7 +83,7 @@ def run_demo(folder: Path, *, source: str | None = None, size: str = "normal", d
         def step(what: str) -> None:
             progress.update(bar, advance=1, description=what, refresh=True)
 
-        _write(store, source, size)
+        _write(store, source, options.size)
         step("comparing")
         readers = _readers(str(store), device)
         difference = difference_of(*readers[1:])  # both by whole shards, which is quicker
@@ -200,61 +190,18 @@ def _picture(dataset: xr.Dataset, path: Path) -> str:
 
 
 def draw_field(array: xr.DataArray, path: Path) -> None:
-    """Draw a field over its last two axes, at the first place along all others, as a PNG file. Needs matplotlib.
-
-    Parameters
-    ----------
-    array : xarray.DataArray
-        At least two axes; real numbers, read here.
-    path : pathlib.Path
-    """
+    """Draw a field of real numbers over its last two axes, at the first place along all others. Needs matplotlib."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     field = DataArrayAccessor(array.isel(dict.fromkeys(array.dims[:-2], 0))).to_host().load()
-    values = np.ma.masked_invalid(field.values)
-    y, x = (field[dim] for dim in field.dims)
+    field = field.drop_vars([dim for dim in field.dims if dim in field.coords and field[dim].dtype.kind not in "iufM"])
+    for coord in [field, *field.coords.values()]:
+        coord.attrs = {key: visible(value) for key, value in coord.attrs.items() if isinstance(value, str)}
     figure = Figure(figsize=(9, 4.9), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("0.8")
-    mesh = axes.pcolormesh(_ticks(x), _ticks(y), values, shading="nearest", **_colours(values))
-    figure.colorbar(mesh, ax=axes, extend="both").set_label(_label(field), parse_math=False)
-    axes.set_xlabel(_label(x), parse_math=False)
-    axes.set_ylabel(_label(y), parse_math=False)
-    axes.set_title(_title(field), parse_math=False)
-    for axis, coord in ((axes.xaxis, x), (axes.yaxis, y)):
-        if str(coord.attrs.get("units")).startswith("degrees"):
-            axis.set_major_locator(MaxNLocator(nbins=12, steps=[1, 1.5, 3, 6]))
+    mesh = field.plot.pcolormesh(ax=axes, robust=True, infer_intervals=False, shading="nearest")
+    for text in (axes.title, axes.xaxis.label, axes.yaxis.label, mesh.colorbar.ax.yaxis.label):
+        text.set_parse_math(False)  # a name may hold any character
+    axes.set_title(visible(axes.get_title()))
     figure.savefig(path)
-
-
-def _colours(values: np.ma.MaskedArray[Any, Any]) -> dict[str, Any]:
-    """Choose limits that a few extremes cannot spoil, and colours that show the sign where there are two."""
-    low, high = np.percentile(values.compressed(), (0.5, 99.5)) if values.count() else (0.0, 1.0)
-    if low < 0 < high:
-        return {"cmap": "RdBu_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
-    return {"cmap": "viridis", "vmin": low, "vmax": high}
-
-
-def _ticks(coord: xr.DataArray) -> Any:
-    """Return coordinates that a picture can use, else positions."""
-    return coord.values if coord.dtype.kind in "iufM" else np.arange(coord.size)
-
-
-def _label(array: xr.DataArray) -> str:
-    units = str(array.attrs.get("units", "")).replace("degrees_north", "°N").replace("degrees_east", "°E")
-    name = str(array.attrs.get("long_name", array.name))
-    return visible(f"{name} ({units})" if units else name)
-
-
-def _title(field: xr.DataArray) -> str:
-    """Name the field, where the other axes were cut, and what grey means."""
-    cuts = [f"{name} {_text(cut.values)}" for name, cut in field.coords.items() if cut.ndim == 0]
-    missing = ["(grey: no data)"] if field.isnull().any() else []
-    return visible("  ".join([str(field.name), *cuts, *missing]))
-
-
-def _text(value: npt.NDArray[Any]) -> str:
-    if value.dtype.kind == "M":
-        return str(np.datetime_as_string(value, "m")).replace("T", " ")
-    return str(value)

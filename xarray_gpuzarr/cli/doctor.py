@@ -16,7 +16,7 @@ from xarray_gpuzarr.machine.diagnosis.rates import Sizes
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section
 
 
-def run_doctor(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
+def run(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
     """Examine this machine and say what was found; return 1 if something is wrong, else 0.
 
     Raises

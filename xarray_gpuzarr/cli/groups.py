@@ -30,15 +30,8 @@ class GroupBelow:
 def groups_below(root: zarr.Group, *, is_local: bool = False, whole: bool = False) -> tuple[GroupBelow, ...]:
     """List all groups below one, by path.
 
-    Parameters
-    ----------
-    root : zarr.Group
-        Its metadata, if consolidated, are all that is read. Else local stores are listed, and others only asked for the
-        groups right below it.
-    is_local : bool
-        Whether the store is on this machine: a folder, or a zip file.
-    whole : bool
-        Look into all groups of any store.
+    If its metadata are consolidated, nothing else is read. Otherwise local stores (`is_local`: a folder or a zip file)
+    are listed, and others only asked for the groups right below it. `whole` looks into all groups of any store.
     """
     is_quick = root.metadata.consolidated_metadata is not None
     n_left: float = float("inf") if whole or is_quick else _MOST_LOOKED_INTO if is_local else 0

@@ -104,7 +104,7 @@ class StoreInfo:
         }
 
 
-def run_info(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
     gpu_nbytes = _gpu_nbytes(options.gpu_memory)
     info = StoreInfo.of(address_of(options), device=options.device, whole=options.all)

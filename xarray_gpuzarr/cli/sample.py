@@ -57,13 +57,7 @@ SAMPLES = {
 
 
 class Weather:
-    """Random fields on one grid, each made of travelling spherical harmonics.
-
-    Parameters
-    ----------
-    grid : SampleGrid
-    seed : int
-    """
+    """Random fields on one grid, each made of travelling spherical harmonics."""
 
     def __init__(self, grid: SampleGrid, seed: int) -> None:
         self.grid = grid
@@ -73,18 +67,9 @@ class Weather:
         self.hours = np.arange(grid.n_hours, dtype=np.float64)
 
     def waves(self, degrees: range, *, slope: float) -> Field:
-        """Return waves of unit standard deviation.
+        """Return waves of unit standard deviation, shape (n_hours, n_lat, n_lon).
 
-        Parameters
-        ----------
-        degrees : range
-            Degrees of the harmonics; each appears with four orders.
-        slope : float
-            Amplitude falls with this power of the degree.
-
-        Returns
-        -------
-        shape (n_hours, n_lat, n_lon)
+        Each of `degrees` appears with four orders; the amplitude falls with the power `slope` of the degree.
         """
         in_time, in_space = [], []
         for degree in degrees:
@@ -105,14 +90,7 @@ class Weather:
 
 
 def legendre(degree: int, order: int, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the associated Legendre function, normalised to unit variance over the sphere.
-
-    Parameters
-    ----------
-    degree, order : int
-        ``0 <= order <= degree``.
-    x : float64, any shape
-        Sines of latitudes.
+    """Return the associated Legendre function, normalised to unit variance over the sphere, at sines of latitudes.
 
     References
     ----------
@@ -143,12 +121,7 @@ def land_mask(grid: SampleGrid) -> npt.NDArray[np.bool_]:
 
 
 def weather_dataset(grid: SampleGrid) -> xr.Dataset:
-    """Return the sample in memory: temperatures, winds and a land mask, with encodings that pack them into int16.
-
-    Parameters
-    ----------
-    grid : SampleGrid
-    """
+    """Return the sample in memory: temperatures, winds and a land mask, with encodings that pack them into int16."""
     weather, land = Weather(grid, seed=20240101), land_mask(grid)
     u10, v10 = _winds(weather)
     fields = {
@@ -214,15 +187,7 @@ def _pack(variable: xr.DataArray) -> None:
 
 
 def write_sharded(dataset: xr.Dataset, path: str) -> None:
-    """Write a dataset as sharded Zarr v3 with zstd, in place of what lies at `path`.
-
-    Parameters
-    ----------
-    dataset : xarray.Dataset
-        Packed as its encodings say.
-    path : str
-        Or URL.
-    """
+    """Write a dataset, packed as its encodings say, as sharded Zarr v3 with zstd, in place of what lies at `path`."""
     encoding = {name: _encoding(v, sharded=name in dataset.data_vars) for name, v in dataset.variables.items()}
     with warnings.catch_warnings():
         # zarr-python warns that consolidated metadata is not in the v3 specification; xarray warns where it is absent.
@@ -241,17 +206,7 @@ def _encoding(variable: xr.Variable, *, sharded: bool) -> dict[Hashable, Any]:
 
 
 def shard_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Choose inner chunks, each a field over the last two axes, and shards of up to 24 of them.
-
-    Parameters
-    ----------
-    shape : tuple of int
-        At least one axis.
-
-    Returns
-    -------
-    chunk_shape, shard_shape : tuple of int
-    """
+    """Choose inner chunks, each a field over the last two axes, and shards of up to 24 of them; at least one axis."""
     chunk, room = [1] * len(shape), CHUNK_ELEMENTS
     for axis in range(len(shape) - 1, max(len(shape) - 3, -1), -1):
         chunk[axis] = max(1, min(shape[axis], room))

@@ -28,12 +28,7 @@ def say(*lines: str, console: Console | None = None) -> None:
 
 
 def address_of(options: argparse.Namespace) -> Address:
-    """Return what ``STORE``, ``--group`` and ``--storage-options`` say together.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Return what ``STORE``, ``--group`` and ``--storage-options`` say together."""
     storage_options = dict(map(storage_option, options.storage_options))
     return Address(store=options.store, group=options.group.strip("/"), storage_options=storage_options)
 
@@ -89,12 +84,9 @@ def warnings_said() -> Iterator[None]:
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Sequence[str]], *, gap: int = 2) -> Table:
-    """Lay out rows below a headline; the first column is text, the others are numbers, which are never broken.
+    """Lay out rows below a headline, `gap` blanks between columns.
 
-    Parameters
-    ----------
-    gap : int
-        Blanks between columns.
+    The first column is text, the others are numbers, which are never broken.
     """
     rows, table = list(rows), headed_table(gap=gap)
     for i, (title, *texts) in enumerate(zip(columns, *rows, strict=True)):
@@ -126,13 +118,7 @@ def naming_unwritable(option: str, place: Path) -> Iterator[None]:
 
 
 def make_writable(folder: Path) -> None:
-    """Make a folder unless it is there, and a file in it that leaves nothing behind.
-
-    Raises
-    ------
-    OSError
-        The system does not let one or the other be made.
-    """
+    """Make a folder unless it is there, and a file in it that leaves nothing behind; raises OSError where it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryFile(dir=folder) as file:
         file.write(b".")

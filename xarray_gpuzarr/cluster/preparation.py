@@ -66,12 +66,7 @@ class Preparation:
                 self._take_back()
 
     def prepare_threads(self, executor: Executor, n_threads: int, device: Device) -> None:
-        """Take the streams and pinned memory that reads of an executor's threads use.
-
-        Raises
-        ------
-        DeviceMemoryError, CudaError
-        """
+        """Take the streams and pinned memory that reads of an executor's threads use."""
         if not isinstance(executor, ProcessPoolExecutor):  # its processes are not this one
             _cuda_decoder(device).prepare_threads(n_threads)
 

@@ -38,14 +38,7 @@ needed: dict[Hashable, Care] = {}
 
 
 class MetVersions:
-    """The versions of objects that one read has met, and what it does because of them.
-
-    Parameters
-    ----------
-    source : ObjectSource
-    care : Care
-        What it has done so far.
-    """
+    """The versions of objects that one read has met, and how much care it takes because of them."""
 
     def __init__(self, source: ObjectSource, care: Care) -> None:
         self._source = source

@@ -11,12 +11,7 @@ _REST = 7
 
 
 class ReadAhead:
-    """Prefetches the requests of one read that are queued. Safe to call from several threads.
-
-    Parameters
-    ----------
-    source : ByteSource
-    """
+    """Prefetches the queued requests of one read. Safe to call from several threads."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source

@@ -67,14 +67,8 @@ WHOLE_NBYTES = 128 * 1024 * 1024
 class Snapshot:
     """The objects of one array during one read: a `ByteSource`.
 
-    Parameters
-    ----------
-    source : ObjectSource
-    spec : ArraySpec
-    care : Care
-        What is done to have all bytes of a shard from one version.
-    use_cache : bool
-        False after a read has shown that an index in the cache is out of date.
+    `care` says what is done to have all bytes of a shard from one version. `use_cache` is False after a read has shown
+    that a cached index is out of date.
     """
 
     def __init__(
@@ -133,17 +127,8 @@ class Snapshot:
     def start_index(self, key: str, n_wanted: int) -> FoundIndex | PendingIndex:
         """Return the index of a shard from the cache, or ask for it.
 
-        Parameters
-        ----------
-        key : str
-            Of the shard.
-        n_wanted : int
-            Chunks of the shard that will be asked for: with most of a small shard, all of it comes at once.
-
-        Returns
-        -------
-        FoundIndex or callable
-            Which raises StoreReadError or ShardIndexError if the shard cannot be read.
+        If most chunks of a small shard will be asked for (`n_wanted`), the whole shard comes in one request. The
+        callable that is returned raises StoreReadError or ShardIndexError if the shard cannot be read.
         """
         assert self._spec.index is not None
         spec = self._spec.index

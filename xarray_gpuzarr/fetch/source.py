@@ -218,15 +218,7 @@ class ObjectChangedError(StoreReadError):
 
 
 class ObjectTooLongError(Exception):
-    """An object is too long for a chunk; `Snapshot` says of which array.
-
-    Parameters
-    ----------
-    key : str
-        Of the object.
-    nbytes : int
-        That were asked for.
-    """
+    """An object, `nbytes` long, is too long for a chunk; `Snapshot` says of which array."""
 
     def __init__(self, key: str, nbytes: int) -> None:
         super().__init__(key, nbytes)

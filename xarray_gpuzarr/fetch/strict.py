@@ -50,12 +50,7 @@ def missing_chunks(path: str, what: str, found: str) -> MissingChunkError:
 
 
 class StrictSource:
-    """An `ObjectSource` that notes which objects its store does not have.
-
-    Parameters
-    ----------
-    source : ObjectSource
-    """
+    """An `ObjectSource` that notes which objects its store does not have."""
 
     storage: Storage = "posix"
     """Never straight to a GPU, past this."""

@@ -158,17 +158,8 @@ class Crew:
     def taking(self, n_wanted: int, budget: int | None = None) -> AbstractContextManager[int]:
         """Count threads that the calling one starts by itself as at work, while a block runs.
 
-        Parameters
-        ----------
-        n_wanted : int
-            Threads that the block could use, the calling one, which `run` counts, among them.
-        budget : int or None
-            As for `run`.
-
-        Yields
-        ------
-        int
-            As many as cores are free for; at least 1.
+        `n_wanted` threads could be used, the calling one among them, which `run` counts; `budget` is as for `run`.
+        Yields as many as cores are free for, at least 1.
         """
         return self._taking(n_wanted, budget or thread_budget()) if n_wanted > 1 else _ALONE
 

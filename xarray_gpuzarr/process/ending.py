@@ -23,15 +23,7 @@ _threads: dict[threading.Thread, Callable[[], None]] = {}
 
 
 def start_thread(run: Callable[[], object], name: str, stop: Callable[[], None] = lambda: None) -> None:
-    """Start a daemon thread that the end of the process waits for.
-
-    Parameters
-    ----------
-    run : callable
-        What it does.
-    name : str
-    stop : callable
-        Called at the end of the process: lets `run` end soon.
+    """Start a daemon thread that the end of the process waits for, after calling `stop`, which lets `run` end soon.
 
     Raises
     ------

@@ -18,12 +18,7 @@ LEAST_NBYTES = 64 * 1024
 
 
 def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return memory, contents undefined.
-
-    Returns
-    -------
-    uint8, shape (nbytes,), host memory, at a multiple of 64 bytes
-    """
+    """Return uninitialised host memory at a multiple of 64 bytes: uint8, shape (nbytes,)."""
     memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
     first = -memory.__array_interface__["data"][0] % _LINE_NBYTES
     return memory[first : first + nbytes]

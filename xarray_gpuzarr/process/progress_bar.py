@@ -78,12 +78,7 @@ def progress(*, console: Console | None = None) -> Iterator[None]:
 
 
 class Bars:
-    """Two bars that appear once there is something to wait for: bytes that are read, and tasks of dask.
-
-    Parameters
-    ----------
-    console : rich.console.Console
-    """
+    """Two bars that appear once there is something to wait for: bytes that are read, and tasks of dask."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415  # likewise
@@ -216,15 +211,8 @@ shown_bars: list[Bars] = []
 class ReadProgress:
     """How much of one read is done, told to a bar.
 
-    A table counts as done when the next one is drawn, the last one at `end`.
-
-    Parameters
-    ----------
-    bars : Bars
-    n_chunks : int
-        Chunks of all tables.
-    nbytes : int
-        Bytes of the result.
+    The read has `n_chunks` chunks in all its tables, and a result of `nbytes`. A table counts as done when the next one
+    is drawn, the last one at `end`.
     """
 
     def __init__(self, bars: Bars, n_chunks: int, nbytes: int) -> None:

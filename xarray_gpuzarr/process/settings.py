@@ -21,16 +21,7 @@ _PREFIX = "XARRAY_GPUZARR_"
 def given_numbers(names: Iterable[str], environ: Mapping[str, str]) -> dict[str, int]:
     """Return the numbers that ``XARRAY_GPUZARR_<NAME>`` variables give; what is not set is left out.
 
-    Parameters
-    ----------
-    names : iterable of str
-        Those that end in ``nbytes`` may carry a unit.
-    environ : mapping of str to str
-
-    Raises
-    ------
-    OptionError
-        A variable holds no number.
+    Names that end in ``nbytes`` may carry a unit. Raises `OptionError` if a variable holds no number.
     """
     return {name: _parse_number(name, environ[variable(name)]) for name in names if variable(name) in environ}
 
@@ -80,12 +71,9 @@ def _do(name: str) -> str:
 
 
 class InForce[Options]:
-    """The record of settings that is in force in this process: what was chosen, else what the environment says.
+    """The settings in force in this process: those that were chosen, else what the environment says.
 
-    Parameters
-    ----------
-    kind : type
-        A frozen dataclass with a classmethod `from_environment`.
+    `kind` is a frozen dataclass with a classmethod `from_environment`.
     """
 
     def __init__(self, kind: Any) -> None:
@@ -103,12 +91,9 @@ class InForce[Options]:
         return options
 
     def chosen(self, options: Mapping[str, object]) -> Options:
-        """Return the record that the environment asks for, changed as `options` says; sizes may be texts with a unit.
+        """Return the record that the environment asks for, changed by `options`; sizes may be texts with a unit.
 
-        Raises
-        ------
-        OptionError
-            An unusable value.
+        Raises `OptionError` for an unusable value.
         """
         changed: Options = replace(
             self._kind.from_environment(), **{name: _in_bytes(name, value) for name, value in options.items()}

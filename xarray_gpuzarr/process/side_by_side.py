@@ -22,11 +22,7 @@ def side_by_side[Result](
 ) -> list[Result]:
     """Return what each of several calls returns, in their order.
 
-    Parameters
-    ----------
-    calls : sequence of callable
-    as_caller : callable
-        Makes a thread one that reads where the calling thread would; entered once on each thread.
+    `as_caller` makes a thread one that reads where the calling thread would; it is entered once on each thread.
 
     Raises
     ------

@@ -14,19 +14,10 @@ _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", sta
 
 
 def parse_nbytes(text: str, headline: str, *, tried: str, do: str) -> int:
-    """Return a size such as ``"64 MiB"`` in bytes, rounded down.
+    """Return a size such as ``"64 MiB"`` in bytes, rounded down; raises `OptionError` for any other text.
 
-    Parameters
-    ----------
-    text : str
-        A decimal number and, in any case, nothing, B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or TiB (of 1024).
-    headline, tried, do : str
-        What the error says of where the text comes from.
-
-    Raises
-    ------
-    OptionError
-        The text is not of that form.
+    It is a decimal number and, in any case, nothing, B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB or TiB (of
+    1024). `headline`, `tried` and `do` are what the error says of where the text comes from.
     """
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].lower()) if match else None

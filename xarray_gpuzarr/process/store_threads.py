@@ -12,14 +12,9 @@ os.register_at_fork(after_in_child=_pools.clear)
 
 
 def threads_for(server: Hashable, n_threads: int) -> ThreadPoolExecutor:
-    """Return the threads for reads from a server, which end once nobody holds what is returned here.
+    """Return a pool for `n_threads` reads at once from a server, which ends once nobody holds it.
 
-    Parameters
-    ----------
-    server : hashable
-        See `xarray_gpuzarr.fetch.server_of`; None for local files and memory.
-    n_threads : int
-        Reads at once.
+    `server` is as `xarray_gpuzarr.fetch.server_of` returns it; None for local files and memory.
     """
     pool = _pools.get((server, n_threads))
     return pool or _pools.setdefault((server, n_threads), ThreadPoolExecutor(n_threads, "gpuzarr_read"))

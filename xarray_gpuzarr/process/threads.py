@@ -54,17 +54,9 @@ _limit = _Limit()
 
 
 def at_most[Result](n_threads: int | None, read: Callable[[], Result]) -> Result:
-    """Call `read`, and let reads of the calling thread use fewer threads meanwhile.
+    """Call `read`, and let reads of the calling thread use at most `n_threads` meanwhile; None changes nothing.
 
-    Parameters
-    ----------
-    n_threads : int or None
-        None: no fewer.
-    read : callable
-
-    Notes
-    -----
-    The environment, and the workers of a cluster in this process, say better what this process was given.
+    The environment, and the workers of a cluster in this process, come first: they say what this process was given.
     """
     before = _limit.n_threads
     try:

@@ -87,16 +87,8 @@ class _Shared:
 class Ahead:
     """Results of reads in order; those of the next ones are read meanwhile.
 
-    Parameters
-    ----------
-    read : callable
-        See `Read`.
-    first, n_reads : int
-        Numbers of the first read and of the one after the last.
-    n_ahead : int
-        Reads that are under way, or whose results wait or are being consumed, at most.
-    as_caller : callable
-        See `AsCaller`; called once on each thread.
+    `first` and `n_reads` are the numbers of the first read and of the one after the last. At most `n_ahead` reads are
+    under way, or have results that wait or are being consumed. `as_caller` is called once on each thread.
     """
 
     def __init__(self, read: Read, first: int, n_reads: int, n_ahead: int, as_caller: AsCaller) -> None:

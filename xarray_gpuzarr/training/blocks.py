@@ -78,12 +78,7 @@ class _Traced:
         self._values: dict[Any, Any] = {}
 
     def row(self, key: Any) -> BlockRow:
-        """Return what the task of a key gives.
-
-        Raises
-        ------
-        UnresolvedError
-        """
+        """Return what the task of a key gives; raises `UnresolvedError`."""
         try:
             return _as_row(self._of_key(key))
         except RecursionError:

@@ -46,15 +46,7 @@ class Boxes:
 
 
 def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder) -> Any:
-    """Read boxes of a variable.
-
-    Parameters
-    ----------
-    parts : Parts
-        What the variable is made of.
-    boxes : Boxes
-        At least one, all inside the variable.
-    decoder : Decoder
+    """Read boxes of a variable: at least one, all inside it.
 
     Returns
     -------

@@ -37,17 +37,8 @@ class Progress:
 class BatchIterator:
     """An epoch that has begun. Closes itself at its end, at an error, and when it is forgotten.
 
-    Parameters
-    ----------
-    epoch : Epoch
-    template : Template
-    n_ahead : int
-        Reads that are under way, or whose results are not handed over yet, at most; 0 reads when a batch is asked for.
-    progress : Progress
-        Where to begin; kept up to date.
-    n_batches : int
-    as_caller : callable
-        See `AsCaller`.
+    At most `n_ahead` reads are under way or have results that are not handed over yet; 0 reads when a batch is asked
+    for. `progress` says where to begin, and is kept up to date.
     """
 
     def __init__(
@@ -114,12 +105,7 @@ class BatchIterator:
 
 
 class AtOnce:
-    """Results of reads that begin when they are asked for, on the caller's thread; as `Ahead`.
-
-    Parameters
-    ----------
-    read, as_caller : callable
-    """
+    """Results of reads that begin when they are asked for, on the caller's thread; as `Ahead`."""
 
     def __init__(self, read: Callable[[int, Stop], Arrays], as_caller: AsCaller) -> None:
         self._read = read

@@ -82,12 +82,7 @@ class Epoch:
 
 
 def require_batches(order: Order, samples: Samples) -> None:
-    """Refuse what would be an empty epoch on some rank.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise `OptionError` if an epoch would be empty on some rank."""
     least = samples.n_samples // order.world_size
     if least < (order.batch if order.drop_last else 1):
         raise OptionError(
@@ -99,17 +94,7 @@ def require_batches(order: Order, samples: Samples) -> None:
 
 
 def draw_epoch(samples: Samples, order: Order, number: int, shards: Shards) -> Epoch:
-    """Return one epoch of one rank.
-
-    Parameters
-    ----------
-    samples : Samples
-    order : Order
-    number : int
-        Of the epoch.
-    shards : callable
-        Only asked if samples are shuffled in windows.
-    """
+    """Return the epoch of a number, for one rank; `shards` is only asked if samples are shuffled in windows."""
 
     def rng(what: int) -> np.random.Generator:
         return np.random.default_rng([order.seed, number, what])

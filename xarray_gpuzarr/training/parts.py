@@ -32,12 +32,7 @@ class Part:
 
     @classmethod
     def of(cls, array: Any) -> Self:
-        """Return what xarray has indexed lazily.
-
-        Raises
-        ------
-        UnresolvedError
-        """
+        """Return what xarray has indexed lazily; raises `UnresolvedError`."""
         lazy = find_lazy_array(array)
         if lazy is None:
             raise UnresolvedError("it is read by xarray")
@@ -132,12 +127,7 @@ def _joined(planes: list[npt.NDArray[Any]], axis: int) -> npt.NDArray[Any]:
 
 
 def elements(key: Any, length: int) -> Along:
-    """Return what a slice, an integer, or an array of integers or booleans takes along an axis.
-
-    Raises
-    ------
-    IndexError
-    """
+    """Return what a slice, an integer, or an array of integers or booleans takes along an axis; raises `IndexError`."""
     if isinstance(key, slice):
         return range(*key.indices(length))
     index = np.asarray(key)

@@ -105,14 +105,7 @@ def _merged(parts: Sequence[Part], axis: int) -> tuple[Part, ...]:
 
 
 def cut_rows(grid: npt.NDArray[Any], chunks: Sequence[Sequence[int]]) -> Parts:
-    """Return a grid of rows as a grid of their parts.
-
-    Parameters
-    ----------
-    grid : ndarray of BlockRow, one axis for each of the variable
-    chunks : sequence of sequence of int
-        Lengths of the rows along each axis.
-    """
+    """Return a grid of `BlockRow`, whose lengths along each axis are `chunks`, as a grid of their parts."""
     cuts = [[{0, n} for n in lengths] for lengths in chunks]
     for at in product(*map(range, grid.shape)):
         row: BlockRow = grid[at]

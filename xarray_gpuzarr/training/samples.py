@@ -116,15 +116,8 @@ def choose_samples(
 ) -> Samples:
     """Return the samples that a caller asks for.
 
-    Parameters
-    ----------
-    lengths : mapping of dimension to int
-        Elements of the dataset, along each dimension of `sizes`, in the same order.
-    sizes : mapping of dimension to int
-        Elements of a sample; checked already.
-    stride : mapping of dimension to int, or None
-    random : int or None
-    positions : mapping of dimension to int array of shape (n,), or None
+    `lengths` are the elements of the dataset along the dimensions of `sizes`, in the same order. The other arguments
+    are as in `batches`, and not checked yet.
 
     Raises
     ------
@@ -161,12 +154,7 @@ def choose_samples(
 
 
 def require_whole(name: str, value: Any, least: int) -> int:
-    """Return an option that is a whole number of at least `least`.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Return an option if it is a whole number of at least `least`, else raise `OptionError`."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < least:
         raise OptionError(
             f"unusable {name}=",
@@ -178,12 +166,7 @@ def require_whole(name: str, value: Any, least: int) -> int:
 
 
 def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Mapping[Hashable, Any]:
-    """Return an option that maps dimensions, all of them `known`, to something.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Return an option if it maps dimensions, all of them `known`, to something, else raise `OptionError`."""
     if not isinstance(value, Mapping) or not value:
         raise OptionError(
             f"unusable {name}=",

@@ -145,10 +145,7 @@ def source_of(variable: Variable) -> Source:
 def in_c_order(array: Any) -> Any:
     """Return an array in C order without negative strides, which PyTorch refuses on axes of length 1 too.
 
-    Parameters
-    ----------
-    array : array
-        On any device; copied if need be. What has no strides, such as arrays of pandas, is returned as it is.
+    It is copied if need be. An array without strides, such as those of pandas, is returned as it is.
     """
     strides = getattr(array, "strides", None)
     if strides is None or (array.flags.c_contiguous and min(strides, default=0) >= 0):
@@ -157,14 +154,7 @@ def in_c_order(array: Any) -> Any:
 
 
 def read_sources[Name](sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop) -> dict[Name, Any]:
-    """Return boxes of several variables, in C order; what dask computes, it computes in one go.
-
-    Parameters
-    ----------
-    sources : mapping from name to Source
-    boxes : mapping from name to Boxes
-    stop : Stop
-    """
+    """Return boxes of several variables, in C order; what dask computes, it computes in one go."""
     arrays = _read_side_by_side(sources, boxes, stop)
     asked: dict[Name, list[Any]] = {}
     for name, source in sources.items():

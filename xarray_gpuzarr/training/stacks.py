@@ -19,16 +19,9 @@ Back = slice | Column | None
 
 
 def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder) -> Any:
-    """Read boxes of a part.
+    """Read boxes of one shape of a part, with first elements `start`, shape (n, ndim).
 
-    Parameters
-    ----------
-    part : Part
-    start : int64, shape (n, ndim)
-        First elements. What of a box lies outside the part becomes what is next to it inside: it is read anyway.
-    shape : sequence of int
-        Of one box.
-    decoder : Decoder
+    What of a box lies outside the part becomes what is next to it inside: it is read anyway.
 
     Returns
     -------

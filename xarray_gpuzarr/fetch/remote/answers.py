@@ -65,14 +65,7 @@ def length_alone(
 ) -> Answer | None:
     """Return an answer without bytes for a request to the end of an object that is longer than `most_nbytes`.
 
-    Parameters
-    ----------
-    request : ByteRequest or None
-    nbytes : int
-        That are sent.
-    most_nbytes : int
-    is_whole : bool
-        Whether they are all of the object, whatever was asked for.
+    `nbytes` are sent; with `is_whole` they are all of the object, whatever was asked for.
     """
     first = first_of_rest(request)
     length = nbytes if is_whole else nbytes + (first or 0)

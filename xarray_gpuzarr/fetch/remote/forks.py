@@ -15,13 +15,7 @@ _lost_names: set[str] = set()
 
 
 def note(client: object) -> None:
-    """Remember that a client is used in this process.
-
-    Parameters
-    ----------
-    client : object
-        The client, or the name of the library if all its clients have their threads in common.
-    """
+    """Remember that a client, or a library of a name whose clients share their threads, is used in this process."""
     if isinstance(client, str):
         _used_names.add(client)
     elif id(client) not in _used:
@@ -29,14 +23,7 @@ def note(client: object) -> None:
 
 
 def use(client: object, name: str) -> None:
-    """Remember that a client is used in this process, if it can be.
-
-    Parameters
-    ----------
-    client : object
-        See `note`.
-    name : str
-        Of what is to be read.
+    """Remember that a client is used in this process to read `name`; see `note`.
 
     Raises
     ------

@@ -15,14 +15,9 @@ from xarray_gpuzarr.stored.codecs import NO_LIMIT
 
 
 async def read_body(response: Any, request: ByteRequest | None, most_nbytes: int) -> Body:
-    """Read what a request needs of a body.
+    """Read what a request needs of the body of an aiohttp response.
 
-    Parameters
-    ----------
-    response : aiohttp.ClientResponse
-    request : ByteRequest or None
-    most_nbytes : int
-        Of an object that is asked for to its end: of a longer one, no more is read than shows that.
+    Of an object that is asked for to its end and is longer than `most_nbytes`, no more is read than shows that.
     """
     first, end, last = 0, NO_LIMIT, NO_LIMIT
     most = most_nbytes if first_of_rest(request) is not None else NO_LIMIT

@@ -30,15 +30,9 @@ def http_status(err: BaseException) -> int | None:
 
 
 async def is_too_short(err: Exception, request: ByteRequest, ask_nbytes: Callable[[], Awaitable[int]] | None) -> bool:
-    """Say whether an object ends before the range that was asked for begins.
+    """Say whether a request failed with `err` because the object ends before the range begins.
 
-    Parameters
-    ----------
-    err : Exception
-        What the request ended in.
-    request : ByteRequest
-    ask_nbytes : callable or None
-        Asks for the length of the object; called only if the error bears no status.
+    `ask_nbytes` asks for the length of the object; it is called only if the error bears no status.
     """
     status = http_status(err)
     if status is not None or ask_nbytes is None:

@@ -145,14 +145,7 @@ class UnderWay:
 
 
 def run_on_loop[Result](name: str, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Run a coroutine on zarr's event loop; cancel it if this thread is interrupted.
-
-    Parameters
-    ----------
-    name : str
-        Of what is read.
-    request : callable
-        Returns the coroutine.
+    """Run a coroutine on zarr's event loop, to read `name`; cancel it if this thread is interrupted.
 
     Raises
     ------
@@ -171,16 +164,7 @@ def run_on_loop[Result](name: str, request: Callable[[], Coroutine[Any, Any, Res
 def begin_on_loop[Result](
     name: str, under_way: UnderWay, requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]
 ) -> list[Reply[Result]]:
-    """Let zarr's event loop run coroutines; return at once.
-
-    Parameters
-    ----------
-    name : str
-        Of what is read.
-    under_way : UnderWay
-        By which they can be cancelled.
-    requests : sequence of callable
-        Each returns a coroutine.
+    """Start coroutines on zarr's event loop to read `name`, and return at once; `under_way` can cancel them.
 
     Raises
     ------
@@ -194,12 +178,7 @@ def begin_on_loop[Result](
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """Return zarr's event loop.
-
-    Parameters
-    ----------
-    name : str
-        Of what is to be read.
+    """Return zarr's event loop, to read `name`.
 
     Raises
     ------

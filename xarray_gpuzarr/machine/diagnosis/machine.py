@@ -26,13 +26,7 @@ _CUDA_13 = 13_000
 
 
 def machine_section(api: DeviceApi | None) -> Section:
-    """Say what is here.
-
-    Parameters
-    ----------
-    api : DeviceApi, optional
-        The device that reads go to; None if it is the host.
-    """
+    """Say what is here; `api` is the device that reads go to, None if it is the host."""
     missing = missing_for_cuda()
     facts = {
         "python": platform.python_version(),

@@ -94,13 +94,7 @@ class CodecSample:
         return slice(0, n_chunks * self.edge)
 
     def differs(self, decoded: Any, n_chunks: int) -> bool:
-        """Say whether a read of the first chunks has a wrong length, or wrong values in its first or last chunk.
-
-        Parameters
-        ----------
-        decoded : array on any device
-        n_chunks : int
-        """
+        """Say whether a read of the first chunks has a wrong length, or wrong values in its first or last chunk."""
         if decoded.shape != (n_chunks * self.edge,) or decoded.dtype != self.tiles.dtype:
             return True
         ends = ((0, decoded[: self.edge]), ((n_chunks - 1) % len(self.tiles), decoded[-self.edge :]))
@@ -114,16 +108,7 @@ def on_host(values: Any) -> npt.NDArray[Any]:
 
 @contextmanager
 def sample_of(codec: str, *, chunk_nbytes: int, n_chunks: int) -> Iterator[CodecSample]:
-    """Write an array into a folder that lasts as long as a ``with`` block.
-
-    Parameters
-    ----------
-    codec : str
-        One of `WRITERS`.
-    chunk_nbytes : int
-        Decoded bytes of a chunk.
-    n_chunks : int
-    """
+    """Write an array of `n_chunks` chunks into a folder that lasts as long as a ``with`` block."""
     edge = chunk_nbytes // 4
     tiles = series(min(n_chunks, N_DISTINCT) * edge).reshape(-1, edge)
     encoded = list(map(WRITERS[codec].encode, tiles))
