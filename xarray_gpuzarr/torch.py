@@ -35,13 +35,13 @@ def tensors(batch: Dataset) -> dict[str, torch.Tensor]:
         Of NumPy or CuPy arrays. A byte order that is not the machine's is changed, which copies.
     """
     arrays = {str(name): variable.data for name, variable in batch.data_vars.items()}
-    return {name: _tensor(array) for name, array in arrays.items() if array.dtype.kind in _NUMERIC}
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    if isinstance(array, np.ndarray):
-        return torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("=")))
-    return torch.from_dlpack(array)
+    return {
+        name: torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("=")))
+        if isinstance(array, np.ndarray)
+        else torch.from_dlpack(array)
+        for name, array in arrays.items()
+        if array.dtype.kind in _NUMERIC
+    }
 
 
 class IterableBatches(IterableDataset[Any]):  # type: ignore[misc]  # where torch is not installed

@@ -172,6 +172,14 @@ class TestArraysThatCannotTravel:
         assert np.isfinite(ds.u10.gpuzarr.to_host().mean().compute())
 
 
+def open_damaged(path, device):
+    """Write a store of which one shard is damaged, and open it."""
+    write_weather(path)
+    shard = path / "u10" / "c" / "1" / "0" / "0"
+    shard.write_bytes(bytes(64) + shard.read_bytes()[64:])
+    return xr.open_dataset(path, engine="gpuzarr", chunks={}, device=device)
+
+
 class TestClientWithoutGpu:
     @pytest.mark.parametrize("work", COMMON_WORK)
     def test_common_work(self, client, ds, path, work):
@@ -216,10 +224,7 @@ class TestClientWithoutGpu:
         assert {"index", "fetch", "transfer", "decode", "wait"} <= set(between.total.seconds)
 
     def test_corrupt_shard_is_named(self, client, tmp_path):
-        write_weather(tmp_path / "w.zarr")
-        shard = tmp_path / "w.zarr" / "u10" / "c" / "1" / "0" / "0"
-        shard.write_bytes(bytes(64) + shard.read_bytes()[64:])
-        ds = xr.open_dataset(tmp_path / "w.zarr", engine="gpuzarr", chunks={}, device="workers")
+        ds = open_damaged(tmp_path / "w.zarr", "workers")
 
         with pytest.raises(CorruptChunkError, match="u10/c/1/0/0"):
             ds.u10.mean().gpuzarr.to_host().compute()
@@ -302,10 +307,7 @@ class TestWorkersOfOneProcess:
         assert between.total.copied_nbytes > 0
 
     def test_corrupt_shard_is_named_and_the_others_are_read(self, threads, tmp_path):
-        write_weather(tmp_path / "w.zarr")
-        shard = tmp_path / "w.zarr" / "u10" / "c" / "1" / "0" / "0"
-        shard.write_bytes(bytes(64) + shard.read_bytes()[64:])
-        ds = xr.open_dataset(tmp_path / "w.zarr", engine="gpuzarr", chunks={}, device="cuda")
+        ds = open_damaged(tmp_path / "w.zarr", "cuda")
 
         with pytest.raises(CorruptChunkError, match="u10/c/1/0/0"):
             ds.u10.mean().gpuzarr.to_host().compute()

@@ -42,38 +42,6 @@ def key(name):
     return ("somewhere", name, SPEC)
 
 
-def test_what_was_put_is_found_until_it_is_dropped():
-    cache, kept = IndexCache(), entry(4)
-
-    cache.put(key("a"), kept, 10**6)
-
-    assert cache.get(key("a")) is kept
-    assert cache.get(key("b")) is None
-    cache.drop(key("a"))
-    assert cache.get(key("a")) is None
-    assert cache.nbytes == 0
-
-
-def test_the_index_that_was_used_longest_ago_makes_room():
-    cache, nbytes = IndexCache(), entry(4).nbytes
-    for name in "abc":
-        cache.put(key(name), entry(4), 3 * nbytes)
-    cache.get(key("a"))
-
-    cache.put(key("d"), entry(4), 3 * nbytes)
-
-    assert [name for name in "abcd" if cache.get(key(name))] == ["a", "c", "d"]
-
-
-def test_an_index_larger_than_the_limit_is_not_kept_and_a_limit_of_0_keeps_none():
-    cache = IndexCache()
-
-    cache.put(key("a"), entry(1000), 10_000)
-    cache.put(key("b"), entry(4), 0)
-
-    assert len(cache) == cache.nbytes == 0
-
-
 class CacheMachine(RuleBasedStateMachine):
     """The cache beside a plain list of what it may hold."""
 

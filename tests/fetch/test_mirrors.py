@@ -426,16 +426,6 @@ def test_a_read_is_given_up_once_one_answer_did_not_do():
 
 
 @pytest.mark.host_decoder
-def test_a_tag_that_comes_back_says_enough():
-    attempts = MetVersions(Tags(), Care.USUAL)
-
-    assert attempts.again(changed("s/1", "A", "B", "1"))
-    assert attempts.care == Care.USUAL
-    assert attempts.again(changed("s/1", "A", "B", "1"))
-    assert attempts.care == Care.ASK_AGAIN
-
-
-@pytest.mark.host_decoder
 def test_local_files_are_one_server():
     attempts = MetVersions(LocalSource(root="/"), Care.USUAL)
 

@@ -19,7 +19,7 @@ from xarray_gpuzarr.cli import main, parser
 from xarray_gpuzarr.cuda import driver
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.errors import CudaError, DeviceUnavailableError, OptionError
-from xarray_gpuzarr.machine.diagnosis import answers, device, examine, machine
+from xarray_gpuzarr.machine.diagnosis import device, examine, machine
 from xarray_gpuzarr.machine.diagnosis.clock import seconds_of
 from xarray_gpuzarr.machine.diagnosis.rates import CODECS, Sizes, host_rates
 from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, without_names
@@ -83,7 +83,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(examine, "current_device", lambda *_: gpu.api)
     for module in (machine, choice):
         monkeypatch.setattr(module, "missing_for_cuda", list)
-    monkeypatch.setattr(answers, "check_all", lambda api: iter([Answer("zstd, short"), Answer("lz4")]))
+    monkeypatch.setattr(examine, "check_all", lambda api: iter([Answer("zstd, short"), Answer("lz4")]))
     monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "1")
     return gpu
 
@@ -210,7 +210,7 @@ def test_a_gpu_is_described_asked_and_measured(gpu, capsys):
 
 def test_wrong_answers_are_listed_and_fail(gpu, monkeypatch, capsys):
     wrong = [Answer("zstd, short"), Answer("gzip", passed=False, found="byte 7 of 100")]
-    monkeypatch.setattr(answers, "check_all", lambda _: iter(wrong))
+    monkeypatch.setattr(examine, "check_all", lambda _: iter(wrong))
 
     assert run() == 1
 
@@ -222,7 +222,7 @@ def test_wrong_answers_are_listed_and_fail(gpu, monkeypatch, capsys):
 
 
 def test_answers_are_those_of_the_device():
-    section = answers.answers_section(FaultyDevice(Fault("LZ4", "status")))
+    section = examine.answers_section(FaultyDevice(Fault("LZ4", "status")))
     assert [failure.partition(":")[0] for failure in section.failures] == ["lz4", "lz4, one byte", "blosc lz4"]
     assert len(section.rows) > 25
     assert {row[1] for row in section.rows} == {"right", "WRONG"}
@@ -249,7 +249,7 @@ def test_a_device_that_breaks_is_a_failure_and_the_host_is_measured(gpu, monkeyp
     def broken(*_):
         raise CudaError("lost", tried="a copy", found="cudaErrorUnknown", do="restart")
 
-    monkeypatch.setattr(answers, "check_all", broken)
+    monkeypatch.setattr(examine, "check_all", broken)
     monkeypatch.setattr(gpu.api, "allocate_pinned", broken)
     assert xarray_gpuzarr_failures() == ("CudaError: lost: cudaErrorUnknown",) * 2
 
@@ -288,7 +288,7 @@ def test_a_report_is_one_block_without_names(gpu, monkeypatch, capsys):
     monkeypatch.setenv("HOME", "/export/people/alice")
     monkeypatch.setenv("LOGNAME", "alice")
     found = "cannot load /export/people/alice/env/lib.so, /scratch/alice/x, /opt/malice/alice-1"
-    monkeypatch.setattr(answers, "check_all", lambda _: iter([Answer("a", passed=False, found=found)]))
+    monkeypatch.setattr(examine, "check_all", lambda _: iter([Answer("a", passed=False, found=found)]))
 
     assert run("--report") == 1
 
@@ -330,16 +330,6 @@ def test_what_is_shown_is_no_markup_and_no_control_code():
     assert "<b>" not in found._repr_html_()
     assert "<i>" not in found._repr_html_()
     assert found.failures == ("<i>",)
-
-
-def test_progress_is_shown_on_terminals_only(monkeypatch, capsys):
-    command.StatusLine().show("x")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    line = command.StatusLine()
-    line.show("known answers")
-    line.clear()
-    assert "known answers ..." in capsys.readouterr().err
 
 
 # ---- samples and clocks

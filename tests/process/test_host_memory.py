@@ -36,11 +36,6 @@ def test_arrays_are_what_numpy_would_give(shape, dtype):
     array[...] = expected
 
 
-@pytest.mark.parametrize("nbytes", [host_memory.LEAST_NBYTES, LARGE])
-def test_large_arrays_begin_a_line(nbytes):
-    assert all(begins_a_line(host_memory.empty((nbytes // 8,), np.dtype("f8"))) for _ in range(9))
-
-
 @pytest.fixture
 def variable():
     """A function that opens a stored variable."""

@@ -200,7 +200,7 @@ def draw_field(array: xr.DataArray, path: Path) -> None:
     figure = Figure(figsize=(9, 4.9), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("0.8")
-    mesh = field.plot.pcolormesh(ax=axes, robust=True, infer_intervals=False, shading="nearest")
+    mesh: Any = field.plot.pcolormesh(ax=axes, robust=True, infer_intervals=False, shading="nearest")
     for text in (axes.title, axes.xaxis.label, axes.yaxis.label, mesh.colorbar.ax.yaxis.label):
         text.set_parse_math(False)  # a name may hold any character
     axes.set_title(visible(axes.get_title()))

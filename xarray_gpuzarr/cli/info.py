@@ -106,7 +106,12 @@ class StoreInfo:
 
 def run(options: argparse.Namespace) -> int:
     """Print how a store is laid out and where it would be decoded. Reads metadata and, locally, file lengths."""
-    gpu_nbytes = _gpu_nbytes(options.gpu_memory)
+    gpu_nbytes = parse_nbytes(
+        options.gpu_memory,
+        "unusable memory of a GPU",
+        tried=f"--gpu-memory {options.gpu_memory!r}",
+        do="leave it out, or give a size",
+    )
     info = StoreInfo.of(address_of(options), device=options.device, whole=options.all)
     if options.json:
         sys.stdout.write(json.dumps(info.as_json(gpu_nbytes), indent=1) + "\n")
@@ -144,16 +149,13 @@ def _print_groups(groups: tuple[GroupBelow, ...], *, whole: bool) -> None:
         return
     shown = groups if whole else groups[:_MOST_GROUPS]
     rest = len(groups) - len(shown)
+    is_partial = any(group.n_arrays is None and not group.failure for group in shown)
     say(
         "groups below it (gpuzarr info STORE --group PATH):",
         *(f"  {line}" for line in aligned([(group.path, _group_text(group)) for group in shown])),
         *([f"  and {_counted(rest, 'more group')}; --all shows them"] if rest else []),
-        *(["not looked into, nor listed further down; --all does"] if any(map(_is_closed, shown)) else []),
+        *(["not looked into, nor listed further down; --all does"] if is_partial else []),
     )
-
-
-def _is_closed(group: GroupBelow) -> bool:
-    return group.n_arrays is None and not group.failure
 
 
 def _group_text(group: GroupBelow) -> str:
@@ -175,11 +177,6 @@ def _print_tables(explained: Explanation, ours: list[tuple[Row, LazyArray]], gpu
         console.print(table_of(columns, [_byte_cells(row, lazy) for row, lazy in ours]), "")
         parts = ("a task on a GPU", "result", "batches", "peak", f"at once in {gpu}")
         console.print(table_of(parts, [_memory_cells(row, lazy, gpu_nbytes) for row, lazy in ours]))
-
-
-def _gpu_nbytes(text: str) -> int:
-    tried = f"--gpu-memory {text!r}"
-    return parse_nbytes(text, "unusable memory of a GPU", tried=tried, do="leave it out, or give a size")
 
 
 def _block_shape(row: Row) -> tuple[int, ...]:
@@ -220,21 +217,14 @@ def _memory_cells(row: Row, lazy: LazyArray, gpu_nbytes: int) -> tuple[str, ...]
 
 
 def _byte_cells(row: Row, lazy: LazyArray) -> tuple[str, ...]:
-    task = math.prod(_block_shape(row))
-    per_element = np.dtype(row.dtype).itemsize
+    on_disk = disk_nbytes(lazy)
     return (
         row.variable,
-        _disk_cell(disk_nbytes(lazy)),
+        "not counted" if on_disk is None else format_nbytes(on_disk) if on_disk else "no files",
         format_nbytes(row.decompressed_nbytes or 0),
         format_nbytes(row.decoded_nbytes),
-        format_nbytes(task * per_element),
+        format_nbytes(math.prod(_block_shape(row)) * np.dtype(row.dtype).itemsize),
     )
-
-
-def _disk_cell(nbytes: int | None) -> str:
-    if nbytes is None:
-        return "not counted"
-    return format_nbytes(nbytes) if nbytes else "no files"
 
 
 def disk_nbytes(lazy: LazyArray) -> int | None:

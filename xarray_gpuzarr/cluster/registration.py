@@ -6,7 +6,7 @@ import pickle
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from xarray_gpuzarr.cluster.clients import current_client, require_client
+from xarray_gpuzarr.errors import OptionError
 
 if TYPE_CHECKING:
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin
@@ -45,7 +45,18 @@ def register(client: Any = None, *, device: str = "auto", pool: bool = False, **
     from xarray_gpuzarr.cluster.worker import GpuZarrPlugin  # noqa: PLC0415  # imports distributed
 
     plugin = GpuZarrPlugin(device=device, pool=pool, **options)
-    client = current_client() if client is None else client
+    if client is None:
+        from distributed import Client  # noqa: PLC0415  # takes long
+
+        try:
+            client = Client.current()  # type: ignore[no-untyped-call]
+        except ValueError:
+            raise OptionError(
+                "there is no cluster to prepare",
+                tried="register() with the current client of distributed",
+                found="no client in this process",
+                do="create one first, client = distributed.Client(...), or pass one: register(client)",
+            ) from None
     require_client(client, "register")
     return client.sync(_register, client, plugin)
 
@@ -76,3 +87,14 @@ def _registered(dask_scheduler: Any, name: str) -> dict[str, Any] | None:
         return None
     settings: dict[str, Any] = pickle.loads(pickled).settings  # noqa: S301  # the scheduler was given it by a client
     return settings
+
+
+def require_client(client: Any, asked: str) -> None:
+    """Raise `OptionError` unless `client` can call the workers of a cluster."""
+    if not (hasattr(client, "sync") and hasattr(client, "run")):
+        raise OptionError(
+            f"{asked} takes a client",
+            tried=f"{asked} of an instance of {type(client).__module__}.{type(client).__qualname__}",
+            found="an object that is not a distributed.Client",
+            do=f"give one: {asked}(distributed.Client(...))",
+        )

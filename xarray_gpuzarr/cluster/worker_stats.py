@@ -13,7 +13,7 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Self
 
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
-from xarray_gpuzarr.cluster.clients import require_client
+from xarray_gpuzarr.cluster.registration import require_client
 from xarray_gpuzarr.errors import visible
 from xarray_gpuzarr.process.counters import STAGES, Counts, counters
 

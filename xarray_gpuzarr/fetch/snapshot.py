@@ -221,7 +221,8 @@ class Snapshot:
             del self._whole[key]
             return self._ask(key, spec)()
         if whole is not None:
-            encoded, shard_nbytes = _index_of(edge.data, spec), len(edge.data)
+            encoded = edge.data[: spec.nbytes] if spec.location == "start" else edge.data[-spec.nbytes :]
+            shard_nbytes = len(edge.data)
         where = f"'{key}' of array '{self._spec.path}'"
         index = decode_shard_index(encoded, spec, shard_nbytes=shard_nbytes, where=where)
         self._keep(key, spec, index, edge)
@@ -276,7 +277,3 @@ class _WholeShard:
         parts = np.minimum(self._end, end) - np.maximum(self._offset, first)
         self.left_nbytes -= int(parts.clip(0).sum())
         return self.data[first:end]
-
-
-def _index_of(shard: memoryview, spec: ShardIndexSpec) -> memoryview:
-    return shard[: spec.nbytes] if spec.location == "start" else shard[-spec.nbytes :]

@@ -7,6 +7,7 @@ line more than it fills: volumes of short chunks are read 3 to 10 % sooner this 
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,3 +31,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if dtype.hasobject or nbytes < LEAST_NBYTES:
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, aligned(nbytes))
+
+
+def available_nbytes() -> int | None:
+    """Return the memory that can be had without swapping, pages of files included; None where no system tells it."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
@@ -76,7 +76,7 @@ def _next(waiting: deque[int]) -> int | None:
     return None
 
 
-def _wait_for(threads: Iterable[Lock]) -> None:
+def _wait_for(threads: Sequence[Lock]) -> None:
     for ended in threads:
         with ended:
             pass

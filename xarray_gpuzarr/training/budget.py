@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from xarray_gpuzarr.errors import OptionError
+from xarray_gpuzarr.process.host_memory import available_nbytes
 from xarray_gpuzarr.training.order import Order
 from xarray_gpuzarr.training.samples import Samples
-from xarray_gpuzarr.training.sources import Stored
 from xarray_gpuzarr.training.template import Template
 
 
@@ -36,9 +34,11 @@ class Budget:
         is_consumed_slowly = order.per_read > order.batch
         if self.memory is not None:
             limit = self.memory // order.n_parts // nbytes
-        elif _is_on_host(template):
-            n_sharing = order.n_parts * min(order.world_size, _n_local_ranks())
-            limit = max(1, free_host_nbytes() // 4 // n_sharing // nbytes)
+        elif all(lazy.device == "host" for lazy in template.lazies):
+            local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")  # as torchrun says; without it, this is the only one
+            n_local_ranks = max(1, int(local_ranks)) if local_ranks.isdecimal() else 1
+            n_sharing = order.n_parts * min(order.world_size, n_local_ranks)
+            limit = max(1, (available_nbytes() or sys.maxsize) // 4 // n_sharing // nbytes)
         else:
             limit = self.prefetch + 1
         if not limit:
@@ -49,23 +49,3 @@ class Budget:
                 do="give more memory=, a smaller window=, batch= or sizes=, or fewer processes",
             )
         return min(self.prefetch + is_consumed_slowly, limit) if self.prefetch else 0
-
-
-def _is_on_host(template: Template) -> bool:
-    stored = [cut.source for cut in template.cuts.values() if isinstance(cut.source, Stored)]
-    return all(source.lazy.device == "host" for source in stored)
-
-
-def _n_local_ranks() -> int:
-    """Return how many ranks torchrun has started on this machine; 1 if it has not."""
-    said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(said)) if said.isdecimal() else 1
-
-
-def free_host_nbytes() -> int:
-    """Return the memory that may be taken without swapping, pages of files included; on systems that tell it."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return sys.maxsize

@@ -60,7 +60,9 @@ def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder) -> Any:
     if 0 in boxes.shape:
         return decoder.empty(boxes.result_shape, parts.lazy.dtype)
     result = None
-    for part, first in _with_offsets(parts):
+    for at in product(*map(range, parts.grid.shape)):
+        part: Part = parts.grid[at]
+        first = np.array([bounds[i] for bounds, i in zip(parts.bounds, at, strict=True)], np.int64)
         length = np.array(part.shape, np.int64)
         touches, local = boxes.inside(first, length)
         if not touches.any():
@@ -73,11 +75,6 @@ def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder) -> Any:
         for members, box in _alike(local, length):
             result[(np.flatnonzero(touches)[members], *box)] = block[(members, *box)]
     return result
-
-
-def _with_offsets(parts: Parts) -> Iterator[tuple[Part, Column]]:
-    for at in product(*map(range, parts.grid.shape)):
-        yield parts.grid[at], np.array([bounds[i] for bounds, i in zip(parts.bounds, at, strict=True)], np.int64)
 
 
 def _alike(local: Boxes, length: Column) -> Iterator[tuple[Column, tuple[slice, ...]]]:

@@ -140,7 +140,8 @@ def choose_samples(
     elif positions is not None:
         samples = _placed(positions, spans)
     else:
-        strides = _strides(stride, sizes)
+        of_dims = {} if stride is None else require_mapping("stride", stride, sizes)
+        strides = {dim: require_whole(f"stride[{dim!r}]", of_dims.get(dim, n), 1) for dim, n in sizes.items()}
         counts = tuple(-(-span // strides[dim]) for dim, span in spans.items())
         samples = Lattice(counts=counts, strides=tuple(strides.values()))
     if samples.n_samples > _MOST_SAMPLES:
@@ -185,13 +186,6 @@ def require_mapping(name: str, value: Any, known: Mapping[Hashable, Any]) -> Map
             do=do + perhaps(str(unknown[0]), known),
         )
     return value
-
-
-def _strides(stride: Any, sizes: Mapping[Hashable, int]) -> dict[Hashable, int]:
-    if stride is None:
-        return dict(sizes)
-    of_dims = require_mapping("stride", stride, sizes)
-    return {dim: require_whole(f"stride[{dim!r}]", of_dims.get(dim, n), 1) for dim, n in sizes.items()}
 
 
 def _placed(positions: Any, spans: Mapping[Hashable, int]) -> Table:

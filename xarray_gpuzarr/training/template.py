@@ -110,7 +110,11 @@ class Template:
         data_vars: dict[Hashable, Variable] = {}
         for name in self.names:
             cut = self.cuts.get(name)
-            variable = self.whole.variables[name] if cut is None else _variable(cut, arrays[name][samples])
+            variable = (
+                self.whole.variables[name]
+                if cut is None
+                else Variable((SAMPLE, *cut.dims), arrays[name][samples], cut.attrs, cut.encoding, fastpath=True)
+            )
             (coords if name in self.coords else data_vars)[name] = variable
         indexes = dict(self.whole.xindexes)
         dataset = Dataset(data_vars, coords=Coordinates(coords, indexes=indexes), attrs=self.whole.attrs)
@@ -136,7 +140,3 @@ def _cut(variable: Variable, dims: list[Hashable], sizes: Mapping[Hashable, int]
         encoding=variable.encoding,
         source=source_of(variable),
     )
-
-
-def _variable(cut: SampleCut, array: Any) -> Variable:
-    return Variable((SAMPLE, *cut.dims), array, cut.attrs, cut.encoding, fastpath=True)

@@ -107,32 +107,6 @@ def test_dataset_at_an_address(server, scheme):
     assert_same_dataset(ours.load(), xr.open_dataset(address, engine="zarr", **keywords).load())
 
 
-@pytest.mark.host_decoder
-@pytest.mark.parametrize("client", ["obstore s3", "fsspec s3"])
-def test_options_and_keys_reach_the_server_unchanged(server, client):
-    store = CLIENTS[client](server.url, "bucket/s.zarr", key_id="AKIDOFMINE")
-    array = opened(store)
-    server.requests()
-
-    read_array(array, device="host")
-
-    sent = [request["headers"]["authorization"] for request in server.requests()]
-    assert all("Credential=AKIDOFMINE/" in words for words in sent)
-
-
-@pytest.mark.host_decoder
-def test_options_of_s3fs_hold_for_every_request(server):
-    options = s3fs_options(server.url) | {"requester_pays": True}
-    ds = xr.open_dataset("s3://bucket/s.zarr", engine="gpuzarr", device="host", storage_options=options)
-    server.requests()
-
-    ds["u10"].load()
-
-    sent = server.requests()
-    assert sent
-    assert all(request["headers"]["x-amz-request-payer"] == "requester" for request in sent)
-
-
 def shapes_of(requests):
     """Object and range of every request, sorted."""
     return sorted((request["path"].partition("/zstd/")[2], request["range"] or "all") for request in requests)

@@ -83,19 +83,9 @@ class WaitingRanges:
         return answer.data
 
 
-class WaitingEdge:
-    """The first or last bytes of an object, or all of it: a `PendingEdge`."""
-
-    __slots__ = ("asked",)
-
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-
-    def __call__(self) -> Edge | None:
-        """Wait for the bytes."""
-        answer = self.asked.answer()
-        if answer is None:
-            return None
-        return Edge(
-            data=answer.data, object_nbytes=answer.object_nbytes, version=answer.version, settled=answer.settled
-        )
+def edge_of(asked: Asked) -> Edge | None:
+    """Wait for the first or last bytes of an object, or for all of it."""
+    answer = asked.answer()
+    if answer is None:
+        return None
+    return Edge(data=answer.data, object_nbytes=answer.object_nbytes, version=answer.version, settled=answer.settled)

@@ -21,7 +21,7 @@ from xarray_gpuzarr.errors import StoreReadError, masked
 from xarray_gpuzarr.fetch.remote import forks
 from xarray_gpuzarr.fetch.remote.answers import Answer, strong_tag
 from xarray_gpuzarr.fetch.remote.clients import Client, client_for
-from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingEdge, WaitingRanges
+from xarray_gpuzarr.fetch.remote.pending import Asked, WaitingRanges, edge_of
 from xarray_gpuzarr.fetch.remote.under_way import UnderWay, event_loop
 from xarray_gpuzarr.fetch.rules import coalesce_rule
 from xarray_gpuzarr.fetch.source import (
@@ -146,13 +146,12 @@ class StoreSource:
 
     def start_edge(self, key: str, location: Literal["start", "end"], nbytes: int) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
-        return WaitingEdge(
-            self._ask(key, SuffixByteRequest(nbytes) if location == "end" else RangeByteRequest(0, nbytes))
-        )
+        edge = SuffixByteRequest(nbytes) if location == "end" else RangeByteRequest(0, nbytes)
+        return partial(edge_of, self._ask(key, edge))
 
     def start_whole(self, key: str, most_nbytes: int = NO_LIMIT) -> PendingEdge:
         """Ask the store now; the returned object waits for the answer."""
-        return WaitingEdge(self._ask(key, None, most_nbytes))
+        return partial(edge_of, self._ask(key, None, most_nbytes))
 
     def give_up(self) -> None:
         """Give up requests that have not been answered."""

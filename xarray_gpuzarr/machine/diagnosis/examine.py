@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from xarray_gpuzarr.cuda.api import DeviceApi
 from xarray_gpuzarr.decoders import Device, resolve_device
+from xarray_gpuzarr.decoders.cuda.checks import check_all
 from xarray_gpuzarr.errors import GpuZarrError, OptionError
-from xarray_gpuzarr.machine.diagnosis.answers import answers_section
 from xarray_gpuzarr.machine.diagnosis.device import current_device
 from xarray_gpuzarr.machine.diagnosis.machine import machine_section
 from xarray_gpuzarr.machine.diagnosis.rates import Sizes, copies_section, host_section
@@ -15,9 +15,6 @@ from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section, said
 
 Progress = Callable[[str], None]
 """Is told what is being done."""
-
-Part = Callable[[], Iterator[Section]]
-
 
 USUAL = Sizes()
 
@@ -50,40 +47,6 @@ def doctor(device: str = "auto", *, progress: Progress = lambda _: None) -> Diag
 
 def examine(device: str, *, progress: Progress, sizes: Sizes = USUAL) -> Iterator[Section]:
     """Yield the parts of `doctor` as they are done. Parameters as there; raises before the first of them."""
-    return _examine(_examined(device), progress=progress, sizes=sizes)
-
-
-def _examine(device: Device, *, progress: Progress, sizes: Sizes) -> Iterator[Section]:
-    progress("what is here")
-    api, broken = (None, "") if device == "host" else _usable_device(device)
-    machine = machine_section(api)
-    yield machine
-    if broken:
-        yield Section(name="device", title="The GPU cannot be used", failures=[broken], facts=broken)
-    if api is not None:
-        yield from _of_device(api, progress=progress, sizes=sizes)
-    progress("rates of the host")
-    yield host_section(sizes)
-
-
-def _of_device(api: DeviceApi, *, progress: Progress, sizes: Sizes) -> Iterator[Section]:
-    progress("known answers")
-    yield from _told("answers", "Does the GPU decode correctly?", lambda: iter([answers_section(api)]))
-    progress("copies")
-    yield from _told("copies", "How fast are copies, and a read?", lambda: iter([copies_section(api, sizes)]))
-
-
-def _told(name: str, title: str, part: Part) -> Iterator[Section]:
-    """Yield a part, or what kept the device from it."""
-    try:
-        yield from part()
-    except Exception as error:  # noqa: BLE001  # a device that is broken raises anything; the answer names it
-        failure = said(error)
-        yield Section(name=name, title=title, failures=[failure], facts={"failed": failure})
-
-
-def _examined(device: str) -> Device:
-    """Return what is examined: the host, or a GPU."""
     if device == "workers":
         raise OptionError(
             "this machine is examined, not workers",
@@ -91,7 +54,57 @@ def _examined(device: str) -> Device:
             found="doctor examines this machine, not the workers of a cluster",
             do="run doctor there: client.run(xarray_gpuzarr.doctor)",
         )
-    return resolve_device(device)
+    return _examine(resolve_device(device), progress=progress, sizes=sizes)
+
+
+def _examine(device: Device, *, progress: Progress, sizes: Sizes) -> Iterator[Section]:
+    progress("what is here")
+    api, broken = (None, "") if device == "host" else _usable_device(device)
+    yield machine_section(api)
+    if broken:
+        yield Section(name="device", title="The GPU cannot be used", failures=[broken], facts=broken)
+    if api is not None:
+        progress("known answers")
+        yield _section_of("answers", "Does the GPU decode correctly?", lambda: answers_section(api))
+        progress("copies")
+        yield _section_of("copies", "How fast are copies, and a read?", lambda: copies_section(api, sizes))
+    progress("rates of the host")
+    yield host_section(sizes)
+
+
+def _section_of(name: str, title: str, examine_part: Callable[[], Section]) -> Section:
+    """Return a part, or what kept the device from it."""
+    try:
+        return examine_part()
+    except Exception as error:  # noqa: BLE001  # a device that is broken raises anything; the answer names it
+        failure = said(error)
+        return Section(name=name, title=title, failures=[failure], facts={"failed": failure})
+
+
+def answers_section(api: DeviceApi) -> Section:
+    """Ask a device what is known, and say what it got right, how long that took and at which rate."""
+    answers = list(check_all(api))
+    wrong = [answer for answer in answers if not answer.passed]
+    return Section(
+        name="answers",
+        title="Does the GPU decode correctly?",
+        columns=("test", "", "ms", "MB/s"),
+        rows=[
+            (
+                a.name,
+                "right" if a.passed else "WRONG",
+                f"{a.seconds * 1e3:.2f}",
+                f"{a.nbytes / a.seconds / 1e6:.3g}" if a.seconds > 0 else "",
+            )
+            for a in answers
+        ],
+        notes=[f"{len(answers) - len(wrong)} of {len(answers)} are right; the first of a kind waits for its kernel."],
+        failures=[f"{answer.name}: {answer.found}" for answer in wrong],
+        facts=[
+            {"name": a.name, "passed": a.passed, "found": a.found, "seconds": a.seconds, "nbytes": a.nbytes}
+            for a in answers
+        ],
+    )
 
 
 def _usable_device(asked: Device) -> tuple[DeviceApi | None, str]:

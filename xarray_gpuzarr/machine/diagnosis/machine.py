@@ -17,6 +17,7 @@ from xarray_gpuzarr.decoders import missing_for_cuda
 from xarray_gpuzarr.machine.diagnosis.report import Section
 from xarray_gpuzarr.native import why_absent
 from xarray_gpuzarr.process.device_options import resource_options
+from xarray_gpuzarr.process.host_memory import available_nbytes
 from xarray_gpuzarr.process.threads import n_cores, thread_budget
 
 _PACKAGES = ("xarray-gpuzarr", "zarr", "xarray", "dask", "numpy", "numcodecs", "imagecodecs")
@@ -27,7 +28,11 @@ _CUDA_13 = 13_000
 
 def machine_section(api: DeviceApi | None) -> Section:
     """Say what is here; `api` is the device that reads go to, None if it is the host."""
-    missing = missing_for_cuda()
+    missing, cuda = missing_for_cuda(), cuda_version()
+    driver = None
+    if cuda is not None:
+        driver = ", ".join(filter(None, [driver_version(), f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"]))
+    extra = "cuda12" if cuda is not None and cuda < _CUDA_13 else "cuda13"
     facts = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -35,10 +40,10 @@ def machine_section(api: DeviceApi | None) -> Section:
         "gpu_packages": _versions(_GPU_PACKAGES),
         "host": _host(),
         "gpus": gpu_names(),
-        "driver": _driver(),
+        "driver": driver,
         "gpu": None if api is None else _gpu(api),
         "missing_for_cuda": missing,
-        "install": _install_command() if missing else None,
+        "install": f"pip install 'xarray-gpuzarr[{extra}]'" if missing else None,
         "device": "host" if api is None else "cuda",
     }
     return Section(name="machine", title="What is here", rows=list(_rows(facts)), facts=facts)
@@ -47,7 +52,12 @@ def machine_section(api: DeviceApi | None) -> Section:
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     gpu, host = facts["gpu"], facts["host"]
     yield "reads go to", "the GPU" if gpu else "the host"
-    yield "GPU", _gpu_text(gpu) if gpu else ", ".join(facts["gpus"]) or "none"
+    if gpu:
+        capability = f", compute capability {gpu['compute_capability']}" if gpu["compute_capability"] else ""
+        memory = f"{format_nbytes(gpu['memory_nbytes'])}, {format_nbytes(gpu['free_nbytes'])} free"
+        yield "GPU", f"{gpu['name']}{capability}, {memory}"
+    else:
+        yield "GPU", ", ".join(facts["gpus"]) or "none"
     if facts["driver"]:
         yield "driver", facts["driver"]
     if gpu:
@@ -85,7 +95,7 @@ def _host() -> dict[str, Any]:
         "n_threads": thread_budget(),
         "why_no_loops": why_absent(),
         "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "available_nbytes": _available_nbytes(),
+        "available_nbytes": available_nbytes(),
     }
 
 
@@ -97,15 +107,6 @@ def processor() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def _available_nbytes() -> int | None:
-    """Return the host's memory that can be had, None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _gpu(api: DeviceApi) -> dict[str, Any]:
@@ -127,12 +128,6 @@ def _gpu(api: DeviceApi) -> dict[str, Any]:
     }
 
 
-def _gpu_text(gpu: dict[str, Any]) -> str:
-    memory = f"{format_nbytes(gpu['memory_nbytes'])}, {format_nbytes(gpu['free_nbytes'])} free"
-    capability = f", compute capability {gpu['compute_capability']}" if gpu["compute_capability"] else ""
-    return f"{gpu['name']}{capability}, {memory}"
-
-
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of those that are installed, by the names of their distributions."""
     versions = {}
@@ -142,17 +137,3 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _driver() -> str | None:
-    cuda = cuda_version()
-    if cuda is None:
-        return None
-    with_nvml = driver_version()
-    return f"{with_nvml + ', ' if with_nvml else ''}CUDA {cuda // 1000}.{cuda % 1000 // 10}"
-
-
-def _install_command() -> str:
-    cuda = cuda_version()
-    extra = "cuda12" if cuda is not None and cuda < _CUDA_13 else "cuda13"
-    return f"pip install 'xarray-gpuzarr[{extra}]'"
