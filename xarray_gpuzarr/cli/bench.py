@@ -62,7 +62,10 @@ def run(options: argparse.Namespace) -> int:
     path = f"{group}/{variable}".lstrip("/")
     array = zarr.open_array(address.store, path=path, mode="r", **address.given)
     box = corner_box(array.shape, array.shards or array.chunks, array.dtype.itemsize, most_nbytes)
-    _describe(path or address.store, array, box)
+    shape, whole = ("\N{MULTIPLICATION SIGN}".join(map(str, n)) for n in ([part.stop for part in box], array.shape))
+    nbytes = int(math.prod(part.stop for part in box) * array.dtype.itemsize)
+    of = "" if shape == whole else f" of {whole}"
+    say(f"{path or address.store}: {shape}{of} {array.dtype}, {format_nbytes(nbytes)} uncompressed")
     line = StatusLine()
     try:
         with warnings.catch_warnings(), zarr.config.set(_STOCK_PIPELINE):
@@ -71,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             times, wrong = _measure(reads, options.rounds, line.show)
     finally:
         line.clear()
-    _print(times, wrong, _nbytes(array, box))
+    _print(times, wrong, nbytes)
     if contents.why_apart:
         say("", f"{contents.why_apart}. So zarr-python and this package read the array itself.")
     return int(bool(wrong))
@@ -142,7 +145,9 @@ def _measure(
             progress(f"{f'round {n} of {n_rounds}' if n else 'first read'}: {name}")
             try:
                 start = time.perf_counter()
-                values = _finished(reads[name]())
+                values = reads[name]()
+                if hasattr(getattr(values, "device", None), "synchronize"):  # of a GPU, which may still be at work
+                    values.device.synchronize()
                 times[name].append(time.perf_counter() - start)
                 if n == 0:
                     _require_same(values.get() if hasattr(values, "get") else values, expected, name)
@@ -152,14 +157,6 @@ def _measure(
     return {name: seconds[1:] for name, seconds in times.items()}, wrong
 
 
-def _finished(values: Any) -> Any:
-    """Wait until a device array is complete."""
-    device: Any = getattr(values, "device", None)
-    if hasattr(device, "synchronize"):
-        device.synchronize()
-    return values
-
-
 def _require_same(values: np.ndarray[Any, Any], expected: dict[str, np.ndarray[Any, Any]], name: str) -> None:
     """Keep the first reader's values; raise `ValueError` if another one's differ."""
     first, right = next(iter(expected.items() or ((name, values),)))
@@ -167,17 +164,6 @@ def _require_same(values: np.ndarray[Any, Any], expected: dict[str, np.ndarray[A
     if not (same_dtype and np.array_equal(values, right, equal_nan=values.dtype.kind in "fc")):
         raise ValueError(f"other values than {first}: {values.dtype.str} {values.shape}")
     expected.setdefault(first, values)
-
-
-def _nbytes(array: zarr.Array[Any], box: Box) -> int:
-    return int(math.prod(part.stop for part in box) * array.dtype.itemsize)
-
-
-def _describe(path: str, array: zarr.Array[Any], box: Box) -> None:
-    shape = "\N{MULTIPLICATION SIGN}".join(str(part.stop) for part in box)
-    whole = "\N{MULTIPLICATION SIGN}".join(map(str, array.shape))
-    of = "" if shape == whole else f" of {whole}"
-    say(f"{path}: {shape}{of} {array.dtype}, {format_nbytes(_nbytes(array, box))} uncompressed")
 
 
 def _print(times: Mapping[str, Sequence[float]], wrong: Mapping[str, str], nbytes: int) -> None:

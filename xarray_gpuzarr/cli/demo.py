@@ -90,7 +90,8 @@ def run(options: argparse.Namespace) -> int:
         step("measuring")
         seconds = _measure(readers, step)
     with readers[-1].open() as dataset:
-        say(f"wrote   {store}: {format_nbytes(_nbytes(store))} on disk, {format_nbytes(dataset.nbytes)} decoded")
+        on_disk = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+        say(f"wrote   {store}: {format_nbytes(on_disk)} on disk, {format_nbytes(dataset.nbytes)} decoded")
         say(*(['DIFFERS from engine="zarr":', *difference.split("\n")] if difference else [_EQUAL]))
         say(*_MEASURED.split("\n"))
         Console().print("", _times(readers, seconds), "", DatasetAccessor(dataset).explain(), "", sep="\n")
@@ -163,10 +164,6 @@ def _measure(readers: list[OpenWay], step: Callable[[str], None]) -> list[float]
             step(f"measuring, round {i + 1} of {ROUNDS}")
         rounds.append(seconds)
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
-
-
-def _nbytes(store: Path) -> int:
-    return sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
 
 
 def _times(readers: list[OpenWay], seconds: list[float]) -> Table:

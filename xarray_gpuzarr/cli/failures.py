@@ -110,7 +110,9 @@ def _cause(err: BaseException, address: Address) -> tuple[str, str]:
         return "", _on_permission(address)
     missing = next((e for e in errors if isinstance(e, ImportError)), None)
     if missing is not None:
-        return "", _on_missing_package(missing, address)
+        package = _PACKAGES.get(address.scheme, missing.name)
+        fsspec = "fsspec " if address.scheme and find_spec("fsspec") is None else ""
+        return "", f"pip install {fsspec}{package}" if package else _USUAL
     if any(str(e).startswith("Protocol not known") for e in errors):
         return "", f"mend what stands before ://; usual are {', '.join(_PACKAGES)}, file"
     if isinstance(err, TypeError) and "storage_options" in str(err) and not address.scheme:
@@ -136,14 +138,6 @@ def _on_permission(address: Address) -> str:
             "client calls them; for public data, anon=true on S3 and token=anon on Google Cloud"
         )
     return f"let this user read it, and enter all folders above it: namei -l '{address.store}' shows who may"
-
-
-def _on_missing_package(err: ImportError, address: Address) -> str:
-    package = _PACKAGES.get(address.scheme, err.name)
-    if package is None:
-        return _USUAL
-    fsspec = "fsspec " if address.scheme and find_spec("fsspec") is None else ""
-    return f"pip install {fsspec}{package}"
 
 
 def _on_place(address: Address) -> tuple[str, str]:

@@ -34,13 +34,7 @@ class Preparation:
     def enter(self, *, device: str, pool: bool, options: Mapping[str, Any]) -> Device:
         """Prepare this process for one more user; return the device that it reads to.
 
-        Parameters
-        ----------
-        device : "auto", "cuda", "cuda:1" (any number) or "host"
-        pool : bool
-            Install a pool where RMM's current resource is a plain one.
-        options : mapping
-            Fields of `ResourceOptions` to set for this process.
+        Arguments as for `GpuZarrPlugin`.
 
         Raises
         ------

@@ -165,14 +165,9 @@ class ObjectSource(ByteSource, Protocol):
     ) -> ObjectSource:
         """Return this source as one read is to use it.
 
-        Parameters
-        ----------
-        ask_again : bool
-            Whether to ask many times for a version that other answers are not of.
-        expected_nbytes : int or None
-            Of one request, where that is known before.
-        most_nbytes : int
-            Of objects that are chunks: no memory is taken for a longer one, as far as the store tells its length.
+        With `ask_again` it asks many times for a version that other answers are not of. `expected_nbytes` is the length
+        of one request, where that is known. No memory is taken for chunks of more than `most_nbytes`, as far as the
+        store tells the lengths of objects.
         """
 
     def local_file(self, key: str, version: Version = None) -> LocalFile:

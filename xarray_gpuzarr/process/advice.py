@@ -19,15 +19,7 @@ said: set[str] = set()
 
 
 def advise(subject: str, headline: str, *, found: str, do: str) -> None:
-    """Warn of something that works but costs, unless this process was warned of it already.
-
-    Parameters
-    ----------
-    subject : str
-        What was warned of once is not warned of again.
-    headline, found, do : str
-        As in `GpuZarrError`.
-    """
+    """Warn of something that works but costs, once in a process for each subject; texts as in `GpuZarrError`."""
     if subject in said:
         return
     said.add(subject)

@@ -175,16 +175,8 @@ class Crew:
     def run(self, work: Work, most: int, budget: int | None = None, *, is_long: bool = False) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
 
-        Parameters
-        ----------
-        work : callable
-            See `Work`.
-        most : int
-            Threads that could be busy at once.
-        budget : int or None
-            What `thread_budget` has said lately; None asks it.
-        is_long : bool
-            Whether helpers may still come when other runs end: for short work they cost more than they bring.
+        `budget` is what `thread_budget` has said lately; None asks it. If `is_long`, helpers may still come when other
+        runs end: for short work they cost more than they bring.
 
         Raises
         ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -14,24 +15,16 @@ from xarray_gpuzarr.training.order import Epoch, Order
 from xarray_gpuzarr.training.template import Arrays, Template
 
 
+@dataclass(slots=True)
 class Progress:
     """How far an epoch has come."""
 
-    __slots__ = ("batch", "begun", "epoch", "order")
-
-    def __init__(self, order: Order, epoch: int, batch: int) -> None:
-        self.order = order
-        self.epoch = epoch
-        self.batch = batch
-        """Batches that were handed over."""
-        self.begun = False
-        """Whether an iterator goes through it."""
-
-    def copy(self) -> Progress:
-        """Return what does not go on with the iterator."""
-        progress = Progress(self.order, self.epoch, self.batch)
-        progress.begun = self.begun
-        return progress
+    order: Order
+    epoch: int
+    batch: int
+    """Batches that were handed over."""
+    begun: bool = False
+    """Whether an iterator goes through it."""
 
 
 class BatchIterator:

@@ -38,7 +38,7 @@ class Batches:
 
     def __getstate__(self) -> dict[str, Any]:
         self.order  # noqa: B018  # a worker of a DataLoader has no process group to ask
-        return vars(self) | {"_drawn": None, "_progress": self._progress.copy()}
+        return vars(self) | {"_drawn": None, "_progress": replace(self._progress)}
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this rank."""

@@ -271,16 +271,28 @@ def _obstore_options(request: ByteRequest | None, if_match: str | None) -> Any:
     return options
 
 
-class S3fsClient:
-    """s3fs: its own calls and retries, for the headers that its `cat_file` keeps to itself."""
+class _FsspecClient:
+    """A file system of fsspec that is asked past its own methods, which keep headers to themselves."""
+
+    kind: str
 
     def __init__(self, store: FsspecStore) -> None:
         self._fs: Any = store.fs
         self._path = store.path
         self._absent = store.allowed_exceptions
         self.server = server_of(store)
-        self.identity: Hashable = ("s3fs", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
+        self.identity: Hashable = (self.kind, _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
         self.lost_by_fork: object = self._fs
+
+    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
+        """See `Client.is_too_short`."""
+        return await is_too_short(err, request, None)
+
+
+class S3fsClient(_FsspecClient):
+    """s3fs: its own calls and retries, for the headers that its `cat_file` keeps to itself."""
+
+    kind = "s3fs"
 
     async def get(
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
@@ -316,10 +328,6 @@ class S3fsClient:
         body = Body(data, 0, len(data))
         return http_answer(body, said["HTTPHeaders"], request, said["HTTPStatusCode"], most_nbytes)
 
-    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
-        """See `Client.is_too_short`."""
-        return await is_too_short(err, request, None)
-
 
 async def _retried[Result](request: Callable[[], Awaitable[Result]], n_times: int) -> Result:
     """Repeat a request whose body breaks off, as s3fs repeats one that gets no answer: after 0.1, 0.17, ... seconds."""
@@ -333,16 +341,10 @@ async def _retried[Result](request: Callable[[], Awaitable[Result]], n_times: in
     return await request()
 
 
-class HttpClient:
+class HttpClient(_FsspecClient):
     """fsspec's HTTP: its own session and options."""
 
-    def __init__(self, store: FsspecStore) -> None:
-        self._fs: Any = store.fs
-        self._path = store.path
-        self._absent = store.allowed_exceptions
-        self.server = server_of(store)
-        self.identity: Hashable = ("http", _digest((store.path, self._fs.storage_args, self._fs.storage_options)))
-        self.lost_by_fork: object = self._fs
+    kind = "http"
 
     async def get(
         self, key: str, request: ByteRequest | None, if_match: str | None = None, most_nbytes: int = NO_LIMIT
@@ -364,10 +366,6 @@ class HttpClient:
         except self._absent:
             return None
         return http_answer(body, response.headers, request, response.status, most_nbytes)
-
-    async def is_too_short(self, err: Exception, key: str, request: ByteRequest) -> bool:  # noqa: ARG002
-        """See `Client.is_too_short`."""
-        return await is_too_short(err, request, None)
 
 
 def _digest(place: object) -> str:

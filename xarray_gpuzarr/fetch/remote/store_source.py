@@ -51,17 +51,8 @@ _WAITING = 8
 class StoreSource:
     """Any zarr store, through byte-range requests.
 
-    Parameters
-    ----------
-    store : zarr.abc.store.Store
-    client : Client or None
-        How to ask it, if that is known.
-    n_under_way : int or None
-        Requests that may be under way at once, once this is the source of one read.
-    ask_again : bool
-        Whether to ask many times for a version that other answers are not of.
-    most_nbytes : int
-        Of objects that are chunks.
+    As the source of one read, it has at most `n_under_way` requests under way at once, asks again for a version that
+    other answers are not of if `ask_again`, and takes objects of at most `most_nbytes` for chunks.
     """
 
     is_remote, is_local = True, False

@@ -8,16 +8,9 @@ from collections.abc import Callable
 
 
 def seconds_of(run: Callable[[], object], *, budget: float = 0.25, most: int = 5) -> float:
-    """Return the median time of some runs; one that is not timed comes first.
+    """Return the median time of up to `most` runs, at least one, in `budget` seconds, after one that is not timed.
 
-    Parameters
-    ----------
-    run : callable
-        What it returns is dropped after the clock has stopped.
-    budget : float
-        Seconds for timed runs, of which there is at least one.
-    most : int
-        Timed runs, at most.
+    What `run` returns is dropped after the clock has stopped.
     """
     run()
     times: list[float] = []
