@@ -9,7 +9,7 @@ from helpers.data.corpus import V3_CODECS, counting, tensorstore_write, write
 from helpers.stores.fakes import Wrapper
 from obstore.store import LocalStore as ObstoreLocal
 from obstore.store import MemoryStore as ObstoreMemory
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from xarray_gpuzarr import read_array
 
@@ -88,16 +88,6 @@ def test_dataset_in_any_store(any_store):
     ours, stock = opened(any_store, "gpuzarr", device="host"), opened(any_store, "zarr")
 
     assert_same_dataset(ours.load(), stock.load())
-
-
-def test_dataset_in_a_zip_file(tmp_path):
-    path = tmp_path / "s.zip"
-    with ZipStore(path, mode="w") as store:
-        dataset().to_zarr(store, encoding=ENCODING, consolidated=False)
-
-    with ZipStore(path, mode="r") as store:
-        ours = opened(store, "gpuzarr", device="host", consolidated=False).load()
-        assert_same_dataset(ours, opened(store, "zarr", consolidated=False).load())
 
 
 @pytest.mark.parametrize(

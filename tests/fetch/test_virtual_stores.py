@@ -14,7 +14,7 @@ from kerchunk.hdf import SingleHdf5ToZarr
 from obspec_utils.registry import ObjectStoreRegistry
 from obstore.store import LocalStore as ObstoreLocal
 from virtualizarr.parsers import HDFParser
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, ZipStore
 
 from xarray_gpuzarr import read_array
 from xarray_gpuzarr.fetch import index_cache
@@ -267,12 +267,3 @@ def test_zip_file_in_shards_with_dask(tmp_path):
 
     with ZipStore(tmp_path / "s.zip", mode="r") as store:
         assert_opens_as_the_zarr_engine_does(store)
-
-
-def test_memory_that_changes_is_read_anew_each_time():
-    store = MemoryStore()
-    array = write(store, DATA, **SHARDED)
-
-    for factor in (2, 3):
-        array[...] = DATA * factor
-        assert_same_bits(read_array(array, (slice(2), slice(3)), device="host"), DATA[:2, :3] * np.float32(factor))

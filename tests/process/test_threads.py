@@ -294,22 +294,6 @@ def test_fork_after_a_read_starts_with_fresh_threads():
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_budget_on_a_dask_worker_is_its_threads():
-    result = run_python(
-        """
-        from distributed import Client, LocalCluster
-        from xarray_gpuzarr.process.threads import thread_budget
-
-        if __name__ == "__main__":
-            with LocalCluster(n_workers=2, threads_per_worker=3, processes=False, dashboard_address=None) as cluster:
-                with Client(cluster) as client:
-                    print(set(client.run(thread_budget).values()))
-        """,
-    )
-
-    assert result.stdout == "{6}\n"  # both workers are in this process
-
-
 def test_unusable_setting_fails_a_read_clearly(memory, monkeypatch):
     array = write(memory, counting((8,)), chunks=(2,))
     monkeypatch.setenv(ENV, "many")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.loading import N_TIMES, epochs_of, firsts, import_or_skip, written
 
-from xarray_gpuzarr import OptionError, batches
+from xarray_gpuzarr import batches
 
 torch = import_or_skip("torch")
 
@@ -82,13 +82,3 @@ def test_a_state_of_one_process_goes_on(ds):
     again.dataset.load_state_dict(state)
 
     assert firsts(again) == epochs_of(ds, 1, shuffle=True)[0][2:]
-
-
-def test_workers_refuse_to_begin_in_the_middle_of_an_epoch(ds):
-    middle = batches(ds, {"time": 2}, 3)
-    next(iter(middle))
-    again = batches(ds, {"time": 2}, 3)
-    again.load_state_dict(middle.state_dict())
-
-    with pytest.raises(OptionError, match="OptionError: a part of an epoch that has begun"):
-        list(loader(again, 2))

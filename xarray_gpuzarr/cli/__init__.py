@@ -45,7 +45,7 @@ _FILE = {
 
 
 class _Suggested(tuple[str, ...]):
-    """Choices that help and shells offer; whether others will do is said where they are used, in three lines."""
+    """Choices that help and shells offer; other values are checked where they are used."""
 
     __slots__ = ()
 

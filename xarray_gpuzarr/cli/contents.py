@@ -1,4 +1,4 @@
-"""What a command finds at an address: a group that is one dataset, a group whose arrays are none, or a single array.
+"""What a command opens at an address: a dataset, arrays that form no dataset, or a single array.
 
 Where xarray makes no dataset of the arrays, as with the levels of an OME-Zarr pyramid, each stands for itself, with its
 stored values.
@@ -36,7 +36,7 @@ class Contents:
 
 
 def open_contents(address: Address, device: str) -> Contents:
-    """Open a dataset, or what stands in place of one; what a store or a codec raises becomes a `StoreReadError`."""
+    """Open a dataset, or arrays that form none; errors of stores and codecs become a `StoreReadError`."""
     of_group = f", group={address.group!r}" if address.group else ""
     with naming_failures(address, f"xarray.open_dataset({address.store!r}{of_group}, engine='gpuzarr')"):
         try:
@@ -52,7 +52,7 @@ def open_contents(address: Address, device: str) -> Contents:
 
 
 def _apart(address: Address, place: Place) -> Contents | None:
-    """Return arrays that are no dataset, each for itself; None if there is nothing that can be opened, or a dataset."""
+    """Return arrays that form no dataset, each by itself; None if nothing can be opened, or if they form one."""
     node = address.open(address.group)
     if node is None:
         return None

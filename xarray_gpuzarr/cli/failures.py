@@ -141,7 +141,7 @@ def _on_permission(address: Address) -> str:
 
 
 def _on_place(address: Address) -> tuple[str, str]:
-    """Look what is where a group was expected."""
+    """Return what lies where a group was expected, and what to do."""
     node = address.open(address.group)
     if isinstance(node, zarr.Array) and not address.group:
         parent, _, name = address.store.rstrip("/").rpartition("/")
@@ -161,7 +161,7 @@ def _on_place(address: Address) -> tuple[str, str]:
 
 
 def _where_nothing_is(path: Path) -> tuple[str, str]:
-    """Name what has been mistyped: the last part of a path, or one before it."""
+    """Say which part of a path does not exist: the last one, or one before it."""
     beside = path.absolute().parent
     if not beside.is_dir():
         return _NOTHING, f"check the path: there is no folder '{beside}'"

@@ -1,4 +1,4 @@
-"""What all commands do: open a store, print text and tables. Nothing said is markup."""
+"""What all commands share: opening a store, printing text and tables. Nothing is printed as markup."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def storage_option(text: str) -> tuple[str, Any]:
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write each row on one line, its cells below those of the others as far as they are not very long."""
+    """Return each row as one line, its cells aligned with those of the others unless they are very long."""
     rows = [tuple(map(visible, row)) for row in rows]
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(*rows, strict=True)]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -61,14 +61,14 @@ _WIDEST = 40
 
 
 def complain(what: GpuZarrError | Warning | str, kind: type) -> None:
-    """Print an error or a warning to standard error, without a traceback; only ours are known to need several lines."""
+    """Print an error or a warning to standard error, without a traceback; only this package's have several lines."""
     lines = str(what).split("\n") if issubclass(kind, GpuZarrError | GpuZarrWarning) else [str(what)]
     say(f"{kind.__name__}: {lines[0]}", *lines[1:], console=Console(stderr=True))
 
 
 @contextmanager
 def warnings_said() -> Iterator[None]:
-    """Print warnings inside a ``with`` block as all else is printed; zarr's hold names from stores.
+    """Print warnings of a ``with`` block like all other text; those of zarr contain names from stores.
 
     Two of xarray's are left out: what they advise is for whoever opens the store, or writes it.
     """

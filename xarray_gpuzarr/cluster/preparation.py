@@ -1,4 +1,4 @@
-"""What a process does once before it reads on its GPU, so that no read has to wait for it, and how it lets go of that.
+"""Prepares a process for reading on its GPU, so that no read has to wait for that, and undoes it afterwards.
 
 Several workers may live in one process: the first prepares it, the last one to leave cleans up. Called by `worker`.
 """
@@ -20,7 +20,7 @@ from xarray_gpuzarr.process.configuration import options_in_force
 
 
 class Preparation:
-    """What was done for the users of this process, and has to be undone."""
+    """What was done for the workers of this process, to be undone when the last one leaves."""
 
     def __init__(self) -> None:
         self.restart()

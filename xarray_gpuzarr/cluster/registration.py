@@ -1,4 +1,4 @@
-"""Preparing the workers of a cluster from its client, in one line. Imports no distributed before that line."""
+"""`register` prepares the workers of a cluster from its client. Imports distributed only when it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GpuZarrPlugin`: what a dask worker does before its first read on a GPU, and what it gives back when it goes.
+"""`GpuZarrPlugin` prepares a dask worker for reading on a GPU, and cleans up when the worker leaves.
 
 Imports distributed. Registered by `register`, or by hand with ``client.register_plugin(GpuZarrPlugin())``.
 """

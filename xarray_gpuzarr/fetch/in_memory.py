@@ -1,4 +1,4 @@
-"""zarr's own `MemoryStore`: bytes that are here already, taken by the thread that needs them.
+"""Reads zarr's own `MemoryStore`, on the thread that needs the bytes.
 
 Asking its coroutines would take two changes of threads for a look into a dictionary. A read keeps each object that it
 has looked at, so that all of its bytes are of one version, whatever is written meanwhile.

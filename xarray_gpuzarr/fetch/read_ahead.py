@@ -1,4 +1,4 @@
-"""Reading ahead for a queue of requests: asks the source to prefetch, and rests once that has shown to be needless."""
+"""Prefetches a queue of requests, and skips some once a request shows that its bytes are in memory already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which neighbouring byte ranges become one request: by the limits of a kind of store, or those that were set."""
+"""Which neighbouring byte ranges become one request: the limits of a kind of store, or those of the settings."""
 
 from __future__ import annotations
 

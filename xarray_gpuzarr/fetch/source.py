@@ -1,4 +1,4 @@
-"""What a source of bytes offers: protocols, and the small values that pass through them."""
+"""Protocols of sources of bytes, and the small values that they take and return."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a machine can do: `diagnosis` examines it for ``gpuzarr doctor``, `bench` compares readers on it."""
+"""What a machine can do: `diagnosis` examines it for ``gpuzarr doctor``."""

@@ -1,1 +1,1 @@
-"""What a process has one of: settings, counters, threads and cores, warnings, progress. Knows no Zarr and no GPU."""
+"""State that a process has once: settings, counters, threads, warnings, progress. Knows no Zarr and no GPU."""

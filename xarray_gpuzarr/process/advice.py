@@ -1,4 +1,4 @@
-"""Warnings that say what to do, once in a process for each subject; from any thread they point at the user's line."""
+"""Warnings that say what to do: once in a process for each subject, pointing at the user's line from any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host memory for results and scratch, from the start of a cache line on.
+"""Host memory for results and scratch, aligned to cache lines; and how much of it is free.
 
 NumPy's arrays begin 16 bytes into one. Rows of chunks are often of 64 bytes or a multiple, and each would touch one
 line more than it fills: volumes of short chunks are read 3 to 10 % sooner this way (November 2026).

@@ -1,4 +1,4 @@
-"""Where a bar of progress would be seen, and what to use instead where it would not. Called by `progress`."""
+"""Says where `progress` can draw a bar, and what to use instead where it cannot."""
 
 from __future__ import annotations
 

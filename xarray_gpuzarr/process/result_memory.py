@@ -1,4 +1,4 @@
-"""Memory of results that is used again once they are dead: fresh memory costs page faults, read after read.
+"""Uses the memory of deleted results again: fresh memory costs page faults, read after read.
 
 A reduction reads block after block, each dead before the next but one is read; a training loop drops batch after batch.
 Results that the user keeps stay as they are: memory comes back only when neither the array nor a view of it is left.

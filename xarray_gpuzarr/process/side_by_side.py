@@ -1,4 +1,4 @@
-"""Calls that wait for a slow store, made on several threads. A signal that interrupts their caller is heard at once."""
+"""Runs calls that wait for a slow store on several threads. A signal that interrupts their caller is heard at once."""
 
 from __future__ import annotations
 

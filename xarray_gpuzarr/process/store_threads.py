@@ -1,4 +1,4 @@
-"""Threads for reads that mostly wait, those of each server apart: a silent one keeps no read of another waiting."""
+"""Threads for reads that mostly wait, with a pool for each server: a silent one delays no read from another."""
 
 from __future__ import annotations
 

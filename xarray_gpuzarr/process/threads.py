@@ -1,4 +1,4 @@
-"""How many threads of this process may do what: the environment, dask's workers and the cores say so."""
+"""Numbers of threads that this process may use, from the environment, dask's workers and the cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches for training: which samples there are, in which order, who reads them ahead, and what comes of them."""
+"""Batches for training: samples and their order, reading ahead, and the datasets that are handed over."""
 
 from xarray_gpuzarr.training.loader import Batches
 from xarray_gpuzarr.training.options import batches

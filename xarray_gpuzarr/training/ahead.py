@@ -1,4 +1,4 @@
-"""Reads that are carried out ahead of whoever consumes them, on threads, in order, within a bound.
+"""Carries out reads ahead of their consumer: on threads, in order, within a bound.
 
 The consumer may be interrupted by a signal at any point (see `process.waiting`). So it holds no lock: all it says is
 how many reads it has done with, a number that only grows; threads look at that. Threads know nothing of the consumer
@@ -28,7 +28,7 @@ AsCaller = Callable[[], AbstractContextManager[object]]
 
 
 class _Shared:
-    """What the consumer and the threads know of each other."""
+    """State that the consumer and the reading threads share."""
 
     def __init__(self, first: int, n_reads: int, n_ahead: int) -> None:
         self.bell = Bell()

@@ -1,4 +1,4 @@
-"""What dask's blocks are made of, found in the graph without running any task.
+"""Finds the stored arrays that dask's blocks are made of, in the graph, without running any task.
 
 A block that only slices, takes and joins what this engine opened is a selection of a stored array. So several stores
 that were opened as one along time are one part for each store, whatever was selected since.
@@ -57,7 +57,7 @@ def _of_blocks(array: da.Array) -> Parts:
 
 
 def _chunked_reader(array: da.Array) -> BlockReader | None:
-    """Return what an array is that was chunked, and nothing else since; its tasks need not be made for that."""
+    """Return the reader of an array that was only chunked; its tasks need not be made for that."""
     graph, original = array.dask, f"original-{array.name}"  # as `dask.array.from_array` names it
     if graph.dependencies.get(array.name) != {original}:
         return None
@@ -102,7 +102,7 @@ class _Traced:
         return node
 
     def _of_old(self, node: Any) -> Any:
-        """Return the value of what a graph holds as it has since before `dask.task_spec`: tuples for tasks."""
+        """Return the value of a node of the older form, from before `dask.task_spec`: tuples for tasks."""
         if isinstance(node, GraphNode | TaskRef):
             return self._value(node)
         if isinstance(node, BlockReader):

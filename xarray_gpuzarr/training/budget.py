@@ -1,4 +1,4 @@
-"""How many results of reads may be there at once, in each of the processes that share the memory of a machine."""
+"""Bounds the number of results that wait at once, in each of the processes that share a machine's memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xarray_gpuzarr.training.template import Template
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What the caller allows."""
+    """Limits on reading ahead that the caller has given."""
 
     prefetch: int
     """Batches, or windows, that are read ahead."""

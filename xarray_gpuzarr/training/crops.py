@@ -31,7 +31,7 @@ class Boxes:
         return (len(self.start), *self.shape)
 
     def slices(self) -> list[tuple[slice, ...]]:
-        """Return what picks each."""
+        """Return the slices that select each box."""
         return [tuple(slice(s, s + n) for s, n in zip(row, self.shape, strict=True)) for row in self.start.tolist()]
 
     def fit(self, length: Column) -> bool:
@@ -78,7 +78,7 @@ def read_crops(parts: Parts, boxes: Boxes, decoder: Decoder) -> Any:
 
 
 def _alike(local: Boxes, length: Column) -> Iterator[tuple[Column, tuple[slice, ...]]]:
-    """Return the boxes that have the same of themselves in a part, and what that is."""
+    """Group boxes by which of their elements lie in a part; yield the numbers of the boxes, and these elements."""
     lo, hi = np.maximum(-local.start, 0), np.minimum(length - local.start, local.shape)
     bounds, which = np.unique(np.concatenate([lo, hi], axis=1), axis=0, return_inverse=True)
     for number, row in enumerate(bounds.tolist()):

@@ -1,4 +1,4 @@
-"""How batches say how each variable is read: as a table in terminals, and as HTML. `Batches.explain` makes it."""
+"""What `Batches.explain` returns: how each variable is read, as a table in terminals and as HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Batches`: what a training loop goes through, epoch after epoch."""
+"""`Batches`: the batches of a dataset, epoch after epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller of `batches` may ask for, checked, and what it becomes."""
+"""`batches`: checks its arguments, and makes `Batches` of them."""
 
 from __future__ import annotations
 

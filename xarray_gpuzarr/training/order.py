@@ -1,4 +1,4 @@
-"""In which order the samples of an epoch are read, and by whom. Pure, and the same wherever it is worked out.
+"""The order in which the samples of an epoch are read, and by which process. Pure; the same in every process.
 
 An epoch is cut into reads. A read is one batch or, with a window, several batches whose samples are read at once.
 """

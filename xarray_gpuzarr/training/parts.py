@@ -1,4 +1,4 @@
-"""Selections of stored arrays that side by side make a variable. Pure."""
+"""Selections of stored arrays that, side by side, form a variable. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Along = int | range | Column
 
 
 class UnresolvedError(Exception):
-    """A variable is not made of selections alone; says what else was met."""
+    """A variable is not made of selections alone; the message says of what else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Parts:
 
     @classmethod
     def of(cls, part: Part) -> Self:
-        """Return one part as all there is."""
+        """Return a single part as `Parts`."""
         grid = np.empty((1,) * len(part.shape), object)
         grid.flat[0] = part
         return cls(bounds=tuple(np.array([0, n]) for n in part.shape), grid=grid)

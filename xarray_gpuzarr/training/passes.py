@@ -1,4 +1,4 @@
-"""Which epoch each pass over batches reads, agreed on by all processes that read for it. Knows nothing of batches.
+"""Lets all processes that read for a pass agree on the epoch that it reads. Knows nothing of batches.
 
 A pass is one ``iter()`` of a loader, carried out by the process that consumes the batches or by workers that it starts,
 which may begin long after one another, or never. Each writes down that it begins, at the end of a file that all have
@@ -125,7 +125,7 @@ class Passes:
 
 
 class _Told:
-    """What comes of entries, one after another; the same in every process that reads the same ones."""
+    """State that follows from the entries of the file; the same in every process that reads the same ones."""
 
     def __init__(self) -> None:
         self._begun: dict[tuple[int, ...], list[tuple[Pass, Position]]] = {}

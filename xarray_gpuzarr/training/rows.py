@@ -1,4 +1,4 @@
-"""Parts of several stored arrays, one behind another: what a block is that dask has joined or sorted. Pure."""
+"""Parts of several stored arrays that follow one another, as in a block that dask has joined or sorted. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where samples begin: a lattice, boxes drawn at random, or positions that the caller gives. Pure.
+"""The positions of samples: a lattice, random boxes, or positions that the caller gives. Pure.
 
 A sample is a box of one shape. It is known by a number; numbers of a lattice count in C order.
 """
@@ -70,7 +70,7 @@ class Lattice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Samples where the caller, or a draw by lot, has put them."""
+    """Samples at positions that were given, or drawn at random."""
 
     start: Column
     """shape (n_samples, n_dims)"""

@@ -1,4 +1,4 @@
-"""What reads the samples of one variable: this engine, dask, or whoever has it in memory."""
+"""How the samples of one variable are read: by this engine, by dask, by xarray, or from memory."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _as_loaded(block: Any) -> np.dtype[Any]:
 def _read_side_by_side[Name](
     sources: Mapping[Name, Source], boxes: Mapping[Name, Boxes], stop: Stop
 ) -> dict[Name, Any]:
-    """Read what the host decodes from stores that take long to answer: a batch waits once, not for each variable."""
+    """Read variables of slow stores at the same time, on the host: a batch waits once, not for each variable."""
     slow = {n: s for n, s in sources.items() if isinstance(s, Stored) and s.lazy.device == "host" and s.lazy.takes_long}
     if len(slow) < 2:
         return {}

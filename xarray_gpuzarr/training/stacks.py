@@ -1,4 +1,4 @@
-"""Crops of one stored array, stacked: what is wanted of each axis in increasing order, and how to undo that."""
+"""Reads stacked crops of one stored array: each axis in increasing order, put into the order asked for afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_stack(part: Part, start: Column, shape: Sequence[int], decoder: Decoder
 
 
 def _ordered(along: range | Column, start: Column, n: int) -> tuple[StackAxis, Back]:
-    """Return what samples want of a stored axis, and how to undo that it is in increasing order."""
+    """Return what samples take of a stored axis, in increasing order, and how to restore the order asked for."""
     first = int(start[0])
     if (start == first).all() and first >= 0 and first + n <= len(along):
         taken = along[first : first + n]

@@ -1,4 +1,4 @@
-"""What the batches of a dataset look like: which variables are read for each, and how they become a dataset again."""
+"""Which variables are read for the batches of a dataset, and how what was read becomes a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stores say with bytes of an object: which version it is, how long it is, and which of its bytes these are."""
+"""Parses what stores say with the bytes of an object: its version, its length, and which of its bytes these are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to ask for each kind of store: bytes, and what the store says of the object that they come from.
+"""A client for each kind of store: asks for bytes, and for what the store says of their object.
 
 obstore, and fsspec's S3 and HTTP, say with each answer which version of an object it is, and which of its bytes; so a
 replaced object and a server that sends other bytes are noticed. All other stores are asked through zarr's interface,

@@ -1,4 +1,4 @@
-"""The body of an answer by HTTP, of which no more is kept than was asked for, whatever the server sends.
+"""Reads the body of an HTTP answer, and keeps no more of it than was asked for, whatever the server sends.
 
 A server that knows no ranges sends all of an object each time, and one that compresses says nothing of its length.
 """

@@ -1,4 +1,4 @@
-"""Requests that are under way to a store, and what finishing each of them checks: length and version."""
+"""Requests to a store that are under way; finishing one checks the answer's length and version."""
 
 from __future__ import annotations
 

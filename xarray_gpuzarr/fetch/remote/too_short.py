@@ -1,4 +1,4 @@
-"""Whether a request failed because the object ends before the range begins, which servers answer with 416.
+"""Tells whether a request failed because the object ends before the range begins, which servers answer with 416.
 
 The error's type and status say so, or else the object's length; never its words, which quote keys and addresses.
 """

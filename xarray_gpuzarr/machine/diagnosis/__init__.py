@@ -1,4 +1,4 @@
-"""What `doctor` asks of a machine: what is here, whether it decodes rightly, how fast, and which side should decode.
+"""`doctor` examines a machine: what it has, whether its GPU decodes correctly, and how fast it is.
 
 Every part is a `Section`: text for people and facts for programs. `examine` is the list of them, `report` puts them
 together; `cli.doctor` prints them as they come.

@@ -1,4 +1,4 @@
-"""How long something takes: the median of some runs, after one that warms up."""
+"""Times a call: the median of some runs, after one that warms up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device that reads go to, and runs on it that end when it is idle."""
+"""Finds the device that reads go to, and runs reads and copies on it until it is idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All parts of an examination, in order: what is here, what is right, and how fast it is."""
+"""`doctor`: the parts of an examination, in order: what is here, what is right, and how fast it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is here: GPU, driver, packages and what is missing of them; processor, threads and memory of the host."""
+"""Describes a machine: GPU, driver, packages and which of them are missing; the host's processor, threads, memory."""
 
 from __future__ import annotations
 

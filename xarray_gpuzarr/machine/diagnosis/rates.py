@@ -1,4 +1,4 @@
-"""Rates: of copies to a device, from it and within it, of reads, and of the threads of the host."""
+"""Measures rates: of copies to a device, from it and within it, of reads, and of the threads of the host."""
 
 from __future__ import annotations
 

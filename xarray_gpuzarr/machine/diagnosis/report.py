@@ -1,4 +1,4 @@
-"""What a machine was found to be, as text, as HTML and as a document. Imports no rich."""
+"""The result of an examination, as text, as HTML and as a document. Imports no rich."""
 
 from __future__ import annotations
 

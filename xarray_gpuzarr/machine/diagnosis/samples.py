@@ -1,4 +1,4 @@
-"""Arrays to read: values as an instrument gives them, written as one shard of repeated chunks.
+"""Writes arrays to be read: values like those of an instrument, in one shard of repeated chunks.
 
 Only some chunks are compressed, so that an array of a gigabyte is there in a second; every copy is read and decoded.
 """
