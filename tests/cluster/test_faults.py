@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 from distributed import wait
 from helpers.clusters import SECONDS, eventually, local_cluster
-from helpers.stores.flaky import FlakyStore
+from helpers.stores.fakes import FlakyStore
 from zarr.storage import LocalStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrError, GpuZarrPlugin, StoreReadError, __version__, register, stats

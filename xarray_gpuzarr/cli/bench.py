@@ -42,15 +42,7 @@ _COLUMNS = ("reader", "ms", "min-max", "GB/s", "/ zarr")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print; return 1 if a reader failed or gave other values than the first, else 0.
-
-    Raises
-    ------
-    OptionError
-        A size, a number or a variable is unusable.
-    StoreReadError
-        The store cannot be opened.
-    """
+    """Measure and print; return 1 if a reader failed or gave other values than the first, else 0."""
     tried = f"--nbytes {options.nbytes!r}"
     most_nbytes = parse_nbytes(options.nbytes, "unusable size", tried=tried, do="leave it out, or give a size")
     for name, value in (("rounds", options.rounds), ("nbytes", most_nbytes)):

@@ -58,18 +58,7 @@ class OpenWay:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write a store, read it with both engines, compare, measure, explain and draw.
-
-    Returns
-    -------
-    int
-        0, or 1 if the engines disagree.
-
-    Raises
-    ------
-    OptionError, DeviceUnavailableError, StoreReadError
-        Something has to be mended first.
-    """
+    """Write a store, read it with both engines, compare, measure, draw; return 1 if they disagree, else 0."""
     folder, source, device = options.dir, options.source, options.device
     resolve_device(device)
     # Never the name of the source itself, which may lie in the same folder.

@@ -17,13 +17,7 @@ from xarray_gpuzarr.machine.diagnosis.report import Diagnosis, Section
 
 
 def run(options: argparse.Namespace, sizes: Sizes = USUAL) -> int:
-    """Examine this machine and say what was found; return 1 if something is wrong, else 0.
-
-    Raises
-    ------
-    OptionError, DeviceUnavailableError
-        Something has to be mended first.
-    """
+    """Examine this machine and say what was found; return 1 if something is wrong, else 0."""
     is_shown = options.json != "-" and not options.report
     line, sections = StatusLine(), []
     if options.json not in (None, "-"):

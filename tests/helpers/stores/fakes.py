@@ -93,6 +93,21 @@ class ScriptedStore(Wrapper):
         return self.script(key, byte_range, answer) if is_data(key) else answer
 
 
+class FlakyStore(Wrapper):
+    """Every third request for chunk bytes fails, in each process that it is unpickled in."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._n_requests = 0
+
+    async def get(self, key: str, prototype: Any, byte_range: ByteRequest | None = None) -> Any:
+        if is_data(key):
+            self._n_requests += 1
+            if self._n_requests % 3 == 0:
+                raise TimeoutError("the network was down")
+        return await super().get(key, prototype, byte_range)
+
+
 class FailAfter:
     """A script: the first `n_good` requests are answered, the others raise `error` until it is healed."""
 
