@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
@@ -95,7 +94,7 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     with warnings_said():
         try:
-            status: int = import_module(f"xarray_gpuzarr.cli.{options.command}").run(options)
+            status: int = options.run(options)
         except GpuZarrError as err:
             complain(err, type(err))
             return 2
@@ -122,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
         help="folder for the store and the picture; older ones are replaced (demo)",
     )
     demo.add_argument("--size", choices=("normal", "small"), default="normal", help=argparse.SUPPRESS)
-    demo.set_defaults(command="demo")
+    demo.set_defaults(run=_run_demo)
 
     info = commands.add_parser("info", help="show how a store is laid out and where it would be decoded")
     info_store = info.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
@@ -132,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     )
     info.add_argument("--all", action="store_true", help="show all variables and groups in full, however many")
     info.add_argument("--json", action="store_true", help="print everything as one JSON document")
-    info.set_defaults(command="info")
+    info.set_defaults(run=_run_info)
 
     bench = commands.add_parser("bench", help="compare this engine with xarray's own on your store")
     bench_store = bench.add_argument("store", metavar="STORE", help="path or URL of a group or an array")
@@ -140,7 +139,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--variable", help="array to read (default: the largest that this engine reads)")
     bench.add_argument("--nbytes", default="256 MB", help="read whole shards up to this size, uncompressed (256 MB)")
     bench.add_argument("--rounds", type=int, default=5, help="number of timed reads of each (5)")
-    bench.set_defaults(command="bench")
+    bench.set_defaults(run=_run_bench)
 
     doctor = commands.add_parser("doctor", help="show what this machine has, if it decodes correctly, and how fast")
     form = doctor.add_mutually_exclusive_group()
@@ -148,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
         "--json", nargs="?", const="-", metavar="FILE", help="write everything as JSON, to standard output or a file"
     )
     form.add_argument("--report", action="store_true", help="print one block of text for a bug report")
-    doctor.set_defaults(command="doctor")
+    doctor.set_defaults(run=_run_doctor)
 
     for command in (info, bench):
         command.add_argument(
@@ -169,3 +168,27 @@ def parser() -> argparse.ArgumentParser:
     for place in (source, folder, info_store, bench_store, document):
         vars(place)["complete"] = _FILE  # shtab looks for this attribute
     return parser
+
+
+def _run_demo(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli import demo  # noqa: PLC0415  # likewise
+
+    return demo.run(options)
+
+
+def _run_info(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli import info  # noqa: PLC0415  # likewise
+
+    return info.run(options)
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli import bench  # noqa: PLC0415  # likewise
+
+    return bench.run(options)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    from xarray_gpuzarr.cli import doctor  # noqa: PLC0415  # likewise
+
+    return doctor.run(options)
