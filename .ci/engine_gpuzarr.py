@@ -6,7 +6,7 @@ Every store counts as slow, so that local files and memory are opened as an obje
 import xarray.backends.zarr  # which registers the engine that is replaced
 from xarray.backends.common import BACKEND_ENTRYPOINTS
 
-from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint, opening
+from xarray_gpuzarr.backend import GpuZarrBackendEntrypoint, datasets
 
 
 class Engine(GpuZarrBackendEntrypoint):
@@ -24,4 +24,4 @@ class Engine(GpuZarrBackendEntrypoint):
 
 
 BACKEND_ENTRYPOINTS["zarr"] = (BACKEND_ENTRYPOINTS["zarr"][0], Engine)
-opening.takes_long = bool
+datasets.takes_long = bool

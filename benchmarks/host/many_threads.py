@@ -29,7 +29,7 @@ from benchmarks.shared import seconds
 from xarray_gpuzarr import zarr_pipeline
 from xarray_gpuzarr.decoders.host import native_program
 from xarray_gpuzarr.native import NativeCodec
-from xarray_gpuzarr.native.codecs import NativeEncoder
+from xarray_gpuzarr.native.codec_functions import NativeEncoder
 from xarray_gpuzarr.write import encoder
 
 _RATE, _N_SHARDS = 0.7e9, 8

@@ -26,7 +26,7 @@ from zarr.buffer import cpu
 from zarr.storage import MemoryStore, StorePath
 
 import xarray_gpuzarr
-from xarray_gpuzarr.backend import opening, values_ahead
+from xarray_gpuzarr.backend import datasets, values_ahead
 from xarray_gpuzarr.backend.lazy_array import LazyArray
 from xarray_gpuzarr.decoders.host import HostDecoder
 from xarray_gpuzarr.errors import CorruptChunkError, MetadataError, OptionError, SelectionError
@@ -136,7 +136,7 @@ def test_other_trees_take_a_round_for_each_level(zarr_format, consolidated):
 
 
 def test_values_are_asked_for_while_other_groups_are_prepared(monkeypatch):
-    asked, n_prepared, prepare = threading.Event(), Counter(), opening._prepare
+    asked, n_prepared, prepare = threading.Event(), Counter(), datasets._prepare
 
     class Noting(Wrapper):
         async def get(self, key, prototype, byte_range=None):
@@ -149,7 +149,7 @@ def test_values_are_asked_for_while_other_groups_are_prepared(monkeypatch):
         assert n_prepared["groups"] < 10 or asked.wait(20)
         return prepare(store, *rest)
 
-    monkeypatch.setattr(opening, "_prepare", last_waits)
+    monkeypatch.setattr(datasets, "_prepare", last_waits)
 
     assert len(list(open_tree(Noting(tree(3, consolidated=True))).subtree)) == n_prepared["groups"] == 10
 

@@ -6,8 +6,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from xarray_gpuzarr import StoreReadError
-from xarray_gpuzarr.cuda import files
-from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
+from xarray_gpuzarr.cuda import gds_files
+from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
 
 
 class Stream:
@@ -135,7 +135,7 @@ def test_kvikio_that_cannot_be_imported_is_a_reason(monkeypatch, error):
     def fail(name):
         raise error
 
-    monkeypatch.setattr(files.importlib, "import_module", fail)
+    monkeypatch.setattr(gds_files.importlib, "import_module", fail)
     why_no_files.cache_clear()
 
     assert str(error) in why_no_files()

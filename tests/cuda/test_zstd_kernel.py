@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xarray_gpuzarr.cuda.zstd import SPARE_FRAME
-from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.frames.device_ready import device_ready
 from xarray_gpuzarr.stored.codecs import ZstdSpec
 
 TEXT = b"a shard holds chunks; " * 900

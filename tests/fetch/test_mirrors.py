@@ -17,9 +17,9 @@ from zarr.codecs import Crc32cCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 from xarray_gpuzarr import FetchOptions, GpuZarrWarning, StoreReadError, read_array
-from xarray_gpuzarr.fetch import Edge, LocalSource, byte_source, index_cache, mirrors, snapshot
-from xarray_gpuzarr.fetch.mirrors import Care, MetVersions, needed
+from xarray_gpuzarr.fetch import Edge, LocalSource, byte_source, index_cache, snapshot, version_conflicts
 from xarray_gpuzarr.fetch.source import changed
+from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
 from xarray_gpuzarr.process import advice
 from xarray_gpuzarr.process import fetch_options as options
 
@@ -49,7 +49,7 @@ MARKS = {
 
 def forget():
     """Let this process know nothing of stores."""
-    for known in (index_cache.cache, mirrors.needed, advice.said):
+    for known in (index_cache.cache, version_conflicts.needed, advice.said):
         known.clear()
 
 
@@ -279,7 +279,7 @@ def test_what_is_known_of_a_store_afterwards(pick, care):
         array = opened(server)
         assert_all_right(array)
 
-        assert mirrors.needed.get(byte_source(array.store).identity, Care.USUAL) == care
+        assert version_conflicts.needed.get(byte_source(array.store).identity, Care.USUAL) == care
 
 
 @pytest.mark.host_decoder
@@ -343,7 +343,7 @@ def test_a_shard_in_one_answer_is_one_request(monkeypatch, max_gap_nbytes, name)
     monkeypatch.setattr(options.in_force, "options", limits)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        mirrors.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
+        version_conflicts.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_right(array, SELECTIONS[name])
 
@@ -358,7 +358,7 @@ def test_whole_shards_under_way_are_bounded(monkeypatch, room):
     monkeypatch.setattr(snapshot, "WHOLE_NBYTES", room * shard_nbytes)
     with Mirrors(nodes("strong"), by_range(2)) as server:
         array = opened(server)
-        mirrors.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
+        version_conflicts.needed[byte_source(array.store).identity] = Care.ONE_ANSWER
 
         assert_all_right(array)
 

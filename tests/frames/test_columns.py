@@ -13,7 +13,7 @@ from helpers.effort import many
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.frames.device_ready import device_ready
 from xarray_gpuzarr.stored.codecs import BloscSpec, ChecksumSpec, GzipSpec, Lz4Spec, OtherSpec, ZlibSpec, ZstdSpec
 
 SPECS = {"zstd": ZstdSpec(), "gzip": GzipSpec(), "zlib": ZlibSpec(), "lz4": Lz4Spec()}

@@ -27,7 +27,7 @@ from helpers.kernels.blosc_runs import OK, Block, Coded, run_blosclz, run_unshuf
 from helpers.kernels.on_host import sanitized_environment
 from helpers.kernels.zstd_runs import run_check
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, BloscStreams, walk_blosc
-from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.frames.device_ready import device_ready
 from xarray_gpuzarr.frames.headers import FrameError, declared_nbytes
 from xarray_gpuzarr.stored.codecs import BloscSpec, CompressorSpec, GzipSpec, Lz4Spec, ZlibSpec, ZstdSpec
 

@@ -18,14 +18,14 @@ import pytest
 
 from helpers.loops import changed, require_loops, set_costs, without_loops
 from xarray_gpuzarr.codec_pipeline import reading
-from xarray_gpuzarr.decoders.host import array, codecs, loop_call, native_program
+from xarray_gpuzarr.decoders.host import array, chunk_codec, loop_call, native_program
 from xarray_gpuzarr.decoders.host import decoder as host
 from xarray_gpuzarr.decoders.host.by_python import BoxKeys, ChunkPlacer
 from xarray_gpuzarr.decoders.host.loop_call import LoopCall, LoopOutput
 from xarray_gpuzarr.decoders.host.tasks import HostRead, PlanTasks
 from xarray_gpuzarr.fetch import index_cache, local
 from xarray_gpuzarr.native import library
-from xarray_gpuzarr.native.codecs import native_codec
+from xarray_gpuzarr.native.codec_functions import native_codec
 from xarray_gpuzarr.process.fetch_options import FetchOptions, in_force
 from xarray_gpuzarr.read import reading as read
 from xarray_gpuzarr.stored.shard_index import MISSING
@@ -293,7 +293,7 @@ def _forget() -> None:
     index_cache.cache.clear()
     array.host_array.cache_clear()
     native_program.native_program.cache_clear()
-    codecs.chunk_codec.cache_clear()
+    chunk_codec.chunk_codec.cache_clear()
 
 
 def _watch(patch: Patch) -> None:

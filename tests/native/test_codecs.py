@@ -14,8 +14,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs import numcodecs as zn
 
 from xarray_gpuzarr import CorruptChunkError, read_array
-from xarray_gpuzarr.decoders.host.codecs import chunk_codec
-from xarray_gpuzarr.native import codecs, crc32c, native_codec
+from xarray_gpuzarr.decoders.host.chunk_codec import chunk_codec
+from xarray_gpuzarr.native import codec_functions, crc32c, native_codec
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
@@ -64,7 +64,7 @@ def test_a_codec_whose_library_does_not_show_it(compiled, forgotten, monkeypatch
         "file": lambda _: SimpleNamespace(__file__="/nowhere/module.so"),
         "symbol": lambda _: SimpleNamespace(__file__=np._core._multiarray_umath.__file__),
     }
-    monkeypatch.setattr(codecs, "import_module", modules.get(missing, _no_module))
+    monkeypatch.setattr(codec_functions, "import_module", modules.get(missing, _no_module))
 
     with rows_taken() as taken:
         assert_same_bits(read_array(array, device="host"), DATA)

@@ -8,7 +8,7 @@ from helpers.compare import assert_same_bits
 from helpers.data.corpus import V3_CODECS, write
 from zarr.storage import LocalStore
 
-from xarray_gpuzarr.cuda import files
+from xarray_gpuzarr.cuda import gds_files
 from xarray_gpuzarr.decoders import decoder_for
 from xarray_gpuzarr.read import read, stored_array
 
@@ -57,6 +57,6 @@ def test_long_reads(tmp_path, reads_files):
 
 
 def test_gpudirect_storage_is_real_or_says_why_not(native):
-    why = files.why_no_files()
+    why = gds_files.why_no_files()
 
     assert why is None or "kvikio" in why

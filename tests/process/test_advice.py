@@ -13,7 +13,7 @@ from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import GpuZarrWarning
 from xarray_gpuzarr.backend import chunking as chunkmanager
-from xarray_gpuzarr.backend import lazy_array, open_options, opening
+from xarray_gpuzarr.backend import datasets, lazy_array, open_options
 from xarray_gpuzarr.cli.terminal import warnings_said
 from xarray_gpuzarr.decoders import choice
 from xarray_gpuzarr.decoders.protocol import Route
@@ -187,7 +187,7 @@ def test_a_large_variable_that_the_gpu_cannot_decode_is_told_of(store, monkeypat
         def route(self, spec, cast):
             return Route(where=where, why="codec x has no device decoder")
 
-    monkeypatch.setattr(opening, "_LARGE_NBYTES", large_nbytes)
+    monkeypatch.setattr(datasets, "_LARGE_NBYTES", large_nbytes)
     monkeypatch.setattr(open_options, "resolve_device", lambda _: "cuda")
     monkeypatch.setattr(lazy_array, "decoder_for", lambda _: OnDevice())
 

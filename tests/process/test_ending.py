@@ -66,7 +66,7 @@ NOTHING = (0, "inside [] held []", "")
 def test_a_thread_has_ended_before_teardown():
     assert (
         run("""
-        from xarray_gpuzarr.process.ending import start_thread
+        from xarray_gpuzarr.process.exit_threads import start_thread
         start_thread(driver.call, "one")
         driver.entered.wait()
         """)
@@ -112,9 +112,9 @@ def test_a_self_check_that_nobody_waits_for_any_more_has_ended_before_teardown()
 
 def test_a_thread_that_never_ends_keeps_the_process_for_a_while_only():
     code, said, errors = run("""
-        from xarray_gpuzarr.process import ending
-        ending.PATIENCE_S = 0.1
-        ending.start_thread(lambda: driver.call(threading.Event().wait), "endless")
+        from xarray_gpuzarr.process import exit_threads
+        exit_threads.PATIENCE_S = 0.1
+        exit_threads.start_thread(lambda: driver.call(threading.Event().wait), "endless")
         driver.entered.wait()
         """)
     assert (code, said, errors) == (0, "inside ['endless'] held ['endless']", "")
@@ -124,7 +124,7 @@ def test_a_fork_waits_for_no_thread_of_its_parent():
     assert (
         run("""
         import os
-        from xarray_gpuzarr.process.ending import start_thread
+        from xarray_gpuzarr.process.exit_threads import start_thread
         start_thread(lambda: driver.call(threading.Event().wait), "parent's", driver.entered.set)
         driver.entered.wait()
         child = os.fork()
@@ -169,7 +169,7 @@ def test_a_store_that_never_answers_dasks_threads_does_not_keep_the_process():
     assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
 
 
-ELSEWHERE = {"process/crew.py", "process/ending.py"}
+ELSEWHERE = {"process/crew.py", "process/exit_threads.py"}
 """Where threads may be made: the crew's work only while their callers do."""
 
 

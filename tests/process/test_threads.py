@@ -136,6 +136,17 @@ def test_threads_are_counted_while_callers_come_and_go(budget):
     assert crew.n_active == 0
 
 
+def test_no_helper_joins_while_callers_fill_the_budget(budget):
+    budget(2)
+    crew, together = Crew(), threading.Barrier(2, timeout=30)
+    works = [Work(1, together.wait) for _ in range(2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda work: crew.run(work, most=1), works))
+
+    assert [len(work.threads) for work in works] == [1, 1]
+
+
 def test_callers_whom_nobody_helps_fill_the_budget_too(budget):
     budget(2)
     crew, seen = Crew(), []

@@ -165,7 +165,7 @@ def test_what_was_pickled_is_read_by_a_process_that_imported_nothing(chunks, tmp
     assert run(code, tmp_path / "pickled").split() == ["host", "66.0"]
 
 
-EVERYTHING = "xarray_gpuzarr.backend.opening, xarray_gpuzarr.backend.accessor, xarray_gpuzarr.cluster"
+EVERYTHING = "xarray_gpuzarr.backend.datasets, xarray_gpuzarr.backend.accessor, xarray_gpuzarr.cluster"
 """What opening a store and looking at it imports."""
 
 

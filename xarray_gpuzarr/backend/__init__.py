@@ -92,7 +92,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         MetadataError
             The stored metadata of an array is malformed.
         """
-        from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
+        from xarray_gpuzarr.backend import datasets, groups  # noqa: PLC0415  # imports zarr and dask
         from xarray_gpuzarr.backend.open_options import (  # noqa: PLC0415
             DecodeOptions,
             Place,
@@ -124,7 +124,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             use_cftime=use_cftime,
             decode_timedelta=decode_timedelta,
         )
-        dataset = opening.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
+        dataset = datasets.build_datasets({"/": group_store}, options, drop_variables, place)["/"]
         here = currentframe()
         advise_of_unknown_chunks(here and here.f_back, dataset)
         return dataset
@@ -158,7 +158,7 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
         Keywords are as for `open_dataset`. In addition, `group` may be a pattern such as ``"/*/sweep_0"``, as in
         ``xarray.DataTree.match``. Then matching groups and their parents are opened, with their paths from the root.
         """
-        from xarray_gpuzarr.backend import groups, opening  # noqa: PLC0415  # imports zarr and dask
+        from xarray_gpuzarr.backend import datasets, groups  # noqa: PLC0415  # imports zarr and dask
         from xarray_gpuzarr.backend.open_options import DecodeOptions, Place, require_known  # noqa: PLC0415
 
         known = keywords_of(self.open_groups_as_dict)
@@ -173,4 +173,4 @@ class GpuZarrBackendEntrypoint(BackendEntrypoint):
             zarr_format=zarr_format,
             use_zarr_fill_value_as_mask=use_zarr_fill_value_as_mask,
         )
-        return opening.build_datasets(stores, options, drop_variables, place)
+        return datasets.build_datasets(stores, options, drop_variables, place)

@@ -1,4 +1,4 @@
-"""What a command opens at an address: a dataset, arrays that form no dataset, or a single array.
+"""What is stored at an address: a dataset, a group whose arrays form no dataset, or a single array.
 
 Where xarray makes no dataset of the arrays, as with the levels of an OME-Zarr pyramid, each stands for itself, with its
 stored values.

@@ -38,7 +38,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import Metadata
 from xarray_gpuzarr.write.call import ChangedObjectError, DamagedObjectError, WriteCall, WrittenObject
 from xarray_gpuzarr.write.encoder import Encoder, encoder_of
-from xarray_gpuzarr.write.turns import turns
+from xarray_gpuzarr.write.object_locks import turns
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
 """A shard or chunk to write: setter, spec, selection within it, selection of the value, whether it is all."""

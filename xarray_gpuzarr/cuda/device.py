@@ -37,7 +37,7 @@ from xarray_gpuzarr.cuda.api import (
 )
 from xarray_gpuzarr.cuda.driver import driver_version
 from xarray_gpuzarr.cuda.failures import FAILURES, cuda_call, cuda_error, is_out_of_memory
-from xarray_gpuzarr.cuda.files import NativeFile, why_no_files
+from xarray_gpuzarr.cuda.gds_files import NativeFile, why_no_files
 from xarray_gpuzarr.cuda.launch import COMPILE_OPTIONS, kernel_source
 from xarray_gpuzarr.cuda.nvcomp import Nvcomp, find_nvcomp
 from xarray_gpuzarr.cuda.rmm_memory import RmmMemory, in_context

@@ -32,8 +32,8 @@ from xarray_gpuzarr.fetch import (
     index_cache,
 )
 from xarray_gpuzarr.fetch.index_cache import CachedIndex
-from xarray_gpuzarr.fetch.mirrors import Care
 from xarray_gpuzarr.fetch.strict import missing_keys
+from xarray_gpuzarr.fetch.version_conflicts import Care
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
 from xarray_gpuzarr.plan.damage import corrupt_chunk, too_long
 from xarray_gpuzarr.plan.read_plan import ReadPlan

@@ -1,4 +1,4 @@
-"""Arrays whose objects may not be missing: they were opened with zarr-python's ``array.read_missing_chunks`` off.
+"""Reads of arrays with zarr-python's ``array.read_missing_chunks`` off: a missing object is an error.
 
 A source notes which objects its store does not have, and a read that is over is an error if there are any. Chunks that
 a shard lacks are the fill value all the same, as with zarr-python.

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from xarray_gpuzarr.frames.columns import device_ready
+from xarray_gpuzarr.frames.device_ready import device_ready
 from xarray_gpuzarr.process.records import Column
 from xarray_gpuzarr.stored.codecs import BytesBytesSpec, ZlibSpec, ZstdSpec
 

@@ -1,10 +1,10 @@
-"""Loops in C that hold no lock of Python: many chunks read, decoded and placed, or encoded and written, in one call.
+"""Compiled loops that release the GIL: many chunks read, decoded and placed, or encoded and written, in one call.
 
 Optional: whoever calls them has another way, for what they do not know and for installations without them. The decoders
 that they call are those of imagecodecs' libraries.
 """
 
-from xarray_gpuzarr.native.codecs import Codec, NativeCodec, NativeEncoder, native_codec, native_encoder
+from xarray_gpuzarr.native.codec_functions import Codec, NativeCodec, NativeEncoder, native_codec, native_encoder
 from xarray_gpuzarr.native.library import (
     Loops,
     address,

@@ -1,4 +1,4 @@
-"""What is said of a chunk that is damaged, by whoever finds out."""
+"""The error for a chunk that is damaged, with the same words from every decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings that say what to do: once in a process for each subject, pointing at the user's line from any thread."""
+"""Warnings that say what to do, given once in a process for each subject, at the user's line from any thread."""
 
 from __future__ import annotations
 

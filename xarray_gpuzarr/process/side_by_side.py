@@ -1,4 +1,4 @@
-"""Runs calls that wait for a slow store on several threads. A signal that interrupts their caller is heard at once."""
+"""Blocking calls to a slow store, run on several threads. A signal that interrupts the caller is handled at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from threading import Lock
 
-from xarray_gpuzarr.process.ending import start_thread
+from xarray_gpuzarr.process.exit_threads import start_thread
 from xarray_gpuzarr.process.waiting import apart
 
 MOST_THREADS = 32

@@ -1,4 +1,4 @@
-"""Waiting until something is so, in threads that signals may interrupt at any point.
+"""Waiting for a condition, in threads that signals may interrupt at any point.
 
 A handler of a signal that raises, as that of Ctrl-C does, runs on the main thread between two of its bytecodes: after a
 call of a C function has returned, at the start of a Python function, at the end of a turn of a loop. What is taken has

@@ -1,4 +1,4 @@
-"""What is done about a read of planned chunks that fails: it begins again, or its error says what is wrong."""
+"""Attempts of a read of planned chunks: a read that fails begins again, or raises an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from xarray_gpuzarr.errors import (
     OptionError,
     ShardIndexError,
 )
-from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource, mirrors
+from xarray_gpuzarr.fetch import ObjectChangedError, ObjectSource
+from xarray_gpuzarr.fetch.version_conflicts import Care, MetVersions, needed
 from xarray_gpuzarr.read.changed import changed_metadata
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
@@ -32,11 +33,11 @@ class Attempts:
         self._source, self._spec, self._or_host = source, spec, or_host
         self.decoder = decoder if not or_host or is_usable(decoder) else decoder_for("host")
         """Of the next attempt."""
-        self.care = mirrors.needed.get(source.identity, mirrors.Care.USUAL) if mirrors.needed else mirrors.Care.USUAL
+        self.care = needed.get(source.identity, Care.USUAL) if needed else Care.USUAL
         """What the next attempt does to have all bytes of a shard from one version."""
         self.use_cache = True
         """Whether indexes that were read before are of use: False once one may be out of date."""
-        self._versions: mirrors.MetVersions | None = None
+        self._versions: MetVersions | None = None
         self.is_alone = False
         """Whether the next attempt has the device to itself."""
         self._retried: set[type] = set()
@@ -67,6 +68,6 @@ class Attempts:
     def _begin_anew(self, err: ObjectChangedError) -> bool:
         """Say whether to read once more, after an object was found to be of another version."""
         self.use_cache = False
-        versions = self._versions = self._versions or mirrors.MetVersions(self._source, self.care)
+        versions = self._versions = self._versions or MetVersions(self._source, self.care)
         is_worth_it, self.care = versions.again(err), versions.care
         return is_worth_it

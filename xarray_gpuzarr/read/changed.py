@@ -1,4 +1,4 @@
-"""Chunks that cannot be decoded since they are stored in another way than when their array was opened."""
+"""The error for chunks that cannot be decoded because the array was stored anew since it was opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an array's metadata is not as it was when the array was opened."""
+"""The differences between an array's metadata now and when it was opened."""
 
 from __future__ import annotations
 

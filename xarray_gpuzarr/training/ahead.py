@@ -17,7 +17,7 @@ from typing import Any
 from weakref import finalize
 
 from xarray_gpuzarr.errors import GpuZarrError
-from xarray_gpuzarr.process.ending import start_thread
+from xarray_gpuzarr.process.exit_threads import start_thread
 from xarray_gpuzarr.process.waiting import Bell, apart
 from xarray_gpuzarr.read.stopping import Stop
 

@@ -1,4 +1,4 @@
-"""Selections of stored arrays that, side by side, form a variable. Pure."""
+"""Selections of stored arrays that together, side by side, are a variable. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets all processes that read for a pass agree on the epoch that it reads. Knows nothing of batches.
+"""The epoch that each pass over batches reads, agreed on by all processes that read for it. Knows nothing of batches.
 
 A pass is one ``iter()`` of a loader, carried out by the process that consumes the batches or by workers that it starts,
 which may begin long after one another, or never. Each writes down that it begins, at the end of a file that all have

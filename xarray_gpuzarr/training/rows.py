@@ -1,4 +1,4 @@
-"""Parts of several stored arrays that follow one another, as in a block that dask has joined or sorted. Pure."""
+"""Parts of several stored arrays, concatenated along an axis: what dask has joined or sorted into one block. Pure."""
 
 from __future__ import annotations
 

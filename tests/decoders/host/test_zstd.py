@@ -6,7 +6,7 @@ import pytest
 import zstandard
 from numcodecs.zstd import Zstd
 
-from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.stored.codecs import BytesSpec, PipelineSpec, ZstdSpec
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from xarray_gpuzarr import GpuZarrError, GpuZarrWarning, StoreReadError, read_array
-from xarray_gpuzarr.fetch import byte_source, index_cache, mirrors
-from xarray_gpuzarr.fetch.mirrors import Care
+from xarray_gpuzarr.fetch import byte_source, index_cache, version_conflicts
+from xarray_gpuzarr.fetch.version_conflicts import Care
 from xarray_gpuzarr.process import advice
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore")]
@@ -42,7 +42,7 @@ UNREADABLE = ["0", "-1", "never", "2016-11-06T08:49:37Z", "Sun, 06 Nov 2016 08:4
 
 @pytest.fixture(autouse=True)
 def nothing_known():
-    for known in (index_cache.cache, mirrors.needed, advice.said):
+    for known in (index_cache.cache, version_conflicts.needed, advice.said):
         known.clear()
 
 
@@ -166,7 +166,7 @@ def test_such_a_store_is_known_after_one_read_and_said_once(client, heeds_if_mat
             assert_right(opened(server, client))
 
         assert [request.range for request in server.of_data] == [None] * 5
-        assert mirrors.needed[byte_source(array.store).identity] is Care.ONE_ANSWER
+        assert version_conflicts.needed[byte_source(array.store).identity] is Care.ONE_ANSWER
 
 
 def said_of_the_range(form):

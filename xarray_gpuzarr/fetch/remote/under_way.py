@@ -17,7 +17,7 @@ from zarr import config
 from zarr.core import sync
 
 from xarray_gpuzarr.errors import StoreReadError
-from xarray_gpuzarr.process import ending
+from xarray_gpuzarr.process import exit_threads
 from xarray_gpuzarr.process.waiting import apart
 
 _LOOK_S = 1.0
@@ -63,7 +63,7 @@ class Reply[Result]:
                 self._answered.release()
             elif limit_s is not None:
                 break
-            elif ending.has_begun():  # it waits for the threads of dask and others
+            elif exit_threads.has_begun():  # it waits for the threads of dask and others
                 raise CancelledError("the interpreter ends")
         return self.is_answered
 

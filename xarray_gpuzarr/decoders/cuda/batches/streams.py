@@ -18,7 +18,7 @@ from xarray_gpuzarr.cuda import blosc, checksum
 from xarray_gpuzarr.cuda.checksum import Kind
 from xarray_gpuzarr.cuda.nvcomp import MAX_CHUNK_NBYTES, Format
 from xarray_gpuzarr.frames import blosc as blosc_frames
-from xarray_gpuzarr.frames.columns import LEAST_ZSTD_NBYTES, device_ready
+from xarray_gpuzarr.frames.device_ready import LEAST_ZSTD_NBYTES, device_ready
 from xarray_gpuzarr.frames.headers import is_plain_zstd
 from xarray_gpuzarr.stored.codecs import (
     BloscSpec,

@@ -1,4 +1,4 @@
-"""Runs checks on a thread of their own, so that a device that never answers costs patience and no more."""
+"""Run self-checks on a thread, with a time limit: a device may never answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xarray_gpuzarr.decoders.cuda.checks.choice import usual_checks
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, WrongAnswerError
 from xarray_gpuzarr.errors import GpuZarrError
 from xarray_gpuzarr.process.device_options import ResourceOptions
-from xarray_gpuzarr.process.ending import start_thread
+from xarray_gpuzarr.process.exit_threads import start_thread
 
 PATIENCE_S = 120.0
 """From when on a check counts as one that never ends: kernels are built meanwhile, some seconds each, and longer where

@@ -15,7 +15,7 @@ from xarray_gpuzarr.cuda.nvcomp import quickest
 from xarray_gpuzarr.cuda.resources import Workspace
 from xarray_gpuzarr.decoders.cuda.checks.known import KnownFrame, content, known_frames
 from xarray_gpuzarr.decoders.cuda.checks.trial import Check, Layout, Trial, WrongAnswerError, compare, download, sent
-from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec
 from xarray_gpuzarr.frames.blosc import BLOSCLZ, walk_blosc
 from xarray_gpuzarr.frames.headers import FrameError
 from xarray_gpuzarr.stored.cf import Cast

@@ -1,4 +1,4 @@
-"""What devices are trusted with: by known answers, and unless they have decoded a chunk of an array to other bytes.
+"""Which self-checks a device has passed; a device that decoded a chunk to other bytes than the host is not used again.
 
 Checks are run before what they stand for is first used, and remembered. Asked by the CUDA decoder before each read; a
 read of what is known costs a few look-ups.

@@ -24,7 +24,7 @@ from xarray_gpuzarr.decoders.cuda.staging.requests import Requests
 from xarray_gpuzarr.decoders.cuda.staging.upload import Destination, Upload, upload_pageable
 from xarray_gpuzarr.decoders.faults import chunk_fault, vanished_chunk, vanished_shard
 from xarray_gpuzarr.decoders.host.checksums import strip_checksum
-from xarray_gpuzarr.decoders.host.codecs import ChunkCodec
+from xarray_gpuzarr.decoders.host.chunk_codec import ChunkCodec
 from xarray_gpuzarr.decoders.host.scratch import buffer
 from xarray_gpuzarr.fetch import ByteSource
 from xarray_gpuzarr.frames.headers import FrameError

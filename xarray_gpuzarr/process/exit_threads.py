@@ -1,4 +1,4 @@
-"""Starts threads that the end of the process waits for: one in the driver while CUDA is torn down may crash it.
+"""Threads that the interpreter joins at exit: one inside the driver while CUDA is torn down may crash the process.
 
 Python does not wait for daemon threads, and would wait for others without end. ``atexit`` calls first what was
 registered last, so each thread that starts puts the wait in front of what libraries have registered by then, CuPy and

@@ -1,4 +1,4 @@
-"""Handles reads that meet several versions of an object: it was replaced, or its tags differ between answers.
+"""What a read does when an object changes under it: read again, ask by ETag, or take the object whole.
 
 A read that meets another tag than its index had takes the shard for replaced, and begins anew. If a tag comes back
 after another, the store is taken for several servers, and a range is asked for until its tag is that of the index. The
