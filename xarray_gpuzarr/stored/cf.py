@@ -42,9 +42,14 @@ class Cast:
         object.__setattr__(self, "_written", f"{self.scale!r} {self.offset!r}")
 
     @property
+    def has_arithmetic(self) -> bool:
+        """Whether values are masked or scaled."""
+        return bool(self.mask) or self.scale is not None or self.offset is not None
+
+    @property
     def is_copy(self) -> bool:
         """Whether values pass unchanged but for their dtype."""
-        return self.view is None and not self.mask and self.scale is None and self.offset is None
+        return self.view is None and not self.has_arithmetic
 
     def seen_as(self, stored: np.dtype[Any]) -> np.dtype[Any]:
         """Return the dtype that elements stored as `stored` are read as, byte order included."""

@@ -35,8 +35,7 @@ def why_not_device(spec: ArraySpec, cast: Cast) -> str | None:
     chain = chain_of(spec)
     if isinstance(chain, str):
         return chain
-    arithmetic = bool(cast.mask) or cast.scale is not None or cast.offset is not None
-    return can_cast(cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype), has_arithmetic=arithmetic)
+    return can_cast(cast.seen_as(spec.numpy_dtype), np.dtype(cast.dtype), has_arithmetic=cast.has_arithmetic)
 
 
 def route(spec: ArraySpec, cast: Cast) -> Route:
