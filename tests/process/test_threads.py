@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int64
 
 import numpy as np
 import pytest
@@ -185,7 +186,7 @@ def test_threads_that_work_starts_by_itself_are_those_that_are_free_and_count(bu
     assert crew.n_active == 0
 
 
-def test_cores_of_a_run_that_has_ended_help_a_long_one(budget):
+def test_cores_of_a_run_that_has_ended_help_one_with_threads_of_its_own(budget):
     budget(2)
     crew, over = Crew(), threading.Event()
     begun, together = threading.Barrier(3, timeout=30), threading.Barrier(2, timeout=30)
@@ -201,7 +202,7 @@ def test_cores_of_a_run_that_has_ended_help_a_long_one(budget):
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(crew.run, first, 2)
         begun.wait()
-        crew.run(second, 2, is_long=True)
+        crew.run(second, 2, own=c_int64(0))
         other.result()
 
     assert crew.n_active == 0

@@ -28,7 +28,7 @@ from xarray_gpuzarr.codec_pipeline.batches import Coord, coords_of, requested
 from xarray_gpuzarr.codec_pipeline.reading import array_path, device_of, planned_array
 from xarray_gpuzarr.codec_pipeline.threads import on_thread, read_threads
 from xarray_gpuzarr.decoders import decoder_for
-from xarray_gpuzarr.fetch import LocalSource, byte_source, index_cache
+from xarray_gpuzarr.fetch import LocalSource, index_cache
 from xarray_gpuzarr.plan.read_plan import box_target
 from xarray_gpuzarr.plan.selection import outer_selection
 from xarray_gpuzarr.process.threads import thread_budget
@@ -38,7 +38,7 @@ from xarray_gpuzarr.stored.array_spec import ArraySpec, Unplanned
 from xarray_gpuzarr.stored.metadata import Metadata
 from xarray_gpuzarr.write.call import ChangedObjectError, DamagedObjectError, WriteCall, WrittenObject
 from xarray_gpuzarr.write.encoder import Encoder, encoder_of
-from xarray_gpuzarr.write.object_locks import turns
+from xarray_gpuzarr.write.object_locks import root_of, turns
 
 Item = tuple[ByteSetter, ZarrChunkSpec, Any, Any, bool]
 """A shard or chunk to write: setter, spec, selection within it, selection of the value, whether it is all."""
@@ -66,7 +66,7 @@ class ArrayWriter:
 
     def __init__(self, metadata: Metadata, store: Store) -> None:
         self._metadata, self._store = metadata, store
-        self._identity = byte_source(store).identity or id(store)
+        self._root = root_of(store)
         self._stored: StoredArray | Unplanned | None = None
         self._encoder: Encoder | str = ""
         self._path = ""
@@ -83,8 +83,8 @@ class ArrayWriter:
         """
         other_items = await self.by_loops(batch, value, drop_axes)
         if other_items:
-            keys = [(self._identity, getattr(item[0], "path", "")) for item in other_items]
-            async with turns.of(keys, self._path):
+            keys = [getattr(item[0], "path", "") for item in other_items]
+            async with turns.of(self._root, keys, self._path):
                 await own.write(other_items, value, drop_axes)
 
     async def by_loops(self, batch: Sequence[Item], value: NDBuffer, drop_axes: Coord) -> Sequence[Item]:
@@ -126,7 +126,7 @@ class ArrayWriter:
         n_at_once = group_nbytes // max(1, call.object_nbytes)
         # `batched` allocates room for as many as it may yield at once.
         for group in batched(objects, min(max(1, n_at_once), len(objects))):
-            async with turns.of([(self._identity, each.key) for each in group], spec.path):
+            async with turns.of(self._root, [each.key for each in group], spec.path):
                 if isinstance(source, LocalSource):
                     await self._run(call, partial(_to_files, call, group, source.root))
                 else:

@@ -42,7 +42,9 @@ from xarray_gpuzarr.fetch.source import (
     Request,
     Storage,
     Version,
+    local_folder,
     store_token,
+    unwrapped,
 )
 from xarray_gpuzarr.fetch.strict import MissingChunkError, StrictSource
 
@@ -71,10 +73,12 @@ __all__ = [
     "Version",
     "begin_on_loop",
     "byte_source",
+    "local_folder",
     "requests_at_once",
     "run_on_loop",
     "server_of",
     "store_token",
+    "unwrapped",
 ]
 
 

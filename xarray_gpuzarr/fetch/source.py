@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import re
 from collections.abc import Callable, Hashable, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from uuid import uuid4
 
 from zarr.abc.store import Store
-from zarr.storage import LocalStore, MemoryStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
 from xarray_gpuzarr.errors import StoreReadError
 from xarray_gpuzarr.plan.byte_range import ByteRange, CoalesceRule
@@ -58,6 +59,7 @@ ANOTHER: Version = "of another tag"
 """Of an answer that says only that it is not of the version that was asked for."""
 
 
+_FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
 SETTLED_S = 2.0
 """Age from which the times of an object tell a later change: the coarsest clock in use (that of FAT) ticks in 2 s."""
 
@@ -73,6 +75,25 @@ def store_token(store: Store) -> str:
         return hashlib.sha256(pickle.dumps(store)).hexdigest()
     except Exception:  # noqa: BLE001  # whatever the client raises
         return uuid4().hex  # equal to nothing, not even to that of the same store
+
+
+def unwrapped(store: Store) -> Store:
+    """Return the store below zarr's wrappers."""
+    while isinstance(store, WrapperStore):
+        store = store._store  # noqa: SLF001  # wrappers have no public name for it
+    return store
+
+
+def local_folder(store: Store) -> str | None:
+    """Return the directory of a store of local files, whatever opens it; None of other stores."""
+    if isinstance(store, LocalStore):
+        return os.fspath(store.root)
+    if isinstance(store, FsspecStore):
+        fs = type(getattr(store.fs, "sync_fs", store.fs))  # zarr wraps file systems that are not asynchronous
+        return store.path if f"{fs.__module__}.{fs.__name__}" == _FSSPEC_LOCAL else None
+    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
+        return os.fspath(getattr(store.store, "prefix", None) or "/")
+    return None
 
 
 def is_settled(age_s: float) -> bool:

@@ -70,6 +70,8 @@ typedef struct {
     object_t *objects;
     progress_t *progress;
     int64_t n_objects, n_begun, n_units, units_each, most_kept; /* units that wait for their turn, at most, but for one of each thread */
+    int64_t budget;             /* threads of all writes */
+    _Atomic int64_t *n_helpers; /* threads of this write beside the caller's, as Python counts them */
     atomic_llong next;
     atomic_int is_stopped;
     _Atomic(void *) spare[MOST_THREADS]; /* units whose memory is used again */
@@ -77,6 +79,7 @@ typedef struct {
 
 typedef struct {
     writing_t *writing;
+    int64_t is_helper;
     char *scratch, *room;
     int64_t room_nbytes;
     void *encoding, *decoding;
@@ -565,23 +568,37 @@ static int fill_unit(writer_t *writer, object_t *object, progress_t *progress, i
     return 1;
 }
 
-static void run_writer(writer_t *writer)
+static _Atomic int64_t n_at_work; /* threads of all writes of this process */
+
+/* Whether a helper makes the threads of all writes more than their budget; it has then been taken off them. */
+static int is_one_too_many(const writing_t *writing)
+{
+    int64_t n = n_at_work;
+    while (n > writing->budget)
+        if (atomic_compare_exchange_weak(&n_at_work, &n, n - 1)) return 1;
+    return 0;
+}
+
+static void write_units(writer_t *writer)
 {
     writing_t *writing = writer->writing;
     int64_t number, step = writing->encoder->step, n_entries = writing->encoder->n_entries;
-    while (!writing->is_stopped && (number = atomic_fetch_add(&writing->next, 1)) < writing->n_units) {
+    n_at_work++;
+    while (!writing->is_stopped) {
+        if (writer->is_helper && is_one_too_many(writing)) return;
+        if ((number = atomic_fetch_add(&writing->next, 1)) >= writing->n_units) break;
         int64_t which = number / writing->units_each, unit = number % writing->units_each, first = unit * step;
         object_t *object = writing->objects + which;
         progress_t *progress = writing->progress + which;
         if (fill_unit(writer, object, progress, first, first + step < n_entries ? first + step : n_entries))
             take_turn(writer, object, progress, unit);
     }
+    n_at_work--;
 }
 
-static void begin_writer(writer_t *writer, writing_t *writing)
+static void begin_writer(writer_t *writer)
 {
-    const encoder_t *encoder = writing->encoder;
-    *writer = (writer_t){.writing = writing};
+    const encoder_t *encoder = writer->writing->encoder;
     if (!encoder->make_context) return;
     if (!encoder->set_parameter) {
         writer->encoding = ((make_deflate_t *)encoder->make_context)((int)encoder->level);
@@ -636,13 +653,17 @@ int64_t gpuzarr_end_write(writing_t *writing)
 }
 
 /* Begin to write objects, on up to n_threads threads; NULL: no memory. */
-writing_t *gpuzarr_begin_write(const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads)
+writing_t *gpuzarr_begin_write(
+    const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads, int64_t budget, void *n_helpers)
 {
+    static _Atomic pid_t process;
+    if (process != getpid()) process = getpid(), n_at_work = 0; /* a fork has no threads of its parent */
     writing_t *writing = calloc(1, sizeof *writing);
     if (!writing) return NULL;
     writing->encoder = encoder, writing->objects = objects, writing->n_objects = n_objects;
     writing->units_each = (encoder->n_entries + encoder->step - 1) / encoder->step;
     writing->n_units = n_objects * writing->units_each, writing->most_kept = 2 * n_threads;
+    writing->budget = budget, writing->n_helpers = n_helpers;
     int64_t is_begun = (writing->progress = malloc((size_t)n_objects * sizeof *writing->progress)) != NULL;
     while (is_begun && writing->n_begun < n_objects)
         is_begun = begin_object(encoder, writing->progress + writing->n_begun++, writing->units_each);
@@ -650,17 +671,35 @@ writing_t *gpuzarr_begin_write(const encoder_t *encoder, object_t *objects, int6
     return is_begun ? writing : NULL;
 }
 
-static void *write_units(void *writing)
+static void *run_writer(void *argument)
 {
-    writer_t writer;
-    begin_writer(&writer, writing);
-    run_writer(&writer);
-    end_writer(&writer);
+    writer_t *writer = argument;
+    begin_writer(writer);
+    write_units(writer);
+    end_writer(writer);
     return NULL;
 }
 
-/* Write, on n_threads threads, until all units have been taken or one failed; several callers may at once. */
-void gpuzarr_write(writing_t *writing, int64_t n_threads)
+static void *run_helper(void *argument)
 {
-    run_threads(write_units, writing, 0, n_threads > MOST_THREADS ? MOST_THREADS : n_threads);
+    writer_t *writer = argument;
+    run_writer(writer);
+    if (writer->is_helper) (*writer->writing->n_helpers)--;
+    return NULL;
+}
+
+/* Write, with n_helpers threads beside the caller's, until all units have been taken or one failed. */
+void gpuzarr_write(writing_t *writing, int64_t n_helpers)
+{
+    writer_t writers[MOST_THREADS];
+    int64_t n = n_helpers < MOST_THREADS ? n_helpers + 1 : MOST_THREADS;
+    for (int64_t i = 0; i < n; i++) writers[i] = (writer_t){.writing = writing, .is_helper = i > 0};
+    run_threads(run_helper, writers, sizeof *writers, n);
+}
+
+/* Help to write, while there are not too many threads for it. */
+void gpuzarr_help_write(writing_t *writing)
+{
+    writer_t writer = {.writing = writing, .is_helper = 1};
+    run_writer(&writer);
 }

@@ -150,9 +150,12 @@ class Loops:
         self.look_up = library.gpuzarr_look_up
         self.look_up.argtypes, self.look_up.restype = (address,), number
         self.begin_write = library.gpuzarr_begin_write
-        self.begin_write.argtypes, self.begin_write.restype = (address, address, number, number), address
+        self.begin_write.argtypes = (address, address, number, number, number, address)
+        self.begin_write.restype = address
         self.write = library.gpuzarr_write
         self.write.argtypes, self.write.restype = (address, number), None
+        self.help_write = library.gpuzarr_help_write
+        self.help_write.argtypes, self.help_write.restype = (address,), None
         self.end_write = library.gpuzarr_end_write
         self.end_write.argtypes, self.end_write.restype = (address,), number
         self.crc32c = library.gpuzarr_crc32c

@@ -2,7 +2,7 @@
 
 One small pool per process, shared by all reads. The number of threads that decode at once stays within a budget,
 however many dask threads call: a helper leaves as soon as callers alone fill the budget. When a read or write ends, its
-cores help long ones that go on.
+cores help writes that go on.
 
 Where chunks are short, callers take turns, as many at once as there are cores: more of them take Python's lock from
 each other again and again. 32 threads on two cores needed 276 ms for the 64 shards that two threads read in 154 (32^3
@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from ctypes import c_int64
 from queue import SimpleQueue
 from threading import Lock, get_ident
 
@@ -33,9 +34,9 @@ thread should go on."""
 class _Run:
     """One call of `Crew.run`, and who works on it."""
 
-    __slots__ = ("_at_work", "_lock", "budget", "errors", "is_long", "most", "n_wanted", "stage", "work")
+    __slots__ = ("_at_work", "_lock", "budget", "errors", "most", "n_wanted", "own", "stage", "work")
 
-    def __init__(self, work: Work, most: int, budget: int, *, is_long: bool) -> None:
+    def __init__(self, work: Work, most: int, budget: int, own: c_int64 | None) -> None:
         self._lock = Lock()
         self._at_work: dict[object, Lock] = {}
         """Helpers that have begun, each with a lock that comes free when it leaves."""
@@ -44,7 +45,8 @@ class _Run:
         self.most = most
         """Threads that could be busy at once."""
         self.budget = budget
-        self.is_long = is_long
+        self.own = own
+        """Threads that the caller has started by itself; None if it starts none."""
         self.n_wanted = 0
         """Helpers that were asked for and have not begun."""
         self.stage: Stage | None = counters.account.stage
@@ -53,7 +55,12 @@ class _Run:
     @property
     def n_threads(self) -> int:
         """Threads that work on it, or soon will, its caller's among them."""
-        return 1 + self.n_wanted + len(self._at_work)
+        return 1 + self.n_helpers + (0 if self.own is None else self.own.value)
+
+    @property
+    def n_helpers(self) -> int:
+        """Threads of the pool that work on it, or soon will."""
+        return self.n_wanted + len(self._at_work)
 
     def ask(self, n_active: int) -> int:
         """Ask for as many helpers as cores are free for, and return their number."""
@@ -172,11 +179,12 @@ class Crew:
         finally:
             self.alone.difference_update(more)
 
-    def run(self, work: Work, most: int, budget: int | None = None, *, is_long: bool = False) -> None:
+    def run(self, work: Work, most: int, budget: int | None = None, own: c_int64 | None = None) -> None:
         """Run `work` here and, while cores are free, on up to `most` - 1 helper threads.
 
-        `budget` is what `thread_budget` has said lately; None asks it. If `is_long`, helpers may still come when other
-        runs end: for short work they cost more than they bring.
+        `budget` is what `thread_budget` has said lately; None asks it. `own` is set to the threads that `work` is to
+        start by itself on the calling thread, and is what is left of them later. Helpers then come only when other runs
+        end.
 
         Raises
         ------
@@ -192,10 +200,14 @@ class Crew:
             finally:
                 self.alone.discard(me)
             return
-        run = _Run(work, most, budget or thread_budget(), is_long=is_long)
+        run = _Run(work, most, budget or thread_budget(), own)
         try:
             self._runs.add(run)
-            self._ask_for_help(run)
+            if own is None:
+                self._ask_for_help(run)
+            else:
+                with self._lock:
+                    own.value = max(0, min(most - 1, run.budget - self.n_active))
             work(lambda: True)
             run.end()
         except BaseException:
@@ -204,7 +216,7 @@ class Crew:
             raise
         finally:
             self._runs.discard(run)
-        for other in [other for other in list(self._runs) if other.is_long]:
+        for other in [other for other in list(self._runs) if other.own is not None]:
             self._ask_for_help(other)
         if run.errors:
             _raise_first(run.errors)
@@ -214,7 +226,7 @@ class Crew:
             n = run.ask(self.n_active)
         if not n:
             return
-        n_helping = sum(other.n_threads - 1 for other in list(self._runs))
+        n_helping = sum(other.n_helpers for other in list(self._runs))
         if n_helping > len(self.threads):
             self._hire(n_helping)
         for _ in range(n):

@@ -17,10 +17,10 @@ from typing import Any
 from dask.base import normalize_token
 from dask.utils import key_split
 from zarr.abc.store import Store
-from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore, ZipStore
+from zarr.storage import ZipStore
 
 from xarray_gpuzarr.errors import visible
-from xarray_gpuzarr.fetch import LocalSource, StoreSource
+from xarray_gpuzarr.fetch import LocalSource, StoreSource, local_folder, unwrapped
 from xarray_gpuzarr.read import StoredArray
 from xarray_gpuzarr.stored.array_spec import ArraySpec
 
@@ -33,7 +33,6 @@ Mark = tuple[int, ...] | None
 
 _METADATA_V3 = ("zarr.json",)
 _METADATA = (*_METADATA_V3, ".zmetadata", ".zattrs", ".zarray")
-_FSSPEC_LOCAL = "fsspec.implementations.local.LocalFileSystem"
 _N_SHARDS = 8
 """Shards that are examined, evenly spaced from the first to the last."""
 
@@ -81,18 +80,8 @@ def _place(stored: StoredArray) -> str | ZipStore | None:
     store: Store | None = source.store if isinstance(source, StoreSource) else None
     if stored.zarr_array is not None:
         store = stored.zarr_array.store
-    while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001  # wrappers have no public name for it
-    if isinstance(store, ZipStore):
-        return store
-    if isinstance(store, LocalStore):
-        return os.fspath(store.root)
-    if isinstance(store, FsspecStore):
-        fs = type(getattr(store.fs, "sync_fs", store.fs))  # zarr wraps file systems that are not asynchronous
-        return store.path if f"{fs.__module__}.{fs.__name__}" == _FSSPEC_LOCAL else None
-    if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
-        return os.fspath(getattr(store.store, "prefix", None) or "/")
-    return None
+    store = None if store is None else unwrapped(store)
+    return store if store is None or isinstance(store, ZipStore) else local_folder(store)
 
 
 def array_path(stored: StoredArray) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from itertools import product
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,6 @@ _UNIT_NBYTES = 256 * 1024
 _MOST_CHUNKS = 64
 """Of them; `MOST_CHUNKS` of `encode.h`."""
 _UNITS_A_THREAD = 8
-_LONG_NBYTES = 2**24
-"""Decoded bytes from which threads that come free later help to write them."""
 _WRITTEN, _REFUSED, _DAMAGED, _CHANGED, _NOT_ENCODED, _NO_MEMORY = range(1, 7)
 """What became of an object."""
 
@@ -180,16 +179,20 @@ class WriteCall:
         step = min(_MOST_CHUNKS, _UNIT_NBYTES // max(1, self.spec.chunk_nbytes), n_chunks // (budget * _UNITS_A_THREAD))
         self._struct.step = step = max(1, step)
         n_threads = min(len(objects) * -(len(self.encoder.order) // -step), budget)
-        is_long = n_chunks * self.spec.chunk_nbytes >= _LONG_NBYTES
+        me, helpers = get_ident(), ctypes.c_int64(0)
+        at_helpers = ctypes.addressof(helpers)
         writing = compiled.begin_write(
-            ctypes.addressof(self._struct), ctypes.addressof(structs), len(objects), n_threads
+            ctypes.addressof(self._struct), ctypes.addressof(structs), len(objects), n_threads, budget, at_helpers
         )
         if not writing:
             raise self._no_memory("no memory is left")
         try:
-            with crew.taking(n_threads, budget) as n_free:
-                first = iter([n_free])  # threads of the loops' own; whoever helps later is one
-                crew.run(lambda _: compiled.write(writing, next(first, 1)), n_threads, budget, is_long=is_long)
+            crew.run(
+                lambda _: compiled.write(writing, helpers.value) if get_ident() == me else compiled.help_write(writing),
+                n_threads,
+                budget,
+                helpers,
+            )
         finally:
             n_left = compiled.end_write(writing)
         if n_left:

@@ -8,10 +8,29 @@ from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from threading import Lock
 
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, MemoryStore, ObjectStore
+
+from xarray_gpuzarr.fetch import local_folder, server_of, unwrapped
 from xarray_gpuzarr.process.advice import advise
 
 _LOOK_S = 2e-3
 """Interval at which a waiting write checks again."""
+
+
+def root_of(store: Store) -> tuple[Hashable, str]:
+    """Return a server and a path below which the objects of a store lie: the same however the store was opened."""
+    store = unwrapped(store)
+    folder = local_folder(store)
+    if folder is not None:
+        return "file", os.path.realpath(folder)
+    if isinstance(store, FsspecStore):
+        return server_of(store), store.path.strip("/")
+    if isinstance(store, ObjectStore):
+        if type(store.store).__name__ == "MemoryStore":
+            return id(store.store), ""
+        return server_of(store), str(getattr(store.store, "prefix", None) or "").strip("/")
+    return (str(store) if isinstance(store, MemoryStore) else id(store)), ""  # the text of one in memory names its dict
 
 
 class Turns:
@@ -26,8 +45,12 @@ class Turns:
         self._taken: set[Hashable] = set()
 
     @asynccontextmanager
-    async def of(self, objects: Sequence[Hashable], name: str) -> AsyncIterator[None]:
-        """Enter when nobody writes any of the objects; others wait for the end of the block. `name` is the array's."""
+    async def of(self, root: tuple[Hashable, str], keys: Sequence[str], name: str) -> AsyncIterator[None]:
+        """Enter when nobody writes any of the objects below a root; others wait for the end of the block.
+
+        `name` is the array's.
+        """
+        objects = [(root[0], f"{root[1]}/{key}") for key in keys]
         while not self._take(objects):
             advise(
                 "two writes of a shard",

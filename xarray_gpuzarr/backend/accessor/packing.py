@@ -33,6 +33,8 @@ def packed(name: Any, variable: Variable, stored: Variable) -> da.Array:
     Computing them raises an `OptionError` if the units in the store cannot express a time. `name` is for that error.
     """
     encoding: dict[str, Any] = {key: stored.encoding[key] for key in _PACKING if key in stored.encoding}
+    if "missing_value" in encoding and np.all(encoding.get("_FillValue") != encoding.get("_FillValue")):
+        del encoding["_FillValue"]  # NaN, which xarray adds to all floats, and refuses beside another value
     blocks: da.Array = variable.data
     # By integers xarray divides blocks of dask, and refuses arrays of NumPy.
     for key in {"scale_factor", "add_offset"} & encoding.keys():
