@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from helpers.compare import assert_same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
@@ -145,3 +146,33 @@ def test_times_that_the_units_of_the_store_cannot_express():
 
     with pytest.raises(OptionError, match="times of variable 'a' have no value in the units of the store"):
         (dataset + np.timedelta64(1, "h")).chunk(x=2).gpuzarr.to_zarr(store, {"x": 2}, {"x": 2}, mode="a")
+
+
+@pytest.mark.parametrize(
+    "units", ["days since 2000-01-05 00:00:00", "days since 2000-1-5", "hours since 2000-01-05T00"]
+)
+def test_times_are_appended_to_units_that_are_written_in_another_way(units):
+    times = np.datetime64("2000-01-05", "ns") + np.arange(6).astype("m8[D]")
+    dataset = xr.Dataset({"a": ("x", times)})
+    store = MemoryStore()
+    dataset.isel(x=slice(4)).to_zarr(store, encoding={"a": {"chunks": (2,)}})
+    zarr.open_array(store, path="a").attrs["units"] = units
+    zarr.consolidate_metadata(store)
+    zarr.open_array(store, path="a")[:] = np.arange(4) * (24 if units.startswith("hours") else 1)
+
+    dataset.isel(x=slice(4, 6)).chunk(x=2).gpuzarr.to_zarr(store, append_dim="x")
+
+    assert_same_bits(xr.open_dataset(store, engine="zarr").a.values.astype("M8[ns]"), times)
+
+
+def test_a_missing_value_without_a_fill_value():
+    values = np.array([1, np.nan, 3, -0.0], "f4")
+    dataset = xr.Dataset({"a": ("x", values)}).chunk(x=2)
+    dataset.a.encoding = {"missing_value": np.float32(-5)}
+    expected, found = MemoryStore(), MemoryStore()
+
+    dataset.to_zarr(expected, encoding={"a": {"chunks": (2,), "missing_value": np.float32(-5)}})
+    dataset.gpuzarr.to_zarr(found, {"x": 2}, rechunk=True)
+
+    assert stored(found)["a"][3:] == stored(expected)["a"][3:]
+    assert_same_bits(xr.open_dataset(found, engine="zarr").a.values, values)

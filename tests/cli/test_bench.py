@@ -1,5 +1,6 @@
 """``gpuzarr bench``: what it reads, that it compares values, and what it says of readers that fail."""
 
+import json
 import math
 import re
 
@@ -101,6 +102,16 @@ def test_whole_shards_of_the_largest_variable_are_read_unless_another_is_named(r
 def test_unusable_options_are_refused(run, capsys, options, said):
     assert run(*options) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_a_damaged_array_below_sound_consolidated_metadata_is_named(tmp_path, capsys):
+    xr.Dataset({"v": (("y", "x"), np.zeros((5, 5), "i2"))}).to_zarr(tmp_path, zarr_format=2, consolidated=True)
+    document = json.loads((tmp_path / "v/.zarray").read_text())
+    (tmp_path / "v/.zarray").write_text(json.dumps(document | {"chunks": [1, 6, 1]}))
+
+    assert main(["bench", str(tmp_path), "--rounds", "1"]) == 2
+    assert "must have the same length" in capsys.readouterr().err
 
 
 def test_progress_is_shown_in_a_terminal_alone(run, capsys, monkeypatch):

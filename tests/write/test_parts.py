@@ -3,8 +3,10 @@
 import gzip
 import os
 import threading
+import time
 
 import numpy as np
+import obstore
 import pytest
 import zarr
 from helpers.data.corpus import counting
@@ -12,11 +14,12 @@ from helpers.loops import require_loops
 from helpers.stores.fakes import put, take
 from helpers.writes import contents, writes_counted
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from xarray_gpuzarr import CorruptChunkError, GpuZarrWarning, ShardIndexError, StoreWriteError, zarr_pipeline
 from xarray_gpuzarr.native import crc32c
 from xarray_gpuzarr.process import advice
+from xarray_gpuzarr.process.crew import crew
 from xarray_gpuzarr.stored.shard_index import ShardIndexSpec, decode_shard_index
 from xarray_gpuzarr.write.call import ChangedObjectError, WriteCall
 
@@ -202,6 +205,72 @@ def test_two_threads_in_one_shard_lose_nothing(store, monkeypatch):
         _run(threads)
 
     np.testing.assert_array_equal(array[...], np.arange(1, 65)[:, None] * np.ones(9000))
+
+
+def _openings(folder):
+    """Two stores, opened in different ways, and the path of one array in each."""
+    link, objects, client = folder.parent / "link", {}, obstore.store.MemoryStore()
+    link.symlink_to(folder)
+
+    def by_fsspec():
+        return FsspecStore.from_url(f"file://{folder}", storage_options={"auto_mkdir": True})
+
+    return {
+        "a link": ([LocalStore(folder), LocalStore(link)], ["a", "a"]),
+        "a group": ([LocalStore(folder), LocalStore(folder / "a")], ["a", ""]),
+        "fsspec": ([by_fsspec(), by_fsspec()], ["a", "a"]),
+        "local and fsspec": ([LocalStore(folder), by_fsspec()], ["a", "a"]),
+        "fsspec twice": ([FsspecStore.from_url("memory://twice") for _ in range(2)], ["a", "a"]),
+        "one dictionary": ([MemoryStore(objects), MemoryStore(objects)], ["a", "a"]),
+        "one client": ([ObjectStore(client), ObjectStore(client)], ["a", "a"]),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::xarray_gpuzarr.GpuZarrWarning")
+@pytest.mark.parametrize(
+    "kind", ["a link", "a group", "fsspec", "local and fsspec", "fsspec twice", "one dictionary", "one client"]
+)
+def test_stores_that_are_opened_twice_lose_nothing(tmp_path, kind):
+    (tmp_path / "store").mkdir()
+    stores, paths = _openings(tmp_path / "store")[kind]
+    layout = {"shape": (200_000,), "chunks": (1000,), "shards": (200_000,), "dtype": "f8"}
+    zarr.create_array(stores[0], name="a", **layout, overwrite=True)
+    with zarr_pipeline():
+        arrays = [zarr.open_array(each, path=path, mode="r+") for each, path in zip(stores, paths, strict=True)]
+
+    def fill(which):
+        for at in range(50_000 * which, 200_000, 100_000):
+            arrays[which][at : at + 50_000] = 1 + which
+
+    _run([threading.Thread(target=fill, args=(which,)) for which in range(2)])
+
+    assert (zarr.open_array(stores[0], path="a")[...] == np.repeat([1, 2, 1, 2], 50_000)).all()
+
+
+def test_threads_of_two_writes_keep_the_budget(tmp_path, monkeypatch):
+    monkeypatch.setenv("XARRAY_GPUZARR_NUM_THREADS", "2")
+    data = np.random.default_rng(0).integers(0, 99, 2_000_000)
+    layout = {"shape": data.shape, "chunks": (10_000,), "shards": data.shape, "compressors": ZstdCodec(level=12)}
+    stores = [tmp_path / "first", tmp_path / "second"]
+    for store in stores:
+        zarr.create_array(store, dtype=data.dtype, **layout)
+    with zarr_pipeline():
+        arrays = [zarr.open_array(store, mode="r+") for store in stores]
+    threads = [threading.Thread(target=array.__setitem__, args=(..., data)) for array in arrays]
+    most = []
+
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    while all(thread.is_alive() for thread in threads):
+        most.append(crew.n_active)
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+
+    assert most
+    assert min(most) == 2  # the helper of the first has left
+    assert crew.n_active == 0
 
 
 def test_points_of_another_thread_are_not_lost(tmp_path):

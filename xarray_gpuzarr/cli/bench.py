@@ -24,7 +24,7 @@ from xarray_gpuzarr.backend.accessor.explain import lazy_array_of
 from xarray_gpuzarr.backend.accessor.explanation import format_nbytes
 from xarray_gpuzarr.backend.open_errors import listed
 from xarray_gpuzarr.cli.contents import Contents, open_contents
-from xarray_gpuzarr.cli.failures import Address
+from xarray_gpuzarr.cli.failures import Address, naming_failures
 from xarray_gpuzarr.cli.groups import groups_below
 from xarray_gpuzarr.cli.terminal import StatusLine, address_of, say, table_of
 from xarray_gpuzarr.decoders import Device, missing_for_cuda
@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
     contents = open_contents(address, "host")
     group, variable = _location(address, contents, options.variable)
     path = f"{group}/{variable}".lstrip("/")
-    array = zarr.open_array(address.store, path=path, mode="r", **address.given)
+    with naming_failures(address, f"zarr.open_array({address.store!r}, path={path!r})"):
+        array = zarr.open_array(address.store, path=path, mode="r", **address.given)
     box = corner_box(array.shape, array.shards or array.chunks, array.dtype.itemsize, most_nbytes)
     shape, whole = ("\N{MULTIPLICATION SIGN}".join(map(str, n)) for n in ([part.stop for part in box], array.shape))
     nbytes = int(math.prod(part.stop for part in box) * array.dtype.itemsize)

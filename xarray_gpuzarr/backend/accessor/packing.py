@@ -6,7 +6,7 @@ xarray packs whole blocks, one arithmetic operation after another, which takes s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import dask.array as da
@@ -67,15 +67,28 @@ def _pack(block: npt.NDArray[Any], name: Any, dtype: np.dtype[Any], encoding: Ma
     with slabs:
         for values, out in slabs:
             encoded = _encoded(values, encoding)
-            if encoded.attrs.get("units") != encoding.get("units") or encoded.dtype != dtype:
+            units, calendar = encoded.attrs.get("units"), encoding.get("calendar", "proleptic_gregorian")
+            if not _are_same_units(units, encoding.get("units"), calendar) or encoded.dtype != dtype:
                 raise OptionError(
                     f"times of variable {name!r} have no value in the units of the store",
                     tried=f"units {encoding.get('units')!r} of dtype {dtype}",
-                    found=f"times that need {encoded.attrs.get('units')!r} of dtype {encoded.dtype}",
+                    found=f"times that need {units!r} of dtype {encoded.dtype}",
                     do="give units that fit all times, such as encoding={name: {'units': 'seconds since 1970-01-01'}}",
                 )
             out[...] = encoded.values
         return slabs.operands[1]
+
+
+@lru_cache(maxsize=64)
+def _are_same_units(encoded: str | None, stored: str | None, calendar: str) -> bool:
+    """Whether units count the same from the same time; xarray writes them its own way, such as without ``00:00:00``."""
+    if encoded == stored or encoded is None or stored is None:
+        return encoded == stored
+    first, second = (
+        conventions.decode_cf_variable("element", Variable("element", [0, 1], {"units": units, "calendar": calendar}))
+        for units in (encoded, stored)
+    )
+    return bool((first == second).all())
 
 
 def _encoded(values: npt.NDArray[Any], encoding: Mapping[str, Any]) -> Variable:
