@@ -42,7 +42,8 @@ def test_command_reads_every_array_and_the_page_has_it(command, tmp_path, capsys
     assert document["modelled"]
     arrays = {
         **dict.fromkeys(("published", "64 kB chunks", "4 MB chunks"), 528),
-        **{"raw": 0, "small shards": 528},
+        "raw": 0,
+        "small shards": 528,
         **dict.fromkeys(("published, lz4", "64 kB chunks, lz4"), 4224),
         "published, gzip": 528,
     }
