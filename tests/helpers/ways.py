@@ -102,7 +102,7 @@ def _leaving(left: Callable[[int], bool]) -> Callable[[Patch, int], None]:
     return force
 
 
-_MEMORY = "return preadv2(file, &room, 1, offset, RWF_NOWAIT);"
+_MEMORY = "ssize_t n = preadv2(file, &room, 1, offset, RWF_NOWAIT);"
 _SMALL = {
     "LEAST_PARTED_NBYTES = 32 * 1024": "LEAST_PARTED_NBYTES = 1",
     "ZSTD_BLOCK_NBYTES = 128 * 1024": "ZSTD_BLOCK_NBYTES = 1",
@@ -113,7 +113,7 @@ _SMALL = {
 _SHORT_BLOCKS = {"BLOCK_ELEMENTS = 1024": "BLOCK_ELEMENTS = 3"}
 _STREAMED = {"STREAMED_NBYTES = 16 << 20": "STREAMED_NBYTES = 1", "PIECE_NBYTES = 512 * 1024": "PIECE_NBYTES = 7"}
 _RAW_PARTS = {"PART_NBYTES = 8 << 20": "PART_NBYTES = 5"}
-_NOWHERE = {_MEMORY: "(void)room; errno = EAGAIN; return -1;"}
+_NOWHERE = {_MEMORY: "(void)room; ssize_t n = -1; errno = EAGAIN;"}
 _HALF = {
     _MEMORY: f"""
     if (nbytes < 2 * BLOCK_NBYTES && offset) return errno = EAGAIN, -1;

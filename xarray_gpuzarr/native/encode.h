@@ -657,7 +657,8 @@ writing_t *gpuzarr_begin_write(
     const encoder_t *encoder, object_t *objects, int64_t n_objects, int64_t n_threads, int64_t budget, void *n_helpers)
 {
     static _Atomic pid_t process;
-    if (process != getpid()) process = getpid(), n_at_work = 0; /* a fork has no threads of its parent */
+    if (process != getpid()) n_at_work = 0; /* a fork has no threads of its parent */
+    process = getpid();
     writing_t *writing = calloc(1, sizeof *writing);
     if (!writing) return NULL;
     writing->encoder = encoder, writing->objects = objects, writing->n_objects = n_objects;
