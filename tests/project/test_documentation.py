@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 from helpers.codec_pipeline import settings_taken_back
-from helpers.older_versions import refuses_blocks_within_a_shard
+from helpers.older_versions import ZARR, refuses_blocks_within_a_shard
 
 import xarray_gpuzarr
 from xarray_gpuzarr.cli import main, parser
@@ -268,6 +268,8 @@ MODULES = [
 @pytest.mark.usefixtures("usual_pipeline")
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_hold(module, tmp_path, monkeypatch):
+    if module.endswith(".codec_pipeline.explanation") and ZARR < (3, 2):
+        pytest.skip("zarr-python asks pipelines of others from 3.2 on")
     write_sharded(weather_dataset(SAMPLES["small"]), str(tmp_path / "era5.zarr"))
     monkeypatch.chdir(tmp_path)
 

@@ -87,7 +87,8 @@ def unwrapped(store: Store) -> Store:
 def local_folder(store: Store) -> str | None:
     """Return the directory of a store of local files, whatever opens it; None of other stores."""
     if isinstance(store, LocalStore):
-        return os.fspath(store.root)
+        root = getattr(store, "root", None)  # stand-ins of tests have none
+        return None if root is None else os.fspath(root)
     if isinstance(store, FsspecStore):
         fs = type(getattr(store.fs, "sync_fs", store.fs))  # zarr wraps file systems that are not asynchronous
         return store.path if f"{fs.__module__}.{fs.__name__}" == _FSSPEC_LOCAL else None
