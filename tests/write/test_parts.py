@@ -257,19 +257,18 @@ def test_threads_of_two_writes_keep_the_budget(tmp_path, monkeypatch):
     with zarr_pipeline():
         arrays = [zarr.open_array(store, mode="r+") for store in stores]
     threads = [threading.Thread(target=array.__setitem__, args=(..., data)) for array in arrays]
-    most = []
+    n_active = []
 
     for thread in threads:
         thread.start()
         time.sleep(0.1)
     while all(thread.is_alive() for thread in threads):
-        most.append(crew.n_active)
+        n_active.append(crew.n_active)
         time.sleep(0.01)
     for thread in threads:
         thread.join()
 
-    assert most
-    assert min(most) == 2  # the helper of the first has left
+    assert np.median(n_active) == 2  # the helper of the first has left, early on
     assert crew.n_active == 0
 
 
