@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -120,10 +121,12 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
     dtype = native_dtype(metadata)
     if dtype.kind not in NUMERIC_KINDS:
         return Unplanned(reason=f"dtype {dtype} is not numeric")
+    if not isinstance(metadata, ArrayV2Metadata):
+        encoding = metadata.chunk_key_encoding
+        if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
+            return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
     try:
-        if isinstance(metadata, ArrayV2Metadata):
-            return _parse_v2(metadata, path, dtype)
-        spec = _parse_v3(metadata, path, dtype)
+        spec = _parse_document(to_json(metadata.to_dict()), dtype)
     except TooLargeError as err:
         spec = Unplanned(reason=str(err))
     if isinstance(spec, ArraySpec) and not dtype.isnative and _filters(spec.codecs):
@@ -131,7 +134,17 @@ def _parse(metadata: Metadata, path: str) -> ArraySpec | Unplanned:
         spec = Unplanned(reason=f"filters of {dtype.str} elements, whose byte order is not stored")
     if ZARR < (3, 3) and (isinstance(spec, Unplanned) or spec.codecs.other):
         _require_right_elements(path, array_codecs(metadata))
-    return spec
+    if isinstance(spec, Unplanned):
+        return spec
+    fill = np.asarray(0 if metadata.fill_value is None else metadata.fill_value).astype(spec.numpy_dtype).tobytes()
+    return replace(spec, path="/" + path, fill=fill, keys=replace(spec.keys, prefix=f"{path}/" if path else ""))
+
+
+@lru_cache(maxsize=256)
+def _parse_document(text: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
+    """Describe all arrays that have the same metadata; path and fill value, which JSON may round, are left empty."""
+    document = json.loads(text)
+    return _parse_v2(document, text, dtype) if document["zarr_format"] == 2 else _parse_v3(document, text, dtype)
 
 
 def _require_right_elements(path: str, codecs: PipelineSpec) -> None:
@@ -156,40 +169,40 @@ def _filters(codecs: PipelineSpec) -> list[ArrayArraySpec]:
 def array_codecs(metadata: Metadata) -> PipelineSpec:
     """Name the codecs of an array, whether it can be planned or not; in format 3, those of elements as unknown ones."""
     document: dict[str, Any] = dict(metadata.to_dict())
-    if not isinstance(metadata, ArrayV2Metadata):
-        return parse_codecs(document["codecs"])
+    if isinstance(metadata, ArrayV2Metadata):
+        return _v2_codecs(document, native_dtype(metadata))
+    return parse_codecs(document["codecs"])
+
+
+def _v2_codecs(document: Mapping[str, Any], dtype: np.dtype[Any]) -> PipelineSpec:
     return parse_v2_codecs(
         compressor=document["compressor"],
         filters=document["filters"],
-        order=metadata.order,
-        endian=_endian(native_dtype(metadata)),
-        ndim=len(metadata.shape),
+        order=document["order"],
+        endian=_endian(dtype),
+        ndim=len(document["shape"]),
     )
 
 
-def _parse_v2(metadata: ArrayV2Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec:
-    ones = (1,) * len(metadata.shape)
+def _parse_v2(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> ArraySpec:
+    shape = tuple(document["shape"])
     return ArraySpec(
-        path="/" + path,
+        path="",
         dtype=dtype.str,
-        grid=ChunkGrid(shape=metadata.shape, chunk_shape=metadata.chunks, chunks_per_shard=ones),
-        codecs=array_codecs(metadata),
+        grid=ChunkGrid(shape=shape, chunk_shape=tuple(document["chunks"]), chunks_per_shard=(1,) * len(shape)),
+        codecs=_v2_codecs(document, dtype),
         index=None,
-        fill=_fill_bytes(metadata.fill_value, dtype),
-        keys=KeyEncoding(prefix=_prefix(path), style="v2", separator=metadata.dimension_separator),
-        metadata=to_json(metadata.to_dict()),
+        fill=b"",
+        keys=KeyEncoding(prefix="", style="v2", separator=document["dimension_separator"]),
+        metadata=text,
     )
 
 
-def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
-    document: dict[str, Any] = metadata.to_dict()
+def _parse_v3(document: Mapping[str, Any], text: str, dtype: np.dtype[Any]) -> ArraySpec | Unplanned:
     if document["chunk_grid"]["name"] != "regular":
         return Unplanned(reason=f"chunk grid {document['chunk_grid']['name']!r}")
     if document.get("storage_transformers"):
         return Unplanned(reason="storage transformers")
-    encoding = metadata.chunk_key_encoding
-    if not isinstance(encoding, DefaultChunkKeyEncoding | V2ChunkKeyEncoding):
-        return Unplanned(reason=f"chunk key encoding {encoding.name!r}")
     shard_shape = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
     codecs, chunk_shape, index = parse_codecs(document["codecs"], dtype), shard_shape, None
     if isinstance(codecs.array_to_bytes, ShardingSpec):
@@ -204,23 +217,20 @@ def _parse_v3(metadata: ArrayV3Metadata, path: str, dtype: np.dtype[Any]) -> Arr
     stored = codecs.array_to_bytes
     if isinstance(stored, BytesSpec) and not any(isinstance(c, ElementSpec) for c in codecs.array_to_array):
         dtype = dtype.newbyteorder(">" if stored.endian == "big" else "<")
+    keys = document["chunk_key_encoding"]
     return ArraySpec(
-        path="/" + path,
+        path="",
         dtype=dtype.str,
         grid=ChunkGrid(
-            shape=tuple(metadata.shape),
+            shape=tuple(document["shape"]),
             chunk_shape=chunk_shape,
             chunks_per_shard=tuple(a // b for a, b in zip(shard_shape, chunk_shape, strict=True)),
         ),
         codecs=codecs,
         index=index,
-        fill=_fill_bytes(metadata.fill_value, dtype),
-        keys=KeyEncoding(
-            prefix=_prefix(path),
-            style="default" if encoding.name == "default" else "v2",
-            separator=encoding.separator,
-        ),
-        metadata=to_json(document),
+        fill=b"",
+        keys=KeyEncoding(prefix="", style=keys["name"], separator=keys["configuration"]["separator"]),
+        metadata=text,
     )
 
 
@@ -244,14 +254,6 @@ def _endian(dtype: np.dtype[Any]) -> Endian | None:
     if dtype.itemsize == 1:
         return None
     return "big" if dtype.newbyteorder("=") != dtype else "little"
-
-
-def _prefix(path: str) -> str:
-    return f"{path}/" if path else ""
-
-
-def _fill_bytes(fill_value: object, dtype: np.dtype[Any]) -> bytes:
-    return np.asarray(0 if fill_value is None else fill_value).astype(dtype).tobytes()
 
 
 def to_json(document: Mapping[str, Any]) -> str:
